@@ -5,10 +5,11 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status pods why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_subparsers=(status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_pods_option_strings=(-h --help --namespace -n --class --pool --sort --watch -w --interval --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_top_option_strings=(-h --help --namespace -n --class --pool --sort --interval --once --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_why_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_events_option_strings=(-h --help --follow -f --since --pod --namespace -n --type --output -o --no-headers --config --socket --store --root)
@@ -44,6 +45,10 @@ _shtab_bypassctl_pods___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_top___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_top___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_top___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_top___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___store_COMPGEN=_shtab_compgen_files
@@ -158,6 +163,10 @@ _shtab_bypassctl_pods___class_choices=(system dedicated shared reclaimed)
 _shtab_bypassctl_pods___sort_choices=(pod class pool cpus quota use throttled wait state)
 _shtab_bypassctl_pods___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_pods__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_top___class_choices=(system dedicated shared reclaimed)
+_shtab_bypassctl_top___sort_choices=(use throttled wait quota pod class state)
+_shtab_bypassctl_top___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_top__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_why___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_why__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_explain___output_choices=(table wide json yaml jsonpath=)
@@ -209,7 +218,7 @@ _shtab_bypassctl_init___use_choices=(pods kubelet eviction events)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_config___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_config__o_choices=(table wide json yaml jsonpath=)
-_shtab_bypassctl_pos_0_choices=(status pods why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_pos_0_choices=(status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -219,6 +228,10 @@ _shtab_bypassctl_pods___help_nargs=0
 _shtab_bypassctl_pods___watch_nargs=0
 _shtab_bypassctl_pods__w_nargs=0
 _shtab_bypassctl_pods___no_headers_nargs=0
+_shtab_bypassctl_top__h_nargs=0
+_shtab_bypassctl_top___help_nargs=0
+_shtab_bypassctl_top___once_nargs=0
+_shtab_bypassctl_top___no_headers_nargs=0
 _shtab_bypassctl_why__h_nargs=0
 _shtab_bypassctl_why___help_nargs=0
 _shtab_bypassctl_why___processes_nargs=0

@@ -4,14 +4,16 @@ A block for each NUMA node; in it a column for each core, its threads one below 
 side. The letters suffice without colours. `placement` makes the document's part, `draw` the lines from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.cli.blocks import Block, StyledText
+from reconciler.cli.blocks import Block, Line, StyledText
 from reconciler.cli.screen import blank, line
 from reconciler.runtime import format as fmt
-from state.topology import CpuKind, Topology
+
+if TYPE_CHECKING:
+    from state.topology import Topology
 
 RECLAIMED: Final = "reclaimed"
 _LETTERS: Final = {"reserved": "R", "interrupt": "I", "shared": "S", "dedicated": "D", RECLAIMED: "B"}
@@ -20,11 +22,14 @@ _DIGITS: Final = "123456789"
 _NAMES: Final = "ACEFGHJKLMNOPQTUVWXYZ"
 _SEVERAL: Final = "*"
 _NOBODY: Final = "."
+_PERFORMANCE: Final = "P"
+_EFFICIENCY: Final = "E"
+"""`state.topology.CpuKind`, which is not imported here for the start-up's sake."""
 _GROUP: Final = 8
 """Cores without a gap between them: as many as the eye counts."""
 
 
-def placement(topology: Topology, pools: Mapping[str, CpuSet]) -> dict[str, Any]:
+def placement(topology: "Topology", pools: Mapping[str, CpuSet]) -> dict[str, Any]:
     """Sockets -> nodes -> cores -> cpus, each CPU with the names of its pools; the document's part ``placement``."""
     owners: dict[int, list[str]] = {}
     for name in sorted(pools):
@@ -107,20 +112,29 @@ def draw(placed: Mapping[str, Any], pools: Mapping[str, str], width: int) -> Ite
             StyledText(f"socket {socket['id']}  node {node['id']}", "head"),
             StyledText(f"  CPU {_short(cpus)}{memory}", "dim"),
         )
-        for kind in (CpuKind.PERFORMANCE, CpuKind.EFFICIENCY):
-            cores = [core for core in node["cores"] if core["kind"] == kind.value]
-            domains: dict[int, list[_Core]] = {}
-            for core in cores:
-                row = [_Cell(cpu["id"], _sign(cpu["pools"], letters)) for cpu in core["cpus"]]
-                seen.update(cell.mark.text for cell in row)
-                domains.setdefault(core["l3"], []).append(row)
-            if cores and kind is CpuKind.EFFICIENCY:
-                yield line(StyledText("efficiency cores", "dim"), indent=2)
-            yield from _rows(list(domains.values()), digits, width)
+        marked = {cpu["id"]: _sign(cpu["pools"], letters) for core in node["cores"] for cpu in core["cpus"]}
+        seen.update(mark.text for mark in marked.values())
+        yield from node_rows(node, marked.__getitem__, digits, width)
     for node in placed["memory_nodes"]:
         memory = f"  {fmt.size(node['memory_bytes'])}" if node["memory_bytes"] is not None else ""
         yield line(StyledText(f"node {node['id']}", "head"), StyledText(f"  memory only{memory}", "dim"))
     yield from _notes(placed, seen)
+
+
+def node_rows(node: Mapping[str, Any], mark: Callable[[int], StyledText], digits: int, width: int) -> Iterator[Line]:
+    """One node's CPUs with the ``mark`` of each: caches beside each other, threads below each other.
+
+    ``digits``: of the largest number of a CPU. ``width``: as of `draw`.
+    """
+    for kind in (_PERFORMANCE, _EFFICIENCY):
+        cores = [core for core in node["cores"] if core["kind"] == kind]
+        domains: dict[int, list[_Core]] = {}
+        for core in cores:
+            row = [_Cell(cpu["id"], mark(cpu["id"])) for cpu in core["cpus"]]
+            domains.setdefault(core["l3"], []).append(row)
+        if cores and kind == _EFFICIENCY:
+            yield line(StyledText("efficiency cores", "dim"), indent=2)
+        yield from _rows(list(domains.values()), digits, width)
 
 
 def _sign(pools: Sequence[str], letters: Mapping[str, StyledText]) -> StyledText:
@@ -137,7 +151,7 @@ def _sign(pools: Sequence[str], letters: Mapping[str, StyledText]) -> StyledText
     return StyledText(letter.lower(), f"{mark.style} be")
 
 
-def _rows(domains: Sequence[Sequence[_Core]], digits: int, width: int) -> Iterator[Block]:
+def _rows(domains: Sequence[Sequence[_Core]], digits: int, width: int) -> Iterator[Line]:
     """Cores in columns, a gap after each eight of them, a bar between L3 caches; as many beside each other as fit."""
     room = max(width - 2 - digits - 1, _GROUP)
     row: list[_Core | str] = []
@@ -155,7 +169,7 @@ def _rows(domains: Sequence[Sequence[_Core]], digits: int, width: int) -> Iterat
         yield from _threads(row, digits)
 
 
-def _threads(row: Sequence[_Core | str], digits: int) -> Iterator[Block]:
+def _threads(row: Sequence[_Core | str], digits: int) -> Iterator[Line]:
     """One line for each thread, led by the number of its first CPU."""
     cores = [item for item in row if not isinstance(item, str)]
     for thread in range(max(map(len, cores))):

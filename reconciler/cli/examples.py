@@ -10,6 +10,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("pods -n shop -w", "the pods of a namespace, again each second"),
         ("pods --interval 0 -o jsonpath={.pods[*].uid}", "the uids of all pods"),
     ),
+    "top": (
+        ("top", "the node, live; ? shows the keys"),
+        ("top -n shop --sort wait", "the pods of a namespace, the longest wait first"),
+        ("top --once", "one frame as plain text"),
+    ),
     "why": (
         ("why web-0", "why this pod runs where it does, and what throttles it"),
         ("why 4242", "the pod of a process"),

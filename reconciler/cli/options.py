@@ -86,7 +86,8 @@ def _why(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
 
 
-def _pods(parser: argparse.ArgumentParser) -> None:
+def _chosen(parser: argparse.ArgumentParser) -> None:
+    """Which pods a list has."""
     parser.add_argument(
         "prefix", nargs="?", default="", metavar="PREFIX", help="start of a pod's name, or NAMESPACE/PREFIX"
     )
@@ -98,6 +99,24 @@ def _pods(parser: argparse.ArgumentParser) -> None:
         help="only pods of this class",
     )
     parser.add_argument("--pool", metavar="POOL", help="only pods of this pool")
+
+
+def _top(parser: argparse.ArgumentParser) -> None:
+    _chosen(parser)
+    columns = ("use", "throttled", "wait", "quota", "pod", "class", "state")
+    parser.add_argument("--sort", choices=columns, default="use", help="order at the start (default: use)")
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=2.0,
+        metavar="S",
+        help="seconds between two requests to the daemon, 0.1 to 60 (default: 2)",
+    )
+    parser.add_argument("--once", action="store_true", help="one frame as plain text, as without a terminal")
+
+
+def _pods(parser: argparse.ArgumentParser) -> None:
+    _chosen(parser)
     columns = ("pod", "class", "pool", "cpus", "quota", "use", "throttled", "wait", "state")
     parser.add_argument("--sort", choices=columns, help="order; amounts with the largest first (default: class, name)")
     parser.add_argument("--watch", "-w", action="store_true", help="again after each interval, until Ctrl-C")
@@ -295,6 +314,7 @@ def _days(text: str) -> int:
 COMMANDS: Final = (
     CliCommand("status", "summary of the node", "status"),
     CliCommand("pods", "the pods: class, CPUs, quota, use, throttling, wait and state", "pods", add=_pods),
+    CliCommand("top", "live view: CPU map, pods, BE budget and verdicts", "top", add=_top),
     CliCommand(
         "why", "one pod: where it runs and why, its use and wait, what throttles it, what to do", "why", add=_why
     ),

@@ -17,6 +17,7 @@ from reconciler.runtime import streams
 _LONGEST_S: Final = 60.0
 _HEADS: Final = ("STATE", "CLASS", "CPUS", "QUOTA", "USE", "THROT", "WAIT", "POD")
 _WIDE: Final = ("STATE", "CLASS", "POOL", "CPUS", "QUOTA", "USE", "THROT", "WAIT", "UID", "POD")
+AMOUNTS: Final = ("QUOTA", "USE", "THROT", "WAIT")
 _KEYS: Final[dict[str, Callable[[Row], tuple[bool, float] | str]]] = {
     "pod": lambda pod: str(pod["title"]),
     "class": lambda pod: str(pod["class"]),
@@ -28,6 +29,7 @@ _KEYS: Final[dict[str, Callable[[Row], tuple[bool, float] | str]]] = {
     "wait": lambda pod: _amount(pod["wait_percent"]),
     "state": lambda pod: str(pod["state"]),
 }
+_LARGEST_FIRST: Final = frozenset({"quota", "use", "throttled", "wait"})
 _STATES: Final = {"managed": "ok", "frozen": "bad", "failing": "bad", "unmanaged": "dim", "observe": "dim"}
 
 
@@ -80,15 +82,20 @@ def _read(options: Namespace) -> list[Row]:
 
 def listed(pods: list[Row], before: dict[str, Row], options: Namespace) -> list[Row]:
     """The chosen pods in order, with their rates since ``before``."""
-    rows = [_row(pod, before.get(pod["uid"])) for pod in pods]
-    rows = [row for row in rows if _wanted(row, options)]
+    rows = [pod_row(pod, before.get(pod["uid"])) for pod in pods]
+    rows = [row for row in rows if wanted(row, options)]
     if options.sort is not None:
-        # Amounts: the largest first, what is not known last. The daemon's order, by class and name, is kept for equals.
-        rows.sort(key=_KEYS[options.sort], reverse=options.sort in {"quota", "use", "throttled", "wait"})
+        sort_rows(rows, options.sort)
     return rows
 
 
-def _wanted(row: Row, options: Namespace) -> bool:
+def sort_rows(rows: list[Row], column: str) -> None:
+    """In place. Amounts: the largest first, what is not known last. Equal ones keep the daemon's order: class, name."""
+    rows.sort(key=_KEYS[column], reverse=column in _LARGEST_FIRST)
+
+
+def wanted(row: Row, options: Namespace) -> bool:
+    """Whether the command line chooses this pod."""
     return (
         (options.namespace is None or row["namespace"] == options.namespace)
         and (options.pod_class is None or row["class"] == options.pod_class)
@@ -98,7 +105,8 @@ def _wanted(row: Row, options: Namespace) -> bool:
     )
 
 
-def _row(pod: Row, before: Row | None) -> Row:
+def pod_row(pod: Row, before: Row | None) -> Row:
+    """A pod with its rates between two answers of the daemon."""
     counters, old = pod["counters"], {} if before is None else before["counters"]
     use_milli, shares = None, []
     for group, now in counters.items():
@@ -146,21 +154,26 @@ def _blocks(rows: list[Row], total: int, *, wide: bool) -> Iterator[Block]:
     heads = _WIDE if wide else _HEADS
     lines = []
     for row in rows:
-        cells: dict[str, Cell] = {
-            "STATE": StyledText(row["state"], _STATES.get(row["state"], "warn")),
-            "CLASS": row["class"],
-            "POOL": row["pool"] or fmt.NONE,
-            "CPUS": row["cpus"] or fmt.NONE,
-            "QUOTA": fmt.cpus(row["quota_milli"]),
-            "USE": fmt.cpus(row["use_milli"]),
-            "THROT": _percent(row["throttled_percent"]),
-            "WAIT": _percent(row["wait_percent"]),
-            "UID": row["uid"],
-            "POD": row["title"],
-        }
+        cells = pod_cells(row)
         lines.append(tuple(cells[head] for head in heads))
-    amounts = frozenset(heads.index(head) for head in ("QUOTA", "USE", "THROT", "WAIT"))
+    amounts = frozenset(heads.index(head) for head in AMOUNTS)
     yield Table(heads, lines, right=amounts)
+
+
+def pod_cells(row: Row) -> dict[str, Cell]:
+    """The text of each column for one pod of `listed`."""
+    return {
+        "STATE": StyledText(row["state"], _STATES.get(row["state"], "warn")),
+        "CLASS": row["class"],
+        "POOL": row["pool"] or fmt.NONE,
+        "CPUS": row["cpus"] or fmt.NONE,
+        "QUOTA": fmt.cpus(row["quota_milli"]),
+        "USE": fmt.cpus(row["use_milli"]),
+        "THROT": _percent(row["throttled_percent"]),
+        "WAIT": _percent(row["wait_percent"]),
+        "UID": row["uid"],
+        "POD": row["title"],
+    }
 
 
 def _percent(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """The same blocks drawn with rich: colours, and cells wrapped to the terminal. Imported on terminals only."""
 
 from collections.abc import Iterable
-from typing import Final, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.padding import Padding
@@ -10,27 +10,7 @@ from rich.text import Text
 
 from reconciler.cli.blocks import LABEL, Block, Cell, Field, StyledText, Table
 from reconciler.cli.screen import has_headings, text_of
-
-_STYLES: Final = {
-    "ok": "green",
-    "warn": "yellow",
-    "bad": "bold red",
-    "dim": "dim",
-    "head": "bold",
-    # A drawing's CPUs; where BE work runs too, the pool's colour is ink instead of ground.
-    "pool reserved": "black on yellow",
-    "pool reserved be": "bold yellow",
-    "pool interrupt": "white on magenta",
-    "pool interrupt be": "bold magenta",
-    "pool shared": "black on green",
-    "pool shared be": "bold green",
-    "pool named": "black on cyan",
-    "pool named be": "bold cyan",
-    "pool dedicated": "white on red",
-    "pool dedicated be": "bold red",
-    "pool reclaimed": "bold",
-    "pool several": "reverse",
-}
+from reconciler.cli.styles import STYLES
 
 
 def draw(blocks: Iterable[Block], out: TextIO) -> None:
@@ -73,4 +53,4 @@ def _joined(cells: Iterable[Cell]) -> Text:
 
 def _text(cell: Cell) -> Text:
     # Text, never str: a str would be read for rich's markup if the console's settings ever changed.
-    return Text(text_of(cell), style=_STYLES.get(cell.style, "") if isinstance(cell, StyledText) else "")
+    return Text(text_of(cell), style=STYLES.get(cell.style, "") if isinstance(cell, StyledText) else "")

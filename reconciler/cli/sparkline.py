@@ -21,13 +21,14 @@ def sparkline(values: Sequence[float | None], width: int = 30) -> str:
     parts = [values[max(0, end - size) : end] for end in range(len(values), 0, -size)][::-1]
     largest = [max((value for value in part if value is not None), default=None) for part in parts]
     top = max((value for value in largest if value is not None), default=0.0) or 1.0
-    marks = _marks()
+    marks = levels()
     return "".join(
         _UNKNOWN if value is None else marks[min(len(marks) - 1, int(value / top * len(marks)))] for value in largest
     )
 
 
-def _marks() -> str:
+def levels() -> str:
+    """Marks from the lowest to the highest, in the output's encoding."""
     try:
         _BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

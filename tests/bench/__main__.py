@@ -1,6 +1,7 @@
 """``python -m tests.bench``: what the daemon costs and how fast it is, measured on this machine's real cgroups.
 
     idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
+                (--tops T: beside as many `bypassctl top`)
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop
     instructions N  N real containers started one at a time and in bursts of 15, under load: bounded before the first
                 instruction, by the daemon's variants in turn (--node '{"realtime_ms": 0}' '{}' null; null: a bare C
@@ -31,6 +32,7 @@ from tests.bench import hammer, instructions, judging, memory, movement, plannin
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
+from tests.fakes.terminal import CLI, OnTerminal
 
 _KINDS = ("idle", "starts", "http", "churn", "harm", "judge", "memory", "movement", "plan", "signals")
 _TURNS = 3
@@ -95,8 +97,8 @@ def cpu_and_rss(pid: int) -> tuple[float, float]:
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGESIZE") / 2**20
 
 
-def idle(node: DirectoryNode, count: int, seconds: float) -> dict[str, object]:
-    """Start to all right, then CPU and memory."""
+def idle(node: DirectoryNode, count: int, seconds: float, tops: int = 0) -> dict[str, object]:
+    """Start to all right, then CPU and memory, while ``tops`` live views run."""
     watched = []
     for number in range(count):
         pod = bench_pod(node, number, qos="besteffort" if number % 2 else "burstable")
@@ -112,11 +114,20 @@ def idle(node: DirectoryNode, count: int, seconds: float) -> dict[str, object]:
         agent.wait_ready()
         ready = time.monotonic() - began
         time.sleep(5)
-        before, _ = cpu_and_rss(agent.pid)
-        time.sleep(seconds)
-        after, rss = cpu_and_rss(agent.pid)
+        with contextlib.ExitStack() as stack:
+            views = [stack.enter_context(OnTerminal(*CLI, "top", "--socket", node.socket)) for _ in range(tops)]
+            for view in views:
+                view.until("q quit")
+            before, _ = cpu_and_rss(agent.pid)
+            began = time.monotonic()
+            while (left := began + seconds - time.monotonic()) > 0:
+                for view in views:
+                    view.read(min(left, 0.2))
+                time.sleep(0 if views else left)
+            after, rss = cpu_and_rss(agent.pid)
         return {
             "pods": count,
+            "tops": tops,
             "start_to_all_right_s": round(all_right, 3),
             "ready_seen_s": round(ready, 3),
             "cpu_percent_of_a_core": round((after - before) / seconds * 100, 2),
@@ -341,6 +352,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=2, help="of instructions: how often each variant has its turn")
     options.add_argument("--bursts", type=int, default=2, help="of instructions: in each round")
     options.add_argument("--node", nargs="+", type=json.loads, default=[{}], help="of instructions: variants, as JSON")
+    options.add_argument("--tops", type=int, default=0, help="of idle: live views that run meanwhile")
     options.add_argument("--seconds", type=float, default=20.0)
     given = options.parse_args()
     if given.what == "movement":
@@ -374,7 +386,7 @@ def main() -> int:
         DirectoryNode(directory, kernel, kernel.mounts, cgroup_root="/bypassd-bench") as node,
     ):
         if given.what == "idle":
-            fields = idle(node, given.count, given.seconds)
+            fields = idle(node, given.count, given.seconds, given.tops)
         elif given.what == "starts":
             fields = starts(node, given.count)
         elif given.what == "http":

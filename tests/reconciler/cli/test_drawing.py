@@ -13,6 +13,7 @@ from reconciler.cli import rich_screen
 from reconciler.cli.blocks import Line, StyledText
 from reconciler.cli.drawing import as_sets, draw, marks, placement
 from reconciler.cli.screen import plain
+from reconciler.cli.styles import STYLES
 from state.machine import parse
 from state.topology import Topology, uniform
 
@@ -148,8 +149,8 @@ def test_every_sign_has_a_colour_on_a_terminal() -> None:
         if isinstance(cell, StyledText)
     }
     assert {"pool reserved", "pool shared be", "pool dedicated be", "pool several"} <= styles
-    assert styles <= rich_screen._STYLES.keys()
-    assert {mark.style for mark in marks(pools).values()} <= rich_screen._STYLES.keys()
+    assert styles <= STYLES.keys()
+    assert {mark.style for mark in marks(pools).values()} <= STYLES.keys()
     out = io.StringIO()
     rich_screen.draw(blocks, out)
     assert "RIS*" in out.getvalue()

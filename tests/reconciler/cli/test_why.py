@@ -190,6 +190,6 @@ def test_a_group_without_a_counter_is_no_throttler() -> None:
 def test_a_sparkline_has_a_mark_for_each_part(
     values: tuple[float | None, ...], marks: str | int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.sparkline._marks", lambda: "_.-=+*#@")
+    monkeypatch.setattr("reconciler.cli.sparkline.levels", lambda: "_.-=+*#@")
     line = sparkline(values)
     assert len(line) == marks if isinstance(marks, int) else line.replace("+", "=") == marks

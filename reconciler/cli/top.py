@@ -1,0 +1,352 @@
+"""``bypassctl top``: CPUs, pods, the BE budget and verdicts, live on a terminal; elsewhere one plain frame.
+
+The daemon answers a request and does nothing in between: without a ``top`` it has no cost. Its answers are fetched by a
+thread, so that keys are obeyed meanwhile. The load of the CPUs is read from /proc/stat by this program.
+"""
+
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple, final
+
+from reconciler.cli import places
+from reconciler.cli.blocks import StyledText
+from reconciler.cli.document import Row, fetch, query
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.livescreen import EndedError, LiveScreen
+from reconciler.cli.output import emit
+from reconciler.cli.pods import pod_row, wanted
+from reconciler.cli.sparkline import levels
+from reconciler.cli.styles import RESET, codes
+from reconciler.cli.topframe import (
+    CLASSES,
+    MAPS,
+    SORTS,
+    Choices,
+    Line,
+    Page,
+    TopFacts,
+    first_row,
+    frame,
+    glyphs,
+    shown_pods,
+)
+from reconciler.cli.watched import of_node
+from reconciler.runtime import streams
+from state.printable import printable
+
+INTERVALS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_OFTEN: Final = ("podlist", "budget")
+_SELDOM: Final = ("agent", "interference", "eviction")
+_SELDOM_S: Final = 5.0
+"""Between two requests for what changes rarely and costs more."""
+_LOAD_S: Final = 0.5
+"""Between two readings of the CPUs' load, which cost the daemon nothing."""
+_FIRST_S: Final = 0.5
+"""After the first answer: two answers make a rate."""
+_LONGEST_FILTER: Final = 100
+_FOREVER_S: Final = 3600.0
+
+
+def run(options: Namespace) -> int:
+    """Show the node until q, or once. Errors: `CliError` without a daemon at the start."""
+    if not INTERVALS[0] <= options.interval <= INTERVALS[-1]:
+        raise CliError(
+            f"--interval {options.interval:g}: expected {INTERVALS[0]} to {INTERVALS[-1]:g} seconds", Exit.USAGE
+        )
+    document = fetch(options, (*_OFTEN, "cpumap", *_SELDOM), say=False)
+    if not document.live:
+        raise CliError(f"{document.down}; top needs the running daemon", Exit.UNREACHABLE)
+    node = _Node(options, document.body)
+    out = sys.stdout
+    terminal = out is not None and out.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
+    if options.once or options.output != "table" or not terminal:
+        return _once(node, options, terminal=terminal)
+    streams.finish()
+    try:
+        source = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        with LiveScreen(out.fileno(), source, out.encoding) as screen:
+            _live(node, options, screen)
+    except EndedError as exc:
+        if exc.number == signal.SIGINT:
+            return Exit.OK
+        # The terminal is restored; now the signal has its usual effect.
+        signal.signal(exc.number, signal.SIG_DFL)
+        os.kill(os.getpid(), exc.number)
+    return Exit.OK
+
+
+@final
+class _Node:
+    """The newest answers, merged, and the pods' rates since the answer before."""
+
+    def __init__(self, options: Namespace, body: Row) -> None:
+        where = places.find(options)
+        assert where.socket is not None
+        self._socket, self._reader = where.socket, where.reader
+        self._options = options
+        self.body: Row = {}
+        self.pods: list[Row] = []
+        self._before: Mapping[str, Row] = {}
+        self.take(body)
+
+    def ask(self, sections: Sequence[str]) -> Row:
+        """A new answer. Errors: `CliError`."""
+        return query(self._socket, self._reader, f"/state?section={','.join(sections)}")
+
+    def take(self, body: Row) -> None:
+        """Replace the sections that the answer has."""
+        self.body = {**self.body, **body}
+        rows = [pod_row(pod, self._before.get(pod["uid"])) for pod in body["podlist"]]
+        self.pods = [row for row in rows if wanted(row, self._options)]
+        self._before = {pod["uid"]: pod for pod in body["podlist"]}
+
+    def facts(self, interval_s: float, busy: Mapping[int, float], problem: str = "") -> TopFacts:
+        """For a frame."""
+        return TopFacts(self.body, self.pods, self.body["cpumap"], busy, interval_s, problem)
+
+
+def _once(node: _Node, options: Namespace, *, terminal: bool) -> int:
+    _sleep(options.interval)
+    node.take(node.ask(_OFTEN))
+    if options.output != "table":
+        keys = ("at", "agent", "budget", "cpumap")
+        fields = {**{key: node.body[key] for key in keys}, "watched": of_node(node.body), "pods": node.pods}
+        emit(fields, options.output)
+        return Exit.OK
+    columns = shutil.get_terminal_size().columns
+    choices = Choices(sort=options.sort, map="pools")
+    lines = frame(node.facts(options.interval, {}), choices, Page(columns, whole=not terminal), glyphs(levels()))
+    streams.write("".join(f"{_plain(line)}\n" for line in lines))
+    return Exit.OK
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _plain(line: Line) -> str:
+    return "".join(cell.text if isinstance(cell, StyledText) else cell for cell in line).rstrip()
+
+
+def rendered(line: Line, *, colours: bool) -> tuple[str, int]:
+    """One line with its sequences, and its columns."""
+    parts, width = [], 0
+    for cell in line:
+        text, style = (cell.text, cell.style) if isinstance(cell, StyledText) else (cell, "")
+        text = printable(text)
+        width += len(text)
+        code = codes(style, colours=colours) if style else ""
+        parts.append(f"{code}{text}{RESET}" if code else text)
+    return "".join(parts), width
+
+
+# Live
+
+
+def _live(node: _Node, options: Namespace, screen: LiveScreen) -> None:
+    signs = glyphs(levels())
+    colours = not os.environ.get("NO_COLOR") and not os.environ["TERM"].startswith("vt")
+    choices = Choices(sort=options.sort, map=MAPS[0] if colours else MAPS[1])
+    schedule = _Schedule(options.interval)
+    poller = Poller(node.ask, screen.waker)
+    load = CpuLoad(options.root)
+    problem = ""
+    while True:
+        answer = poller.take()
+        if isinstance(answer, CliError):
+            problem = f"{answer}; retrying"
+        elif isinstance(answer, Exception):
+            raise answer
+        elif answer is not None and not choices.paused:
+            problem = ""
+            node.take(answer)
+        if not choices.paused:
+            if poller.idle and schedule.due():
+                poller.request([*_OFTEN, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
+            if choices.map == "load":
+                load.sample(schedule.load_s)
+        columns, rows = screen.size()
+        lines = frame(node.facts(schedule.interval_s, load.busy, problem), choices, Page(columns, rows), signs)
+        drawn = [rendered(line, colours=colours) for line in lines]
+        screen.draw([text for text, _ in drawn], [width for _, width in drawn])
+        wait_s = _FOREVER_S if choices.paused else schedule.wait_s(busy=not poller.idle, load=choices.map == "load")
+        for key in screen.wait(wait_s):
+            following = obey(key, choices, len(shown_pods(node.pods, choices)), rows)
+            if following is None:
+                return
+            choices = following
+            if not choices.editing and key in {"+", "-"}:
+                schedule.change(longer=key == "+")
+
+
+def obey(key: str, choices: Choices, count: int, rows: int) -> Choices | None:
+    """The choices after a key; None: quit. ``count``: pods in the list; ``rows``: of the terminal."""
+    if choices.editing:
+        return _edited(key, choices)
+    if choices.help:
+        return None if key == "q" else choices._replace(help=False)
+    page = max(1, rows // 2)
+    last = first_row(count, count, min(count, page))
+    here = min(choices.first, last)
+    moves = {"up": here - 1, "down": here + 1, "pageup": here - page, "pagedown": here + page, "home": 0, "end": last}
+    if key in moves:
+        return choices._replace(first=max(0, min(moves[key], last)))
+    match key:
+        case "q":
+            return None
+        case "?" | "h":
+            return choices._replace(help=True)
+        case "/":
+            return choices._replace(editing=True, first=0)
+        case "escape":
+            return choices._replace(text="", first=0)
+        case "s":
+            return choices._replace(sort=_next(SORTS, choices.sort), first=0)
+        case "c":
+            return choices._replace(pod_class=_next(CLASSES, choices.pod_class), first=0)
+        case "m":
+            return choices._replace(map=_next(MAPS, choices.map))
+        case "p" | " ":
+            return choices._replace(paused=not choices.paused)
+    return choices
+
+
+def _edited(key: str, choices: Choices) -> Choices:
+    if key == "enter":
+        return choices._replace(editing=False)
+    if key == "escape":
+        return choices._replace(editing=False, text="")
+    if key == "backspace":
+        return choices._replace(text=choices.text[:-1])
+    return choices._replace(text=(choices.text + key)[:_LONGEST_FILTER]) if len(key) == 1 else choices
+
+
+def _next(values: Sequence[str], value: str) -> str:
+    return values[(values.index(value) + 1) % len(values)] if value in values else values[0]
+
+
+class _Schedule:
+    """When to request, and what."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._at = time.monotonic() + min(interval_s, _FIRST_S)
+        self._seldom_at = time.monotonic() + _SELDOM_S
+
+    @property
+    def load_s(self) -> float:
+        """Between two readings of the load."""
+        return min(self.interval_s, _LOAD_S)
+
+    def due(self) -> bool:
+        """Whether a request is due; then the next one is an interval later."""
+        now = time.monotonic()
+        if now < self._at:
+            return False
+        self._at = now + self.interval_s
+        return True
+
+    def seldom(self) -> Sequence[str]:
+        """The sections that are only sometimes part of a request."""
+        now = time.monotonic()
+        if now < self._seldom_at:
+            return ()
+        self._seldom_at = now + _SELDOM_S
+        return _SELDOM
+
+    def wait_s(self, *, busy: bool, load: bool) -> float:
+        """Until something is to be done. ``busy``: a request is under way, whose answer ends the wait."""
+        until = _FOREVER_S if busy else max(0.0, self._at - time.monotonic())
+        return min(until, self.load_s) if load else until
+
+    def change(self, *, longer: bool) -> None:
+        """The next interval of `INTERVALS`."""
+        others = [value for value in INTERVALS if (value > self.interval_s if longer else value < self.interval_s)]
+        if others:
+            self.interval_s = others[0] if longer else others[-1]
+            self._at = min(self._at, time.monotonic() + self.interval_s)
+
+
+class _Answer(NamedTuple):
+    body: Row | None
+    error: Exception | None
+
+
+@final
+class Poller:
+    """Requests in a thread, one at a time; each answer ends the screen's wait."""
+
+    def __init__(self, ask: Callable[[Sequence[str]], Row], waker: int) -> None:
+        self._ask = ask
+        self._waker = waker
+        self._requests: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self.idle = True
+        # A daemon thread: a request that waits for its answer does not delay the end.
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def request(self, sections: Sequence[str]) -> None:
+        """Begin one."""
+        self.idle = False
+        self._requests.put(sections)
+
+    def take(self) -> Row | Exception | None:
+        """The answer, once; None: not yet."""
+        try:
+            answer = self._answers.get_nowait()
+        except queue.Empty:
+            return None
+        self.idle = True
+        return answer.error or answer.body
+
+    def _run(self) -> None:
+        while True:
+            sections = self._requests.get()
+            try:
+                answer = _Answer(self._ask(sections), None)
+            except Exception as exc:  # noqa: BLE001  # raised again by the main thread
+                answer = _Answer(None, exc)
+            self._answers.put(answer)
+            with suppress(OSError):
+                os.write(self._waker, b"\0")
+
+
+@final
+class CpuLoad:
+    """Percent of each CPU that was busy between two readings of /proc/stat; empty where it cannot be read."""
+
+    def __init__(self, root: str) -> None:
+        self._path = os.path.join(root, "proc/stat")
+        self._ticks: Mapping[int, tuple[int, int]] = {}
+        self._at = 0.0
+        self.busy: dict[int, float] = {}
+
+    def sample(self, least_s: float) -> None:
+        """Read again, at the earliest ``least_s`` after the last time."""
+        from reconciler.signals.cpu import parse_stat  # the models: only for a live view
+
+        now = time.monotonic()
+        # A little earlier is in time: otherwise each second reading would be left out.
+        if now - self._at < 0.9 * least_s:
+            return
+        self._at = now
+        try:
+            with open(self._path, encoding="ascii") as file:
+                ticks = parse_stat(file.read())
+        except (OSError, ValueError):
+            self.busy = {}
+            return
+        for cpu, (busy, idle) in ticks.items():
+            before = self._ticks.get(cpu)
+            passed = 0 if before is None else busy + idle - sum(before)
+            if before is not None and passed > 0:
+                self.busy[cpu] = max(0.0, min(100.0, 100.0 * (busy - before[0]) / passed))
+        self._ticks = ticks
