@@ -174,12 +174,12 @@ def _look(path: str) -> None:
     except FileNotFoundError:
         pass
     except PermissionError as exc:
-        raise StoreDeniedError(f"{path}: permission denied: run as root") from exc
+        raise StoreDeniedError(f"{path}: permission denied: run with sudo") from exc
     except OSError as exc:
         raise StoreError(f"{path}: cannot be read: {errno_name(exc.errno)}") from exc
     else:
         if not os.access(path, os.R_OK):
-            raise StoreDeniedError(f"{path}: permission denied: run as root")
+            raise StoreDeniedError(f"{path}: permission denied: run with sudo")
         return
     directory, name = os.path.split(os.path.abspath(path))
     try:
@@ -187,7 +187,7 @@ def _look(path: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         traces = []
     except PermissionError as exc:
-        raise StoreDeniedError(f"{path}: permission denied: run as root") from exc
+        raise StoreDeniedError(f"{path}: permission denied: run with sudo") from exc
     except OSError as exc:
         raise StoreError(f"{path}: cannot be read: {errno_name(exc.errno)}") from exc
     if traces:

@@ -8,26 +8,26 @@
 _shtab_bypassctl_subparsers=(status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_pods_option_strings=(-h --help --namespace -n --class --pool --sort --watch -w --interval --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_top_option_strings=(-h --help --namespace -n --class --pool --sort --interval --once --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_pods_option_strings=(-h --help -n --namespace --class --pool --sort --watch -w --interval --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_top_option_strings=(-h --help -n --namespace --class --pool --sort --interval --once --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_why_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_explain_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_events_option_strings=(-h --help --follow -f --since --pod --namespace -n --type --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_events_option_strings=(-h --help --follow -f --since --pod -n --namespace --type --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_report_option_strings=(-h --help --since --gate --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_diff_option_strings=(-h --help --all --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_diff_option_strings=(-h --help --all -n --namespace --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_dump_option_strings=(-h --help --section --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_restore_option_strings=(-h --help --pod --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_restore_option_strings=(-h --help --pod -n --namespace --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_thaw_option_strings=(-h --help --config --socket --store --root)
 _shtab_bypassctl_off_option_strings=(-h --help -n --namespace --with-budget --for --until-released --reason --by --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_hold_option_strings=(-h --help --for --until-released --reason --by --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_release_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_holds_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_hold_option_strings=(-h --help -n --namespace --for --until-released --reason --by --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_release_option_strings=(-h --help -n --namespace --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_holds_option_strings=(-h --help -n --namespace --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_headroom_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_owners_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_evictions_option_strings=(-h --help --all --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_evictions_option_strings=(-h --help --all -n --namespace --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_alerts_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_alert_option_strings=(-h --help --sink --output -o --no-headers --config --socket --store --root)
-_shtab_bypassctl_interference_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_interference_option_strings=(-h --help -n --namespace --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_simulate_option_strings=(-h --help --record --against --from --to --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_reload_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_doctor_option_strings=(-h --help --prove --output -o --no-headers --config --socket --store --root)
@@ -41,22 +41,39 @@ _shtab_bypassctl_status___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_pods_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_pods__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_pods___namespace_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_pods___pool_COMPGEN=_bypassctl_pools
 _shtab_bypassctl_pods___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_top_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_top__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_top___namespace_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_top___pool_COMPGEN=_bypassctl_pools
 _shtab_bypassctl_top___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_top___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_top___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_top___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_why_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_why__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_why___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_why___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_explain_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_explain__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_explain___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_explain___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_explain___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_events___pod_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_events__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_events___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_events___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_events___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_events___store_COMPGEN=_shtab_compgen_files
@@ -65,14 +82,20 @@ _shtab_bypassctl_report___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_report___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_report___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_report___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_diff__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_diff___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_diff___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_diff___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_dump___section_COMPGEN=_bypassctl_sections
 _shtab_bypassctl_dump___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_dump___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_dump___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_dump___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_restore___pod_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_restore__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_restore___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_restore___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_restore___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_restore___store_COMPGEN=_shtab_compgen_files
@@ -81,18 +104,29 @@ _shtab_bypassctl_thaw___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_thaw___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_thaw___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_thaw___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_off_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_off__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_off___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_off___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_off___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_off___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_off___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_hold_pos_0_COMPGEN=_bypassctl_held
+_shtab_bypassctl_hold__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_hold___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_hold___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_hold___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_release_pos_0_COMPGEN=_bypassctl_holds
+_shtab_bypassctl_release__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_release___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_release___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_release___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_release___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_release___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_holds__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_holds___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_holds___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_holds___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_holds___store_COMPGEN=_shtab_compgen_files
@@ -105,6 +139,8 @@ _shtab_bypassctl_owners___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_owners___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_owners___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_owners___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_evictions__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_evictions___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_evictions___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_evictions___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_evictions___store_COMPGEN=_shtab_compgen_files
@@ -117,6 +153,8 @@ _shtab_bypassctl_alert___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_alert___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_alert___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_alert___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_interference__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_interference___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_interference___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_interference___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_interference___store_COMPGEN=_shtab_compgen_files
@@ -152,6 +190,7 @@ _shtab_bypassctl_init___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_init___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_init___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_init___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_config_pos_1_COMPGEN=_bypassctl_keys
 _shtab_bypassctl_config___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_config___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_config___store_COMPGEN=_shtab_compgen_files
@@ -324,6 +363,44 @@ _shtab_bypassctl___help_nargs=0
 _shtab_bypassctl___version_nargs=0
 
 
+# Custom Preamble
+_bypassctl_settings=(alerts alerts.labels alerts.page_url alerts.queue alerts.sinks alerts.source_down_s apiserver apiserver.ca_file apiserver.client_cert_file apiserver.client_key_file apiserver.enabled apiserver.identity apiserver.insecure_skip_verify apiserver.kubeconfig apiserver.server apiserver.timeout_s apiserver.token_file apiserver.watch_pods classes classes.overrides classes.selectors eviction eviction.classes eviction.credit_s eviction.dry_run eviction.enabled eviction.fresh_s eviction.interval_s eviction.least_percent eviction.limits eviction.limits.again_s eviction.limits.per_10_minutes eviction.limits.per_minute eviction.limits.per_owner eviction.limits.per_owner_percent eviction.limits.per_pass eviction.limits.quiet_s eviction.limits.retry_s eviction.means eviction.means.api eviction.means.api.failing_s eviction.means.api.first_wait_s eviction.means.api.hard_over_budget eviction.means.api.longest_wait_s eviction.means.api.refused_s eviction.means.at_once eviction.means.default_grace_s eviction.means.kill_s eviction.means.longest_grace_s eviction.means.margin_s eviction.means.notice eviction.means.notice.command eviction.means.notice.file eviction.means.notice.kind eviction.means.notice.signal eviction.means.notice.volume eviction.means.notice.wait_s eviction.means.order eviction.means.restarts eviction.means.restarts.times eviction.means.restarts.watch_s eviction.owned_percent eviction.spared eviction.spared.avoid eviction.spared.marks eviction.spared.namespaces eviction.spared.owner_kinds eviction.spared.ownerless eviction.spared.prefer eviction.spared.selectors eviction.spared.young_s eviction.triggers eviction.triggers.cpu_satisfaction eviction.triggers.cpu_satisfaction.cooldown_s eviction.triggers.cpu_satisfaction.dry_run eviction.triggers.cpu_satisfaction.enabled eviction.triggers.cpu_satisfaction.grace_s eviction.triggers.cpu_satisfaction.lower_percent eviction.triggers.cpu_satisfaction.upper_percent eviction.triggers.cpu_satisfaction.use_percent eviction.triggers.cpu_satisfaction.window_s eviction.triggers.disk eviction.triggers.disk.cooldown_s eviction.triggers.disk.dry_run eviction.triggers.disk.enabled eviction.triggers.disk.for_s eviction.triggers.disk.grace_s eviction.triggers.disk.imagefs eviction.triggers.disk.imagefs.available_bytes eviction.triggers.disk.imagefs.available_percent eviction.triggers.disk.imagefs.inodes_percent eviction.triggers.disk.margin_percent eviction.triggers.disk.nodefs eviction.triggers.disk.nodefs.available_bytes eviction.triggers.disk.nodefs.available_percent eviction.triggers.disk.nodefs.inodes_percent eviction.triggers.disk.smallest_bytes eviction.triggers.interference eviction.triggers.interference.cooldown_s eviction.triggers.interference.dry_run eviction.triggers.interference.enabled eviction.triggers.interference.grace_s eviction.triggers.memory_pressure eviction.triggers.memory_pressure.all_s eviction.triggers.memory_pressure.cooldown_s eviction.triggers.memory_pressure.droppable_percent eviction.triggers.memory_pressure.dry_run eviction.triggers.memory_pressure.enabled eviction.triggers.memory_pressure.free_bytes eviction.triggers.memory_pressure.grace_s eviction.triggers.memory_pressure.mean_percent eviction.triggers.memory_pressure.node_percent eviction.triggers.memory_pressure.pod_percent eviction.triggers.memory_pressure.pods eviction.triggers.memory_pressure.reclaimed_s eviction.triggers.node_cpu eviction.triggers.node_cpu.cooldown_s eviction.triggers.node_cpu.dry_run eviction.triggers.node_cpu.enabled eviction.triggers.node_cpu.grace_s eviction.triggers.node_cpu.lower_percent eviction.triggers.node_cpu.threshold_percent eviction.triggers.node_cpu.window_s eviction.triggers.node_memory eviction.triggers.node_memory.cooldown_s eviction.triggers.node_memory.dry_run eviction.triggers.node_memory.enabled eviction.triggers.node_memory.grace_s eviction.triggers.node_memory.lower_percent eviction.triggers.node_memory.threshold_percent eviction.triggers.numa_cpu eviction.triggers.numa_cpu.cooldown_s eviction.triggers.numa_cpu.dry_run eviction.triggers.numa_cpu.enabled eviction.triggers.numa_cpu.grace_s eviction.triggers.numa_cpu.lower_percent eviction.triggers.numa_cpu.met_percent eviction.triggers.numa_cpu.online_pods eviction.triggers.numa_cpu.sample_s eviction.triggers.numa_cpu.samples eviction.triggers.numa_cpu.threshold_percent eviction.triggers.numa_memory eviction.triggers.numa_memory.all_passes eviction.triggers.numa_memory.cooldown_s eviction.triggers.numa_memory.droppable_percent eviction.triggers.numa_memory.dry_run eviction.triggers.numa_memory.enabled eviction.triggers.numa_memory.fallback_percent eviction.triggers.numa_memory.grace_s eviction.triggers.numa_memory.inactive_file_bytes eviction.triggers.numa_memory.margin_bytes eviction.triggers.numa_memory.reclaimed_passes eviction.triggers.numa_memory.urgent_bytes eviction.triggers.pool_load eviction.triggers.pool_load.cooldown_s eviction.triggers.pool_load.dry_run eviction.triggers.pool_load.enabled eviction.triggers.pool_load.grace_s eviction.triggers.pool_load.hard_ratio eviction.triggers.pool_load.met_percent eviction.triggers.pool_load.sample_s eviction.triggers.pool_load.samples eviction.triggers.pool_load.soft_ratio eviction.triggers.reclaimed_resource eviction.triggers.reclaimed_resource.cooldown_s eviction.triggers.reclaimed_resource.cpu_ratio eviction.triggers.reclaimed_resource.dry_run eviction.triggers.reclaimed_resource.enabled eviction.triggers.reclaimed_resource.for_s eviction.triggers.reclaimed_resource.grace_s eviction.triggers.reclaimed_resource.lower_percent eviction.triggers.reclaimed_resource.memory_ratio eviction.triggers.rss_overuse eviction.triggers.rss_overuse.cooldown_s eviction.triggers.rss_overuse.dry_run eviction.triggers.rss_overuse.enabled eviction.triggers.rss_overuse.for_s eviction.triggers.rss_overuse.grace_s eviction.triggers.rss_overuse.ratio eviction.triggers.suppression eviction.triggers.suppression.cooldown_s eviction.triggers.suppression.dry_run eviction.triggers.suppression.enabled eviction.triggers.suppression.for_s eviction.triggers.suppression.grace_s eviction.triggers.suppression.tolerance_ratio headroom headroom.file headroom.max_step_milli headroom.memory headroom.memory.growth_percent headroom.memory.max_step_bytes headroom.memory.min_step_bytes headroom.memory.reserve_bytes headroom.memory.reserve_percent headroom.min_step_milli headroom.report_s headroom.stale_after_s headroom.unknown_hold_s headroom.window_s http http.address http.allow_remote http.allowed_hosts http.cert_file http.enabled http.key_file http.max_connections http.pod_metrics http.pod_metrics_limit http.port http.reader_group http.reader_socket http.socket http.state_over_tcp http.token_file interference interference.enabled interference.perf interference.perf.descriptors interference.perf.period_s interference.perf.window_s interference.private_cgroup2 interference.probes interference.promotion interference.promotion.actions interference.promotion.days interference.promotion.enabled interference.promotion.rest_days interference.promotion.undo_percent interference.promotion.verdicts interference.record interference.record.directory interference.record.file_s interference.record.max_bytes interference.responses interference.responses.better_percent interference.responses.effect_s interference.responses.evict_effect_s interference.responses.freeze interference.responses.freeze.max_s interference.responses.freeze.rest_s interference.responses.min_score interference.responses.partition interference.responses.partition.percents interference.responses.recover_percent interference.responses.recover_s interference.responses.remember_s interference.responses.squeeze interference.responses.squeeze.least_percent interference.responses.squeeze.min_cpu_milli interference.responses.squeeze.min_disk_bps interference.responses.squeeze.min_memory_bytes interference.responses.squeeze.unknown_percent interference.rules interference.sample_s interference.settle_s kubelet kubelet.address kubelet.ca_file kubelet.client_cert_file kubelet.client_key_file kubelet.config_file kubelet.enabled kubelet.endpoint kubelet.executable kubelet.http_port kubelet.https_port kubelet.insecure_skip_verify kubelet.period_s kubelet.root_dir kubelet.timeout_s kubelet.token_file log log.format log.level memory memory.lower mode node node.cgroup_root node.name node.nice node.realtime_ms node.resync_s node.root node.sample_s on_stop operator_file owners owners.days owners.enabled owners.fair_hours owners.fair_shares owners.label owners.most policies policies.batch policies.batch.dry_run policies.batch.enabled policies.batch.memory policies.batch.pod_quota policies.batch.quota policies.batch.weight policies.be_memory policies.be_memory.clear_percent policies.be_memory.dry_run policies.be_memory.enabled policies.be_memory.floor_percent policies.be_memory.grow_after_s policies.be_memory.grow_percent policies.be_memory.hard_percent policies.be_memory.interval_s policies.be_memory.reserve_bytes policies.be_memory.reserve_percent policies.be_memory.shrink_percent policies.burst policies.burst.dry_run policies.burst.enabled policies.burst.percent policies.burst.pods policies.cache policies.cache.avoid_shared policies.cache.bandwidth_mbps policies.cache.dedicated policies.cache.dedicated.cat_range_end_percent policies.cache.dedicated.cat_range_start_percent policies.cache.dedicated.mba_percent policies.cache.dry_run policies.cache.dwell_s policies.cache.enabled policies.cache.l2 policies.cache.law policies.cache.law.bandwidth_high_percent policies.cache.law.bandwidth_low_percent policies.cache.law.calm_s policies.cache.law.miss_high_per_1000 policies.cache.law.miss_low_per_1000 policies.cache.law.miss_stale_s policies.cache.law.stale_s policies.cache.law.step_down_percent policies.cache.law.step_up_percent policies.cache.law.suspect_percent policies.cache.layout policies.cache.levels policies.cache.levels.high_cache_percent policies.cache.levels.high_mba_percent policies.cache.levels.low_cache_percent policies.cache.levels.low_mba_percent policies.cache.levels.middle_cache_percent policies.cache.levels.middle_mba_percent policies.cache.mode policies.cache.monitor policies.cache.mount policies.cache.mount_options policies.cache.pods policies.cache.reclaimed policies.cache.reclaimed.cat_range_end_percent policies.cache.reclaimed.cat_range_start_percent policies.cache.reclaimed.mba_percent policies.cache.shared policies.cache.shared.cat_range_end_percent policies.cache.shared.cat_range_start_percent policies.cache.shared.mba_percent policies.cache.slow_bandwidth_mbps policies.cache.sweep_s policies.cache.system policies.cache.system.cat_range_end_percent policies.cache.system.cat_range_start_percent policies.cache.system.mba_percent policies.capacity policies.capacity.dry_run policies.capacity.enabled policies.capacity.file policies.capacity.notice_s policies.capacity.window_s policies.core_sched policies.core_sched.dry_run policies.core_sched.enabled policies.core_sched.groups policies.core_sched.sweep_s policies.dedicated policies.dedicated.dry_run policies.dedicated.enabled policies.dedicated.infer policies.disk policies.disk.devices policies.disk.dry_run policies.disk.enabled policies.disk.share policies.disk.weight_be policies.disk.weight_online policies.exclusive policies.exclusive.align_socket policies.exclusive.avoid_irqs policies.exclusive.distribute policies.exclusive.dry_run policies.exclusive.enabled policies.exclusive.full_cores policies.exclusive.keep_cpus policies.exclusive.placement policies.exclusive.placement.combinations policies.exclusive.placement.plugins policies.exclusive.prefer_cpu policies.exclusive.prefer_l3 policies.exclusive.remember policies.exclusive.topology_policy policies.group_identity policies.group_identity.dry_run policies.group_identity.enabled policies.group_identity.online policies.group_identity.reclaimed policies.idle_buffer policies.idle_buffer.buffer_milli policies.idle_buffer.buffer_percent policies.idle_buffer.dry_run policies.idle_buffer.enabled policies.idle_buffer.grow_after_s policies.idle_buffer.grow_milli policies.idle_buffer.interval_s policies.idle_class policies.idle_class.dry_run policies.idle_class.enabled policies.idle_class.group policies.idle_class.sweep_s policies.idle_class.threads policies.memory_qos policies.memory_qos.dedicated policies.memory_qos.dedicated.low_percent policies.memory_qos.dedicated.min_percent policies.memory_qos.dedicated.oom_group policies.memory_qos.dedicated.throttling_percent policies.memory_qos.directories policies.memory_qos.dry_run policies.memory_qos.enabled policies.memory_qos.pods policies.memory_qos.reclaimed policies.memory_qos.reclaimed.low_percent policies.memory_qos.reclaimed.min_percent policies.memory_qos.reclaimed.oom_group policies.memory_qos.reclaimed.throttling_percent policies.memory_qos.shared policies.memory_qos.shared.low_percent policies.memory_qos.shared.min_percent policies.memory_qos.shared.oom_group policies.memory_qos.shared.throttling_percent policies.memory_qos.system policies.memory_qos.system.low_percent policies.memory_qos.system.min_percent policies.memory_qos.system.oom_group policies.memory_qos.system.throttling_percent policies.memory_reclaim policies.memory_reclaim.dry_run policies.memory_reclaim.enabled policies.memory_reclaim.interval_s policies.memory_reclaim.least_bytes policies.memory_reclaim.leave_bytes policies.memory_reclaim.most_bytes policies.memory_reclaim.pressure_percent policies.memory_reclaim.probe policies.memory_reclaim.probe_percent policies.memory_reclaim.relieve policies.memory_reclaim.rest_s policies.memory_reclaim.swap_percent policies.network policies.network.dry_run policies.network.enabled policies.network.interfaces policies.network.interval_s policies.network.pods policies.network.pods_by policies.normalise policies.normalise.dry_run policies.normalise.enabled policies.normalise.ratio policies.numa_memory policies.numa_memory.dry_run policies.numa_memory.enabled policies.numa_memory.migrate policies.oom_score policies.oom_score.dry_run policies.oom_score.enabled policies.oom_score.lowest policies.oom_score.sweep_s policies.pinned policies.pinned.dry_run policies.pinned.enabled policies.qos_level policies.qos_level.dry_run policies.qos_level.enabled policies.quota_burst policies.quota_burst.budget_s policies.quota_burst.dry_run policies.quota_burst.enabled policies.quota_burst.only_asked policies.quota_burst.percent policies.quota_burst.pods policies.quota_burst.threshold_percent policies.quota_burst.unused_s policies.quota_turbo policies.quota_turbo.alarm_percent policies.quota_turbo.ceiling_percent policies.quota_turbo.dry_run policies.quota_turbo.enabled policies.quota_turbo.every_online_pod policies.quota_turbo.grow_percent policies.quota_turbo.high_percent policies.quota_turbo.interval_s policies.quota_turbo.swing_percent policies.quota_turbo.swing_window_s policies.quota_turbo.window_looks policies.reclaimed policies.reclaimed.besteffort_cpuset policies.reclaimed.budget policies.reclaimed.budget.arrival_s policies.reclaimed.budget.floor_milli policies.reclaimed.budget.floor_percent policies.reclaimed.budget.grain_percent policies.reclaimed.budget.grow_interval_s policies.reclaimed.budget.grow_percent policies.reclaimed.budget.harm policies.reclaimed.budget.harm.backoff_s policies.reclaimed.budget.harm.blame_s policies.reclaimed.budget.harm.calm_interval_s policies.reclaimed.budget.harm.calm_s policies.reclaimed.budget.harm.clear_cut_percent policies.reclaimed.budget.harm.clear_factor policies.reclaimed.budget.harm.cut_percent policies.reclaimed.budget.harm.interval_s policies.reclaimed.budget.harm.pods_per_round policies.reclaimed.budget.harm.processes_per_round policies.reclaimed.budget.harm.quiet_percent policies.reclaimed.budget.harm.raise_percent policies.reclaimed.budget.harm.reserve_percent policies.reclaimed.budget.harm.settle_s policies.reclaimed.budget.harm.wait_milli policies.reclaimed.budget.harm.wait_percent policies.reclaimed.budget.harm.wait_us policies.reclaimed.budget.law policies.reclaimed.budget.limit_percent policies.reclaimed.budget.stale_after_s policies.reclaimed.budget.unknown_hold_s policies.reclaimed.dry_run policies.reclaimed.enabled policies.reclaimed.form policies.reclaimed.minimum_cpus policies.reclaimed.minimum_per_node policies.reclaimed.placement policies.reclaimed.placement.combinations policies.reclaimed.placement.plugins policies.reclaimed.pod_weight policies.reclaimed.share_exclusive policies.reclaimed.share_reserved policies.reclaimed.start policies.reclaimed.start.burst_s policies.reclaimed.start.command_s policies.reclaimed.start.cpu_milli policies.reclaimed.start.exec_s policies.reclaimed.start.late_s policies.reclaimed.start.seconds policies.reclaimed.start.share_percent policies.reserve policies.reserve.count policies.reserve.cpus policies.reserve.dry_run policies.reserve.enabled policies.reserve.from_kubelet policies.reserve.interrupt_cpus policies.reserve.strict policies.responses policies.responses.dry_run policies.responses.enabled policies.shared policies.shared.confine policies.shared.dry_run policies.shared.enabled policies.shared.expand policies.shared.fixed policies.shared.isolation policies.shared.isolation.cpus_percent policies.shared.isolation.enabled policies.shared.isolation.minimum_milli policies.shared.isolation.over_milli policies.shared.isolation.over_percent policies.shared.isolation.pods_percent policies.shared.isolation.release_s policies.shared.isolation.sample_s policies.shared.isolation.samples policies.shared.leave_cpus policies.shared.mode policies.shared.provision policies.shared.provision.estimate policies.shared.provision.estimate.fallback_milli policies.shared.provision.estimate.half_life_s policies.shared.provision.estimate.margin_percent policies.shared.provision.estimate.ramp_up_s policies.shared.provision.estimate.stale_after_s policies.shared.provision.pid policies.shared.provision.pid.cpi policies.shared.provision.pid.cpi.above policies.shared.provision.pid.cpi.below policies.shared.provision.pid.cpi.down policies.shared.provision.pid.cpi.stale_after_s policies.shared.provision.pid.cpi.target policies.shared.provision.pid.cpi.up policies.shared.provision.pid.cpu_sched_wait policies.shared.provision.pid.cpu_sched_wait.above policies.shared.provision.pid.cpu_sched_wait.below policies.shared.provision.pid.cpu_sched_wait.down policies.shared.provision.pid.cpu_sched_wait.target_percent policies.shared.provision.pid.cpu_sched_wait.up policies.shared.provision.pid.cpu_usage_ratio policies.shared.provision.pid.cpu_usage_ratio.above policies.shared.provision.pid.cpu_usage_ratio.below policies.shared.provision.pid.cpu_usage_ratio.down policies.shared.provision.pid.cpu_usage_ratio.up policies.shared.provision.pid.down_milli policies.shared.provision.pid.settle_s policies.shared.provision.pid.stale_after_s policies.shared.provision.pid.up_milli policies.shared.provision.policy policies.shared.provision.pools policies.shared.provision.target_percent policies.shared.size policies.shared.size.grow_interval_s policies.shared.size.grow_step_cpus policies.shared.size.grow_step_percent policies.shared.size.headroom_milli policies.shared.size.headroom_percent policies.shared.size.minimum_cpus policies.shared.size.shrink_interval_s policies.shared.size.shrink_step_cpus policies.shared.size.shrink_step_percent policies.shared.size.whole_cores policies.shared.sizing policies.watermarks policies.watermarks.dry_run policies.watermarks.enabled policies.watermarks.min_free_factor policies.watermarks.scale_factor protect runtime runtime.cri runtime.runc_roots runtime.sockets runtime.state_dir runtime.timeout_s static_manifests store store.history store.path writes writes.foreign writes.foreign.backoff_max_s writes.foreign.backoff_s writes.foreign.hold_person_s writes.foreign.retry_yielded_s writes.foreign.rounds writes.foreign.systemd_per_minute writes.foreign.window_s writes.slow_timeout_s writes.verify_s)
+
+_bypassctl_names() {
+  command bypassctl __complete "$1" "$2" "${COMP_WORDS[@]}" 2>/dev/null </dev/null
+}
+
+_bypassctl_keys() {
+  local key
+  for key in "${_bypassctl_settings[@]}"; do [[ "$key" == "$1"* ]] && echo "$key"; done
+}
+
+# COMP_WORDS is divided at colons, too: a target such as pod:NAME is one word here.
+_bypassctl() {
+  local line="${COMP_LINE:0:COMP_POINT}" colons=0
+  local -a words
+  read -r -a words <<<"$line"
+  [[ "$line" == *[[:space:]] ]] && words+=("")
+  if [[ "$COMP_WORDBREAKS" == *:* && "${words[-1]}" == *:* ]]; then
+    colons="${words[-1]%:*}:"
+    colons=${#colons}
+  fi
+  local -a COMP_WORDS=("${words[@]}")
+  local COMP_CWORD=$(( ${#words[@]} - 1 ))
+  _shtab_bypassctl
+  [[ "${words[-1]}" == *: || " ${COMPREPLY[*]} " == *": "* ]] && compopt -o nospace 2>/dev/null
+  local at
+  for at in "${!COMPREPLY[@]}"; do COMPREPLY[at]="${COMPREPLY[at]:colons}"; done
+}
+_bypassctl_pods() { _bypassctl_names pods "$1"; }
+_bypassctl_held() { _bypassctl_names held "$1"; }
+_bypassctl_holds() { _bypassctl_names holds "$1"; }
+_bypassctl_namespaces() { _bypassctl_names namespaces "$1"; }
+_bypassctl_pools() { _bypassctl_names pools "$1"; }
+_bypassctl_sections() { _bypassctl_names sections "$1"; }
+
+# End Custom Preamble
+
 # $1=COMP_WORDS[1]
 _shtab_compgen_files() {
   compgen -f -- $1  # files
@@ -473,4 +550,4 @@ _shtab_bypassctl() {
   return 0
 }
 
-complete -o bashdefault -F _shtab_bypassctl bypassctl
+complete -o bashdefault -F _bypassctl bypassctl

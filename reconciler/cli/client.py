@@ -13,7 +13,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.runtime.format import duration
 
 _CONNECT_S: Final = 2.0
-_ANSWER_S: Final = 10.0
+ANSWER_S: Final = 10.0
 _LARGEST: Final = 256 * 1024 * 1024
 _SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/:,@")
 _UNUSABLE: Final = frozenset({400, 404, 405, 413})
@@ -32,8 +32,8 @@ class Denied(CliError):
 
     def __init__(self, path: str, group: str | None = None) -> None:
         """``group``: its members may make the request, beside root."""
-        way = f"use sudo or join group {group}" if group else "use sudo"
-        super().__init__(f"{path}: permission denied; {way}", Exit.UNREACHABLE)
+        way = f" or join group {group}" if group else ""
+        super().__init__(f"{path}: permission denied: run with sudo{way}", Exit.UNREACHABLE)
 
 
 class DaemonRefused(CliError):
@@ -46,7 +46,7 @@ class DaemonRefused(CliError):
 
 
 def ask(
-    path: str, method: str, target: str, body: object = None, *, timeout_s: float = _ANSWER_S
+    path: str, method: str, target: str, body: object = None, *, timeout_s: float = ANSWER_S
 ) -> Any:  # what a JSON answer holds has no static type
     """One exchange; the decoded body of a 2xx. ``target`` is a path in its form on the wire (`quoted`).
 
@@ -66,7 +66,7 @@ def ask(
 
 
 def exchange(
-    path: str, method: str, target: str, body: object = None, *, timeout_s: float = _ANSWER_S
+    path: str, method: str, target: str, body: object = None, *, timeout_s: float = ANSWER_S
 ) -> tuple[int, bytes]:
     """Status and body of one exchange. Errors: `Unreachable`, `Denied`."""
     content = b"" if body is None else json.dumps(body).encode()

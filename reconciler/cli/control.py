@@ -7,8 +7,9 @@ from typing import Any
 
 from reconciler.cli import places
 from reconciler.cli.client import Unreachable, ask
-from reconciler.cli.document import fetch
+from reconciler.cli.document import fetch, fetch_named
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.holds import of_namespace, titled
 from reconciler.cli.targets import find_pod
 
 RESTORE_S = 120.0
@@ -48,4 +49,20 @@ def pod_target(options: Namespace, target: str) -> str:
     if kind not in {"pod", "off"} or not name:
         return target
     document = fetch(options, ("pods", "files", "history"), say=False)
-    return f"{kind}:{find_pod(document.body, name)['uid']}"
+    return f"{kind}:{find_pod(document.body, name, options.namespace)['uid']}"
+
+
+def hold_target(options: Namespace, target: str) -> str:
+    """The target of the hold that `holds` prints so. Errors: as of `pod_target`; `CliError` where several are."""
+    try:
+        holds = titled(fetch_named(options, ("holds",), say=False).body)
+    except CliError as exc:
+        if exc.code != Exit.UNREACHABLE:
+            raise
+        # The command itself reports it.
+        holds = []
+    matches = [hold for hold in holds if of_namespace(hold, options.namespace) and target == hold["title"]]
+    if len(matches) > 1:
+        lines = [f"{target} matches {len(matches)} holds:", *(f"  {hold['target']}" for hold in matches)]
+        raise CliError(" ".join(lines), Exit.AMBIGUOUS, lines=lines)
+    return str(matches[0]["target"]) if matches else pod_target(options, target)

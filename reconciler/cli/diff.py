@@ -18,6 +18,8 @@ def run(options: Namespace) -> int:
     """Compare. With the daemon down the kernel itself is read."""
     document = fetch(options, ("directories", "pods", "settings"))
     rows = list(_live(document.body)) if document.live else _read(options, document)
+    if options.namespace is not None:
+        rows = [row for row in rows if row["place"].startswith(f"{options.namespace}/")]
     differing = [row for row in rows if not (_state(row).is_in_force() or _state(row).is_absent())]
     if options.output == "table":
         show(_blocks(rows, differing, every=options.all))

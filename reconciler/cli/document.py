@@ -4,13 +4,15 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
-from reconciler.cli.client import Denied, Unreachable, ask
+from reconciler.cli.client import ANSWER_S, DaemonRefused, Denied, Unreachable, ask
 from reconciler.cli.exits import CliError, Exit
 from reconciler.runtime.streams import complain
 
+UNKNOWN_SECTION: Final = 400
+"""Status of a request for a section that the daemon does not have."""
 Row = dict[str, Any]
 """A part of the document: what JSON holds has no static type; docs/state.md describes it."""
 
@@ -47,15 +49,26 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
     return FetchedDocument(body, down)
 
 
-def query(path: str, reader: str | None, target: str) -> Row:
+def fetch_named(options: Namespace, sections: Sequence[str], *, say: bool = True) -> FetchedDocument:
+    """As `fetch`, with the names of the pods: ``podnames`` if there is that section, else ``pods``."""
+    try:
+        return fetch(options, (*sections, "podnames"), say=say)
+    except DaemonRefused as exc:
+        if exc.status != UNKNOWN_SECTION:
+            raise
+        # A daemon of an older version.
+        return fetch(options, (*sections, "pods"), say=say)
+
+
+def query(path: str, reader: str | None, target: str, *, timeout_s: float = ANSWER_S) -> Row:
     """GET over root's socket, else the readers'. Errors: as of `ask`."""
     try:
-        fields: Row = ask(path, "GET", target)
+        fields: Row = ask(path, "GET", target, timeout_s=timeout_s)
     except Denied:
         if reader is None or not os.path.exists(reader):
             raise
         try:
-            fields = ask(reader, "GET", target)
+            fields = ask(reader, "GET", target, timeout_s=timeout_s)
         except Denied as exc:
             raise Denied(reader, _group(reader)) from exc
     return fields

@@ -15,6 +15,8 @@ from reconciler.runtime import format as fmt
 _FEW: Final = 5
 """Lines of a ranking without ``--all``, beside the victims."""
 
+_OF_PODS: Final = ("open", "would", "ended")
+
 
 def run(options: Namespace) -> int:
     """Show them. Errors: `CliError` when no daemon responds."""
@@ -24,6 +26,9 @@ def run(options: Namespace) -> int:
         if not document.live:
             raise CliError(f"{document.down}; evictions are known to a running daemon only", Exit.UNREACHABLE)
         raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
+    if options.namespace is not None:
+        start = f"{options.namespace}/"
+        eviction |= {key: [row for row in eviction[key] if row["title"].startswith(start)] for key in _OF_PODS}
     if options.output == "table":
         show(_blocks(eviction, every=options.all))
     else:

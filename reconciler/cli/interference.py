@@ -13,6 +13,7 @@ from reconciler.cli.watched import STYLES
 from reconciler.runtime import format as fmt
 
 _MOST_UNKNOWN: Final = 5
+_OF_VICTIMS: Final = ("findings", "ladder")
 
 
 def run(options: Namespace) -> int:
@@ -26,6 +27,9 @@ def run(options: Namespace) -> int:
     seen: Row = document.body.get("interference") or {}
     if not seen:
         raise CliError("interference detection is disabled; enable: interference.enabled: true", Exit.NOT_FOUND)
+    if options.namespace is not None:
+        start = f"{options.namespace}/"
+        seen = {**seen, **{key: [row for row in seen[key] if row["title"].startswith(start)] for key in _OF_VICTIMS}}
     if options.output == "table":
         show(_blocks(seen))
     else:

@@ -7,15 +7,18 @@ library and the models only by commands that act or read the node themselves.
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Final, cast
 
 from cgroupfs.errors import AgentError, InputError
 from reconciler.cli import screen
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.options import COMMANDS, COMMON, parser
+from reconciler.cli.options import COMMANDS, COMMON, FLAGS, parser
 from reconciler.runtime import streams
 from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.lazy import load
+
+COMPLETE: Final = "__complete"
+"""Called by the completion files; not a command for people."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = parts and parts[0] in {command.name for command in COMMANDS}
     with streams.prepared():
         try:
+            if parts[:1] == [COMPLETE]:
+                return cast(Callable[[Sequence[str]], int], load("reconciler.cli.candidates:run"))(parts[1:])
             return _until_written(parts, parts[0] if known else None)
         except streams.OutputError as exc:
             streams.give_up()
@@ -45,7 +50,7 @@ def _command_first(parts: list[str]) -> list[str]:
         name, equals, _ = parts[at].partition("=")
         if name in COMMON and not equals:
             at += 2
-        elif name in COMMON or (parts[at].startswith("-o") and len(parts[at]) > 2):
+        elif name in COMMON or name in FLAGS or (parts[at][:2] in COMMON and len(parts[at]) > 2):
             at += 1
         else:
             return parts

@@ -25,8 +25,10 @@ _LONGEST_HOLD_S: Final = 30 * 86400.0
 OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
 """`reconciler.clients.api_identity.OWN_KUBECONFIG`, which is not imported here for the start-up's sake."""
 _NEGATIVE: Final = re.compile(r"-[\d.]")
-COMMON: Final = frozenset({"-o", "--output", "--config", "--socket", "--store", "--root"})
-"""Options that (nearly) every command has, each with a value: they may also be in front of the command."""
+COMMON: Final = frozenset({"-o", "--output", "-n", "--namespace", "--config", "--socket", "--store", "--root"})
+"""Options that several commands have, each with a value: they may also be in front of the command."""
+FLAGS: Final = frozenset({"--no-headers"})
+"""The same without a value."""
 
 
 class CliCommand(NamedTuple):
@@ -88,17 +90,18 @@ def _why(parser: argparse.ArgumentParser) -> None:
 
 def _chosen(parser: argparse.ArgumentParser) -> None:
     """Which pods a list has."""
-    parser.add_argument(
+    prefix = parser.add_argument(
         "prefix", nargs="?", default="", metavar="PREFIX", help="start of a pod's name, or NAMESPACE/PREFIX"
     )
-    parser.add_argument("--namespace", "-n", metavar="NS", help="only pods of this namespace")
+    _named(prefix, "pods")
+    _in_namespace(parser, "only pods of this namespace")
     parser.add_argument(
         "--class",
         dest="pod_class",
         choices=("system", "dedicated", "shared", "reclaimed"),
         help="only pods of this class",
     )
-    parser.add_argument("--pool", metavar="POOL", help="only pods of this pool")
+    _named(parser.add_argument("--pool", metavar="POOL", help="only pods of this pool"), "pools")
 
 
 def _top(parser: argparse.ArgumentParser) -> None:
@@ -134,8 +137,9 @@ def _events(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", type=seconds, metavar="TIME", help="from so long ago, such as 10m (default: 1h; with --follow: now)"
     )
-    parser.add_argument("--pod", metavar="POD", help="only events of this pod (as TARGET of why), or of a removed pod")
-    parser.add_argument("--namespace", "-n", metavar="NS", help="only events of pods of this namespace")
+    of_pod = "only events of this pod (as TARGET of why), or of a removed pod"
+    _named(parser.add_argument("--pod", metavar="POD", help=of_pod), "pods")
+    _in_namespace(parser, "only events of pods of this namespace")
     parser.add_argument(
         "--type",
         action="append",
@@ -161,21 +165,26 @@ def _report(parser: argparse.ArgumentParser) -> None:
 
 
 def _sections(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    section = parser.add_argument(
         "--section", action="append", default=[], metavar="NAME", help="only this section; may be repeated"
     )
+    _named(section, "sections")
 
 
 def _diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="also show settings that match")
+    _in_namespace(parser, "only settings of pods of this namespace")
 
 
 def _restore(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pod", metavar="POD", help="only this pod's files")
+    _named(parser.add_argument("--pod", metavar="POD", help="only this pod's files"), "pods")
+    _in_namespace(parser, "namespace of POD")
 
 
 def _hold(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
+    target = parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
+    _named(target, "held")
+    _in_namespace(parser, "namespace of POD")
     _lasting(parser)
 
 
@@ -187,8 +196,17 @@ def _off(parser: argparse.ArgumentParser) -> None:
 
 def _target(parser: argparse.ArgumentParser) -> None:
     forms = "pod: name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
-    parser.add_argument("target", metavar="TARGET", help=forms)
-    parser.add_argument("-n", "--namespace", metavar="NS", help="namespace of the pod")
+    _named(parser.add_argument("target", metavar="TARGET", help=forms), "pods")
+    _in_namespace(parser, "namespace of the pod")
+
+
+def _in_namespace(parser: argparse.ArgumentParser, text: str) -> None:
+    _named(parser.add_argument("-n", "--namespace", metavar="NS", help=text), "namespaces")
+
+
+def _named(action: argparse.Action, kind: str) -> None:
+    """Let the shells' completion list names of this kind; read by the generator of the completion files only."""
+    vars(action)["complete"] = dict.fromkeys(_FILES, f"_bypassctl_{kind}")
 
 
 def _lasting(parser: argparse.ArgumentParser) -> None:
@@ -203,7 +221,17 @@ def _lasting(parser: argparse.ArgumentParser) -> None:
 
 
 def _release(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="target of the hold, as `holds` prints it")
+    target = parser.add_argument("target", metavar="TARGET", help="target of the hold, as `holds` prints it")
+    _named(target, "holds")
+    _in_namespace(parser, "namespace of the pod")
+
+
+def _holds(parser: argparse.ArgumentParser) -> None:
+    _in_namespace(parser, "only holds of pods of this namespace")
+
+
+def _interference(parser: argparse.ArgumentParser) -> None:
+    _in_namespace(parser, "only victims of this namespace")
 
 
 def _capture(parser: argparse.ArgumentParser) -> None:
@@ -217,6 +245,7 @@ def _capture(parser: argparse.ArgumentParser) -> None:
 
 def _evictions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="complete rankings, and disabled triggers")
+    _in_namespace(parser, "only evictions of pods of this namespace")
 
 
 def _simulate(parser: argparse.ArgumentParser) -> None:
@@ -248,9 +277,10 @@ def _config(parser: argparse.ArgumentParser) -> None:
         choices=("show", "explain", "schema"),
         help="show: values; explain: also origin, description and bounds; schema: the JSON Schema, for editors",
     )
-    parser.add_argument(
+    key = parser.add_argument(
         "key", nargs="?", default="", metavar="KEY", help="a setting or a section, such as node.resync_s"
     )
+    _named(key, "keys")
 
 
 def _init(parser: argparse.ArgumentParser) -> None:
@@ -328,7 +358,7 @@ COMMANDS: Final = (
     CliCommand("off", "free one pod for a time: restore its values, set none until then", "off", add=_off),
     CliCommand("hold", "suspend management of a pod, a knob, a group or the node", "hold", add=_hold),
     CliCommand("release", "end a hold", "release", add=_release),
-    CliCommand("holds", "list active holds", "holds"),
+    CliCommand("holds", "list active holds", "holds", add=_holds),
     CliCommand("headroom", "CPU and memory allocatable to BE pods", "headroom"),
     CliCommand("owners", "CPU time of BE pods by owner: sold, taken back, lost to evictions", "owners"),
     CliCommand(
@@ -339,7 +369,7 @@ COMMANDS: Final = (
     ),
     CliCommand("alerts", "alert sinks, pending alerts and recent alerts", "alerts"),
     CliCommand("alert", "test alert sinks, with or without the daemon", "alert", add=_alert),
-    CliCommand("interference", "victims of interference, suspects and responses", "interference"),
+    CliCommand("interference", "victims of interference, suspects and responses", "interference", add=_interference),
     CliCommand("simulate", "replay a recording with a configuration", "simulate", add=_simulate),
     CliCommand("reload", "reload the daemon's configuration", "reload"),
     CliCommand("doctor", "check this node: available features, problems and fixes", "doctor", add=_doctor),

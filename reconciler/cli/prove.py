@@ -75,7 +75,7 @@ def prove(node: InspectedNode) -> list[Proof]:
     if node.copied:
         raise CliError("--prove tries this node's kernel; it cannot be used with --root", Exit.USAGE)
     if os.geteuid() != 0:
-        raise CliError("permission denied: --prove makes cgroups; run with sudo", Exit.REFUSED)
+        raise CliError("permission denied: run with sudo (--prove makes cgroups)", Exit.REFUSED)
     if node.hierarchy is None:
         raise CliError(f"no cgroups: {node.problems.get('cgroups', 'none found')}", Exit.REFUSED)
     directory = os.path.join(os.path.dirname(node.store), DIRECTORY)

@@ -11,7 +11,7 @@ from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import RESTORE_S, who
 from reconciler.cli.document import fetch
-from reconciler.cli.exits import Exit
+from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import short_path, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
@@ -27,9 +27,11 @@ def run(options: Namespace) -> int:
     `Exit.NOT_OK` when a file is left unchanged, or bypassd may have written more files than the store has.
     """
     uid = None
+    if options.pod is None and options.namespace is not None:
+        raise CliError("--namespace needs --pod: a restore is of one pod or of the whole node", Exit.USAGE)
     if options.pod is not None:
         document = fetch(options, ("pods", "files", "history"), say=False)
-        uid = find_pod(document.body, options.pod)["uid"]
+        uid = find_pod(document.body, options.pod, options.namespace)["uid"]
     answer = _restore(options, uid)
     if options.output == "table":
         show(_blocks(answer, only=options.pod))

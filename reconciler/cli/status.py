@@ -7,21 +7,32 @@ from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import DaemonRefused
-from reconciler.cli.document import FetchedDocument, Row, fetch, standings
+from reconciler.cli.document import UNKNOWN_SECTION, FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import value_text
+from reconciler.cli.holds import titled
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, line, show
 from reconciler.cli.watched import node_cells, of_node
 from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
 
-_SECTIONS: Final = ("agent", "pools", "budget", "holds", "sources", "interference", "eviction", "problems", "classes")
-_OLDER: Final = (*_SECTIONS[:-1], "directories", "pods")
+_SECTIONS: Final = (
+    "agent",
+    "pools",
+    "budget",
+    "holds",
+    "sources",
+    "interference",
+    "eviction",
+    "problems",
+    "podnames",
+    "classes",
+)
+_OLDER: Final = (*_SECTIONS[:-2], "directories", "pods")
 """For a daemon of a version without the sums: its pods with all their settings."""
 CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
 _MOST: Final = 8
-_UNKNOWN_SECTION: Final = 400
 
 
 def run(options: Namespace) -> int:
@@ -41,7 +52,7 @@ def _fetched(options: Namespace) -> FetchedDocument:
         if not document.live or "classes" in document.body:
             return document
     except DaemonRefused as exc:
-        if exc.status != _UNKNOWN_SECTION:
+        if exc.status != UNKNOWN_SECTION:
             raise
     return fetch(options, _OLDER)
 
@@ -84,7 +95,7 @@ def summary(document: FetchedDocument) -> Row:
         "pools": body["pools"],
         "budget": body.get("budget", {}),
         "sources": body["sources"],
-        "holds": body["holds"],
+        "holds": titled(body),
         "alerts": agent.get("alerts", {}),
         "movement": agent.get("movement", {}),
         "priority": agent.get("priority", {}),
@@ -129,7 +140,7 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     if facts["holds"]:
         yield blank()
         rows = [
-            (hold["target"], fmt.until(hold["until"]), f"{hold['reason']} ({hold['by']})") for hold in facts["holds"]
+            (hold["title"], fmt.until(hold["until"]), f"{hold['reason']} ({hold['by']})") for hold in facts["holds"]
         ]
         yield Table(("HOLD", "UNTIL", "REASON"), rows)
     if facts["alerts"]:

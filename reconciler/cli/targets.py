@@ -78,10 +78,10 @@ def _exactly(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str)
     elif text.isascii() and text.isdecimal() and len(text) <= 7:
         path = _cgroup_of(int(text), root)
     if path is not None:
-        match = _UID.search(path)
-        uid = _plain_uid(match[0]) if match is not None else None
+        written, _ = uid_in(path)
+        uid = plain_uid(written) if written is not None else None
         groups = [pod for pod in pods if pod.get("group") and _within(path, pod["group"])]
-        yield from groups or (pod for pod in pods if uid is not None and _plain_uid(pod["uid"]) == uid)
+        yield from groups or (pod for pod in pods if uid is not None and plain_uid(pod["uid"]) == uid)
     cid = text.partition("://")[2] if "://" in text else text
     for pod in pods:
         if text in {pod["uid"], pod["title"], pod.get("name")} or cid in container_ids(body, pod):
@@ -115,7 +115,13 @@ def _within(path: str, group: str) -> bool:
     return f"{path}/".startswith(f"{group}/") or f"{group}/" in f"{path}/"
 
 
-def _plain_uid(text: str) -> str:
+def uid_in(path: str) -> tuple[str | None, str]:
+    """The pod's uid in a cgroup path, as it is written there, and what follows it."""
+    match = _UID.search(path)
+    return (None, "") if match is None else (match[0], path[match.end() :])
+
+
+def plain_uid(text: str) -> str:
     """Without the hyphens, which systemd's directories write as underscores."""
     return text.replace("-", "").replace("_", "")
 

@@ -88,6 +88,12 @@ def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
             yield {"class": pod_class.value, "pods": len(members), "refused": refused, "settings": dict(states)}
 
 
+def name_rows(agent: Agent) -> Iterator[dict[str, object]]:
+    """The pods' names alone: nothing is read from the kernel."""
+    for pod in pods_in_order(agent):
+        yield {"uid": pod.uid, "namespace": pod.namespace, "name": pod.name}
+
+
 def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
     """One short row for each pod, with the kernel's present values and counters.
 

@@ -31,6 +31,7 @@ from reconciler.daemon.numbers import counters, snapshot
 from reconciler.daemon.pod_off import off, restore
 from reconciler.daemon.podlist import (
     class_rows,
+    name_rows,
     pod_rows,
     pods_in_order,
     standings_by_group,
@@ -99,7 +100,7 @@ _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
-_VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect")
+_VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect", "podnames")
 
 
 @final
@@ -203,6 +204,7 @@ class StatusReport:
             "budget": self._budget,
             "directories": self._directories,
             "classes": lambda: class_rows(self._agent),
+            "podnames": lambda: name_rows(self._agent),
             "podlist": lambda: pod_rows(self._agent),
             "effect": self._agent.effect.status,
             "cpumap": lambda: cpu_rows(self._agent),

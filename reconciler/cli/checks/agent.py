@@ -100,7 +100,7 @@ def _store(node: InspectedNode) -> CheckResult:
         while not _is_directory(directory) and directory != "/":
             directory = os.path.dirname(directory)
     except PermissionError:
-        return CheckResult("store", CheckState.BAD, f"{node.store}: permission denied", "run as root")
+        return CheckResult("store", CheckState.BAD, f"{node.store}: permission denied", "run with sudo")
     if not os.access(directory, os.W_OK):
         fix = "make it writable, or set store.path: bypassd writes nothing that it cannot record"
         return CheckResult("store", CheckState.BAD, f"{directory} is not writable", fix)

@@ -167,7 +167,12 @@ def test_a_frame_is_one_write_and_an_unchanged_one_none(
 ) -> None:
     writes: list[bytes] = []
     real = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: writes.append(data) or real(fd, data))
+
+    def write(fd: int, data: bytes) -> int:
+        writes.append(data)
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
     with open(os.devnull, "wb") as out, livescreen.LiveScreen(out.fileno(), None, "utf-8") as screen:
         writes.clear()
         screen.draw(["a"] * 24, [1] * 24)

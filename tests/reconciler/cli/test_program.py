@@ -312,7 +312,7 @@ def test_a_user_without_rights_is_not_sent_to_the_store(
     denied(monkeypatch, daemon.socket)
     ran = run(*command, "--socket", daemon.socket)
     assert ran.code == Exit.UNREACHABLE
-    assert f"{daemon.socket}: permission denied; use sudo" in ran.err
+    assert f"{daemon.socket}: permission denied: run with sudo" in ran.err
     assert ran.out == ""
 
 
@@ -330,7 +330,7 @@ def test_readers_use_their_socket_where_roots_is_denied(
     ran = run("holds", "--config", str(config))
     assert ran.code == Exit.UNREACHABLE
     assert (f"join group {group.gr_name}" in ran.err) == (group.gr_gid != 0)
-    assert "permission denied; use sudo" in ran.err
+    assert "permission denied: run with sudo" in ran.err
 
 
 def test_doctor_knows_a_denied_daemon_from_one_that_is_down(
@@ -340,4 +340,4 @@ def test_doctor_knows_a_denied_daemon_from_one_that_is_down(
     denied(monkeypatch, daemon.socket)
     results = QueryResults()
     _ask_daemon(cast("InspectedNode", node), results)
-    assert results.daemon_reasons == (f"{daemon.socket}: permission denied; use sudo",)
+    assert results.daemon_reasons == (f"{daemon.socket}: permission denied: run with sudo",)

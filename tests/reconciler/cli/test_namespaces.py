@@ -1,0 +1,112 @@
+"""``-n NS`` in front of a command or behind it, and holds by the names of their pods."""
+
+import json
+
+import pytest
+
+from reconciler.cli.exits import Exit
+from tests.fakes.livenode import BATCH
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+
+CONTAINER = "ab" * 32
+GROUP = f"/kubepods/besteffort/pod{BATCH}/{CONTAINER}"
+SYSTEMD = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{BATCH.replace('-', '_')}.slice"
+TARGETS = {
+    "node": "node",
+    "knob:cpu.set": "knob:cpu.set",
+    f"pod:{BATCH}": "pod:ci/batch-7",
+    f"off:{BATCH}": "off:ci/batch-7",
+    f"file:{GROUP}:cpu.set": "file:ci/batch-7/abababababab:cpu.set",
+    f"file:{SYSTEMD}/cri-containerd-{CONTAINER}.scope": "file:ci/batch-7/cri-containerd-abababababab.scope",
+    "file:/kubepods/besteffort": "file:/kubepods/besteffort",
+    "pod:0c0c0c0c-0c0c-0c0c-0c0c-0c0c0c0c0c0c": "pod:0c0c0c0c-0c0c-0c0c-0c0c-0c0c0c0c0c0c",
+}
+
+
+@pytest.fixture
+def held(daemon: FakeDaemon) -> FakeDaemon:
+    daemon.document["podnames"] = [{"uid": BATCH, "namespace": "ci", "name": "batch-7"}]
+    daemon.document["holds"] = [{"target": target, "reason": "x", "by": "ana", "until": None} for target in TARGETS]
+    return daemon
+
+
+@pytest.mark.parametrize("command", ["holds", "status"])
+def test_holds_have_names_in_the_place_of_uids_and_paths(run: Run, held: FakeDaemon, command: str) -> None:
+    rows = json.loads(run(command, "--socket", held.socket, "-o", "json").out)["holds"]
+    assert {row["target"]: row["title"] for row in rows} == TARGETS
+    lines = run(command, "--socket", held.socket).out.splitlines()
+    assert all(any(line.startswith(f"{title} ") for line in lines) for title in TARGETS.values())
+
+
+def test_an_older_daemon_has_the_names_among_its_pods(
+    run: Run, held: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del held.document["podnames"]
+    answer = held.answer
+
+    def older(method: str, path: str, body: bytes) -> tuple[int, object]:
+        return (400, {"error": "no section podnames"}) if "podnames" in path else answer(method, path, body)
+
+    monkeypatch.setattr(held, "answer", older)
+    assert "pod:ci/batch-7" in run("holds", "--socket", held.socket).out
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_release_takes_what_holds_prints(run: Run, held: FakeDaemon, target: str) -> None:
+    held.answers |= {f"DELETE /holds/{target}": (200, {"released": target})}
+    for text in (target, TARGETS[target]):
+        assert run("release", text, "--socket", held.socket).code == Exit.OK, text
+
+
+def test_a_title_of_two_holds_is_ambiguous(run: Run, held: FakeDaemon) -> None:
+    other = BATCH[:-1] + "0"
+    held.document["podnames"].append({"uid": other, "namespace": "ci", "name": "batch-7"})
+    held.document["holds"].append({"target": f"pod:{other}", "reason": "x", "by": "ana", "until": None})
+    ran = run("release", "pod:ci/batch-7", "--socket", held.socket)
+    assert ran.code == Exit.AMBIGUOUS
+    assert {BATCH, other} <= {line.strip().removeprefix("pod:") for line in ran.err.splitlines()}
+    assert not [text for text, _ in held.asked if text.startswith("DELETE")]
+
+
+@pytest.mark.parametrize("words", [("-n", "ci"), ("-nci",), ("--namespace=ci",), ("--namespace", "ci", "--no-headers")])
+def test_a_namespace_may_precede_the_command(run: Run, held: FakeDaemon, words: tuple[str, ...]) -> None:
+    before = run(*words, "--socket", held.socket, "holds")
+    assert before == run("holds", "--socket", held.socket, *words)
+    assert len([line for line in before.out.splitlines() if "ci/batch-7" in line]) == 4
+    assert "node" not in before.out
+
+
+def test_a_namespace_chooses_among_pods_of_one_name(run: Run, daemon: FakeDaemon) -> None:
+    pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
+    other = {**pod, "uid": "0d0d0d0d-0d0d-0d0d-0d0d-0d0d0d0d0d0d", "namespace": "qa", "title": "qa/batch-7"}
+    daemon.document["pods"].append(other | {"containers": []})
+    daemon.answers["POST /holds"] = (201, {"target": "node", "reason": "x", "by": "ana", "until": None})
+    daemon.answers["POST /restore"] = (200, {"files": [], "restored": 0, "left": 0, "mode": "enforce", "hold": None})
+    hold = ("hold", "pod:batch-7", "--for", "1h", "--reason", "x", "--socket", daemon.socket)
+    restore = ("restore", "--pod", "batch-7", "--socket", daemon.socket)
+    assert run(*hold).code == run(*restore).code == Exit.AMBIGUOUS
+    assert run(*hold, "-n", "qa").code == run(*restore, "-n", "qa").code == Exit.OK
+    bodies = {text: body for text, body in daemon.asked if body is not None}
+    assert bodies["POST /holds"]["target"] == f"pod:{other['uid']}"  # type: ignore[index]
+    assert bodies["POST /restore"]["pod_uid"] == other["uid"]  # type: ignore[index]
+    assert run("restore", "-n", "qa", "--socket", daemon.socket).code == Exit.USAGE, "not the whole node"
+
+
+def test_lists_of_a_namespace_have_its_pods_only(run: Run, daemon: FakeDaemon) -> None:
+    def places(*words: str) -> set[str]:
+        out = run("diff", "--all", "-o", "json", "--socket", daemon.socket, *words).out
+        return {row["place"].partition("/")[0] for row in json.loads(out)["settings"]}
+
+    assert "ci" in places()
+    assert places("-n", "ci") == {"ci"}
+    assert places("-n", "c") == set()
+    titles = ("ci/batch-7", "shop/web-0")
+    findings = [{"title": title, "verdict": "interfered"} for title in titles]
+    daemon.document["interference"] = {"rules": {}, "findings": findings, "ladder": []}
+    rows = [{"title": title} for title in titles]
+    daemon.document["eviction"] = {"enabled": True, "open": rows, "would": rows, "ended": rows, "refusals": []}
+    for command, keys in (("interference", ("findings",)), ("evictions", ("open", "would", "ended"))):
+        ran = run(command, "-o", "json", "--socket", daemon.socket, "-n", "shop")
+        fields = json.loads(ran.out)["interference" if command == "interference" else "eviction"]
+        assert [row["title"] for key in keys for row in fields[key]] == ["shop/web-0"] * len(keys)
