@@ -1,8 +1,10 @@
 """``bypassctl doctor``: what this node offers and lacks, on one screen, each lack with its fix."""
 
+import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from reconciler.cli.asking import query_node
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
@@ -13,6 +15,14 @@ from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
 from reconciler.runtime import format as fmt
+
+_OF_ROOT: Final = frozenset(
+    {
+        *("checkpoints", "CPU manager", "CRI", "eviction", "fanotify", "kubelet /pods", "pressure events"),
+        *("recording", "run queue", "runtime", "store"),
+    }
+)
+"""Checks that read files or sockets of root, or try what only root may."""
 
 
 def run(options: Namespace) -> int:
@@ -51,7 +61,7 @@ def _proven(node: InspectedNode, output: str) -> int:
 def examine(node: InspectedNode) -> list[CheckResult]:
     """Every finding, in the order of the screen."""
     results = query_node(node)
-    return [
+    findings = [
         *machine.machine(node),
         *kubelet.kubelet(node, results),
         *kubelet.runtime(node, results),
@@ -59,6 +69,14 @@ def examine(node: InspectedNode) -> list[CheckResult]:
         *agent.agent(node, results),
         *protection.protection(node),
     ]
+    return findings if node.copied or os.geteuid() == 0 else list(map(_without_rights, findings))
+
+
+def _without_rights(result: CheckResult) -> CheckResult:
+    """What needs root is unknown to another user: the fault that was found is of this user and not of the node."""
+    if result.state is CheckState.OK or result.name not in _OF_ROOT:
+        return result
+    return CheckResult(result.name, CheckState.WARN, "unknown without root: permission denied", "run with sudo")
 
 
 def _count(findings: Iterable[CheckResult], state: CheckState) -> int:

@@ -44,7 +44,7 @@ from state.cache import CachePlan, CacheRequest
 from state.memory import NodeMemoryReading
 from state.model import Hold, NodeView, PodMeta, Setting
 from state.plan import Desired, NodePlan
-from state.reader import read_dump
+from state.reader import StoreDeniedError, read_dump
 from state.topology_sysfs import read_topology
 
 _BOUNDING: Final = ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period", "cpu.burst", "cpu.idle", "cpu.qos")
@@ -127,7 +127,7 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
         "kubelet": _count(recorded_node.kubelet),
         "cri": _count(recorded_node.cri.pods if recorded_node.cri is not None else None),
         "cpu": usage,
-        "store": node.store if previous is not None else "no stored pools",
+        "store": node.store if previous is not None else _without_pools(node.store, problems),
     }
     problems += [
         f"{pod.title}: {problem}" for pod in knowledge.pods.values() for problem in pod.classification.problems
@@ -229,6 +229,9 @@ def _remembered(
     """The plan of the agent that ran there, so that the plan moves no CPU that it would not, and its holds."""
     try:
         dump: Any = read_dump(node.store, history=0)
+    except StoreDeniedError as exc:
+        problems.append(str(exc))
+        return None, {}
     except StoreError:
         return None, {}
     at = recorded_node.about.at if recorded_node.about is not None else time.time()
@@ -241,6 +244,10 @@ def _remembered(
     except (msgspec.MsgspecError, ValueError) as exc:
         problems.append(f"cannot read the pools in {node.store}: {exc}")
         return None, holds
+
+
+def _without_pools(store: str, problems: list[str]) -> str:
+    return "not readable" if any(problem.startswith(f"{store}:") for problem in problems) else "no stored pools"
 
 
 def _against(

@@ -116,10 +116,7 @@ def _scanned(text: str) -> dict[str, str]:
 
 
 def _config_speaks(options: Namespace) -> bool:
-    path = config_path(options)
-    if options.config is not None and not os.path.exists(path):
-        raise CliError(f"{path}: no such file", Exit.USAGE)
-    return any(_SPEAKS.search(_content(name)) for name in _files(options))
+    return any(_SPEAKS.search(_content(name, required=options.config == name)) for name in _files(options))
 
 
 def _files(options: Namespace) -> list[str]:
@@ -128,15 +125,24 @@ def _files(options: Namespace) -> list[str]:
     directory = os.path.join(os.path.dirname(path), "conf.d")
     try:
         more = sorted(name for name in os.listdir(directory) if name.endswith(".yaml") and name[0] != ".")
+    except PermissionError as exc:
+        raise CliError(f"{directory}: permission denied: run with sudo", Exit.UNREACHABLE) from exc
     except OSError:
         more = []
     return [path, *(os.path.join(directory, name) for name in more)]
 
 
-def _content(path: str) -> bytes:
+def _content(path: str, *, required: bool = False) -> bytes:
+    """Errors: `CliError` where this user may not read it: other places than its own would be shown as those in use."""
     try:
         with open(path, "rb") as file:
             return file.read()
+    except PermissionError as exc:
+        raise CliError(f"{path}: permission denied: run with sudo", Exit.UNREACHABLE) from exc
+    except FileNotFoundError as exc:
+        if required:
+            raise CliError(f"{path}: no such file", Exit.USAGE) from exc
+        return b""
     except OSError:
         return b""
 

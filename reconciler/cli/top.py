@@ -64,7 +64,7 @@ def run(options: Namespace) -> int:
     document = fetch(options, (*_OFTEN, "cpumap", *_SELDOM), say=False)
     if not document.live:
         raise CliError(f"{document.down}; top needs the running daemon", Exit.UNREACHABLE)
-    node = _Node(options, document.body)
+    node = ShownNode(options, document.body)
     out = sys.stdout
     terminal = out is not None and out.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
     if options.once or options.output != "table" or not terminal:
@@ -84,7 +84,7 @@ def run(options: Namespace) -> int:
 
 
 @final
-class _Node:
+class ShownNode:
     """The newest answers, merged, and the pods' rates since the answer before."""
 
     def __init__(self, options: Namespace, body: Row) -> None:
@@ -113,7 +113,7 @@ class _Node:
         return TopFacts(self.body, self.pods, self.body["cpumap"], busy, interval_s, problem)
 
 
-def _once(node: _Node, options: Namespace, *, terminal: bool) -> int:
+def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
     _sleep(options.interval)
     node.take(node.ask(_OFTEN))
     if options.output != "table":
@@ -151,11 +151,11 @@ def rendered(line: Line, *, colours: bool) -> tuple[str, int]:
 # Live
 
 
-def _live(node: _Node, options: Namespace, screen: LiveScreen) -> None:
+def _live(node: ShownNode, options: Namespace, screen: LiveScreen) -> None:
     signs = glyphs(levels())
     colours = not os.environ.get("NO_COLOR") and not os.environ["TERM"].startswith("vt")
     choices = Choices(sort=options.sort, map=MAPS[0] if colours else MAPS[1])
-    schedule = _Schedule(options.interval)
+    schedule = RequestSchedule(options.interval)
     poller = Poller(node.ask, screen.waker)
     load = CpuLoad(options.root)
     problem = ""
@@ -233,7 +233,7 @@ def _next(values: Sequence[str], value: str) -> str:
     return values[(values.index(value) + 1) % len(values)] if value in values else values[0]
 
 
-class _Schedule:
+class RequestSchedule:
     """When to request, and what."""
 
     def __init__(self, interval_s: float) -> None:
@@ -275,7 +275,7 @@ class _Schedule:
             self._at = min(self._at, time.monotonic() + self.interval_s)
 
 
-class _Answer(NamedTuple):
+class PolledAnswer(NamedTuple):
     body: Row | None
     error: Exception | None
 
@@ -288,7 +288,7 @@ class Poller:
         self._ask = ask
         self._waker = waker
         self._requests: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[PolledAnswer] = queue.SimpleQueue()
         self.idle = True
         # A daemon thread: a request that waits for its answer does not delay the end.
         threading.Thread(target=self._run, daemon=True).start()
@@ -311,9 +311,9 @@ class Poller:
         while True:
             sections = self._requests.get()
             try:
-                answer = _Answer(self._ask(sections), None)
+                answer = PolledAnswer(self._ask(sections), None)
             except Exception as exc:  # noqa: BLE001  # raised again by the main thread
-                answer = _Answer(None, exc)
+                answer = PolledAnswer(None, exc)
             self._answers.put(answer)
             with suppress(OSError):
                 os.write(self._waker, b"\0")

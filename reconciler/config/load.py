@@ -150,6 +150,8 @@ def _texts(path: str, *, required: bool, problems: list[ConfigProblem]) -> Itera
         except FileNotFoundError:
             if file != path or required:
                 problems.append(ConfigProblem(SourceLocation(file, 1, 1), "", "no such file"))
+        except PermissionError:
+            problems.append(ConfigProblem(SourceLocation(file, 1, 1), "", "permission denied: run with sudo"))
         except OSError as exc:
             problems.append(ConfigProblem(SourceLocation(file, 1, 1), "", f"cannot be read: {errno_name(exc.errno)}"))
         except UnicodeDecodeError as exc:

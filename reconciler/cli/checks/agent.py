@@ -86,7 +86,9 @@ def _rights(node: InspectedNode) -> CheckResult:
         return CheckResult("rights", CheckState.OK, "copied node: not needed")
     missing = [name for bit, name in _CAPABILITIES.items() if not has_capability(node.root, bit)]
     if os.geteuid() != 0:
-        return CheckResult("rights", CheckState.BAD, f"running as user {os.geteuid()}", "run as root")
+        return CheckResult(
+            "rights", CheckState.BAD, f"permission denied: running as user {os.geteuid()}", "run with sudo"
+        )
     if missing:
         fix = "grant the capabilities listed in bypassd.service"
         return CheckResult("rights", CheckState.WARN, f"root without {', '.join(missing)}", fix)
@@ -175,7 +177,10 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
         "daemon",
         CheckState.BAD,
         "; ".join(results.daemon_reasons) or "not ready",
-        "bypassctl status; journalctl -u bypassd",
+        "run with sudo"
+        if any("permission denied" in reason for reason in results.daemon_reasons)
+        # That would be denied, too.
+        else "bypassctl status; journalctl -u bypassd",
     )
 
 

@@ -1,8 +1,10 @@
 """One real document, made once; a daemon that shows it; and the program run in this process."""
 
 import copy
+import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,3 +60,25 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return Ran(code, result.out, result.err)
 
     return call
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """To be another user for a moment, in directories that this one may walk through."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT RUN: needs root, to be another user for a moment")
+    modes = {above: above.stat().st_mode for above in tmp_path.parents if str(above).startswith("/tmp/")}
+
+    @contextmanager
+    def being() -> Iterator[None]:
+        for above in (tmp_path, *modes):
+            above.chmod(0o755)
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+
+    yield being
+    for above, mode in modes.items():
+        above.chmod(mode)

@@ -5,8 +5,8 @@ import functools
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -200,28 +200,6 @@ def test_restore_where_nothing_was_ever_written_says_so(run: Run, tmp_path: Path
     assert ran.code == Exit.UNREACHABLE
     assert "no state file" in ran.err
     assert not os.listdir(tmp_path)
-
-
-@pytest.fixture
-def nobody(tmp_path: Path) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """To be another user for a moment, in directories that this one may walk through."""
-    if os.geteuid() != 0:
-        pytest.skip("NOT RUN: needs root, to be another user for a moment")
-    modes = {above: above.stat().st_mode for above in tmp_path.parents if str(above).startswith("/tmp/")}
-
-    @contextmanager
-    def being() -> Iterator[None]:
-        for above in (tmp_path, *modes):
-            above.chmod(0o755)
-        os.seteuid(65534)
-        try:
-            yield
-        finally:
-            os.seteuid(0)
-
-    yield being
-    for above, mode in modes.items():
-        above.chmod(mode)
 
 
 @pytest.mark.parametrize("words", [("restore",), ("status",), ("dump",), ("diff",), ("explain", "batch-7")], ids=str)
