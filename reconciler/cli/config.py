@@ -4,12 +4,11 @@ import json
 from argparse import Namespace
 
 from reconciler.cli import places
-from reconciler.cli.checks.protection import offers_of
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.output import emit
 from reconciler.config import load
 from reconciler.config.docs import explain, in_force, preset_in_force
+from reconciler.config.presets import NodeOffers
 from reconciler.runtime.streams import write
 from reconciler.settings.binder import ConfigError
 
@@ -24,8 +23,7 @@ def run(options: Namespace) -> int:
         loaded = load.load(places.config_path(options), required=options.config is not None)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
-    # The node is read for what a preset sets only.
-    node = offers_of(inspect_node(options, loaded=loaded)) if loaded.config.protect is not None else None
+    node = _node_offers(options, loaded) if loaded.config.protect is not None else None
     try:
         if options.output != "table":
             preset = [
@@ -42,6 +40,15 @@ def run(options: Namespace) -> int:
         text = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("  "))
     write(text)
     return Exit.OK
+
+
+def _node_offers(options: Namespace, loaded: load.Loaded) -> NodeOffers:
+    """What the node has, for the settings of a preset."""
+    # The readers of the node are half of this command's time.
+    from reconciler.cli.checks.protection import offers_of
+    from reconciler.cli.nodeview import inspect_node
+
+    return offers_of(inspect_node(options, loaded=loaded))
 
 
 def _schema(key: str) -> int:

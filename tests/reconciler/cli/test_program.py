@@ -80,6 +80,23 @@ def test_why_reads_the_kernel_with_the_models_alone(live: LiveNode, daemon: Fake
     assert heavy("why", "batch-7", "--socket", daemon.socket, allowed=frozenset({"msgspec"})) == (0, set())
 
 
+def test_completion_imports_nothing_heavy(daemon: FakeDaemon) -> None:
+    daemon.document["podnames"] = [{"uid": "u", "namespace": "shop", "name": "web-0"}]
+    for kind in ("pods", "holds", "namespaces", "pools", "sections", "held"):
+        assert heavy("__complete", kind, "", "--socket", daemon.socket) == (0, set()), kind
+
+
+def test_a_live_view_draws_with_the_models_alone(daemon: FakeDaemon) -> None:
+    daemon.document |= {"podlist": [], "cpumap": []}
+    words = ("top", "--once", "--interval", "0.1", "--socket", daemon.socket)
+    assert heavy(*words, allowed=frozenset({"msgspec"})) == (0, set())
+
+
+def test_a_setting_is_explained_without_the_readers_of_the_node() -> None:
+    code, libraries = heavy("config", "explain", "node.resync_s", allowed=frozenset({"msgspec", "yaml"}))
+    assert (code, libraries & {"trio", "grpc", "starlette", "httpx2"}) == (0, set())
+
+
 def test_help_and_version_import_nothing_heavy() -> None:
     assert heavy("--help") == (0, set())
     assert heavy("--version") == (0, set())
