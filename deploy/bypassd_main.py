@@ -35,4 +35,4 @@ def state_dump() -> int:
     _home()
     from reconciler.cli.main import main
 
-    return main(["dump", *sys.argv[1:]])
+    return main(sys.argv[1:] if sys.argv[1:] == ["--version"] else ["dump", *sys.argv[1:]])

@@ -44,12 +44,20 @@ def who() -> str:
 
 
 def pod_target(options: Namespace, target: str) -> str:
-    """``pod:NAME`` or ``off:NAME`` with the pod's uid in the place of its name; anything else as it is."""
+    """``pod:NAME``, ``off:NAME`` or NAME of a pod with the uid in the place of the name; anything else as it is."""
     kind, _, name = target.partition(":")
-    if kind not in {"pod", "off"} or not name:
+    if target == "node" or kind in {"knob", "file"}:
         return target
     document = fetch(options, ("pods", "files", "history"), say=False)
-    return f"{kind}:{find_pod(document.body, name, options.namespace)['uid']}"
+    if kind in {"pod", "off"} and name:
+        return f"{kind}:{find_pod(document.body, name, options.namespace)['uid']}"
+    try:
+        return f"pod:{find_pod(document.body, target, options.namespace)['uid']}"
+    except CliError as exc:
+        if exc.code != Exit.NOT_FOUND:
+            raise
+        # Neither a pod nor another target: the daemon names the valid forms.
+        return target
 
 
 def hold_target(options: Namespace, target: str) -> str:

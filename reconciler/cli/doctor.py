@@ -88,7 +88,7 @@ def _blocks(findings: list[CheckResult]) -> Iterator[Block]:
     for result in findings:
         rows.append((StyledText(f"{result.state.value:<4}", result.state.value), result.name, result.found))
         if result.fix:
-            rows.append(("", "", StyledText(f"fix: {result.fix}", "dim")))
+            rows.append(("", "", f"fix: {result.fix}"))
     yield Table(("", "CHECK", "FOUND"), rows)
     bad, warned = _count(findings, CheckState.BAD), _count(findings, CheckState.WARN)
     if not bad and not warned:

@@ -25,6 +25,8 @@ def run(options: Namespace) -> int:
     if eviction is None:
         if not document.live:
             raise CliError(f"{document.down}; evictions are known to a running daemon only", Exit.UNREACHABLE)
+        if options.output != "table":
+            emit({"eviction": None}, options.output)
         raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
     if options.namespace is not None:
         start = f"{options.namespace}/"

@@ -295,7 +295,8 @@ def _signal(facts: Row) -> Iterator[Block]:
     if used is not None:
         known += f"{fmt.cpus(used['reclaimed_milli'])}, system {fmt.cpus(used['system_milli'])} CPU in use"
     yield field("signal", known)
-    yield field("budget", f"BE {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
+    planned = " planned, not written" if facts.get("mode") == "observe" else ""
+    yield field("budget", f"BE {fmt.cpu(budget['budget_milli'])}{planned}: {budget['reasons'].get('budget', '')}")
     for name in ("law", "idle_buffer", "reclaimed", "cpuset", "quota"):
         if name in budget["reasons"]:
             before = "budget law " if name == "law" else ""

@@ -26,6 +26,8 @@ def run(options: Namespace) -> int:
         raise CliError(f"{document.down}; interference is known to a running daemon only", Exit.UNREACHABLE)
     seen: Row = document.body.get("interference") or {}
     if not seen:
+        if options.output != "table":
+            emit({"interference": None}, options.output)
         raise CliError("interference detection is disabled; enable: interference.enabled: true", Exit.NOT_FOUND)
     if options.namespace is not None:
         start = f"{options.namespace}/"

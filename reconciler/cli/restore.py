@@ -99,7 +99,9 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
     if answer.get("converted"):
         yield line(f"The store was of a newer version and was converted; the newer file: {answer['converted']}")
     if answer["through"] == "daemon" and only is None:
-        yield line(f"The daemon is now in mode {answer['mode']}; resume: bypassctl reload")
+        observes = answer.get("configured_mode") == "observe"
+        resume = "as its configuration says" if observes else "resume: bypassctl reload"
+        yield line(f"The daemon is now in mode {answer['mode']}; {resume}")
     elif answer["through"] == "daemon":
         yield line(*_held(answer.get("hold")))
 

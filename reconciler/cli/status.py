@@ -170,7 +170,9 @@ def _title(document: FetchedDocument, facts: Row) -> Iterator[Cell]:
     if observing and facts["configured_mode"] == "enforce":
         yield ", paused by `restore`; resume: bypassctl reload"
     elif observing:
-        yield " (no writes)"
+        kept = sum(facts["ledger"].values())
+        values = fmt.plural(kept, "value")
+        yield f" (no writes; {values} set before stay: bypassctl restore)" if kept else " (no writes)"
     elif facts["dry_run"]:
         yield StyledText(f" (dry run: {', '.join(facts['dry_run'])})", "warn")
     yield ", "
@@ -235,7 +237,7 @@ def _budget(budget: Row) -> Iterator[Block]:
             for name, key in (("online", "online"), ("reclaimed", "reclaimed"), ("system", "system"))
         )
     yield field("CPU", "BE budget ", StyledText(fmt.cpu(budget["budget_milli"]), "head"), f"; {known}")
-    for name, before in (("reclaimed", ""), ("law", "budget law ")):
+    for name, before in (("budget", ""), ("law", "budget law "), ("reclaimed", "")):
         if reason := budget["reasons"].get(name):
             yield field("", StyledText(f"{before}{reason}", "dim"))
 

@@ -237,7 +237,11 @@ def _placed(cpus: Sequence[Row]) -> Row:
 
     keys = ("core", "socket", "node", "l3", "thread")
     items = tuple(
-        Cpu(id=row["cpu"], kind=CpuKind(row["kind"]), **{key: int(row[key]) for key in keys})
+        Cpu(
+            id=row["cpu"],
+            kind=CpuKind.EFFICIENCY if row["kind"] == "E" else CpuKind.PERFORMANCE,
+            **{key: int(row[key]) for key in keys},
+        )
         for row in sorted(cpus, key=lambda row: int(row["cpu"]))
     )
     return placement(Topology(online=CpuSet(item.id for item in items), cpus=items), {})

@@ -107,7 +107,8 @@ def _decided(facts: Row, body: Row) -> Row:
     ]
     reasons = body.get("budget", {}).get("reasons", {})
     pool = (pod.get("pool") or "").partition("/")[0]
-    reason = ours[0]["reason"] if ours else reasons.get(pool, "")
+    # The reason of a BE pool is bypassd's own; it decides nothing where its CPU set is not in force.
+    reason = ours[0]["reason"] if ours else reasons.get(pool, "") if pool != "reclaimed" else ""
     return {
         "by": f"bypassd ({ours[0]['policy']})" if ours else "kubelet and runtime",
         "class": pod.get("class"),

@@ -243,6 +243,7 @@ class Daemon:
                     self.reload()
                     continue
                 self._stopped_by = signal.Signals(number).name
+                self._log.info("stopping", signal=self._stopped_by)
                 if self.supervisor is not None:
                     self.supervisor.stop(self._stopped_by)
                 elif self._renewal is None or self.config.on_stop is not OnStop.RESTORE:

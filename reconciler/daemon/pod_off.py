@@ -38,6 +38,7 @@ async def restore(agent: "Agent", request: RestoreRequest) -> Mapping[str, objec
     return {
         **_facts(done),
         "mode": AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
+        "configured_mode": agent.config.mode.value,
         "hold": None if held is None else asdict(held),
     }
 

@@ -206,4 +206,5 @@ def group_id(name: str) -> int:
 
 def _where(listening: socket.socket) -> str:
     name = listening.getsockname()
-    return name if isinstance(name, str) else f"{name[0]} port {name[1]}"
+    # It was bound under a name of its own, see `listen_unix`.
+    return name.removesuffix(f".{os.getpid()}") if isinstance(name, str) else f"{name[0]} port {name[1]}"

@@ -44,6 +44,7 @@ from tests.reconciler.cli.test_alerts import KNOWN, SINK
 from tests.reconciler.cli.test_events import event
 from tests.reconciler.cli.test_evictions import document as evictions
 from tests.reconciler.cli.test_headroom import PROMISED
+from tests.reconciler.cli.test_livescreen import CPU
 from tests.reconciler.cli.test_owners import OWNERS
 from tests.reconciler.cli.test_pods import row as pod_row
 from tests.reconciler.cli.test_report import effect_row
@@ -105,6 +106,7 @@ WORDS: dict[str, list[str]] = {
     "status": ["--socket", "{socket}"],
     "why": [BATCH, "--socket", "{socket}"],
     "pods": ["--interval", "0", "--socket", "{socket}"],
+    "top": ["--once", "--interval", "0.1", "--socket", "{socket}"],
     "explain": [BATCH, "--socket", "{socket}"],
     "events": ["--socket", "{socket}"],
     "report": ["--socket", "{socket}", "--gate"],
@@ -161,6 +163,7 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
     whole["owners"] = OWNERS
     whole["effect"] = [effect_row(int(time.time()) // 3600)]
     whole["podlist"] = [pod_row("web-0", 1.0, 5)]
+    whole["cpumap"] = [CPU]
     whole["eviction"] = evictions(cases=True, dry=False)
     whole["interference"] = watched(SUFFERS, replace(SUFFERS, suspects=(BLAME,)), steps=(SQUEEZED, HELD))
     whole["holds"] = [{"target": f"pod:{BATCH}", "reason": "r", "by": "b", "until": None}]

@@ -77,6 +77,17 @@ def test_a_namespace_may_precede_the_command(run: Run, held: FakeDaemon, words: 
     assert "node" not in before.out
 
 
+def test_a_hold_takes_a_pod_without_its_kind(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers["POST /holds"] = (201, {"target": "node", "reason": "x", "by": "ana", "until": None})
+    words = ("--for", "1h", "--reason", "x", "--socket", daemon.socket)
+    for target in ("ci/batch-7", "batch-7", BATCH, "pod/batch-7"):
+        assert run("hold", target, *words).code == Exit.OK
+        assert daemon.asked[-1][1]["target"] == f"pod:{BATCH}"  # type: ignore[index]
+    for target in ("node", "knob:cpu.set", "file:/kubepods", "cpu"):
+        run("hold", target, *words)
+        assert daemon.asked[-1][1]["target"] == target  # type: ignore[index]
+
+
 def test_a_namespace_chooses_among_pods_of_one_name(run: Run, daemon: FakeDaemon) -> None:
     pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
     other = {**pod, "uid": "0d0d0d0d-0d0d-0d0d-0d0d-0d0d0d0d0d0d", "namespace": "qa", "title": "qa/batch-7"}
@@ -110,3 +121,14 @@ def test_lists_of_a_namespace_have_its_pods_only(run: Run, daemon: FakeDaemon) -
         ran = run(command, "-o", "json", "--socket", daemon.socket, "-n", "shop")
         fields = json.loads(ran.out)["interference" if command == "interference" else "eviction"]
         assert [row["title"] for key in keys for row in fields[key]] == ["shop/web-0"] * len(keys)
+
+
+@pytest.mark.parametrize(("command", "section"), [("interference", "interference"), ("evictions", "eviction")])
+def test_what_is_off_is_null_as_json_and_its_exit_code_is_the_same(
+    run: Run, daemon: FakeDaemon, command: str, section: str
+) -> None:
+    daemon.document[section] = None
+    table = run(command, "--socket", daemon.socket)
+    ran = run(command, "-o", "json", "--socket", daemon.socket)
+    assert (table.code, table.out) == (Exit.NOT_FOUND, "")
+    assert (ran.code, json.loads(ran.out)) == (Exit.NOT_FOUND, {section: None})

@@ -74,7 +74,25 @@ def test_status_distinguishes_observing_from_a_restore(run: Run, daemon: FakeDae
     daemon.document["agent"]["mode"] = "observe"
     assert "paused by `restore`; resume: bypassctl reload" in run("status", "--socket", daemon.socket).out
     daemon.document["agent"]["configured_mode"] = "observe"
+    assert daemon.document["agent"]["ledger"] == {"cgroup": 4}
+    assert (
+        "observe (no writes; 4 values set before stay: bypassctl restore)"
+        in run("status", "--socket", daemon.socket).out
+    )
+    daemon.document["agent"]["ledger"] = {}
     assert "observe (no writes)" in run("status", "--socket", daemon.socket).out
+
+
+def test_status_has_the_reason_of_the_budget_and_that_of_its_cpus(run: Run, daemon: FakeDaemon) -> None:
+    reasons = {"budget": "target 65 % of 8 CPUs", "reclaimed": "BE runs on CPU 5", "law": "quota: why"}
+    daemon.document["budget"]["reasons"] = reasons
+    out = run("status", "--socket", daemon.socket).out.splitlines()
+    start = next(number for number, text in enumerate(out) if text.startswith("CPU "))
+    assert [text.strip() for text in out[start + 1 : start + 4]] == [
+        "target 65 % of 8 CPUs",
+        "budget law quota: why",
+        "BE runs on CPU 5",
+    ]
 
 
 def test_the_parts_that_are_a_dry_run_are_in_the_first_line(run: Run, daemon: FakeDaemon) -> None:

@@ -193,3 +193,17 @@ def test_a_sparkline_has_a_mark_for_each_part(
     monkeypatch.setattr("reconciler.cli.sparkline.levels", lambda: "_.-=+*#@")
     line = sparkline(values)
     assert len(line) == marks if isinstance(marks, int) else line.replace("+", "=") == marks
+
+
+@pytest.mark.parametrize(("pool", "reason"), [("shared", "kept from the kubelet"), ("reclaimed", "")])
+def test_a_be_pools_reason_is_none_of_a_set_that_bypassd_did_not_write(pool: str, reason: str) -> None:
+    body = {"budget": {"reasons": {"shared": "kept from the kubelet", "reclaimed": "BE runs on CPU 1"}}}
+    facts = {"pod": {"pool": pool}, "groups": []}
+    assert why._decided(facts, body)["reason"] == reason
+
+
+def test_in_observe_the_budget_is_planned_and_not_written(run: Run, daemon: FakeDaemon) -> None:
+    words = ("why", "batch-7", "--socket", daemon.socket)
+    assert "planned, not written" not in run(*words).out
+    daemon.document["agent"]["mode"] = "observe"
+    assert "planned, not written" in run(*words).out
