@@ -111,9 +111,8 @@ def _top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
         type=float,
-        default=2.0,
         metavar="S",
-        help="seconds between two requests to the daemon, 0.1 to 60 (default: 2)",
+        help="seconds between two requests, 0.1 to 60 (default: 2, or more: 20 times the time of an answer)",
     )
     parser.add_argument("--once", action="store_true", help="one frame as plain text, as without a terminal")
 

@@ -47,6 +47,9 @@ _OFTEN: Final = ("podlist", "budget")
 _SELDOM: Final = ("agent", "interference", "eviction")
 _SELDOM_S: Final = 5.0
 """Between two requests for what changes rarely and costs more."""
+_INTERVAL_S: Final = 2.0
+_GENTLE: Final = 20
+"""The default interval is at least so many times as long as an answer takes: of many pods, or on a busy node."""
 _LOAD_S: Final = 0.5
 """Between two readings of the CPUs' load, which cost the daemon nothing."""
 _FIRST_S: Final = 0.5
@@ -57,7 +60,7 @@ _FOREVER_S: Final = 3600.0
 
 def run(options: Namespace) -> int:
     """Show the node until q, or once. Errors: `CliError` without a daemon at the start."""
-    if not INTERVALS[0] <= options.interval <= INTERVALS[-1]:
+    if options.interval is not None and not INTERVALS[0] <= options.interval <= INTERVALS[-1]:
         raise CliError(
             f"--interval {options.interval:g}: expected {INTERVALS[0]} to {INTERVALS[-1]:g} seconds", Exit.USAGE
         )
@@ -114,7 +117,8 @@ class ShownNode:
 
 
 def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
-    _sleep(options.interval)
+    interval_s = options.interval or _INTERVAL_S
+    _sleep(interval_s)
     node.take(node.ask(_OFTEN))
     if options.output != "table":
         keys = ("at", "agent", "budget", "cpumap")
@@ -123,7 +127,7 @@ def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
         return Exit.OK
     columns = shutil.get_terminal_size().columns
     choices = Choices(sort=options.sort, map="pools")
-    lines = frame(node.facts(options.interval, {}), choices, Page(columns, whole=not terminal), glyphs(levels()))
+    lines = frame(node.facts(interval_s, {}), choices, Page(columns, whole=not terminal), glyphs(levels()))
     streams.write("".join(f"{_plain(line)}\n" for line in lines))
     return Exit.OK
 
@@ -168,6 +172,7 @@ def _live(node: ShownNode, options: Namespace, screen: LiveScreen) -> None:
         elif answer is not None and not choices.paused:
             problem = ""
             node.take(answer)
+            schedule.answered(poller.took_s)
         if not choices.paused:
             if poller.idle and schedule.due():
                 poller.request([*_OFTEN, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
@@ -236,10 +241,13 @@ def _next(values: Sequence[str], value: str) -> str:
 class RequestSchedule:
     """When to request, and what."""
 
-    def __init__(self, interval_s: float) -> None:
-        self.interval_s = interval_s
-        self._at = time.monotonic() + min(interval_s, _FIRST_S)
-        self._seldom_at = time.monotonic() + _SELDOM_S
+    def __init__(self, interval_s: float | None) -> None:
+        """``interval_s`` None: the default, and longer where answers take long."""
+        self._gentle = interval_s is None
+        self.interval_s = interval_s or _INTERVAL_S
+        self._begun = time.monotonic()
+        self._at = self._begun + min(self.interval_s, _FIRST_S)
+        self._seldom_at = self._begun + _SELDOM_S
 
     @property
     def load_s(self) -> float:
@@ -251,8 +259,15 @@ class RequestSchedule:
         now = time.monotonic()
         if now < self._at:
             return False
+        self._begun = now
         self._at = now + self.interval_s
         return True
+
+    def answered(self, took_s: float) -> None:
+        """Note how long an answer took."""
+        if self._gentle:
+            self.interval_s = max(_INTERVAL_S, min(_GENTLE * took_s, INTERVALS[-1]))
+            self._at = self._begun + self.interval_s
 
     def seldom(self) -> Sequence[str]:
         """The sections that are only sometimes part of a request."""
@@ -270,6 +285,7 @@ class RequestSchedule:
     def change(self, *, longer: bool) -> None:
         """The next interval of `INTERVALS`."""
         others = [value for value in INTERVALS if (value > self.interval_s if longer else value < self.interval_s)]
+        self._gentle = False
         if others:
             self.interval_s = others[0] if longer else others[-1]
             self._at = min(self._at, time.monotonic() + self.interval_s)
@@ -290,6 +306,8 @@ class Poller:
         self._requests: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[PolledAnswer] = queue.SimpleQueue()
         self.idle = True
+        self.took_s = 0.0
+        """From the last request to its answer."""
         # A daemon thread: a request that waits for its answer does not delay the end.
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -310,10 +328,12 @@ class Poller:
     def _run(self) -> None:
         while True:
             sections = self._requests.get()
+            began = time.monotonic()
             try:
                 answer = PolledAnswer(self._ask(sections), None)
             except Exception as exc:  # noqa: BLE001  # raised again by the main thread
                 answer = PolledAnswer(None, exc)
+            self.took_s = time.monotonic() - began
             self._answers.put(answer)
             with suppress(OSError):
                 os.write(self._waker, b"\0")

@@ -12,6 +12,7 @@ from reconciler.cli import sparkline
 from reconciler.cli import top as module
 from reconciler.cli.blocks import StyledText
 from reconciler.cli.exits import Exit
+from reconciler.cli.options import parser
 from reconciler.cli.pods import pod_row
 from reconciler.cli.styles import codes
 from reconciler.cli.top import CpuLoad, obey, rendered
@@ -313,3 +314,22 @@ def test_load_is_the_busy_part_between_two_readings(tmp_path: Any) -> None:
     stat.write_text("no such lines\n")
     load.sample(0.0)
     assert load.busy == {}, "the daemon's own figure is shown then"
+
+
+def test_the_default_interval_grows_with_the_time_of_an_answer_and_a_chosen_one_does_not() -> None:
+    schedule = module.RequestSchedule(None)
+    for took_s, interval_s in ((0.01, 2.0), (0.3, 6.0), (0.05, 2.0), (100.0, 60.0)):
+        schedule.answered(took_s)
+        assert schedule.interval_s == interval_s
+    chosen = module.RequestSchedule(0.1)
+    chosen.answered(0.3)
+    assert chosen.interval_s == 0.1
+    chosen.change(longer=True)
+    assert chosen.interval_s == 0.2
+
+
+def test_the_lists_of_the_command_line_are_those_of_the_view() -> None:
+    for name in SORTS:
+        assert parser("top").parse_args(["top", "--sort", name]).sort == name
+    with pytest.raises(SystemExit):
+        parser("top").parse_args(["top", "--sort", "cpus"])
