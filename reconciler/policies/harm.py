@@ -47,6 +47,8 @@ _REPEATED: Final = 4
 """Cuts that are needed for a comparison."""
 _MOST_PAUSE: Final = 10
 """Comparisons that change nothing come after at most so many times ``compare_after_s``."""
+_MOST_LONGER: Final = 3
+"""They are at most so many times ``compare_s`` long."""
 
 
 class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,7 +136,7 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ge=0,
             le=60,
             description="where cuts do not end the harm: seconds that BE work is at its minimum, to learn what online "
-            "pods wait without it; 0: never",
+            "pods wait without it; up to three times as long while that changes nothing; 0: never",
         ),
     ] = 10.0
     compare_after_s: Annotated[
@@ -230,7 +232,7 @@ def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -
     low, top = sample.floor_milli, max(sample.floor_milli, sample.top_milli)
     state = replace(_resumed(state, now), ceiling_milli=min(max(state.ceiling_milli, low), top))
     if state.comparison.until is not None:
-        if now < state.comparison.until <= now + config.compare_s:
+        if now < state.comparison.until <= now + _MOST_LONGER * config.compare_s:
             state = replace(state, ceiling_milli=low)
         elif sample.levels is not None:
             state = _compared(state, now, low, top)
@@ -339,12 +341,9 @@ def _stuck(state: HarmState, low: int, top: int, now: float, config: HarmConfig)
 def _compare(comparison: Comparison, now: float, ceiling: int, config: HarmConfig) -> Comparison:
     """Begin. One soon after the last: that has changed nothing."""
     useless = now - comparison.ended_at < 3 * config.compare_after_s * comparison.pause
-    return replace(
-        comparison,
-        until=now + config.compare_s,
-        before=ceiling,
-        pause=min(_MOST_PAUSE, 2 * comparison.pause) if useless else 1,
-    )
+    pause = min(_MOST_PAUSE, 2 * comparison.pause) if useless else 1
+    # It begins in a burst. One as long as it was may have ended before the next burst.
+    return replace(comparison, until=now + config.compare_s * min(pause, _MOST_LONGER), before=ceiling, pause=pause)
 
 
 def _compared(state: HarmState, now: float, low: int, top: int) -> HarmState:

@@ -28,7 +28,7 @@ _KNOWN_MILLI: Final = 20
 _DISPROVED: Final = 20
 """Samples in a row that are lower than what was learned, from which on that is forgotten."""
 _NO_HARM: Final = 0.99
-_LASTING: Final = 20
+_LASTING: Final = 40
 """Harmful samples in a row, without BE work, that are no burst."""
 _ROW_S: Final = 1.0
 """Samples in a row are not further apart."""
@@ -38,8 +38,8 @@ _MOST_COUNTED: Final = 600
 """Older samples count less: these are a minute's."""
 _MARGIN: Final = 1.5
 """Bursts beside BE work may be so much more frequent, longer and worse than without it."""
-_MOST_EXCUSED: Final = 30
-"""Harmful samples in a row that are excused at most: three seconds."""
+_MOST_EXCUSED: Final = 40
+"""Harmful samples in a row that are excused at most: four seconds."""
 
 
 class PodWaiting(NamedTuple):

@@ -174,13 +174,13 @@ def run(
 
 def turns(moments: Sequence[Moment]) -> int:
     """How often the ceiling turned from falling to rising or back."""
-    found, direction = 0, 0
-    for before, after in pairwise(moments):
-        change = after.state.ceiling_milli - before.state.ceiling_milli
-        if change and (change > 0) != (direction > 0):
-            found += direction != 0
-            direction = 1 if change > 0 else -1
-    return found
+    return turns_of([moment.state.ceiling_milli for moment in moments])
+
+
+def turns_of(ceilings: Sequence[int]) -> int:
+    """The same, of ceilings."""
+    rises = [after > before for before, after in pairwise(ceilings) if after != before]
+    return sum(before != after for before, after in pairwise(rises))
 
 
 def lost_share(moments: Sequence[Moment]) -> float:
@@ -191,8 +191,9 @@ def lost_share(moments: Sequence[Moment]) -> float:
 
 
 def harmed_share(moments: Sequence[Moment], level: float = 1.0) -> float:
-    """The share of the time in which the pod was really harmed."""
-    return sum(m.took_s for m in moments if m.level >= level) / sum(m.took_s for m in moments)
+    """The share of the time in which the pod was really harmed, by BE work that could have been cut."""
+    harmed = (m.took_s for m in moments if m.level >= level and m.used > 1.4 * m.machine.floor_milli)
+    return sum(harmed) / sum(m.took_s for m in moments)
 
 
 def settle_s(moments: Sequence[Moment], since: float) -> float:
