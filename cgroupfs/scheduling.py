@@ -11,6 +11,8 @@ OTHER: Final = 0
 IDLE: Final = 5
 NAMES: Final = {OTHER: "other", 1: "fifo", 2: "rr", 3: "batch", IDLE: "idle", 6: "deadline", 7: "ext"}
 """By the kernel's numbers. Source: include/uapi/linux/sched.h."""
+REALTIME: Final = {number: NAMES[number] for number in (1, 2, 6)}
+"""Those that run before every usual thread. Source: sched(7)."""
 _NUMBERS: Final = {name: number for number, name in NAMES.items()}
 _RESET: Final = 0x4000_0000
 """SCHED_RESET_ON_FORK: of a thread in the idle class it resets a negative nice value only, never the class."""

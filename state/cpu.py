@@ -157,6 +157,7 @@ class HarmReading(Struct, frozen=True, kw_only=True):
 
     ``ceiling_milli``: what BE work may use; ``unknown_since``: since when nothing is known of online pods' waiting.
     Of the last cut: ``uid`` of the online pod, the percentage that it waited and what it waits without BE work.
+    ``comparing``: BE work is at its minimum to learn that.
     """
 
     ceiling_milli: int
@@ -165,6 +166,7 @@ class HarmReading(Struct, frozen=True, kw_only=True):
     uid: str | None = None
     waits_percent: float = 0.0
     own_percent: float = 0.0
+    comparing: bool = False
 
 
 class HarmTerms(Struct, frozen=True, kw_only=True):

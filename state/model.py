@@ -454,6 +454,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     ``commands``: when the runtime was last called for a BE container, by its id.
     ``harm``: the harm law's ceiling of BE; None: nothing is measured for it. ``idle_threads``: group paths of the
     containers whose threads are all in the idle class, on kernels where that is effective beyond their own group.
+    ``realtime``: uids of BE pods with real-time threads.
     ``threads_yield``: whether this kernel heeds SCHED_IDLE of a thread beyond the thread's own group.
     ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
     """
@@ -485,4 +486,5 @@ class NodeView(Struct, frozen=True, kw_only=True):
     be_bonus: Mapping[str, int] = {}
     harm: HarmReading | None = None
     idle_threads: frozenset[str] = frozenset()
+    realtime: frozenset[str] = frozenset()
     threads_yield: bool = True

@@ -12,18 +12,15 @@ from reconciler.control.reconciler import Reconciler
 from reconciler.policies import harm
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.harm import HarmSample, HarmState
-from reconciler.policies.waiting import OwnWaiting, PodWaiting, expected, learn, level_of
+from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge
 from reconciler.runtime.workqueue import TICK
 from state.cpu import HarmReading, HarmTerms
 from state.model import Pod, PodClass, Pools
 
 _CHOOSE_S: Final = 1.0
 """Seconds between two choices of the pods that share CPUs with BE work."""
-_QUIET: Final = 1.25
-"""Up to this multiple of its minimum BE work is cut: what online pods wait then is their own."""
 _OUTSIDE_MOST: Final = 64
 """BE pods outside of the besteffort directory whose use is read; of more it is unknown."""
-_KNOWN_MILLI: Final = 20
 
 
 class WaitSource(Protocol):
@@ -36,15 +33,6 @@ class WaitSource(Protocol):
     ) -> dict[str, PodWaiting] | None: ...
 
     def close(self) -> None: ...
-
-
-class _Pod:
-    """What is kept of one online pod."""
-
-    def __init__(self) -> None:
-        self.own: OwnWaiting = {}
-        self.waits = PodWaiting(0.0, 0.0)
-        self.expected = self.level = 0.0
 
 
 @final
@@ -61,7 +49,7 @@ class HarmWatch:
         self._measured = False
         self._chosen: dict[str, Pod] = {}
         self._at = self._chosen_at = float("-inf")
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, PodJudgement] = {}
         self._used: tuple[float, int] | None = None
         self.rounds = self.cuts = 0
         """Since the daemon's start."""
@@ -92,6 +80,7 @@ class HarmWatch:
             "wall_milli": state.wall_milli,
             "pause_s": state.pause_s,
             "cuts": self.cuts,
+            "comparing": state.comparison.until is not None,
             "pods": len(self._chosen),
             "worst_uid": worst,
             "worst_level": round(self._pods[worst].level, 2) if worst is not None else None,
@@ -205,6 +194,7 @@ class HarmWatch:
             uid=uid,
             waits_percent=waits,
             own_percent=own,
+            comparing=state.comparison.until is not None,
         )
         if reading != before:
             # Its ceiling from now on, not the idle buffer's.
@@ -227,20 +217,18 @@ class HarmWatch:
             for uid, pod in self._reconciler.inventory.pods.items()
             if pod.pod_class.online and pod.containers and pod_cpus(pod, view, pools) & cpus
         }
-        self._pods = {uid: self._pods.get(uid) or _Pod() for uid in self._chosen}
+        self._pods = {uid: self._pods.get(uid) or PodJudgement() for uid in self._chosen}
 
     def _levels(self, waits: dict[str, PodWaiting], used: int | None, terms: HarmTerms, now: float) -> dict[str, float]:
         """The harm of each pod that was measured. Without BE work there is none, and what they wait is learned."""
         config = self.config().harm
-        quiet = used is not None and used <= max(_KNOWN_MILLI, terms.floor_milli) * _QUIET
+        ceiling = self._state.ceiling_milli if self._state is not None else terms.top_milli
+        quiet = is_quiet(used, ceiling, terms.floor_milli)
         levels: dict[str, float] = {}
         for uid, waiting in waits.items():
-            if (pod := self._pods.get(uid)) is None:
-                continue
-            pod.waits, pod.expected = waiting, expected(pod.own, waiting, now)
-            levels[uid] = pod.level = level_of(waiting, pod.expected, config)
-            if quiet:
-                pod.own = learn(pod.own, waiting, now)
+            if (before := self._pods.get(uid)) is not None:
+                self._pods[uid] = pod = judge(before, waiting, now, config, quiet=quiet)
+                levels[uid] = pod.level
         return levels
 
     def _use(self, now: float) -> int | None:

@@ -72,6 +72,7 @@ class NodeReadings(Struct, frozen=True, kw_only=True):
     be_bonus: Mapping[str, int] = {}
     harm: HarmReading | None = None
     idle_threads: frozenset[str] = frozenset()
+    realtime: frozenset[str] = frozenset()
 
 
 class NewReadings(TypedDict, total=False):
@@ -93,6 +94,7 @@ class NewReadings(TypedDict, total=False):
     be_bonus: Mapping[str, int]
     harm: HarmReading | None
     idle_threads: frozenset[str]
+    realtime: frozenset[str]
 
 
 @final
@@ -295,6 +297,7 @@ class Inventory:
             be_bonus=readings.be_bonus,
             harm=readings.harm,
             idle_threads=readings.idle_threads,
+            realtime=readings.realtime,
             threads_yield=self._threads_yield,
             indicators=self._indicators(),
             arrived={cid: at for cid, at in self._arrived.items() if at is not None},

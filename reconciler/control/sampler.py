@@ -18,6 +18,7 @@ from cgroupfs.usage import UsageReader
 from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.memory_sampler import MemorySampler
 from reconciler.control.quota_lending import QuotaLender
+from reconciler.control.realtime_watch import RealtimeWatch
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.start_watch import StartWatch
 from reconciler.policies import idle_buffer
@@ -36,6 +37,7 @@ from reconciler.signals.cpu import (
 from reconciler.signals.groups import GroupSampler, sampled
 from reconciler.signals.irqs import IrqSampler
 from reconciler.signals.numa_memory import NumaMemorySampler
+from reconciler.signals.processes import PodProcesses
 from reconciler.signals.uses import UsageHistory
 from state.cpu import Uses
 from state.model import NodeCpu, PodClass, SourceStatus
@@ -84,6 +86,8 @@ class Sampler:
         self._irqs = IrqSampler(root)
         self.bursts = QuotaLender(reconciler, usage)
         self.starts = StartWatch(reconciler, usage)
+        processes = PodProcesses(reconciler.actuator.judge.hierarchy, files)
+        self.realtime = RealtimeWatch(reconciler, processes.threads_of_group)
         self.memory = MemorySampler(
             used=lambda: usage.memory_bytes(reconciler.inventory.besteffort),
             pods=lambda enough: usage.memory_use(reconciler.inventory.layout.kubepods, enough_bytes=enough),
@@ -176,6 +180,7 @@ class Sampler:
             numa_memory=self._numa.sample(knowledge.readings.topology.nodes(), now),
             irq_cpus=self._irqs.sample(self._reconciler.policies.exclusive.avoid_irqs, now),
             idle_threads=self._idle_threads(),
+            realtime=self.realtime.check(now),
         )
         self.bursts.on_second(now)
         self._read(cpu, now)

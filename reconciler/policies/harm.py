@@ -6,10 +6,14 @@ times a second. Its ceiling reaches the planner as ``NodeView.harm``. At its top
 bandwidth control.
 
 - Down: a share of what BE work *uses*, at once at one sample of clear harm; small harm needs two of the last three
-  samples of one pod, or three in a row of any. Then a pause, as a sample may still be of the time before the cut.
+  or three of the last nine samples of one pod, or three in a row of any. Then a pause, as a sample may still be of the
+  time before the cut.
 - Up: a step after a calm while. Close to the use at which harm began last, the steps are smaller; where harm follows a
   step, the step is taken back and the next attempt comes after twice the time.
 - Unknown: never up.
+- Where cuts repeat for a minute: compare. BE work is at its minimum for some seconds, in which what each pod waits
+  without it is learned (`reconciler.policies.waiting`). The next comparison comes after twice the time if this one has
+  changed nothing. So waiting that BE work does not cause never holds it down for ever.
 
 Source: additive increase and multiplicative decrease (Chiu, Jain: Analysis of the increase and decrease algorithms for
 congestion avoidance, 1989), with TCP CUBIC's memory of the level of the last loss (RFC 9438) and exponential back-off
@@ -26,8 +30,12 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-_KEPT: Final = 3
+_SHORT: Final = 3
 """Samples in which small harm must appear twice."""
+_LONG: Final = 9
+"""Samples in which three times are enough: a load that rises and falls faster than samples are taken."""
+_GAP_S: Final = 3.0
+"""Samples that are further apart have nothing to do with each other."""
 _NEAR: Final = 4
 """Close to the last harm a step is this part of a usual one."""
 _NEAR_PERCENT: Final = 90
@@ -35,6 +43,12 @@ _NEAR_PERCENT: Final = 90
 _QUIET_S: Final = 2.0
 """After so long a calm at the top samples are rarer."""
 _LONG_AGO: Final = float("-inf")
+_REPEATED: Final = 4
+"""Cuts that are needed for a comparison."""
+_MOST_PAUSE: Final = 10
+"""Comparisons that change nothing come after at most so many times ``compare_after_s``."""
+_MOST_LONGER: Final = 3
+"""They are at most so many times ``compare_s`` long."""
 
 
 class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +130,23 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backoff_s: Annotated[
         float, Meta(ge=0, le=3600, description="longest time before a step up that has failed is tried again")
     ] = 60.0
+    compare_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="where cuts do not end the harm: seconds that BE work is at its minimum, to learn what online "
+            "pods wait without it; up to three times as long while that changes nothing; 0: never",
+        ),
+    ] = 10.0
+    compare_after_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86400,
+            description="seconds of repeated cuts before that; doubled, up to ten times, while it changes nothing",
+        ),
+    ] = 60.0
 
 
 class HarmSample(Struct, frozen=True, kw_only=True):
@@ -133,25 +164,44 @@ class HarmSample(Struct, frozen=True, kw_only=True):
     excused: bool = False
 
 
+class Comparison(Struct, frozen=True, kw_only=True):
+    """When BE work is next at its minimum to learn what online pods wait without it.
+
+    ``until``: it is now; ``before``: the ceiling to which it returns. ``cuts``: since ``since``, the first one's time.
+    ``pause``: the multiple of ``compare_after_s``; ``ended_at``: of the last one.
+    """
+
+    until: float | None = None
+    before: int = 0
+    cuts: int = 0
+    since: float = _LONG_AGO
+    pause: int = 1
+    ended_at: float = _LONG_AGO
+
+
 class HarmState(Struct, frozen=True, kw_only=True):
     """What BE work may use, and what the next step depends on.
 
-    ``wall_milli``: the use at which harm began last; None: none, or it was passed since. ``pause_s``: how long it must
-    be calm before a step close to that. ``hurt``: the pods above the limits in the last samples, the newest first.
-    ``calm_since``: None while it is not calm. ``cuts``: how many there were; ``cause``: the pod of the last one.
+    ``at``: the last sample; ``harmed_at``: the last one with harm. ``wall_milli``: the use at which harm began last;
+    None: none, or it was passed since. ``pause_s``: how long it must be without harm before a step close to that.
+    ``hurt``: the pods above the limits in the last samples, the newest first. ``calm_since``: None while it is not
+    calm. ``cuts``: how many there were; ``cause``: the pod of the last one.
     """
 
     ceiling_milli: int
     wall_milli: int | None = None
     pause_s: float = 0.0
+    at: float | None = None
     hurt: tuple[frozenset[str], ...] = ()
     calm_since: float | None = None
     unknown_since: float | None = None
+    harmed_at: float = _LONG_AGO
     raised_at: float = _LONG_AGO
     raised_from: int = 0
     cut_at: float = _LONG_AGO
     cuts: int = 0
     cause: str | None = None
+    comparison: Comparison = Comparison()
 
 
 def interval_s(state: HarmState, top_milli: int, now: float, config: HarmConfig) -> float:
@@ -180,9 +230,16 @@ def unknown(state: HarmState, since: float) -> HarmState:
 def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -> HarmState:
     """One step: down at harm, up by one step after a calm while, never up on an unknown."""
     low, top = sample.floor_milli, max(sample.floor_milli, sample.top_milli)
-    state = replace(state, ceiling_milli=min(max(state.ceiling_milli, low), top))
+    state = replace(_resumed(state, now), ceiling_milli=min(max(state.ceiling_milli, low), top))
+    if state.comparison.until is not None:
+        if now < state.comparison.until <= now + _MOST_LONGER * config.compare_s:
+            state = replace(state, ceiling_milli=low)
+        elif sample.levels is not None:
+            state = _compared(state, now, low, top)
     if sample.levels is None:
         return unknown(state, state.unknown_since if state.unknown_since is not None else now)
+    if state.comparison.until is not None:
+        return replace(state, hurt=(), calm_since=None, unknown_since=None)
     if sample.excused:
         return replace(state, hurt=(), calm_since=None, unknown_since=None)
     levels = sample.levels
@@ -190,21 +247,44 @@ def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -
     level = levels[worst] if worst is not None else 0.0
     hurt = frozenset(uid for uid, number in levels.items() if number >= 1.0)
     before = state.hurt
-    state = replace(state, hurt=(hurt, *before)[: _KEPT - 1], unknown_since=None)
+    state = replace(state, hurt=(hurt, *before)[: _LONG - 1], unknown_since=None)
     if worst is not None and hurt:
-        state = replace(state, calm_since=None)
+        state = replace(state, calm_since=None, harmed_at=now)
         clear = level >= config.clear_factor
         if (clear or _again(hurt, before)) and now - state.cut_at >= config.settle_s:
             return _cut(state, sample, worst, now, config, clear=clear)
-        return state
+        return _stuck(state, low, top, now, config)
     if level * 100 > config.quiet_percent:
         return replace(state, calm_since=None)
     return _calm(state, sample, now, config)
 
 
 def _again(hurt: frozenset[str], before: tuple[frozenset[str], ...]) -> bool:
-    """Whether small harm has lasted: one pod twice in the last samples, or some pod in each of them."""
-    return any(hurt & other for other in before) or (len(before) == _KEPT - 1 and all(before))
+    """Whether small harm has lasted: one pod twice in the last samples, or some pod in each of them.
+
+    Or one pod three times in more of them.
+    """
+    short = before[: _SHORT - 1]
+    if any(hurt & other for other in short) or (len(short) == _SHORT - 1 and all(short)):
+        return True
+    return any(sum(uid in other for other in before) >= _SHORT - 1 for uid in hurt)
+
+
+def _resumed(state: HarmState, now: float) -> HarmState:
+    """The state for the next sample: after a gap, or a step of the clock, without what has to be recent."""
+    before = now if state.at is None else state.at
+    state = replace(state, at=now)
+    if 0.0 <= now - before <= _GAP_S:
+        return state
+    return replace(
+        state,
+        hurt=(),
+        calm_since=None,
+        harmed_at=min(state.harmed_at, now),
+        raised_at=min(state.raised_at, now),
+        cut_at=min(state.cut_at, now),
+        unknown_since=min(state.unknown_since, now) if state.unknown_since is not None else None,
+    )
 
 
 def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: HarmConfig, *, clear: bool) -> HarmState:
@@ -220,9 +300,12 @@ def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: H
         # A failed attempt costs its step, and a small one more. Lasting harm is the next cut's.
         target = max(target, min(base, state.raised_from) - _near_step(sample.top_milli, config))
     pause = max(state.pause_s, config.calm_s)
+    ceiling = max(low, min(ceiling, target))
+    comparison = _repeated(state.comparison, now, ceiling, config)
     return replace(
         state,
-        ceiling_milli=max(low, min(ceiling, target)),
+        ceiling_milli=ceiling if comparison.until is None else low,
+        comparison=comparison,
         wall_milli=base,
         pause_s=max(config.calm_s, min(config.backoff_s, 2 * pause)) if probed else pause,
         hurt=(),
@@ -231,6 +314,43 @@ def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: H
         cuts=state.cuts + 1,
         cause=worst,
     )
+
+
+def _repeated(comparison: Comparison, now: float, ceiling: int, config: HarmConfig) -> Comparison:
+    """Count a cut. Repeated ones over a long time may be for waiting that BE work does not cause: then compare."""
+    after = config.compare_after_s * comparison.pause
+    if now - comparison.since > 2 * after + _REPEATED * config.backoff_s:
+        comparison = replace(comparison, cuts=0, since=now)
+    comparison = replace(comparison, cuts=comparison.cuts + 1)
+    if not config.compare_s or comparison.cuts < _REPEATED or now - comparison.since < after:
+        return comparison
+    return _compare(comparison, now, ceiling, config)
+
+
+def _stuck(state: HarmState, low: int, top: int, now: float, config: HarmConfig) -> HarmState:
+    """Compare also where waiting that returns again and again has prevented every attempt to rise."""
+    comparison, ceiling = state.comparison, state.ceiling_milli
+    last = max(state.cut_at, state.raised_at, comparison.ended_at)
+    if not config.compare_s or state.wall_milli is None or not low < ceiling < top:
+        return state
+    if now - last < config.compare_after_s * comparison.pause:
+        return state
+    return replace(state, ceiling_milli=low, comparison=_compare(comparison, now, ceiling, config))
+
+
+def _compare(comparison: Comparison, now: float, ceiling: int, config: HarmConfig) -> Comparison:
+    """Begin. One soon after the last: that has changed nothing."""
+    useless = now - comparison.ended_at < 3 * config.compare_after_s * comparison.pause
+    pause = min(_MOST_PAUSE, 2 * comparison.pause) if useless else 1
+    # It begins in a burst. One as long as it was may have ended before the next burst.
+    return replace(comparison, until=now + config.compare_s * min(pause, _MOST_LONGER), before=ceiling, pause=pause)
+
+
+def _compared(state: HarmState, now: float, low: int, top: int) -> HarmState:
+    """The end of a comparison: the last harm says nothing about BE work's part in the next one."""
+    comparison = replace(state.comparison, until=None, cuts=0, since=_LONG_AGO, ended_at=now)
+    ceiling = min(max(state.comparison.before, low), top)
+    return replace(state, ceiling_milli=ceiling, calm_since=None, comparison=comparison)
 
 
 def _calm(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -> HarmState:
@@ -254,7 +374,10 @@ def _calm(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) 
             # What is not used shows nothing: then the next step waits longest.
             used = sample.used_milli is not None and sample.used_milli * 2 >= ceiling
             rise, wait = _near_step(top, config), max(config.calm_s, state.pause_s if used else config.backoff_s)
-    if now - max(calm, state.raised_at) < wait:
+    # The long wait is one without harm: calm for so long may never be.
+    if now - max(calm, state.raised_at) < min(wait, max(config.calm_s, 2 * config.blame_s)):
+        return state
+    if now - max(state.harmed_at, state.raised_at) < wait:
         return state
     return replace(state, ceiling_milli=min(top, ceiling + rise), raised_at=now, raised_from=ceiling)
 

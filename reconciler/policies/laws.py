@@ -26,15 +26,20 @@ class LawChoice(NamedTuple):
     reason: str
 
 
-def choose_law(view: NodeView, pools: Pools, counted: CpuSet, squeezed: str | None, config: BudgetConfig) -> LawChoice:
-    """Which law. ``counted``: the CPUs that BE work may use; ``squeezed``: why they are others' own, if they are."""
+def choose_law(
+    view: NodeView, pools: Pools, counted: CpuSet, squeezed: str | None, config: BudgetConfig, *, least_milli: int = 0
+) -> LawChoice:
+    """Which law. ``counted``: the CPUs that BE work may use; ``squeezed``: why they are others' own, if they are.
+
+    ``least_milli``: what no cut takes, as BE work has so many whole CPUs and no quota.
+    """
     if config.law is BudgetLaw.QUOTA:
         return LawChoice(None, None, "quota (configured)")
     if squeezed is not None:
         return LawChoice(None, None, f"quota: {squeezed}")
     if (why := obstacle(view, pools)) is not None:
         return LawChoice(None, None, f"quota: {why}")
-    low = floor(view.topology.online, counted, config)
+    low = max(floor(view.topology.online, counted, config), min(least_milli, 1000 * len(counted)))
     terms = HarmTerms(cpus=counted, top_milli=top_of(len(counted), low, config.harm), floor_milli=low)
     reading = view.harm
     if reading is None:
@@ -64,6 +69,8 @@ def harm_budget(
     room, text = reading.ceiling_milli, "all idle CPU: BE pods run in the idle class"
     if room < terms.top_milli:
         text = "cut, because online pods waited for a CPU" if reading.cuts else "grows, as no online pod waits for it"
+    if reading.comparing:
+        text = "at the minimum for a moment, to learn what online pods wait without BE work"
     if reading.unknown_since is not None:
         text = "no increase: what online pods wait for a CPU is unknown"
     if arriving:
@@ -91,6 +98,8 @@ def at_top(choice: LawChoice, budget: Budget, config: BudgetConfig) -> bool:
 def _cause(view: NodeView, reading: HarmReading, terms: HarmTerms) -> str:
     if reading.unknown_since is not None:
         return "what online pods wait for a CPU is unknown; no increase"
+    if reading.comparing:
+        return "comparing what online pods wait with and without BE work, as cuts did not end their waiting"
     if reading.ceiling_milli >= terms.top_milli:
         return "no online pod waits for a CPU because of BE work"
     if not reading.cuts:

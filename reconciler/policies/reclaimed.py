@@ -111,12 +111,14 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     # CPUs that are BE work's alone may be filled: no online work on them needs room.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
-    choice, given = choose_law(view, pools, counted, squeezed if alone else None, law), pools.budget_milli
+    bounded = config.form is not ReclaimedForm.CPUSET or not confined or squeezed is not None
+    least = 0 if bounded else 1000 * max(1, config.minimum_cpus)
+    choice = choose_law(view, pools, counted, squeezed if alone else None, law, least_milli=least)
+    given = pools.budget_milli
     if choice.reading is not None:
         budget = harm_budget(view, choice, previous, law, outside=outside, ceiling=given, arriving=arriving)
     else:
         budget = next_budget(view, counted, previous, law, outside=outside, ceiling=given, arriving=arriving)
-    bounded = config.form is not ReclaimedForm.CPUSET or not confined or squeezed is not None
     unlimited = at_top(choice, budget, law)
     bounded = bounded and not unlimited
     held = previous.reclaimed & counted if previous is not None else EMPTY

@@ -2,8 +2,9 @@
 
 A pod's tasks also wait for each other and for other online pods. What they wait while BE work is cut to its minimum or
 asleep is learned for each pod, by its CPU use (powers of two), as waiting grows with load: a mean and a mean deviation,
-as TCP's round-trip time (RFC 6298). Only what is above that counts. What was learned fades, so that a bad hour does not
-hide harm for ever: then BE work is cut once, and it is learned again.
+as TCP's round-trip time (RFC 6298); bursts of waiting, which a mean does not show, are counted by themselves. Only what
+is above that counts. What was learned fades, so that a bad hour does not hide harm for ever: then BE work is cut once,
+and it is learned again. What turns out to be too high is forgotten at once, as BE work only adds to waiting.
 
 Units: thousandths: of a CPU (running), of a task (waiting); percent of both together; seconds.
 """
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from reconciler.policies.harm import HarmConfig
 
@@ -20,6 +22,24 @@ _MOST: Final = 20
 _DEVIATIONS: Final = 2.0
 _HALF_S: Final = 300.0
 """Half of what was learned has faded after this time without BE at its minimum."""
+_QUIET: Final = 1.25
+"""Up to this multiple of its minimum BE work is cut: what online pods wait then is their own."""
+_KNOWN_MILLI: Final = 20
+_DISPROVED: Final = 20
+"""Samples in a row that are lower than what was learned, from which on that is forgotten."""
+_NO_HARM: Final = 0.99
+_LASTING: Final = 40
+"""Harmful samples in a row, without BE work, that are no burst."""
+_ROW_S: Final = 1.0
+"""Samples in a row are not further apart."""
+_ENOUGH: Final = 50
+"""Samples without BE work from which on the share of harmful ones is believed."""
+_MOST_COUNTED: Final = 600
+"""Older samples count less: these are a minute's."""
+_MARGIN: Final = 1.5
+"""Bursts beside BE work may be so much more frequent, longer and worse than without it."""
+_MOST_EXCUSED: Final = 40
+"""Harmful samples in a row that are excused at most: four seconds."""
 
 
 class PodWaiting(NamedTuple):
@@ -37,12 +57,16 @@ class PodWaiting(NamedTuple):
 
 
 class LearnedWait(Struct, frozen=True, kw_only=True):
-    """The waiting in one range of CPU use, in percent, from ``count`` samples, the last at ``at``."""
+    """The waiting in one range of CPU use, in percent, from ``count`` samples, the last at ``at``.
+
+    ``below``: the newest samples in a row, with BE work, that are clearly below it: BE work only adds to waiting.
+    """
 
     mean: float
     deviation: float
     count: int
     at: float
+    below: int = 0
 
 
 OwnWaiting = Mapping[int, LearnedWait]
@@ -59,6 +83,17 @@ def learn(known: OwnWaiting, waiting: PodWaiting, now: float) -> OwnWaiting:
     deviation = before.deviation + (abs(percent - before.mean) - before.deviation) / count
     mean = before.mean + (percent - before.mean) / count
     return {**known, key: LearnedWait(mean=mean, deviation=deviation, count=count, at=now)}
+
+
+def disprove(known: OwnWaiting, waiting: PodWaiting) -> OwnWaiting:
+    """Add a sample with BE work: after some that are lower than what was learned, that is forgotten."""
+    key = _range(waiting)
+    if (item := known.get(key)) is None:
+        return known
+    below = item.below + 1 if waiting.percent < item.mean - item.deviation else 0
+    if below >= _DISPROVED:
+        return {number: other for number, other in known.items() if number != key}
+    return known if below == item.below else {**known, key: replace(item, below=below)}
 
 
 def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
@@ -88,6 +123,91 @@ def level_of(waiting: PodWaiting, expected_percent: float, config: HarmConfig) -
     if waiting.waits > 0:
         level = min(level, excess * 1000 / waiting.waits / config.wait_us)
     return level
+
+
+class OwnHarm(Struct, frozen=True, kw_only=True):
+    """How often a pod has harmful samples without BE work: of ``samples``, ``harmful`` ones, both fading, at ``at``.
+
+    ``worst``: the highest level; ``longest``: the most in a row in a burst; ``row``: the newest in a row.
+    """
+
+    samples: float = 0.0
+    harmful: float = 0.0
+    worst: float = 0.0
+    longest: int = 0
+    row: int = 0
+    at: float = 0.0
+
+
+class PodJudgement(Struct, frozen=True, kw_only=True):
+    """One online pod: what it waited in its last sample, what it waits without BE work, and the harm of that sample.
+
+    ``left``: harmful samples that are still excused.
+    """
+
+    waits: PodWaiting = PodWaiting(0.0, 0.0)
+    own: OwnWaiting = {}
+    own_harm: OwnHarm = OwnHarm()
+    left: float = 0.0
+    expected: float = 0.0
+    level: float = 0.0
+
+
+def is_quiet(used: int | None, ceiling_milli: int, floor_milli: int) -> bool:
+    """Whether BE work is at its minimum or asleep. ``used`` None: unknown, then its ceiling counts."""
+    return (ceiling_milli if used is None else used) <= max(_KNOWN_MILLI, floor_milli) * _QUIET
+
+
+def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmConfig, *, quiet: bool) -> PodJudgement:
+    """Judge a sample; one while BE work is at its minimum or asleep is learned.
+
+    The mean of a pod that waits in bursts is far below them. So they are no part of it, but counted: as many harmful
+    samples as without BE work, and half as many more, are excused, where they are not much worse nor longer in a row.
+    """
+    likely = expected(before.own, waiting, now)
+    level = level_of(waiting, likely, config)
+    if quiet:
+        own, own_harm = before.own, _learn_harm(before.own_harm, level, now)
+        if not 0 < own_harm.row < _LASTING or _range(waiting) not in own:
+            own = learn(own, waiting, now)
+        # Not BE work's doing, so no reason to cut; but none to raise either before it is learned.
+        burst = 0 < own_harm.row < _LASTING and own_harm.samples >= _ENOUGH
+        level = 0.0 if burst else min(level, _NO_HARM)
+        return PodJudgement(waits=waiting, own=own, own_harm=own_harm, expected=likely, level=level)
+    known = before.own_harm
+    faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
+    rate = known.harmful * faded / max(_ENOUGH, known.samples * faded)
+    left = min(_MARGIN * known.longest, _MOST_EXCUSED, before.left + _MARGIN * rate)
+    excused = level >= 1.0 and left >= 1.0 and level <= _MARGIN * known.worst
+    return PodJudgement(
+        waits=waiting,
+        own=disprove(before.own, waiting),
+        own_harm=known,
+        left=left - excused,
+        expected=likely,
+        level=0.0 if excused else level,
+    )
+
+
+def _learn_harm(known: OwnHarm, level: float, now: float) -> OwnHarm:
+    harmful = level >= 1.0
+    faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
+    before = known.row if 0.0 <= now - known.at <= _ROW_S else 0
+    row = before + 1 if harmful else 0
+    keeps = min(faded, _MOST_COUNTED / (known.samples + 1))
+    count = known.harmful * keeps + (harmful and row < _LASTING)
+    if row == _LASTING:
+        # No burst: `learn` has it from now on.
+        count = max(0.0, count - before)
+    forgotten = count < 0.5
+    return OwnHarm(
+        samples=known.samples * keeps + 1,
+        harmful=count,
+        worst=max(level if harmful else 0.0, 0.0 if forgotten else known.worst),
+        longest=0 if forgotten else max(row if row < _LASTING else 0, known.longest),
+        row=row,
+        at=now,
+    )
 
 
 def _range(waiting: PodWaiting) -> int:

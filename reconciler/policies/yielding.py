@@ -5,6 +5,8 @@ What is in force is read from the kernel, never from the configuration. Group si
 kernel compares tasks of different groups by it, see `threads_count`; containers with threads of another policy are not
 among `NodeView.idle_threads`.
 
+A pod with real-time threads does not yield (`NodeView.realtime`): these run before every usual thread of the node.
+
 A container that is being made does not count, nor one in its first two seconds: the class is set before its program is
 executed, and is read back a moment later.
 """
@@ -39,6 +41,8 @@ def obstacle(view: NodeView, pools: Pools) -> str | None:
         return "no BE pod"
     seen = False
     for pod in sorted(pods, key=lambda pod: pod.title):
+        if pod.uid in view.realtime:
+            return f"{pod.title} has real-time threads, to which no idle class applies"
         yields = _yields(pod, view, pools)
         if yields is False:
             return f"{pod.title} is in no effective idle class"

@@ -12,6 +12,7 @@
     memory N    N windows of an online pod's allocations alone and N beside BE pods that allocate without end
     signals N   what one second's sampling of all signals costs: N pods, and pods of 2000 threads together
     harm N      what the harm law's signal costs ten times a second: N online pods
+    law         what the harm law does with made and recorded traces: harm, turns, BE work lost
     judge N     what one second's judging of N pods costs, ranking suspects, and a recorded night
     movement N  N random lives of pools on each of some machines: CPUs moved by ours and by packing from scratch
 
@@ -28,13 +29,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from tests.bench import hammer, instructions, judging, memory, movement, planning, signals
+from tests.bench import hammer, instructions, judging, law, memory, movement, planning, signals
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
 from tests.fakes.terminal import CLI, OnTerminal
 
-_KINDS = ("idle", "starts", "http", "churn", "harm", "judge", "memory", "movement", "plan", "signals")
+_KINDS = ("idle", "starts", "http", "churn", "harm", "judge", "law", "memory", "movement", "plan", "signals")
 _TURNS = 3
 MOUNT = "/sys/fs/cgroup"
 HTTP_PORT = 19470
@@ -338,6 +339,7 @@ def main() -> int:
             "churn",
             "harm",
             "judge",
+            "law",
             "memory",
             "movement",
             "plan",
@@ -357,6 +359,9 @@ def main() -> int:
     given = options.parse_args()
     if given.what == "movement":
         print(f"{movement.table(given.count, movement.EVENTS)}\n\n{movement.plans(given.count)}\n\n{movement.prices()}")
+        return 0
+    if given.what == "law":
+        print(law.table())
         return 0
     if given.what == "plan":
         print(json.dumps(planning.run(), indent=2))

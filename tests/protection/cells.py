@@ -74,8 +74,8 @@ class Uses(Struct, frozen=True):
 class Stage:
     """A node with one service on it. BE pods and the agent come and go."""
 
-    def __init__(self, node: ScriptedNode, service: Service, port: int, directory: str) -> None:
-        self.node, self.service, self.port, self.directory = node, service, port, directory
+    def __init__(self, node: ScriptedNode, pod: RunningPod, service: Service, port: int, directory: str) -> None:
+        self.node, self.pod, self.service, self.port, self.directory = node, pod, service, port, directory
         self.generator, self.hogs = str(program("generator")), str(program("hogs"))
         self._agent: BypassdProcess | None = None
         self._law: Law | None = None
@@ -208,7 +208,7 @@ def stage(service: Service, directory: str) -> Iterator[Stage]:
             PodSpec(name=service.name, namespace="shop", uid=new_uid(), labels=dict(_LIVE), containers=(container,))
         )
         listening(port)
-        result = Stage(node, service, port, own)
+        result = Stage(node, pod, service, port, own)
         try:
             yield result
         finally:

@@ -124,7 +124,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def listening(port: int, *, within_s: float = 20.0) -> None:
+def listening(port: int, *, within_s: float = 20.0, every_s: float = 0.05) -> None:
     """Wait for a server. Errors: `TimeoutError`."""
     deadline = time.monotonic() + within_s
     while True:
@@ -133,7 +133,7 @@ def listening(port: int, *, within_s: float = 20.0) -> None:
         except OSError:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nothing listens on port {port} after {within_s:.0f} s") from None
-            time.sleep(0.05)
+            time.sleep(every_s)
         else:
             return
 

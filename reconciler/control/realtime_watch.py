@@ -1,0 +1,90 @@
+"""Finds BE containers with real-time threads: neither the idle class of their pod nor a quota holds such threads back.
+
+Only a container with CAP_SYS_NICE, or a real-time limit of its own, can have them. Called once a second; reads some
+threads each time, the pods in turn. Nothing is written: a policy that a thread has was given on purpose.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final, final
+
+from cgroupfs.scheduling import REAL_SCHEDULER, REALTIME, Scheduler
+from reconciler.control.reconciler import Reconciler
+from state.model import Pod, PodClass, Setting
+
+_EVERY_S: Final = 10.0
+"""Seconds between two readings of a pod, where that fits into `_MOST_READ`."""
+_MOST_READ: Final = 1000
+"""Threads read at once, about one millisecond; of a pod with more, the first ones."""
+
+
+@final
+class RealtimeWatch:
+    """See the module's text. ``found``: how many pods had real-time threads so far."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        threads: Callable[[str], Iterable[int]],
+        *,
+        scheduler: Scheduler = REAL_SCHEDULER,
+    ) -> None:
+        """``threads``: those of a group and all below it."""
+        self._reconciler = reconciler
+        self._threads = threads
+        self._scheduler = scheduler
+        self._read_at: dict[str, float] = {}
+        self._has: dict[str, str] = {}
+        self.found = 0
+
+    def check(self, now: float) -> frozenset[str]:
+        """The uids of BE pods with real-time threads, from the last reading of each. ``now``: monotonic seconds."""
+        pods = {
+            uid: pod
+            for uid, pod in self._reconciler.inventory.pods.items()
+            if pod.pod_class is PodClass.RECLAIMED and pod.containers
+        }
+        self._read_at = {uid: at for uid, at in self._read_at.items() if uid in pods}
+        self._has = {uid: policy for uid, policy in self._has.items() if uid in pods}
+        never = float("-inf")
+        room = _MOST_READ
+        for uid in sorted(pods, key=lambda uid: self._read_at.get(uid, never)):
+            if room <= 0 or 0.0 <= now - self._read_at.get(uid, never) < _EVERY_S:
+                break
+            self._read_at[uid] = now
+            read, policy = self._policy_of(pods[uid], room)
+            room -= max(1, read)
+            if policy is None:
+                self._has.pop(uid, None)
+            elif uid not in self._has:
+                self._report(pods[uid], policy)
+                self._has[uid] = policy
+        return frozenset(self._has)
+
+    def _policy_of(self, pod: Pod, most: int) -> tuple[int, str | None]:
+        """How many threads were read, and the real-time policy of the first that has one."""
+        read = 0
+        for tid in islice(self._threads(pod.group.path), most):
+            read += 1
+            try:
+                policy = self._scheduler.policy(tid)
+            except OSError:
+                continue  # it has exited, or is outside of this PID namespace
+            if policy in REALTIME:
+                return read, REALTIME[policy]
+        return read, None
+
+    def _report(self, pod: Pod, policy: str) -> None:
+        self.found += 1
+        self._reconciler.actuator.judge.alert(
+            "realtime",
+            f"{pod.title} has real-time threads ({policy}): they run before every online pod, whatever its limits are",
+            Setting(
+                path=pod.group.path,
+                knob="thread.policy",
+                value=None,
+                policy="idle_class",
+                reason="the idle class and quotas do not apply to real-time threads",
+                pod_uid=pod.uid,
+            ),
+        )

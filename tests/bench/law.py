@@ -1,0 +1,51 @@
+"""What the harm law does with made and recorded traces: a table. The machine is a model, so this needs none."""
+
+from tests.reconciler.policies.harm_loop import (
+    HARMLESS,
+    MACHINE,
+    OWN_TRACES,
+    STEP_S,
+    TRACES,
+    Machine,
+    Trace,
+    harmed_share,
+    lost_share,
+    run,
+    settle_s,
+    turns,
+    turns_of,
+)
+from tests.reconciler.policies.harm_replay import RECORDED, replayed, rows_of
+
+_SECONDS = 900.0
+_SINCE_S = 60.0
+
+
+def table() -> str:
+    """A line for each trace, after the first minute; settle time and overshoot of the step."""
+    lines = [
+        "| trace | settle | overshoot | harmed | turns a minute | BE work lost |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [_line(name, trace, MACHINE) for name, trace in TRACES.items()]
+    lines += [_line(name, trace, HARMLESS) for name, trace in OWN_TRACES.items()]
+    items = list(replayed(rows_of(RECORDED)))
+    ceilings, seconds = [item.state.ceiling_milli for item in items], items[-1].took_s
+    recorded = f"recorded: redis, {len(items)} samples in {seconds:.0f} s: {items[-1].state.cuts} cuts, "
+    recorded += f"{60 * turns_of(ceilings) / seconds:.1f} turns a minute, ceiling {min(ceilings)} to {max(ceilings)}"
+    return "\n".join([*lines, "", recorded])
+
+
+def _line(name: str, trace: Trace, machine: Machine) -> str:
+    moments = list(run(trace, _SECONDS, machine))
+    late = [moment for moment in moments if moment.at >= _SINCE_S]
+    settle = overshoot = "-"
+    if name == "step":
+        settle = f"{settle_s(moments, STEP_S):.1f} s"
+        soon = [moment for moment in moments if STEP_S + 1 <= moment.at < STEP_S + 10]
+        overshoot = f"{1 - min(moment.used for moment in soon) / soon[0].fair:.0%}"
+    minutes = (late[-1].at - late[0].at) / 60
+    return (
+        f"| {name} | {settle} | {overshoot} | {harmed_share(late):.1%} | {turns(late) / minutes:.1f} "
+        f"| {lost_share(late):.0%} |"
+    )

@@ -1,0 +1,99 @@
+"""Real-time threads of BE pods: found on every kernel, reported once, never changed, and bounded in work."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from cgroupfs.scheduling import IDLE, OTHER
+from reconciler.control.realtime_watch import RealtimeWatch
+from reconciler.daemon.agent import Agent
+from reconciler.policies.idle_class import IdleClassConfig
+from reconciler.policies.table import PoliciesConfig
+from tests.fakes.livenode import BATCH, LiveNode, group
+
+FIFO, RR, DEADLINE, BATCHED = 1, 2, 6, 3
+
+
+class Policies:
+    """A `Scheduler` that must never write."""
+
+    def __init__(self, policies: dict[int, int]) -> None:
+        self.policies = policies
+        self.reads = 0
+
+    def policy(self, tid: int) -> int:
+        self.reads += 1
+        if tid not in self.policies:
+            raise ProcessLookupError(tid)
+        return self.policies[tid]
+
+    def set_policy(self, tid: int, policy: int) -> None:
+        raise AssertionError(f"{tid} set to {policy}")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    node = LiveNode(tmp_path)
+    with node.agent() as agent:
+        trio.run(node.look, agent)
+        yield agent
+
+
+def watch_of(agent: Agent, threads: dict[str, list[int]], scheduler: Policies) -> RealtimeWatch:
+    return RealtimeWatch(agent.reconciler, lambda path: threads.get(path, []), scheduler=scheduler)
+
+
+@pytest.mark.parametrize(
+    ("policy", "found"), [(FIFO, True), (RR, True), (DEADLINE, True), (OTHER, False), (IDLE, False), (BATCHED, False)]
+)
+def test_a_real_time_thread_of_a_be_pod_is_found_and_reported_once(agent: Agent, policy: int, found: bool) -> None:
+    scheduler = Policies({1: OTHER, 2: policy})
+    watch = watch_of(agent, {group(BATCH): [1, 3, 2]}, scheduler)
+    for second in range(0, 60, 11):
+        assert watch.check(float(second)) == (frozenset({BATCH}) if found else frozenset())
+    assert (watch.found, agent.alerts["realtime"]) == (int(found), int(found))
+
+
+def test_it_ends_with_the_thread_and_is_reported_again(agent: Agent) -> None:
+    scheduler = Policies({1: FIFO})
+    watch = watch_of(agent, {group(BATCH): [1]}, scheduler)
+    assert watch.check(0.0)
+    scheduler.policies[1] = OTHER
+    assert watch.check(5.0), "the last reading counts until the next"
+    assert not watch.check(10.0)
+    scheduler.policies[1] = RR
+    assert watch.check(20.0)
+    assert watch.found == 2
+
+
+def test_one_reading_is_bounded_whatever_a_pod_has(agent: Agent) -> None:
+    scheduler = Policies(dict.fromkeys(range(1, 50_001), OTHER))
+    watch = watch_of(agent, {group(BATCH): list(range(1, 50_001))}, scheduler)
+    watch.check(0.0)
+    assert scheduler.reads == 1000
+
+
+def test_online_pods_may_have_real_time_threads(agent: Agent) -> None:
+    scheduler = Policies({1: FIFO})
+    watch = RealtimeWatch(agent.reconciler, lambda path: [] if path == group(BATCH) else [1], scheduler=scheduler)
+    assert not watch.check(0.0)
+
+
+def test_the_harm_law_needs_be_pods_without_them(tmp_path: Path) -> None:
+    """On kernels where groups have the class, too: it does not apply to a real-time thread."""
+    node = LiveNode(tmp_path)
+    with node.agent() as agent:
+        agent.reconciler.policies = PoliciesConfig(idle_class=IdleClassConfig(enabled=True))
+
+        async def reason() -> str:
+            for _ in range(2):
+                await node.look(agent)
+            assert agent.reconciler.pools is not None
+            return agent.reconciler.pools.reasons["law"]
+
+        agent.inventory.take(realtime=frozenset({BATCH}))
+        assert "real-time" in trio.run(reason)
+        agent.inventory.take(realtime=frozenset())
+        assert "real-time" not in trio.run(reason)

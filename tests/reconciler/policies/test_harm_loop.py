@@ -1,0 +1,194 @@
+"""The harm law in a closed loop with a machine: what it guarantees, over the machine's parameters and made traces."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.reconciler.policies.harm_loop import (
+    BUSY,
+    CALM,
+    CONFIG,
+    HARMLESS,
+    MACHINE,
+    OWN,
+    OWN_TRACES,
+    STEP_S,
+    TRACES,
+    Input,
+    Machine,
+    Moment,
+    harmed_share,
+    lost_share,
+    run,
+    settle_s,
+    turns,
+)
+
+SIZES = {2: 50, 8: 160, 64: 1280}
+"""BE work's minimum by the number of CPUs."""
+MACHINES = st.builds(
+    lambda cpus, **numbers: Machine(cpus=cpus, floor_milli=SIZES[cpus], **numbers),
+    cpus=st.sampled_from(list(SIZES)),
+    wakes_per_cpu=st.floats(200, 10_000),
+    harm_us=st.floats(100, 5_000),
+    steep=st.floats(1, 4),
+    noise=st.floats(0, 0.5),
+    seed=st.integers(0, 1000),
+)
+"""Machines on which BE work harms online pods."""
+CLEARLY = 1.25
+"""Harm that is no matter of a sample's noise."""
+FEW = settings(max_examples=15, deadline=None)
+
+
+def load_of(machine: Machine, share: float) -> Input:
+    return Input(load=1000 * machine.cpus * share)
+
+
+def tail(moments: list[Moment], since: float) -> list[Moment]:
+    return [moment for moment in moments if moment.at >= since]
+
+
+@FEW
+@given(machine=MACHINES, share=st.floats(0.05, 0.9))
+def test_at_a_constant_load_it_settles(machine: Machine, share: float) -> None:
+    """After a minute: at most eight turns a minute, and harm for a small part of the time."""
+    late = tail(list(run(lambda _: load_of(machine, share), 360, machine)), 60)
+    assert turns(late) <= 8 * 5
+    assert harmed_share(late, CLEARLY) <= 0.05
+    assert harmed_share(late, CONFIG.clear_factor) <= 0.01
+
+
+@FEW
+@given(machine=MACHINES.map(lambda machine: replace(machine, noise=0.0)), share=st.floats(0.05, 0.9))
+def test_without_noise_a_cycle_is_no_larger_than_a_cut(machine: Machine, share: float) -> None:
+    """A quarter of the largest use and one small step, and more only for the time of a comparison."""
+    late = tail(list(run(lambda _: load_of(machine, share), 360, machine)), 60)
+    used = [moment.used for moment in late if moment.state.comparison.until is None]
+    step = 1000 * machine.cpus * CONFIG.raise_percent / 100 / 4
+    assert max(used) - min(used) <= 0.25 * max(used) + step + machine.floor_milli
+
+
+@FEW
+@given(machine=MACHINES, before=st.floats(0.01, 0.1), after=st.floats(0.5, 0.9))
+def test_clear_harm_is_cut_within_one_step_and_one_sample(machine: Machine, before: float, after: float) -> None:
+    """A sample at the top is up to ``calm_interval_s`` long, and the signal is late by one."""
+    trace = [load_of(machine, before), load_of(machine, after)]
+    moments = list(run(lambda at: trace[at >= STEP_S], 14, replace(machine, noise=0.0)))
+    began = next((moment for moment in moments if moment.at >= STEP_S), None)
+    assert began is not None
+    floor = machine.floor_milli
+    if began.level >= CONFIG.clear_factor * 1.5 and began.used > 2 * floor and began.state.cuts == 0:
+        done = next((moment for moment in moments if moment.state.cuts), moments[-1])
+        assert done.at - began.at <= CONFIG.calm_interval_s + 2 * CONFIG.interval_s + 0.01
+        assert done.state.ceiling_milli <= began.used / 2 + 1
+
+
+@FEW
+@given(machine=MACHINES, for_s=st.floats(0.3, 60))
+def test_after_a_burst_be_has_what_is_fair_again(machine: Machine, for_s: float) -> None:
+    """Two fifths, as it rises while the waiting is below half of a limit; after the longest pause and some seconds."""
+    quiet = replace(machine, noise=0.0)
+    trace = [load_of(quiet, 0.05), load_of(quiet, 0.8)]
+    end = STEP_S + for_s
+    moments = list(run(lambda at: trace[STEP_S <= at < end], end + 120, quiet))
+    late = tail(moments, end + CONFIG.backoff_s + 15)
+    step = 1000 * machine.cpus * CONFIG.raise_percent / 100 / 4
+    assert all(moment.used + step >= 0.4 * moment.fair for moment in late)
+
+
+@FEW
+@given(machine=MACHINES, period_s=st.floats(0.2, 60), low=st.floats(0.05, 0.4), high=st.floats(0.4, 0.9))
+def test_a_wave_of_any_period_has_no_more_turns_than_the_load(
+    machine: Machine, period_s: float, low: float, high: float
+) -> None:
+    """Two a period, and eight a minute; and harm for a quarter of the time at most, clear harm for a tenth."""
+    trace = [load_of(machine, low), load_of(machine, high)]
+    late = tail(list(run(lambda at: trace[at % period_s >= period_s / 2], 240, machine)), 60)
+    assert turns(late) <= 2 * 180 / period_s + 8 * 3
+    assert harmed_share(late, CLEARLY) <= 0.25
+    assert harmed_share(late, CONFIG.clear_factor) <= 0.1
+
+
+LOADS = st.lists(
+    st.builds(
+        Input,
+        load=st.floats(0, 7900),
+        want=st.sampled_from([0, 100, 2000, 1_000_000]),
+        own=st.floats(0, 90),
+        known=st.booleans(),
+        jump_s=st.sampled_from([0.0, 0.0, 0.0, 0.5, 60.0, 3600.0, -0.05, -30.0]),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@FEW
+@given(loads=LOADS, step_s=st.floats(0.1, 20))
+def test_never_below_the_minimum_nor_above_the_top_whatever_the_load_and_the_clock_do(
+    loads: list[Input], step_s: float
+) -> None:
+    for moment in run(lambda at: loads[int(at / step_s) % len(loads)], 120):
+        assert MACHINE.floor_milli <= moment.state.ceiling_milli <= 1000 * MACHINE.cpus
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, -1.0, 5.0, 3600.0])
+def test_after_a_jump_of_the_clock_it_cuts_and_rises_as_before(jump_s: float) -> None:
+    """A jump back once stopped cuts and steps for as long as the clock needed to come there again."""
+
+    def trace(at: float) -> Input:
+        load = BUSY if 40 <= at < 60 else CALM
+        return replace(load, jump_s=jump_s if 30 < at < 30.6 else 0.0)
+
+    moments = list(run(trace, 160))
+    assert settle_s(moments, 40.0) <= 3.0
+    assert moments[-1].used >= 0.5 * moments[-1].fair
+
+
+@pytest.mark.parametrize("name", OWN_TRACES)
+@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
+def test_waiting_that_be_does_not_cause_does_not_hold_be_down(name: str, noise: float) -> None:
+    """In half an hour at most a third of its work, whatever the form of the waiting is."""
+    late = tail(list(run(OWN_TRACES[name], 1800, replace(HARMLESS, noise=noise))), 60)
+    assert lost_share(late) <= 0.35
+
+
+@FEW
+@given(
+    every_s=st.floats(0.5, 15),
+    share=st.floats(0.02, 0.2),
+    own=st.floats(10, 80),
+    noise=st.floats(0, 1),
+    cpus=st.sampled_from(list(SIZES)),
+    seed=st.integers(0, 1000),
+)
+def test_bursts_of_waiting_that_be_does_not_cause_cost_little(
+    every_s: float, share: float, own: float, noise: float, cpus: int, seed: int
+) -> None:
+    load = 1000 * cpus / 4
+    machine = Machine(cpus=cpus, floor_milli=SIZES[cpus], harm_us=0.0, noise=noise, seed=seed)
+    burst, rest = Input(load=load, own=own), Input(load=load)
+    late = tail(list(run(lambda at: burst if at % every_s < every_s * share else rest, 900, machine)), 300)
+    assert lost_share(late) <= 0.45
+
+
+def test_what_is_compared_is_no_excuse_for_harm_of_be() -> None:
+    """The same bursts beside BE work that does harm: the harm is below the limits nearly always."""
+    late = tail(list(run(lambda at: OWN if at % 3 < 0.3 else Input(), 1800)), 60)
+    assert harmed_share(late) <= 0.01
+    assert lost_share(late) <= 0.4
+
+
+def test_a_comparison_is_rare_where_be_is_the_cause() -> None:
+    moments = list(run(TRACES["bursts, 1 of 10 s"], 3600))
+    compared = sum(moment.took_s for moment in moments if moment.state.comparison.until is not None)
+    assert 0 < compared <= 0.05 * 3600
+
+
+def test_without_comparisons_bursts_of_own_waiting_hold_be_down() -> None:
+    """What `compare_s` is for."""
+    config = replace(CONFIG, compare_s=0.0)
+    late = tail(list(run(OWN_TRACES["own bursts, 1 of 10 s"], 900, HARMLESS, config=config)), 60)
+    assert lost_share(late) >= 0.5
