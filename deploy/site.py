@@ -22,6 +22,7 @@ TEXTS: Final = ("README.md", "CHANGELOG.md")
 _LINK: Final = re.compile(r"\]\(([^)#\s]+)")
 _ELSEWHERE: Final = re.compile(r"(?:[a-z]+:)?//", re.IGNORECASE)
 _LOADED_BY_CSS: Final = re.compile(r"""(?:url\(|@import)\s*["']?((?:[a-z]+:)?//[^"')\s;]+)""", re.IGNORECASE)
+_LIST_CODE: Final = 4
 _FOLLOWED: Final = frozenset({"a", "area"})
 """Elements whose address is only opened by a click."""
 _UNMADE: Final = re.compile(r"^(?:[-*+] |\d+\. |\|.*\|$|```)", re.MULTILINE)
@@ -44,6 +45,18 @@ def slug(title: str, separator: str) -> str:
     """
     name = re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", separator)
     return f"v{name}" if name[:1].isdigit() else name
+
+
+def lost_code(text: str) -> list[str]:
+    """Blocks of code in a list that are indented for a marker of three characters: to mkdocs they are text."""
+    lost, before, blank = [], "", True
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if blank and line.strip() and _LIST_CODE < indent < 2 * _LIST_CODE and not before.startswith(" " * _LIST_CODE):
+            lost.append(f"code within a list: {line.strip()!r}: indent it by eight, and the list's items by four")
+        blank = not line.strip()
+        before = line if line.strip() else before
+    return lost
 
 
 class _Faults(HTMLParser):
@@ -121,7 +134,8 @@ def main() -> int:
     except Abort as exc:
         print(exc, file=sys.stderr)
         return 1
-    found = faults(SITE)
+    texts = [(name, path.read_text()) for name, path in sources().items() if path.suffix == ".md"]
+    found = [f"{name}: {fault}" for name, text in texts for fault in lost_code(text)] + faults(SITE)
     print("\n".join([*found, f"{SITE}: {len(list(SITE.rglob('*.html')))} pages, {len(found)} faults"]))
     return int(bool(found))
 

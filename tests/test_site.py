@@ -80,6 +80,14 @@ def test_a_request_to_elsewhere_or_a_list_that_is_none_is_a_fault(
     assert len(site.faults(tmp_path)) == 2
 
 
+def test_code_within_a_list_is_code_in_the_site_too(site: ModuleType) -> None:
+    assert len(site.lost_code("1. a\n\n       make x\n       make y\n\n   more\n")) == 1
+    assert site.lost_code("1.  a\n\n        make x\n          y\n\n    more\n") == []
+    assert site.lost_code("text\n\n    code\n\n      within it\n") == []
+    found = {path.name: site.lost_code(path.read_text()) for path in DOCS.glob("*.md")}
+    assert {name: faults for name, faults in found.items() if faults} == {}
+
+
 @pytest.mark.parametrize("title", ["Twice", "`a_b` (c): d - e, and f/g", "Ü x", "--for 1h"])
 def test_anchors_are_those_of_the_link_check(site: ModuleType, title: str) -> None:
     assert anchors(f"## {title}") == {site.slug(title.replace("`", ""), "-")}
