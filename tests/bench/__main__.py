@@ -205,6 +205,7 @@ def page(node: DirectoryNode, count: int, seconds: float) -> dict[str, object]:
             opened = bool(turn % 2)
             began, slow_due = time.monotonic(), 0.0
             before, _ = cpu_and_rss(agent.pid)
+            connection.close()  # idle for a turn: the daemon has ended it
             while (now := time.monotonic()) < began + seconds:
                 addresses = [fast, slow] if now >= slow_due else [fast]
                 slow_due = now + slow_s - 0.1 if now >= slow_due else slow_due
