@@ -13,15 +13,19 @@ from reconciler.runtime import format as fmt
 
 def run(options: Namespace) -> int:
     """List them, those that have run out too."""
-    document = fetch(options, ("holds",))
+    document = fetch(options, ("holds", "podlist"))
     holds = document.body["holds"]
     if options.output != "table":
         emit({"holds": holds}, options.output)
         return Exit.OK
     now = time.time()
+    # Only the daemon has the pods' names.
+    pods = document.body.get("podlist", ())
+    titles = {pod["uid"]: f"{pod['namespace']}/{pod['name']}" for pod in pods if pod["name"]}
     rows = [
         (
             hold["target"],
+            titles.get(hold["target"].partition(":")[2], "-"),
             "until release"
             if hold["until"] is None
             else StyledText("expired", "dim")
@@ -32,5 +36,5 @@ def run(options: Namespace) -> int:
         )
         for hold in holds
     ]
-    show([Table(("TARGET", "LASTS", "BY", "REASON"), rows)] if rows else [line("no holds")])
+    show([Table(("TARGET", "POD", "LASTS", "BY", "REASON"), rows)] if rows else [line("no holds")])
     return Exit.OK
