@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores monitoring bench protection protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores monitoring bench protection protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -113,6 +113,20 @@ docs: setup ## write the generated files: example configuration, its documentati
 	$(BIN)/python -m tests.architecture.concept
 	$(BIN)/python deploy/dashboard.py
 
+# An environment of its own: `make test` does without mkdocs.
+SITE_BIN := .venv-site/bin
+.venv-site/.ready: requirements/site.txt
+	test -x $(SITE_BIN)/python && $(SITE_BIN)/python -c 'import sys, pip' 2>/dev/null || { rm -rf .venv-site; $(PYTHON) -m venv .venv-site; }
+	$(SITE_BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/site.txt
+	touch $@
+
+site: .venv-site/.ready ## the documents as a site: dist/site (mkdocs; seconds)
+	$(SITE_BIN)/python deploy/site.py
+
+site-test: site setup ## the built site in headless Chromium: colours, 400 pixels, search, no request to elsewhere
+	deploy/setup-debian.sh --also chromium=chromium
+	BYPASSD_SITE="$(CURDIR)/dist/site" $(BIN)/python -m pytest -q tests/page/test_site.py
+
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 TARBALL = bypassd-$(VERSION)-linux-x86_64.tar.gz
 
@@ -151,6 +165,7 @@ artifact-lock: setup ## pin the Debian packages of the tarball's interpreter ane
 lock: ## pin every package with its hashes (needs uv)
 	uv pip compile -q --generate-hashes --no-emit-index-url --python-version 3.11 requirements/runtime.in -o requirements/runtime.txt
 	uv pip compile -q --generate-hashes --no-emit-index-url --python-version 3.11 requirements/dev.in -o requirements/dev.txt
+	uv pip compile -q --generate-hashes --no-emit-index-url --python-version 3.11 requirements/site.in -o requirements/site.txt
 
 clean: ## remove what set-up and tools made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist
+	rm -rf $(VENV) .venv-site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist

@@ -14,6 +14,8 @@ from cgroupfs.errors import CgroupError, cgroup_error
 from cgroupfs.files import REAL
 
 PREFIX: Final = "bypassd-prove-"
+_SUBTREE: Final = "cgroup.subtree_control"
+"""Only on cgroup v2."""
 _PATIENCE_S: Final = 2.0
 _PAUSE_S: Final = 0.01
 
@@ -33,18 +35,27 @@ class TrialGroup:
     """One group in the hierarchies of some controllers. Use as a context: it ends its processes and is removed."""
 
     def __init__(self, hierarchy: Directories, name: str, controllers: Iterable[str]) -> None:
-        self._hierarchy = hierarchy
+        self._hierarchy, self._name, self._controllers = hierarchy, name, tuple(controllers)
         self.path = f"/{PREFIX}{name}"
-        self._directories = list(dict.fromkeys(hierarchy.directory(item, self.path) for item in controllers))
+        self._directories = list(dict.fromkeys(hierarchy.directory(item, self.path) for item in self._controllers))
 
     def __enter__(self) -> Self:
-        try:
-            for directory in self._directories:
-                os.mkdir(directory, 0o755)
-        except OSError as exc:
-            self._remove()
-            raise cgroup_error(self.path, exc, "make the group") from exc
+        self._make()
         return self
+
+    def child(self, name: str) -> "TrialGroup":
+        """A new group within this one, with the same controllers, CPUs and memory nodes. It goes when this one does.
+
+        Errors: `CgroupError`.
+        """
+        inner = TrialGroup(self._hierarchy, f"{self._name}/{name}", self._controllers)
+        for directory in self._directories:
+            if os.path.exists(f"{directory}/{_SUBTREE}"):
+                offered = set(self._text(directory, "cgroup.controllers").split())
+                for controller in offered & set(self._controllers):
+                    self._put(directory, _SUBTREE, f"+{controller}")
+        inner._make()
+        return inner
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -53,27 +64,43 @@ class TrialGroup:
 
     def write(self, controller: str, file: str, text: str) -> None:
         """Write one control file. Errors: `CgroupError`, also where the parent does not enable the controller."""
-        directory = self._hierarchy.directory(controller, self.path)
+        self._put(self._hierarchy.directory(controller, self.path), file, text)
+
+    def read(self, controller: str, file: str) -> str:
+        """Read one control file. Errors: `CgroupError`."""
+        return self._text(self._hierarchy.directory(controller, self.path), file)
+
+    def add(self, pid: int) -> None:
+        """Put a process into the group, in all its hierarchies. Errors: `CgroupError`."""
+        for directory in self._directories:
+            self._put(directory, "cgroup.procs", str(pid))
+
+    def _make(self) -> None:
+        try:
+            for directory in self._directories:
+                os.mkdir(directory, 0o755)
+        except OSError as exc:
+            self._remove()
+            raise cgroup_error(self.path, exc, "make the group") from exc
+        for directory in self._directories:
+            # On v1 no process can be put into a group without CPUs and memory nodes.
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                if os.path.exists(f"{directory}/{file}") and not os.path.exists(f"{directory}/{_SUBTREE}"):
+                    self._put(directory, file, self._text(os.path.dirname(directory), file).strip())
+
+    @staticmethod
+    def _put(directory: str, file: str, text: str) -> None:
         try:
             REAL.write(directory, file, text)
         except OSError as exc:
             raise cgroup_error(f"{directory}/{file}", exc, f"write '{text}'") from exc
 
-    def read(self, controller: str, file: str) -> str:
-        """Read one control file. Errors: `CgroupError`."""
-        directory = self._hierarchy.directory(controller, self.path)
+    @staticmethod
+    def _text(directory: str, file: str) -> str:
         try:
             return REAL.read(directory, file)
         except OSError as exc:
             raise cgroup_error(f"{directory}/{file}", exc, "read") from exc
-
-    def add(self, pid: int) -> None:
-        """Put a process into the group, in all its hierarchies. Errors: `CgroupError`."""
-        for directory in self._directories:
-            try:
-                REAL.write(directory, "cgroup.procs", str(pid))
-            except OSError as exc:
-                raise cgroup_error(f"{directory}/cgroup.procs", exc, f"write '{pid}'") from exc
 
     def _remove(self) -> None:
         for directory in self._directories:
@@ -101,7 +128,9 @@ def _left(hierarchy: Directories) -> Iterator[str]:
 
 
 def _empty_and_remove(directory: str) -> bool:
-    """End every process of the group, and remove it. False: it is still there."""
+    """End every process of the group and of those within it, and remove them. False: it is still there."""
+    for name in _within(directory):
+        _empty_and_remove(f"{directory}/{name}")
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -123,3 +152,10 @@ def _empty_and_remove(directory: str) -> bool:
             time.sleep(_PAUSE_S)
         else:
             return True
+
+
+def _within(directory: str) -> Iterable[str]:
+    try:
+        return REAL.groups(directory)
+    except OSError:
+        return ()

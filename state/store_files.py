@@ -6,9 +6,13 @@ Marks = tuple[tuple[int, ...] | None, ...]
 
 
 def file_marks(path: str) -> Marks:
-    """State by which a write of another program to the database or its WAL shows; of shared memory only the file."""
-    memory = _mark(f"{path}-shm")
-    return _mark(path), _mark(f"{path}-wal"), memory if memory is None else memory[:2]
+    """State by which a write of another program to the database or its WAL shows; of shared memory only the file.
+
+    Of the WAL without the time of its last status change: each reader that is root gives the WAL the database's owner
+    when it opens it. Source: SQLite, os_unix.c, unixOpen.
+    """
+    wal, memory = _mark(f"{path}-wal"), _mark(f"{path}-shm")
+    return _mark(path), wal if wal is None else wal[:4], memory if memory is None else memory[:2]
 
 
 def identity(path: str) -> tuple[int, int]:

@@ -298,7 +298,8 @@ def _signal(facts: Row) -> Iterator[Block]:
     planned = " planned, not written" if facts.get("mode") == "observe" else ""
     yield field("budget", f"BE {fmt.cpu(budget['budget_milli'])}{planned}: {budget['reasons'].get('budget', '')}")
     for name in ("law", "idle_buffer", "reclaimed", "cpuset", "quota"):
-        if name in budget["reasons"]:
+        # A policy that is switched off has no part in the budget.
+        if budget["reasons"].get(name, "off") != "off":
             before = "budget law " if name == "law" else ""
             yield field("", StyledText(f"{before}{budget['reasons'][name]}", "dim"))
 

@@ -323,7 +323,7 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="try what the kernel does, with planted processes in groups of their own; about 6 s, root only",
+        help="try what the kernel does, with planted processes in groups of their own; about 10 s, root only",
     )
 
 

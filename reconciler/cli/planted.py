@@ -9,8 +9,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, final
 
+from cgroupfs.errors import AgentError
+
 _PDEATHSIG: Final = 1
 """PR_SET_PDEATHSIG: the kernel ends the child when its parent is killed."""
+
+
+class CannotTryError(AgentError):
+    """This node lacks what a trial needs."""
 
 
 @final
@@ -69,3 +75,10 @@ def measured(children: list[Planted], seconds: float) -> list[float]:
         child.start()
     time.sleep(seconds)
     return [child.end() for child in children]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used. Errors: OSError. Source: proc(5), /proc/pid/stat, utime and stime."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,9 +1,9 @@
 """``bypassctl doctor --prove``: whether this kernel does what bypassd relies on, tried with planted processes.
 
 Each trial has a group of its own beside the pods' tree (``bypassd-prove-*``), processes that use at most three seconds
-of CPU time each, and ends within three seconds. No pod is touched. Everything is undone when a trial ends, by an error
-too; of a killed ``doctor`` the kernel ends the processes at once, and the next one, or the daemon's next start, removes
-the groups.
+of CPU time each, and ends within three seconds (`reconciler.cli.chain_trial`: eight seconds each, half a minute at
+most). No pod is touched. Everything is undone when a trial ends, by an error too; of a killed ``doctor`` the kernel
+ends the processes at once, and the next one, or the daemon's next start, removes the groups.
 """
 
 import errno
@@ -23,9 +23,10 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, errno_name
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.trial import TrialGroup
+from reconciler.cli import chain_trial
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode
-from reconciler.cli.planted import Planted, measured, spin
+from reconciler.cli.planted import CannotTryError, Planted, measured, spin
 from reconciler.headroom.report import replace_file
 from reconciler.runtime import format as fmt
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
@@ -61,10 +62,6 @@ class Proof(NamedTuple):
     found: str
     at: float
     took_s: float
-
-
-class CannotTryError(AgentError):
-    """This node lacks what a trial needs."""
 
 
 def prove(node: InspectedNode) -> list[Proof]:
@@ -171,9 +168,6 @@ def _cpuset(hierarchy: Hierarchy, _directory: str) -> tuple[bool, str]:
     first, last = min(allowed), max(allowed)
     with ExitStack() as stack:
         group = stack.enter_context(TrialGroup(hierarchy, "cpuset", ["cpuset"]))
-        if hierarchy.version("cpuset") == 1:
-            with open(f"{hierarchy.directory('cpuset', '/')}/cpuset.mems", encoding="ascii") as file:
-                group.write("cpuset", "cpuset.mems", file.read().strip())
         group.write("cpuset", "cpuset.cpus", str(last))
         children = [stack.enter_context(Planted(spin)) for _ in range(2)]
         for child in children:
@@ -303,6 +297,7 @@ TRIALS: Final[dict[str, Trial]] = {
     "idle class": _idle,
     "disk limit": _disk,
     "cache share": _cache,
+    "chain": chain_trial.chain,
 }
 
 

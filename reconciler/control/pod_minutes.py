@@ -99,7 +99,7 @@ class MinuteSeries:
 
 @final
 class PodMinutes:
-    """A component; see the module's text. ``sampled`` gets each minute of all pods that have one."""
+    """A component; see the module's text. ``sampled`` gets each whole minute of all pods that have one."""
 
     def __init__(
         self,
@@ -157,8 +157,9 @@ class PodMinutes:
             if minute is not None:
                 minutes.append((pod, minute))
             await slices.checkpoint()
-        self._sampled_at = self._clock()
-        self._sampled(minutes)
+        first, self._sampled_at = self._sampled_at is None, self._clock()
+        if not first:
+            self._sampled(minutes)
 
     def total(self, pod: Pod) -> CpuSeconds:
         """What one pod has used, since the first reading of its group. At most a minute old."""

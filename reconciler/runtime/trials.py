@@ -1,6 +1,7 @@
 """What a killed ``bypassctl doctor --prove`` left: removed by its next run, and at the daemon's start."""
 
 import os
+import shutil
 from typing import Final
 
 from cgroupfs.errors import AgentError
@@ -11,6 +12,8 @@ from resctrl.trial import remove_left_groups
 
 DIRECTORY: Final = "prove"
 """Beside the state file: the lock of a run, and the results of the last ones."""
+CHAIN: Final = "chain"
+"""Within it: the state file, configuration and alerts of the trial of the whole chain, while it runs."""
 
 
 def clean(hierarchy: Hierarchy, root: str = "/") -> list[str]:
@@ -28,6 +31,7 @@ def clean_left(hierarchy: Hierarchy, state_directory: str, root: str = "/") -> l
     except AgentError:
         return []
     try:
+        shutil.rmtree(os.path.join(directory, CHAIN), ignore_errors=True)
         return clean(hierarchy, root)
     finally:
         lock.release()

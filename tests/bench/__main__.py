@@ -6,6 +6,7 @@
     instructions N  N real containers started one at a time and in bursts of 15, under load: bounded before the first
                 instruction, by the daemon's variants in turn (--node '{"realtime_ms": 0}' '{}' null; null: a bare C
                 loop)
+    page N      what an open page costs the daemon: N pods, in turns with and without its requests
     http N      N containers started in turns with and without clients that load the listener: signal to last write
     churn N     N pods made and removed as fast as the kernel allows: nothing missed, nothing left behind
     plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
@@ -21,21 +22,24 @@ Figures, not tests: they are printed, with the machine's own noise in them.
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 
+from reconciler.web.page import page as page_of_the_daemon
 from tests.bench import hammer, instructions, judging, law, memory, movement, planning, signals
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
 from tests.fakes.terminal import CLI, OnTerminal
 
-_KINDS = ("idle", "starts", "http", "churn", "harm", "judge", "law", "memory", "movement", "plan", "signals")
+_KINDS = ("idle", "starts", "http", "churn", "harm", "judge", "law", "memory", "movement", "page", "plan", "signals")
 _TURNS = 3
 MOUNT = "/sys/fs/cgroup"
 HTTP_PORT = 19470
@@ -57,9 +61,10 @@ def bench_pod(node: DirectoryNode, number: int, *, qos: str = "besteffort", cont
 
 
 @contextlib.contextmanager
-def running(node: DirectoryNode) -> Iterator[tuple[Agent, float]]:
-    """The agent on this node, and how long it took from exec to ready (s)."""
-    agent = Agent(node.daemon_config(http={"port": HTTP_PORT}), f"{node.root}/agent", http_socket=node.socket)
+def running(node: DirectoryNode, **more: object) -> Iterator[tuple[Agent, float]]:
+    """The agent on this node, and how long it took from exec to ready (s). ``more``: of the section ``http``."""
+    config = node.daemon_config(http={"port": HTTP_PORT, **more})
+    agent = Agent(config, f"{node.root}/agent", http_socket=node.socket)
     began = time.monotonic()
     agent.start()
     try:
@@ -192,6 +197,43 @@ def listener(node: DirectoryNode, count: int, what: tuple[str, ...]) -> dict[str
             figures = f"{after - before:.2f} s on a CPU, {waited:.2f} s waiting for one, {rss:.1f} MiB"
             print(f"turn {turn}: {figures}, {_figures(took)} us", file=sys.stderr)
     return {"alone_us": _figures(calm), "loaded_us": _figures(loaded)}
+
+
+def page(node: DirectoryNode, count: int, seconds: float) -> dict[str, object]:
+    """The daemon's CPU time without and with one open page, which requests what its script does."""
+    text = page_of_the_daemon()[0].decode()
+    fast, slow = re.findall(r'await get\("(/state[^"]+)"\)', text)[:2]
+    intervals = re.search(r"FAST_MS = (\d+), SLOW_MS = (\d+)", text)
+    assert intervals is not None
+    fast_s, slow_s = (int(number) / 1000 for number in intervals.groups())
+    for number in range(count):
+        bench_pod(node, number, qos="besteffort" if number % 2 else "burstable")
+    used: dict[bool, list[float]] = {False: [], True: []}
+    sizes: dict[str, int] = {}
+    with running(node, state_over_tcp=True) as (agent, _):
+        connection = http.client.HTTPConnection("127.0.0.1", HTTP_PORT, timeout=10)
+        time.sleep(5)
+        for turn in range(2 * _TURNS):
+            opened = bool(turn % 2)
+            began, slow_due = time.monotonic(), 0.0
+            before, _ = cpu_and_rss(agent.pid)
+            connection.close()  # idle for a turn: the daemon has ended it
+            while (now := time.monotonic()) < began + seconds:
+                addresses = [fast, slow] if now >= slow_due else [fast]
+                slow_due = now + slow_s - 0.1 if now >= slow_due else slow_due
+                for address in addresses if opened else ():
+                    connection.request("GET", address)
+                    sizes[address] = len(connection.getresponse().read())
+                time.sleep(max(0.0, min(now + fast_s, began + seconds) - time.monotonic()))
+            after, _ = cpu_and_rss(agent.pid)
+            used[opened].append(round((after - before) / (time.monotonic() - began) * 60_000))
+        connection.close()
+    return {
+        "pods": count,
+        "cpu_ms_a_minute": {"closed": used[False], "open": used[True]},
+        "page_ms_a_minute": statistics.median(used[True]) - statistics.median(used[False]),
+        "bytes": sizes,
+    }
 
 
 def _waited_s(pid: int) -> float:
@@ -342,6 +384,7 @@ def main() -> int:
             "law",
             "memory",
             "movement",
+            "page",
             "plan",
             "signals",
         ),
@@ -394,6 +437,8 @@ def main() -> int:
             fields = idle(node, given.count, given.seconds, given.tops)
         elif given.what == "starts":
             fields = starts(node, given.count)
+        elif given.what == "page":
+            fields = page(node, given.count or 110, given.seconds)
         elif given.what == "http":
             fields = listener(node, given.count, tuple(given.load))
         else:

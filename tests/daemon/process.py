@@ -50,7 +50,7 @@ def configuration(node: DirectoryNode, /, **more: object) -> dict[str, object]:
 class Daemon(DaemonProcess):
     """One daemon on one node; its configuration is the node's, with ``more`` above it."""
 
-    def __init__(self, node: DirectoryNode, **more: object) -> None:
+    def __init__(self, node: DirectoryNode, /, **more: object) -> None:
         self.node = node
         super().__init__(configuration(node, **more), f"{node.root}/daemon", http_socket=node.socket)
 
