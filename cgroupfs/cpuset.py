@@ -1,7 +1,7 @@
 """An immutable set of CPU (or NUMA node) numbers over one int mask, in the kernel's list format."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, final
 
 MAX_CPUS: Final = 8192
@@ -42,9 +42,7 @@ class CpuSet:
         """A set from a bit mask: bit n is CPU n."""
         if mask < 0 or mask.bit_length() > MAX_CPUS:
             raise ValueError(f"mask {mask:#x} is outside 0-{MAX_CPUS - 1}")
-        made = cls.__new__(cls)
-        object.__setattr__(made, "mask", mask)
-        return made
+        return _made(mask)
 
     @classmethod
     def span(cls, count: int) -> "CpuSet":
@@ -131,16 +129,16 @@ class CpuSet:
         return hash((CpuSet, self.mask))
 
     def __or__(self, other: "CpuSet") -> "CpuSet":
-        return CpuSet.from_mask(self.mask | other.mask)
+        return _made(self.mask | other.mask)
 
     def __and__(self, other: "CpuSet") -> "CpuSet":
-        return CpuSet.from_mask(self.mask & other.mask)
+        return _made(self.mask & other.mask)
 
     def __sub__(self, other: "CpuSet") -> "CpuSet":
-        return CpuSet.from_mask(self.mask & ~other.mask)
+        return _made(self.mask & ~other.mask)
 
     def __xor__(self, other: "CpuSet") -> "CpuSet":
-        return CpuSet.from_mask(self.mask ^ other.mask)
+        return _made(self.mask ^ other.mask)
 
     def __le__(self, other: "CpuSet") -> bool:
         return self.mask & ~other.mask == 0
@@ -162,6 +160,17 @@ class CpuSet:
             kept |= low
             mask ^= low
         return CpuSet.from_mask(kept)
+
+
+_new: Final = object.__new__
+_set_mask: Final[Callable[[CpuSet, int], None]] = vars(CpuSet)["mask"].__set__
+
+
+def _made(mask: int) -> CpuSet:
+    """A set of a mask that is known to be in bounds, as that of two sets is. Plans make hundreds of thousands."""
+    made = _new(CpuSet)
+    _set_mask(made, mask)
+    return made
 
 
 EMPTY: Final = CpuSet()

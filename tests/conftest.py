@@ -4,13 +4,17 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
+from unittest import mock
 
+import msgspec.inspect
 import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast examples are made says something about the machine, which others share, and nothing about the code.
 # The same examples each time: whoever changes nothing breaks nothing. `make search` looks for new ones.
 from cgroupfs.log import ROOT
+from reconciler.settings import schema
 
 settings.register_profile(
     "shared machine",
@@ -19,6 +23,10 @@ settings.register_profile(
     derandomize="BYPASSD_SEARCH" not in os.environ,
 )
 settings.load_profile("shared machine")
+
+# The description of the configuration's structs is frozen, and the same for the thousands of configurations that tests
+# read. A daemon reads one, and does not keep it.
+mock.patch.object(schema, "type_info", cache(msgspec.inspect.type_info)).start()
 
 # Child interpreters keep their byte code, as a node's do: without it each one compiles every module anew. A read-only
 # tree (the virtual machine's) was compiled before it was packed.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.cpuset import CpuSet
 from reconciler.placement.config import PlacementConfig
 from state.topology import CpuKind, Topology
 
@@ -111,11 +111,12 @@ def _preference(
 
 def neighbours(cpus: CpuSet, taken: CpuSet, topology: Topology) -> CpuSet:
     """Those of ``cpus`` that share a core with one of ``taken``."""
-    near = EMPTY
+    # Over the masks: hundreds of cores are asked at each plan, and a set made for each of them costs the most.
+    near = 0
     for core in topology.cores():
-        if core & taken:
-            near |= core
-    return cpus & near
+        if core.mask & taken.mask:
+            near |= core.mask
+    return CpuSet.from_mask(cpus.mask & near)
 
 
 def _fill(count: int, pool: CpuSet, held: CpuSet, topology: Topology, tiers: Sequence[CpuSet]) -> CpuSet:
@@ -123,17 +124,26 @@ def _fill(count: int, pool: CpuSet, held: CpuSet, topology: Topology, tiers: Seq
     if len(kept) > count:
         return _release(kept, len(kept) - count, topology, tiers)
     missing = count - len(kept)
-    free, begun = pool - kept, kept
+    if not missing:
+        return kept
+    free, begun = pool.mask & ~kept.mask, kept.mask
+    # The highest first, as `Topology.cores` has them the other way round.
+    cores = [core.mask for core in reversed(topology.cores()) if core.mask & free]
     # Prefer a core that BE work already has a thread of: its other thread is of little use to other work.
-    order = sorted(topology.cores(), key=lambda core: (not core & begun, -min(core)))
+    cores.sort(key=lambda core: not core & begun)
+    chosen = kept.mask
     for tier in tiers:
-        for core in order:
-            for cpu in sorted(core & free & tier, reverse=True):
-                if not missing:
-                    return kept
-                kept |= CpuSet((cpu,))
+        room = free & tier.mask
+        for core in cores:
+            here = core & room
+            while here:
+                cpu = 1 << (here.bit_length() - 1)
+                chosen |= cpu
+                here ^= cpu
                 missing -= 1
-    return kept
+                if not missing:
+                    return CpuSet.from_mask(chosen)
+    return CpuSet.from_mask(chosen)
 
 
 def _release(kept: CpuSet, count: int, topology: Topology, tiers: Sequence[CpuSet]) -> CpuSet:
@@ -141,12 +151,18 @@ def _release(kept: CpuSet, count: int, topology: Topology, tiers: Sequence[CpuSe
 
     The last tier is released first.
     """
-    released = EMPTY
-    order = sorted(topology.cores(), key=lambda core: len(core & kept))
+    left = kept.mask
+    cores = [core.mask for core in topology.cores() if core.mask & left]
+    cores.sort(key=lambda core: (core & left).bit_count())
     for tier in reversed(tiers):
-        for core in order:
-            for cpu in core & kept & tier:
-                if len(released) == count:
-                    return kept - released
-                released |= CpuSet((cpu,))
-    return kept - released
+        room = kept.mask & tier.mask
+        for core in cores:
+            here = core & room
+            while here:
+                cpu = here & -here
+                left ^= cpu
+                here ^= cpu
+                count -= 1
+                if not count:
+                    return CpuSet.from_mask(left)
+    return CpuSet.from_mask(left)

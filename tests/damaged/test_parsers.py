@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -158,8 +159,13 @@ def test_what_is_no_file_is_neither_waited_for_nor_read_whole(parser: Parser, in
 LOOKS_LIKE_ONE: Final = re.compile(r"(parse|read|decode|load|detect|unseal|unpack)(_\w+)?|\w+_of_row")
 
 
-def functions() -> Iterator[str]:
+@cache
+def functions() -> tuple[str, ...]:
     """All public functions and methods of the packages, by module and name."""
+    return tuple(_functions())
+
+
+def _functions() -> Iterator[str]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.stem.endswith("_pb2"):

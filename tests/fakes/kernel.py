@@ -100,6 +100,7 @@ class FakeKernel:
         self._numbers = itertools.count(1 << 20)
         self._next_pid = itertools.count(100_000)
         self._open: dict[int, tuple[Tree, Group]] = {}
+        self._tables: dict[tuple[Tree, bool, frozenset[str]], Files] = {}
         self._processes: set[int] = set()
         self._subscribers: list[Callable[[Event], None]] = []
         self.trees: list[Tree] = []
@@ -385,10 +386,14 @@ class FakeKernel:
         return group, *table[file]
 
     def _table(self, tree: Tree, group: Group) -> Files:
-        table = dict(self._core(tree, group))
-        for controller in tree.active(group):
-            table.update(controller.files(group))
-        return table
+        """A group's files. Made once for all groups that have the same: nothing else decides which files there are."""
+        key = tree, group.is_root, frozenset() if group.parent is None else frozenset(group.parent.subtree)
+        if key not in self._tables:
+            table = dict(self._core(tree, group))
+            for controller in tree.active(group):
+                table.update(controller.files(group))
+            self._tables[key] = table
+        return self._tables[key]
 
     def _core(self, tree: Tree, group: Group) -> Files:
         procs = (
