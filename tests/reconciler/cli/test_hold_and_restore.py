@@ -106,12 +106,10 @@ def test_the_holds_are_listed_with_the_time_they_have_left(run: Run, daemon: Fak
         {"target": "knob:cpu.set", "reason": "old", "by": "ben", "until": 1.0},
         {"target": "pod:x", "reason": "debug", "by": "cy", "until": None},
     ]
-    daemon.document["podlist"] = [{"uid": "x", "namespace": "ci", "name": "batch-7"}]
     lines = run("holds", "--socket", daemon.socket).out.splitlines()
-    assert lines[1].split()[:2] == ["node", "-"]
-    assert lines[1].split()[3:] == ["d", "left", "ana", "upgrade"]
-    assert lines[2].split() == ["knob:cpu.set", "-", "expired", "ben", "old"]
-    assert lines[3].split() == ["pod:x", "ci/batch-7", "until", "release", "cy", "debug"]
+    assert lines[1].split()[2:] == ["d", "left", "ana", "upgrade"]
+    assert lines[2].split() == ["knob:cpu.set", "expired", "ben", "old"]
+    assert lines[3].split() == ["pod:x", "until", "release", "cy", "debug"]
     assert len(json.loads(run("holds", "-o", "json", "--socket", daemon.socket).out)["holds"]) == 3
 
 
