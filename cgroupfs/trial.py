@@ -44,7 +44,7 @@ class TrialGroup:
         return self
 
     def child(self, name: str) -> "TrialGroup":
-        """A new group within this one, with the same controllers, CPUs and memory nodes. It goes when this one does.
+        """A new group within this one, with the same controllers, CPUs and memory nodes. Removed with it.
 
         Errors: `CgroupError`.
         """

@@ -21,6 +21,7 @@ from cgroupfs.naming import Driver, Layout
 from cgroupfs.trial import PREFIX, TrialGroup
 from reconciler.cli.planted import CannotTryError, Planted, cpu_seconds, spin
 from reconciler.runtime import format as fmt
+from reconciler.runtime import logs
 from reconciler.runtime.trials import CHAIN
 from state.evidence import Verdict
 
@@ -47,7 +48,7 @@ _ALERTS: Final = "alerts.jsonl"
 _REPORT: Final = "report.json"
 _LOG_FILE: Final = "log"
 _BUSY: Final = 0.8
-"""A CPU that was busy for more of the time is no place for the trial."""
+"""A CPU that was busy for more of the time is not used for the trial."""
 _WAITED: Final = 0.2
 """A victim that waited for less of its time was not disturbed: no verdict is right then."""
 
@@ -274,7 +275,6 @@ def _serve(hierarchy: Hierarchy, private: str) -> None:
         import trio
 
         from reconciler.config import load
-        from reconciler.runtime import logs
 
         path = f"{private}/config.yaml"
         with open(path, "w", encoding="utf-8") as file:

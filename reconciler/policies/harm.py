@@ -342,7 +342,7 @@ def _compare(comparison: Comparison, now: float, ceiling: int, config: HarmConfi
     """Begin. One soon after the last: that has changed nothing."""
     useless = now - comparison.ended_at < 3 * config.compare_after_s * comparison.pause
     pause = min(_MOST_PAUSE, 2 * comparison.pause) if useless else 1
-    # It begins in a burst. One as long as it was may have ended before the next burst.
+    # It begins in a burst: one as short as the last may end before the next burst.
     return replace(comparison, until=now + config.compare_s * min(pause, _MOST_LONGER), before=ceiling, pause=pause)
 
 
