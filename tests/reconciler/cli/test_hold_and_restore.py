@@ -143,6 +143,13 @@ def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemo
     ]
 
 
+def test_a_restore_of_a_daemon_that_observes_promises_no_resumption(run: Run, daemon: FakeDaemon) -> None:
+    answer = {"files": [], "restored": 0, "left": 0, "mode": "observe"}
+    for configured, resumed in (("enforce", True), ("observe", False)):
+        daemon.answers["POST /restore"] = (200, {**answer, "configured_mode": configured})
+        assert ("bypassctl reload" in run("restore", "--socket", daemon.socket).out) == resumed
+
+
 def test_a_file_that_is_left_is_a_failure_and_listed_first(run: Run, daemon: FakeDaemon) -> None:
     left = {**UNDONE, "undo": "changed by somebody else since; left", "text": "5", "detail": "by systemd"}
     daemon.answers["POST /restore"] = (200, {"files": [UNDONE, left], "restored": 1, "left": 1, "mode": "observe"})

@@ -22,7 +22,7 @@ from reconciler.web.limits import HttpCounts
 from state.dump import document
 from state.model import Hold
 from state.setting_state import SettingState
-from tests.fakes.livenode import BATCH, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, NAMES, LiveNode, container_id, group
 from tests.fakes.web import FakePulse
 from tests.reconciler.telemetry.rendered import LibraryPods
 
@@ -76,6 +76,24 @@ async def test_lists_and_sums_are_only_made_by_name_and_agree_with_the_pods(live
         assert batch["state"] == "managed"
         assert batch["cpus"] == body["pools"]["reclaimed"]
         assert set(batch["counters"]) == {"", container_id(BATCH)}
+
+
+async def test_names_of_pods_are_made_without_reading_the_kernel(
+    live: LiveNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(directory: object, file: str) -> str:
+        raise AssertionError((directory, file))
+
+    with live.agent() as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        monkeypatch.setattr(agent.files, "read", read)
+        rows = show.state(["podnames"])["podnames"]
+        with pytest.raises(AssertionError):
+            show.state(["podlist"])
+    assert {(row["uid"], row["namespace"], row["name"]) for row in rows} == {  # type: ignore[attr-defined]
+        (uid, *name) for uid, name in NAMES.items()
+    }
 
 
 async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -> None:
