@@ -54,7 +54,7 @@ ELSEWHERE = tests/reconciler/placement tests/reconciler/signals tests/reconciler
 KERNEL = $(sort tests/daemon/test_network.py $(shell grep -rlE 'mark\.(kernel|containerd)' tests --include='test_*.py'))
 DAEMON = $(filter-out tests/daemon/test_network.py,$(wildcard tests/daemon/test_*.py))
 # Asks the kernel for facts, not for times or rates, and no containerd.
-FACTS = $(filter tests/cgroupfs/test_attribution.py tests/fakes/% tests/reconciler/actuators/processes/% \
+FACTS = $(filter tests/cgroupfs/test_attribution.py tests/fakes/% tests/reconciler/actuators/processes/test_oom_score.py \
 	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py,$(KERNEL))
 BESIDE = $(DAEMON) $(FACTS)
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
