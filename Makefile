@@ -35,19 +35,29 @@ types: setup
 	$(BIN)/mypy
 
 # What needs nothing but a processor runs in two parts side by side, and beside them what mostly waits, in two parts too:
-# daemons on nodes made of directories. What measures, and what asks containerd, has the machine to itself afterwards.
+# daemons on nodes made of directories, and what asks the kernel for facts. What measures, and what asks containerd, has
+# the machine to itself afterwards.
 unit: setup
 	$(MAKE) --no-print-directory --jobs=4 --output-sync=target unit-reconciler unit-rest unit-daemon unit-daemon-starts
 	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
-	$(BIN)/python -m pytest -q -m "kernel or containerd" $(DAEMON:%=--ignore=%)
+	$(PYTEST) -m "kernel or containerd" $(filter-out $(BESIDE),$(KERNEL))
 
 # The tests' directories are in memory where a GiB of it is free: hundreds of stores and node trees are written and synced.
 MEMORY = $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 1048576 2>/dev/null && echo /dev/shm)
-PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(BIN)/python -m pytest -q -p no:cacheprovider \
+# Byte code is kept, the tests' own too, also where the environment says otherwise: four parts and one after them would
+# compile 1200 modules each.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode $(BIN)/python -m pytest -q
+PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(PYTEST) -p no:cacheprovider \
 	-o tmp_path_retention_policy=failed -m "not kernel and not containerd"
 ELSEWHERE = tests/reconciler/placement tests/reconciler/signals tests/reconciler/cli
+# The files in which a test has one of the marks (tests/conftest.py holds them to it): reading all files takes 12 s.
+KERNEL = $(sort tests/daemon/test_network.py $(shell grep -rlE 'mark\.(kernel|containerd)' tests --include='test_*.py'))
 DAEMON = $(filter-out tests/daemon/test_network.py,$(wildcard tests/daemon/test_*.py))
-STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s%,$(DAEMON))
+# Asks the kernel for facts, not for times or rates, and no containerd.
+FACTS = $(filter tests/cgroupfs/test_attribution.py tests/fakes/% tests/reconciler/actuators/processes/test_oom_score.py \
+	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py,$(KERNEL))
+BESIDE = $(DAEMON) $(FACTS)
+STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
 .PHONY: unit-reconciler unit-rest unit-daemon unit-daemon-starts
 unit-reconciler:
 	$(PURE) tests/reconciler $(ELSEWHERE:%=--ignore=%)
@@ -56,10 +66,10 @@ unit-rest:
 	$(PURE) $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) $(ELSEWHERE)
 
 unit-daemon:
-	$(BIN)/python -m pytest -q -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(DAEMON))
+	$(PYTEST) -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(BESIDE))
 
 unit-daemon-starts:
-	$(BIN)/python -m pytest -q -p no:cacheprovider -m "kernel or containerd" $(STARTS)
+	$(PYTEST) -p no:cacheprovider -m "kernel or containerd" $(STARTS)
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -33,6 +34,17 @@ mock.patch.object(schema, "type_info", cache(msgspec.inspect.type_info)).start()
 if os.access(__file__, os.W_OK):
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{sys.prefix}/bytecode")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The Makefile finds the files whose tests ask the kernel by the marks' text: collecting all tests takes long.
+
+    Errors: `pytest.UsageError` for a file that it would not find (those of tests/daemon it names by their directory).
+    """
+    marked = {item.path for item in items if any(item.iter_markers("kernel")) or any(item.iter_markers("containerd"))}
+    for path in marked:
+        if path.parent.name != "daemon" and not re.search(r"mark\.(kernel|containerd)", path.read_text()):
+            raise pytest.UsageError(f"{path}: its tests are marked elsewhere, and make test would leave them out")
 
 
 @pytest.fixture(autouse=True)
