@@ -274,13 +274,13 @@ def _serve(hierarchy: Hierarchy, private: str) -> None:
         import trio
 
         from reconciler.config import load
-        from reconciler.runtime import logs
+        from reconciler.runtime.logs import setup
 
         path = f"{private}/config.yaml"
         with open(path, "w", encoding="utf-8") as file:
             json.dump(configuration(private), file)
         config = load.load(path, required=True).config
-        logs.setup(config.log.level, config.log.format, stream=stream)
+        setup(config.log.level, config.log.format, stream=stream)
         trio.run(_run, hierarchy, config, private)
     except BaseException as exc:
         stream.write(f"{type(exc).__name__}: {exc}\n")
