@@ -21,7 +21,6 @@ from cgroupfs.naming import Driver, Layout
 from cgroupfs.trial import PREFIX, TrialGroup
 from reconciler.cli.planted import CannotTryError, Planted, cpu_seconds, spin
 from reconciler.runtime import format as fmt
-from reconciler.runtime import logs
 from reconciler.runtime.trials import CHAIN
 from state.evidence import Verdict
 
@@ -48,9 +47,13 @@ _ALERTS: Final = "alerts.jsonl"
 _REPORT: Final = "report.json"
 _LOG_FILE: Final = "log"
 _BUSY: Final = 0.8
-"""A CPU that was busy for more of the time is not used for the trial."""
+"""Share of the time for which a CPU may be busy with other work."""
 _WAITED: Final = 0.2
 """A victim that waited for less of its time was not disturbed: no verdict is right then."""
+
+
+class BusyError(CannotTryError):
+    """No CPU is idle enough; it may be later."""
 
 
 class _Scene(NamedTuple):
@@ -66,7 +69,8 @@ class _Scene(NamedTuple):
 def chain(hierarchy: Hierarchy, directory: str) -> tuple[bool, str]:
     """Whether a disturbed victim ends in a hog that is bounded by the kernel, and in alerts.
 
-    Errors: `CannotTryError` where the victim cannot be disturbed or its wait is not measured; `CgroupError`, OSError.
+    Errors: `CannotTryError` where the victim cannot be disturbed or its wait is not measured (`BusyError`: now);
+    `CgroupError`, OSError.
     """
     version = hierarchy.version("cpu")
     if version is None:
@@ -119,6 +123,10 @@ def _links(scene: _Scene) -> tuple[bool, str]:
         f"verdict after {fmt.duration(verdict_s)}, quota {words[0]} of a CPU after {fmt.duration(squeezed_s)}, "
         f"both alerts; the hog used {words[1]}, then {words[2]}"
     )
+    if not cut and share < quota / 2:
+        raise BusyError(
+            f"the hog has a quota of {words[0]} of a CPU, and had {words[2]}: the CPU was busy with other work"
+        )
     # One more period, and the ticks in which the use is counted.
     return cut > 0 and share <= quota * 1.1 + 0.05, found
 
@@ -203,7 +211,7 @@ def _mounted(hierarchy: Hierarchy) -> list[str]:
 
 
 def _idle_cpu() -> int:
-    """The CPU with the most idle time of a moment. Errors: `CannotTryError` if none is idle for a while."""
+    """The CPU with the most idle time of a moment. Errors: `BusyError` if none is idle for a while."""
     allowed = os.sched_getaffinity(0)
     idle, cpu = 0.0, 0
     for _ in range(_TRIES):
@@ -214,7 +222,7 @@ def _idle_cpu() -> int:
         if idle >= _IDLE_S * (1 - _BUSY):
             return cpu
     busy = fmt.percent(100 * (1 - idle / _IDLE_S))
-    raise CannotTryError(f"every CPU was busy with other work: the idlest, CPU {cpu}, for {busy} of the time")
+    raise BusyError(f"every CPU was busy with other work: the idlest, CPU {cpu}, for {busy} of the time")
 
 
 def _idle_times() -> dict[int, float]:
@@ -275,12 +283,13 @@ def _serve(hierarchy: Hierarchy, private: str) -> None:
         import trio
 
         from reconciler.config import load
+        from reconciler.runtime.logs import setup
 
         path = f"{private}/config.yaml"
         with open(path, "w", encoding="utf-8") as file:
             json.dump(configuration(private), file)
         config = load.load(path, required=True).config
-        logs.setup(config.log.level, config.log.format, stream=stream)
+        setup(config.log.level, config.log.format, stream=stream)
         trio.run(_run, hierarchy, config, private)
     except BaseException as exc:
         stream.write(f"{type(exc).__name__}: {exc}\n")
