@@ -144,7 +144,8 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86400,
-            description="seconds of repeated cuts before that; doubled, up to sixteen times as many, while it changes nothing",
+            description="seconds of repeated cuts before that; doubled while that changes nothing, up to sixteen times "
+            "as many",
         ),
     ] = 60.0
 

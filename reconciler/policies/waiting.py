@@ -173,7 +173,8 @@ def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmCon
         # Not BE work's doing, so no reason to cut; but none to raise either before it is learned.
         burst = 0 < own_harm.row < _LASTING and own_harm.samples >= _ENOUGH
         level = 0.0 if burst else min(level, _NO_HARM)
-        return PodJudgement(waits=waiting, own=own, own_harm=own_harm, expected=likely, level=level)
+        left = min(_MARGIN * own_harm.longest, _MOST_EXCUSED)
+        return PodJudgement(waits=waiting, own=own, own_harm=own_harm, left=left, expected=likely, level=level)
     known = before.own_harm
     faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
     rate = known.harmful * faded / max(_ENOUGH, known.samples * faded)
