@@ -1,10 +1,10 @@
-"""What an attribute of BE processes that is inherited over fork and exec does for an online server: measured each alone.
+"""What attributes of BE processes that are inherited over fork and exec do for an online server, each alone.
 
     python -m tests.protection.attributes [--only io,slack] [--rounds 3] [--record FILE]
 
 ``io``: ioprio's idle class (ionice), beside buffered writers and, where fio is installed, direct random writes; online
-is redis with a log that it syncs at each write. ``slack``: a timer slack of 50 ms beside processes that sleep 100 us at a
-time; online is redis. Rounds are interleaved. BE pods are BestEffort, no agent runs.
+is redis with a log that it syncs at each write. ``slack``: a timer slack of 50 ms beside processes that sleep 100 us at
+a time; online is redis. Rounds are interleaved. BE pods are BestEffort, no agent runs.
 """
 
 import argparse
