@@ -45,7 +45,7 @@ _QUIET_S: Final = 2.0
 _LONG_AGO: Final = float("-inf")
 _REPEATED: Final = 4
 """Cuts that are needed for a comparison."""
-_MOST_PAUSE: Final = 10
+_MOST_PAUSE: Final = 16
 """Comparisons that change nothing come after at most so many times ``compare_after_s``."""
 _MOST_LONGER: Final = 3
 """They are at most so many times ``compare_s`` long."""
@@ -144,7 +144,8 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=86400,
-            description="seconds of repeated cuts before that; doubled, up to ten times, while it changes nothing",
+            description="seconds of repeated cuts before that; doubled while that changes nothing, up to sixteen times "
+            "as many",
         ),
     ] = 60.0
 
@@ -342,8 +343,9 @@ def _compare(comparison: Comparison, now: float, ceiling: int, config: HarmConfi
     """Begin. One soon after the last: that has changed nothing."""
     useless = now - comparison.ended_at < 3 * config.compare_after_s * comparison.pause
     pause = min(_MOST_PAUSE, 2 * comparison.pause) if useless else 1
-    # It begins in a burst: one as short as the last may end before the next burst.
-    return replace(comparison, until=now + config.compare_s * min(pause, _MOST_LONGER), before=ceiling, pause=pause)
+    # It begins in a burst, and may have ended before the next one.
+    longer = min(max(1, pause // 2), _MOST_LONGER)
+    return replace(comparison, until=now + config.compare_s * longer, before=ceiling, pause=pause)
 
 
 def _compared(state: HarmState, now: float, low: int, top: int) -> HarmState:

@@ -25,6 +25,11 @@ _HALF_S: Final = 300.0
 _QUIET: Final = 1.25
 """Up to this multiple of its minimum BE work is cut: what online pods wait then is their own."""
 _KNOWN_MILLI: Final = 20
+_AT_ONCE: Final = float("-inf")
+_CONFIRMED_S: Final = 30.0
+"""Time without BE work at its minimum after which the same waiting confirms what was learned."""
+_MOST_CONFIRMED: Final = 3
+"""It fades at most two to the power of this more slowly."""
 _DISPROVED: Final = 20
 """Samples in a row that are lower than what was learned, from which on that is forgotten."""
 _NO_HARM: Final = 0.99
@@ -59,6 +64,7 @@ class PodWaiting(NamedTuple):
 class LearnedWait(Struct, frozen=True, kw_only=True):
     """The waiting in one range of CPU use, in percent, from ``count`` samples, the last at ``at``.
 
+    ``confirmed``: how often it was the same after it had faded for a while: the longer it lasts the next time.
     ``below``: the newest samples in a row, with BE work, that are clearly below it: BE work only adds to waiting.
     """
 
@@ -67,6 +73,7 @@ class LearnedWait(Struct, frozen=True, kw_only=True):
     count: int
     at: float
     below: int = 0
+    confirmed: int = 0
 
 
 OwnWaiting = Mapping[int, LearnedWait]
@@ -82,7 +89,10 @@ def learn(known: OwnWaiting, waiting: PodWaiting, now: float) -> OwnWaiting:
     count = min(before.count + 1, _MOST)
     deviation = before.deviation + (abs(percent - before.mean) - before.deviation) / count
     mean = before.mean + (percent - before.mean) / count
-    return {**known, key: LearnedWait(mean=mean, deviation=deviation, count=count, at=now)}
+    same = now - before.at >= _CONFIRMED_S and abs(percent - before.mean) <= max(_DEVIATIONS * before.deviation, 1.0)
+    confirmed = min(_MOST_CONFIRMED, before.confirmed + same)
+    item = LearnedWait(mean=mean, deviation=deviation, count=count, at=now, confirmed=confirmed)
+    return {**known, key: item}
 
 
 def disprove(known: OwnWaiting, waiting: PodWaiting) -> OwnWaiting:
@@ -106,7 +116,7 @@ def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
     if near is None:
         return 0.0
     item = known[near]
-    faded: float = 0.5 ** (max(0.0, now - item.at) / _HALF_S)
+    faded: float = 0.5 ** (max(0.0, now - item.at) / (_HALF_S * 2**item.confirmed))
     return min(100.0, (item.mean + _DEVIATIONS * item.deviation) * faded)
 
 
@@ -164,7 +174,8 @@ def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmCon
     The mean of a pod that waits in bursts is far below them. So they are no part of it, but counted: as many harmful
     samples as without BE work, and half as many more, are excused, where they are not much worse nor longer in a row.
     """
-    likely = expected(before.own, waiting, now)
+    # Without BE work nothing can be hidden by what was learned: it need not have faded.
+    likely = expected(before.own, waiting, _AT_ONCE if quiet else now)
     level = level_of(waiting, likely, config)
     if quiet:
         own, own_harm = before.own, _learn_harm(before.own_harm, level, now)
@@ -173,7 +184,8 @@ def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmCon
         # Not BE work's doing, so no reason to cut; but none to raise either before it is learned.
         burst = 0 < own_harm.row < _LASTING and own_harm.samples >= _ENOUGH
         level = 0.0 if burst else min(level, _NO_HARM)
-        return PodJudgement(waits=waiting, own=own, own_harm=own_harm, expected=likely, level=level)
+        left = min(_MARGIN * own_harm.longest, _MOST_EXCUSED)
+        return PodJudgement(waits=waiting, own=own, own_harm=own_harm, left=left, expected=likely, level=level)
     known = before.own_harm
     faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
     rate = known.harmful * faded / max(_ENOUGH, known.samples * faded)

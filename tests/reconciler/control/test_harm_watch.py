@@ -15,6 +15,7 @@ from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.sampler import Sampler
 from reconciler.daemon.agent import Agent
 from reconciler.policies.budget import BudgetConfig, BudgetLaw
+from reconciler.policies.harm import HarmConfig
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.table import PoliciesConfig
@@ -156,6 +157,26 @@ async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(node
         terms = rounds.agent.reconciler.pools.harm
         assert terms is not None
         assert reading.ceiling_milli == terms.top_milli
+
+
+async def test_a_comparison_is_at_the_minimum_is_explained_and_ends(node: LiveNode) -> None:
+    harm = HarmConfig(compare_s=1.0, compare_after_s=2.0)
+    law = ReclaimedConfig(budget=BudgetConfig(harm=harm))
+    async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
+        await rounds.next(150)
+        seen: list[tuple[bool, bool]] = []
+        for number in range(200):
+            rounds.waits.now = HARM if number % 10 < 2 else CALM
+            reading = await rounds.next()
+            pools = rounds.agent.reconciler.pools
+            assert reading is not None
+            assert pools is not None
+            assert pools.harm is not None
+            seen.append((reading.comparing, reading.ceiling_milli == pools.harm.floor_milli))
+            assert reading.comparing == ("comparing" in pools.reasons["law"])
+        assert (True, True) in seen
+        assert (True, False) not in seen
+        assert seen[-1] != (True, True) or not all(comparing for comparing, _ in seen[-20:])
 
 
 async def test_be_work_that_sleeps_is_never_cut(node: LiveNode) -> None:

@@ -3,7 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.policies.harm import HarmConfig
-from reconciler.policies.waiting import OwnWaiting, PodWaiting, expected, learn, level_of
+from reconciler.policies.waiting import (
+    OwnWaiting,
+    PodJudgement,
+    PodWaiting,
+    disprove,
+    expected,
+    is_quiet,
+    judge,
+    learn,
+    level_of,
+)
 
 CONFIG = HarmConfig()
 """Harm is above 5 % and above 5 thousandths."""
@@ -70,3 +80,90 @@ def test_what_is_kept_of_a_pod_is_bounded_and_a_percentage(samples: list[tuple[f
         known = learn(known, PodWaiting(run, wait), float(number))
         assert 0.0 <= expected(known, PodWaiting(run, wait), float(number)) <= 100.0
     assert len(known) <= 18
+
+
+CALM = PodWaiting(900.0, 1.0)
+LEARNED_S = 20.0
+
+
+def taught(burst: int, every: int) -> PodJudgement:
+    """A pod that waits in bursts of so many samples, learned while BE work is at its minimum."""
+    pod = PodJudgement()
+    for number in range(round(LEARNED_S * 10)):
+        waiting = PodWaiting(900.0, 300.0) if number % every < burst else CALM
+        pod = judge(pod, waiting, number / 10, CONFIG, quiet=True)
+    return pod
+
+
+def harmful(pod: PodJudgement, waitings: list[PodWaiting]) -> list[bool]:
+    """Of samples beside BE work: which of them count."""
+    found = []
+    for number, waiting in enumerate(waitings):
+        pod = judge(pod, waiting, LEARNED_S + number / 10, CONFIG, quiet=False)
+        found.append(pod.level >= 1)
+    return found
+
+
+def test_bursts_as_without_be_are_no_harm() -> None:
+    bursts = [PodWaiting(900.0, 300.0) if number % 30 < 3 else CALM for number in range(600)]
+    assert not any(harmful(taught(3, 30), bursts))
+    assert any(harmful(PodJudgement(), bursts))
+
+
+@pytest.mark.parametrize(
+    "waitings",
+    [
+        [PodWaiting(900.0, 300.0)] * 10,
+        [PodWaiting(900.0, 900.0)],
+        [PodWaiting(900.0, 300.0) if number % 5 < 3 else CALM for number in range(100)],
+    ],
+    ids=["longer", "worse", "more frequent"],
+)
+def test_bursts_that_are_longer_worse_or_more_frequent_are_harm(waitings: list[PodWaiting]) -> None:
+    assert any(harmful(taught(3, 30), waitings))
+
+
+def test_waiting_that_lasts_is_learned_as_the_usual_one_and_is_no_burst() -> None:
+    pod = taught(1, 1)
+    assert pod.expected == pytest.approx(25.0, rel=0.1)
+    assert pod.own_harm.harmful < 1
+
+
+def test_no_sample_at_the_minimum_of_be_is_a_reason_to_cut_nor_to_raise_before_it_is_learned() -> None:
+    first = judge(PodJudgement(), BUSY, 0.0, CONFIG, quiet=True)
+    assert CONFIG.quiet_percent / 100 < first.level < 1
+
+
+def test_less_waiting_beside_be_disproves_what_was_learned_and_a_short_while_does_not() -> None:
+    known = learned(BUSY)
+    for _ in range(10):
+        known = disprove(known, CALM)
+    known = disprove(known, BUSY)
+    for _ in range(19):
+        known = disprove(known, CALM)
+    assert expected(known, BUSY, 0.0) > 0
+    assert expected(disprove(known, CALM), BUSY, 0.0) == 0
+
+
+@pytest.mark.parametrize(("used", "ceiling", "quiet"), [(100, 8000, True), (200, 8000, False), (None, 100, True)])
+def test_be_is_at_its_minimum_by_its_use_or_where_that_is_unknown_by_its_ceiling(
+    used: int | None, ceiling: int, quiet: bool
+) -> None:
+    assert is_quiet(used, ceiling, 100) is quiet
+    assert not is_quiet(None, 8000, 100)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 1e5), st.booleans(), st.floats(-10, 100)), max_size=120),
+)
+def test_a_judgement_is_bounded_whatever_the_samples_and_the_clock_do(
+    samples: list[tuple[float, float, bool, float]],
+) -> None:
+    pod, now = PodJudgement(), 0.0
+    for run, wait, quiet, step_s in samples:
+        now += step_s
+        pod = judge(pod, PodWaiting(run, wait), now, CONFIG, quiet=quiet)
+        assert 0 <= pod.own_harm.harmful <= pod.own_harm.samples <= 601
+        assert 0 <= pod.left <= 40
+        assert pod.level >= 0
+        assert not quiet or pod.level < 1
