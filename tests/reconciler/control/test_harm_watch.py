@@ -17,7 +17,7 @@ from reconciler.daemon.agent import Agent
 from reconciler.policies.budget import BudgetConfig, BudgetLaw
 from reconciler.policies.harm import HarmConfig
 from reconciler.policies.idle_class import IdleClassConfig
-from reconciler.policies.reclaimed import ReclaimedConfig
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.workqueue import DirtyBatch
@@ -156,6 +156,23 @@ async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(node
         assert rounds.agent.reconciler.pools is not None
         terms = rounds.agent.reconciler.pools.harm
         assert terms is not None
+        assert reading.ceiling_milli == terms.top_milli
+
+
+async def test_where_whole_cpus_are_the_minimum_own_waiting_is_learned_at_one_cpu(node: LiveNode) -> None:
+    """Without a quota no cut takes the last CPU. BE work there is at its minimum; it once was held there for ever."""
+    law = ReclaimedConfig(form=ReclaimedForm.CPUSET)
+    async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
+        await rounds.next(150)
+        rounds.waits.now = HARM
+        await rounds.next(60)
+        reading = await rounds.next(200)
+        assert reading is not None
+        assert rounds.agent.reconciler.pools is not None
+        terms = rounds.agent.reconciler.pools.harm
+        assert terms is not None
+        assert terms.floor_milli == 1000
+        assert reading.cuts
         assert reading.ceiling_milli == terms.top_milli
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.scheduling import IDLE, OTHER
 from reconciler.control.realtime_watch import RealtimeWatch
@@ -73,6 +74,24 @@ def test_one_reading_is_bounded_whatever_a_pod_has(agent: Agent) -> None:
     watch = watch_of(agent, {group(BATCH): list(range(1, 50_001))}, scheduler)
     watch.check(0.0)
     assert scheduler.reads == 1000
+
+
+def test_many_pods_are_read_in_turn(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = agent.inventory.pods[BATCH]
+    pods = {f"be-{number}": replace(pod, uid=f"be-{number}") for number in range(100)}
+    monkeypatch.setattr(agent.inventory, "pods", pods)
+    listed: list[str] = []
+
+    def threads(path: str) -> list[int]:
+        listed.append(path)
+        return []
+
+    watch = RealtimeWatch(agent.reconciler, threads, scheduler=Policies({}))
+    counts = []
+    for second in range(5):
+        watch.check(float(second))
+        counts.append(len(listed))
+    assert counts == [32, 64, 96, 100, 100]
 
 
 def test_online_pods_may_have_real_time_threads(agent: Agent) -> None:
