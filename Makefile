@@ -49,10 +49,12 @@ MEMORY = $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" 
 PYTEST = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode $(BIN)/python -m pytest -q
 PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(PYTEST) -p no:cacheprovider \
 	-o tmp_path_retention_policy=failed -m "not kernel and not containerd"
-ELSEWHERE = tests/reconciler/placement tests/reconciler/signals tests/reconciler/cli
+ELSEWHERE = tests/reconciler/placement tests/reconciler/cli
 # The files in which a test has one of the marks (tests/conftest.py holds them to it): reading all files takes 12 s.
-KERNEL = $(sort tests/daemon/test_network.py $(shell grep -rlE 'mark\.(kernel|containerd)' tests --include='test_*.py'))
-DAEMON = $(filter-out tests/daemon/test_network.py,$(wildcard tests/daemon/test_*.py))
+KERNEL = $(sort $(ALONE) $(shell grep -rlE 'mark\.(kernel|containerd)' tests --include='test_*.py'))
+DAEMON = $(filter-out $(ALONE),$(wildcard tests/daemon/test_*.py))
+# The one measures rates; the other waits for CPUs that nothing uses, a minute beside the other parts.
+ALONE = tests/daemon/test_network.py tests/daemon/test_headroom.py
 # Asks the kernel for facts, not for times or rates, and no containerd.
 FACTS = $(filter tests/cgroupfs/test_attribution.py tests/fakes/% tests/reconciler/actuators/processes/test_oom_score.py \
 	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py,$(KERNEL))
