@@ -1,7 +1,8 @@
 """What a TCP listener that other machines reach has for trust: a certificate of its own, and a token of its clients.
 
-Both are files, and read again when they are replaced, as certificates and projected tokens are. A file that cannot be
-used leaves what was read before in force; without any the listener does not start, or refuses each request.
+Both are files, and read again when they are replaced, as certificates and projected tokens are. A certificate that
+cannot be used, or a token file that cannot be read, leaves what was read before in force; without any the listener does
+not start, or refuses each request. A token file that has no token refuses each request, also after it had one.
 """
 
 import hmac
