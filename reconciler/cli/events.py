@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
 from reconciler.cli.blocks import StyledText, Table
-from reconciler.cli.client import Unreachable, quoted
+from reconciler.cli.client import DaemonRefused, Unreachable, quoted
 from reconciler.cli.document import Row, fetch, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import short_path, value_text
@@ -20,6 +20,8 @@ from state.printable import printable_json
 
 _POLL_S: Final = 0.5
 _RETRY_S: Final = 2.0
+_BUSY: Final = frozenset({429, 503})
+"""Other clients have the daemon's answers: it has one for this client in seconds."""
 _TYPES: Final = {
     "write": "write",
     "restored": "write",
@@ -105,16 +107,19 @@ def _run(options: Namespace) -> int:
 
 
 def _next(options: Namespace, before: Row, choice: _Choice) -> Row:
-    """The next answer, printed; waits for a daemon that is down, and reports that once."""
+    """The next answer, printed; waits for a daemon that is down or has too much to do, and reports that once."""
     target = f"/events?after={before['next']}&run={quoted(str(before['run']))}"
     down = False
     while True:
         try:
             answer = _get(options, target)
             break
-        except Unreachable as exc:
+        except (Unreachable, DaemonRefused) as exc:
+            if isinstance(exc, DaemonRefused) and exc.status not in _BUSY:
+                raise
             if not down:
-                streams.complain(f"{exc.why}; waiting for the daemon")
+                why = exc.why if isinstance(exc, Unreachable) else str(exc)
+                streams.complain(f"{why}; waiting for the daemon")
             down = True
             _wait(_RETRY_S)
     if answer["run"] != before["run"]:

@@ -22,7 +22,7 @@ _STEP: Final = 1.25
 _SMALLEST_MILLI: Final = 0.05
 """As in `reconciler.control.effect_hours`, which is not imported here for the start-up's sake; a test compares."""
 _FEWEST_MINUTES: Final = 10
-"""Minutes with BE work, and without, that a comparison needs."""
+"""Minutes with BE work, and without, that a comparison needs, and as many minutes of online pods in each of both."""
 _NOISE_MILLI: Final = 1.0
 """Waits and throttling up to this much (of a pod, on the mean) are within every ratio."""
 DEFAULTS: Final[Mapping[str, float]] = {
@@ -56,7 +56,7 @@ class GateResult(NamedTuple):
 def run(options: Namespace) -> int:
     """Show it. `Exit.NOT_OK` when the gate is not passed. Errors: `CliError` without any row, or for a wrong gate."""
     limits = gate_limits(options.gate) if options.gate is not None else None
-    hours = _hours(options, time.time() - options.since)
+    hours = _hours(options, time.time())
     total = sums(hours)
     facts: Row = {
         "since_s": options.since,
@@ -94,15 +94,16 @@ def gate_limits(text: str) -> dict[str, float]:
     return limits
 
 
-def _hours(options: Namespace, since: float) -> list[Row]:
-    """The rows since a time, the oldest first; the daemon's, else the store's."""
+def _hours(options: Namespace, now: float) -> list[Row]:
+    """The rows up to now, the oldest first; the daemon's, else the store's."""
     document = fetch(options, ("effect",))
     if document.live:
         rows: list[Row] = document.body["effect"]
     else:
         rows = _stored(places.find(options).store)
-    # Whole hours: the one in which the time is belongs to it.
-    rows = [row for row in rows if row["hour"] >= int(since) // _HOUR_S]
+    # Whole hours: the one in which the time is belongs to it. Those in the future are of a clock that was set back.
+    first, last = (int(at) // _HOUR_S for at in (now - options.since, now))
+    rows = [row for row in rows if first <= row["hour"] <= last]
     if not rows:
         raise CliError("no hour is recorded yet: the daemon records each minute", Exit.NOT_FOUND)
     return rows
@@ -206,13 +207,18 @@ def gate(total: Row, limits: Mapping[str, float]) -> list[GateResult]:
 
 def _ratio(total: Row, name: str) -> tuple[float | None, str]:
     """Of the means with BE work and without; None with why it is not known."""
-    sides = [_side(total[side]) for side in ("with_be", "without_be")]
+    measured = "throttled_samples" if name == "throttled_milli" else "samples"
+    sides = [{**_side(total[side]), "samples": total[side].get(measured, 0)} for side in ("with_be", "without_be")]
     busy, quiet = sides[0][name], sides[1][name]
     for side, what in zip(sides, ("with", "without"), strict=True):
         if side["minutes"] < _FEWEST_MINUTES:
             return None, f"only {fmt.plural(side['minutes'], 'minute')} {what} BE work; {_FEWEST_MINUTES} are needed"
     if busy is None or quiet is None:
         return None, "not measured on this node: no cpu.pressure and no kernel.sched_schedstats"
+    for side, what in zip(sides, ("with", "without"), strict=True):
+        if side["samples"] < _FEWEST_MINUTES:
+            few = fmt.plural(side["samples"], "minute")
+            return None, f"only {few} of online pods measured {what} BE work; {_FEWEST_MINUTES} are needed"
     detail = f"{fmt.percent(busy / 10)} of a CPU with, {fmt.percent(quiet / 10)} without"
     return (1.0 if busy <= _NOISE_MILLI else busy / max(quiet, _NOISE_MILLI)), detail
 

@@ -11,6 +11,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any, BinaryIO, Final, final
 
 from msgspec import Struct
@@ -37,6 +38,8 @@ from state.summary import resource_facts
 SCHEMA: Final = 1
 _QUIET_S: Final = 2.0
 _EVERY_S: Final = 0.5
+_LATEST_S: Final = 2.5e11
+"""The year 9892: a later one has no calendar date."""
 _GAP_S: Final = 60.0
 """Frames further apart belong to two runs: the second starts without a past, as the daemon did."""
 
@@ -104,16 +107,27 @@ def replay(
             continue
         if end is not None and frame.wall_s > end:
             break
-        run.take(frame, told=begin is None or frame.wall_s >= begin)
+        with _evaluable():
+            run.take(frame, told=begin is None or frame.wall_s >= begin)
     run.finish()
     if plans is not None:
         report.plans = plans.facts()
     if plans is not None and plans.plans is not None:
         report.resources = resource_facts(plans.plans[1], None)
     elif run.last is not None:
-        report.resources = resource_facts(plan_frame(config, run.last), None)
+        with _evaluable():
+            report.resources = resource_facts(plan_frame(config, run.last), None)
     report.took_s = time.process_time() - began
     return report
+
+
+@contextmanager
+def _evaluable() -> Iterator[None]:
+    """What no daemon records (infinite values, 1e308) is an error of the recording. Errors: `CliError`."""
+    try:
+        yield
+    except (ValueError, ArithmeticError) as exc:
+        raise CliError(f"a recorded frame cannot be evaluated: {exc}", Exit.USAGE) from exc
 
 
 class _Run:
@@ -133,6 +147,9 @@ class _Run:
         self._unknown: Counter[str] = Counter()
 
     def take(self, frame: SampleFrame, *, told: bool) -> None:
+        """Errors: `ValueError` and `ArithmeticError` for values that no daemon records."""
+        if not 0 <= frame.wall_s <= _LATEST_S:
+            raise ValueError(f"a time of {frame.wall_s:g} seconds since the epoch")
         known, self.learned = self.learned, None
         gap = self.last is not None and not 0 < frame.at_s - self.last.at_s <= _GAP_S
         if gap:

@@ -34,7 +34,7 @@ def find_pod(body: Mapping[str, Any], wanted: str, namespace: str | None = None,
     kind, slash, rest = text.partition("/")
     if slash and kind in _KINDS and rest:
         text = rest
-    for step in (_exactly, _by_start):
+    for step in (_by_uid, _exactly, _by_start):
         matches = {pod["uid"]: pod for pod in step(body, pods, text, root)}
         if len(matches) == 1:
             return next(iter(matches.values()))
@@ -71,6 +71,12 @@ def _all(body: Mapping[str, Any]) -> list[Row]:
     return pods
 
 
+def _by_uid(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str) -> Iterator[Row]:
+    """Before any name: a pod whose author named it as another's uid must not make that uid ambiguous."""
+    del body, root
+    yield from (pod for pod in pods if pod["uid"] == text)
+
+
 def _exactly(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str) -> Iterator[Row]:
     uid, path = None, None
     if text.startswith("/"):
@@ -84,7 +90,7 @@ def _exactly(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str)
         yield from groups or (pod for pod in pods if uid is not None and plain_uid(pod["uid"]) == uid)
     cid = text.partition("://")[2] if "://" in text else text
     for pod in pods:
-        if text in {pod["uid"], pod["title"], pod.get("name")} or cid in container_ids(body, pod):
+        if text in {pod["title"], pod.get("name")} or cid in container_ids(body, pod):
             yield pod
 
 

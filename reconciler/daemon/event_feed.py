@@ -4,11 +4,12 @@ Groups that were removed and originals that were recorded are numbered like ever
 container's end would be a line for each of its files.
 """
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
-from msgspec.structs import asdict
 
 from cgroupfs.errors import AgentError
 from state.entry import LedgerEvent
@@ -29,38 +30,47 @@ _SHOWN: Final = (
 )
 
 
-async def event_feed(agent: "Agent", after: int | None, run: str, since: float | None) -> dict[str, object]:
+async def event_feed(
+    agent: "Agent", after: int | None, run: str, since: float | None
+) -> tuple[dict[str, object], Iterator[dict[str, Any]], float]:
     """The events after a number of a ``run``, or since a time (seconds since the epoch), and how to go on.
 
     ``run`` and ``next``: for the next request. ``missing``: events in between that are no longer in memory; of those
-    since a time: beyond the largest number of one answer. Without both there are none: only what is to come.
+    since a time: beyond the largest number of one answer. Without both there are none: only what is to come. The
+    events are made one by one, for a caller that lets others run. With them the CPU time of the thread (seconds).
     """
     log = agent.ledger.events
-    lost = 0
-    rows: list[dict[str, Any]] = []
+    lost, spent_s = 0, 0.0
+    stored: list[dict[str, Any]] = []
+    recent: list[LedgerEvent] = []
+    last = 0
     if after is not None:
         # Numbers that an earlier run gave to events that it could not store are this run's.
         after = min(after, log.last if run == log.run else log.first - 1)
-        events = agent.ledger.events_after(after)
-        lost = missing(events, after)
-        rows = list(map(_row, events))
+        recent = agent.ledger.events_after(after)
+        lost = missing(recent, after)
     elif since is not None:
-        stored = await trio.to_thread.run_sync(_stored, agent.store.path, since)
-        last = max((int(row["number"]) for row in stored), default=0)
-        recent = (_row(event) for event in agent.ledger.events_after(last))
-        rows = [*stored, *(row for row in recent if row["at"] >= since)]
-    end = log.last if not rows else max(int(rows[-1]["number"]), after or 0)
-    shown = [row for row in rows if row["kind"] not in HIDDEN]
-    lost += max(0, len(shown) - MOST)
-    return {"run": log.run, "next": end, "missing": lost, "events": shown[-MOST:]}
+        stored, last, spent_s = await trio.to_thread.run_sync(_stored, agent.store.path, since)
+        recent = [event for event in agent.ledger.events_after(last) if event.at >= since]
+    end = max(recent[-1].number, after or 0) if recent else last if stored else log.last
+    shown = [event for event in recent if event.kind not in HIDDEN]
+    beyond = max(0, len(stored) + len(shown) - MOST)
+    head = {"run": log.run, "next": end, "missing": lost + beyond}
+    return head, islice(chain(stored, map(_row, shown)), beyond, None), spent_s
 
 
-def _stored(path: str, since: float) -> list[dict[str, Any]]:
-    """The history since a time, the oldest first. By a connection of its own: the store's belongs to its thread."""
+def _stored(path: str, since: float) -> tuple[list[dict[str, Any]], int, float]:
+    """The shown events of the history since a time, the oldest first; the last number; the CPU time (seconds).
+
+    By a connection of its own: the store's belongs to its thread.
+    """
+    began = time.thread_time()
     try:
-        return list(shown_history(read_history(path, _HISTORY), since))[::-1]
+        rows = list(shown_history(read_history(path, _HISTORY), since))[::-1]
     except AgentError:
-        return []
+        rows = []
+    last = max((int(row["number"]) for row in rows), default=0)
+    return [row for row in rows if row["kind"] not in HIDDEN], last, time.thread_time() - began
 
 
 def shown_history(history: list[dict[str, Any]], since: float) -> Iterator[dict[str, Any]]:
@@ -72,5 +82,4 @@ def shown_history(history: list[dict[str, Any]], since: float) -> Iterator[dict[
 
 
 def _row(event: LedgerEvent) -> dict[str, Any]:
-    fields: Mapping[str, Any] = asdict(event)
-    return {name: fields[name] for name in _SHOWN}
+    return {name: getattr(event, name) for name in _SHOWN}

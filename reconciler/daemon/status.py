@@ -165,7 +165,9 @@ class StatusReport:
         pod = self._agent.inventory.pods.get(uid)
         return None if pod is None else self._agent.minutes.hour(pod)
 
-    async def events(self, after: int | None, run: str, since: float | None) -> Mapping[str, object]:
+    async def events(
+        self, after: int | None, run: str, since: float | None
+    ) -> tuple[Mapping[str, object], Iterator[Mapping[str, object]], float]:
         """The events after a number, or since a time."""
         return await event_feed(self._agent, after, run, since)
 

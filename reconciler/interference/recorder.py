@@ -68,7 +68,8 @@ class Recorder:
             self._config, self._name, self.problem = config, "", None
         if config.directory is None:
             return
-        if not self._name or frame.wall_s - self._began_s >= config.file_s:
+        # A clock that was set back begins a file, too: until it is there again none would end, nor any be removed.
+        if not self._name or not 0 <= frame.wall_s - self._began_s < config.file_s:
             self._flush()
             self._began_s = frame.wall_s
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(frame.wall_s))

@@ -12,7 +12,7 @@ The file names no other pod: its reader is a tenant.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -80,10 +80,13 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     low = min(milli for _, milli in lows)
     known: Mapping[str, PodCapacity] = before.pods if before is not None else {}
     pods: dict[str, PodCapacity] = {}
+    be_pods = [pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED]
+    # Counted once: pods choose whether they have a file, and for 500 of them each count is the square.
+    common = _Common(low, len(be_pods), sum(pod.qos is QosClass.BESTEFFORT for pod in be_pods))
     for uid, pod in sorted(view.pods.items()):
         volume = volume_of(pod)
         if volume is not None and len(pods) < MOST:
-            pods[uid] = steady(known.get(uid), capacity_of(pod, volume, view, plan, low))
+            pods[uid] = steady(known.get(uid), capacity_of(pod, volume, view, plan, common))
     capacity = CapacityPlan(file=config.file, pods=pods, lows=lows, dry_run=config.dry_run)
     return replace(plan, capacity=capacity, reasons={**plan.reasons, NAME: f"capacity files: {len(pods)}"})
 
@@ -105,12 +108,23 @@ def likely(amount: int, budget: int, low: int) -> int:
     return amount * min(low, budget) // budget if budget > 0 else 0
 
 
-def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, low: int) -> PodCapacity:
-    """One pod's file. ``low``: the least BE budget of the window."""
+class _Common(NamedTuple):
+    """What all files of a plan follow from. ``low``: the least BE budget of the window.
+
+    ``pods``: the number of BE pods; ``inside``: of those below the besteffort directory.
+    """
+
+    low: int
+    pods: int
+    inside: int
+
+
+def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, common: _Common) -> PodCapacity:
+    """One BE pod's file."""
     pools = plan.pools
     measures = view.measures if pools.reasons.get(RESPONSES) != "off" else Restrictions()
-    cpu, sharing = _cpu(pod, view, plan)
-    least = likely(cpu, pools.budget_milli, low)
+    cpu, sharing = _cpu(pod, view, plan, common)
+    least = likely(cpu, pools.budget_milli, common.low)
     reason = f"BE budget: {pools.reasons.get('budget', 'not limited')}"
     if measures.budget_milli is not None:
         reason = f"{reason}; it does not grow while {_SUFFERS}"
@@ -151,16 +165,15 @@ def steady(before: PodCapacity | None, fresh: PodCapacity) -> PodCapacity:
     return before if same == before else fresh
 
 
-def _cpu(pod: Pod, view: NodeView, plan: NodePlan) -> tuple[int, int]:
+def _cpu(pod: Pod, view: NodeView, plan: NodePlan, common: _Common) -> tuple[int, int]:
     """The part of the BE budget, and with how many other BE pods the pod shares it."""
     pools = plan.pools
     part = part_of_pod(pod, view, pools)
     if part is not None:
         return part, 0
-    others = [other for other in view.pods.values() if other.pod_class is PodClass.RECLAIMED and other is not pod]
     if pools.quota_milli is None:
-        return pools.budget_milli, len(others)
-    inside = sum(other.qos is QosClass.BESTEFFORT for other in others)
+        return pools.budget_milli, common.pods - 1
+    inside = common.inside - (pod.qos is QosClass.BESTEFFORT)
     return pools.quota_milli.get(view.besteffort, pools.budget_milli), inside
 
 

@@ -4,8 +4,9 @@ Evidence is counted in days of watched time, not of the wall clock: only time be
 stopped daemon nor a clock that is set makes a day.
 
 A rule in shadow regrets a response when the victim was well again before the response's effect would have been
-evaluated: it would have been needless, and would have been credited with the recovery. While it enforces, the ladder
-evaluates every response itself: it helped, or was undone.
+evaluated: it would have been needless, and would have been credited with the recovery. A response counts when that is
+known: a victim that is gone before proves nothing, else who makes and removes pods could have a rule enforced. While it
+enforces, the ladder evaluates every response itself: it helped, or was undone.
 
     shadow -> enforcing: `days` whole days in a row without regret, with `verdicts` responses in them, not in a rest
     enforcing -> shadow: of at least `actions` responses in `days` days more than `undo_percent` were undone, at once;
@@ -33,7 +34,8 @@ _Count = Annotated[int, Meta(ge=0)]
 class DayRecord(Struct, frozen=True, kw_only=True):
     """One day of one rule. ``verdicts``: responses that it would have begun; ``regrets``: needless ones of them.
 
-    ``helped`` and ``undone``: responses that were carried out, by their effect.
+    Only those whose victims were seen until the effect would have been evaluated, or until they were well. ``helped``
+    and ``undone``: responses that were carried out, by their effect.
     """
 
     verdicts: _Count = 0
@@ -122,7 +124,10 @@ def record_facts(record: RuleRecord, config: PromotionConfig) -> dict[str, objec
 
 
 class EvidenceMemory(Struct, frozen=True, kw_only=True):
-    """``records`` by rule; ``open``: when a response in shadow would have begun, by rule and victim (monotonic)."""
+    """``records`` by rule; ``open``: when a response in shadow would have begun, by rule and victim (monotonic).
+
+    Only of responses that are not counted yet.
+    """
 
     records: Mapping[str, RuleRecord] = {}
     open: Mapping[tuple[str, str], float] = {}
@@ -177,9 +182,9 @@ def observe(
 def _counted(
     memory: EvidenceMemory, moment: Moment, ladder: LadderConfig
 ) -> tuple[dict[str, DayRecord], dict[tuple[str, str], float]]:
-    """What this frame adds to each rule's day, and the responses in shadow whose victims are not well yet."""
+    """What this frame adds to each rule's day, and the responses in shadow that are not counted yet."""
     counts: dict[str, DayRecord] = {}
-    still = dict(memory.open)
+    still: dict[tuple[str, str], float] = {}
 
     def add(rule: str, **more: int) -> None:
         counts[rule] = _sum(counts.get(rule, DayRecord()), DayRecord(**more))
@@ -187,10 +192,14 @@ def _counted(
     def enforcing(rule: str) -> bool:
         return rule in memory.records and memory.records[rule].enforcing
 
+    for (rule, victim), began in memory.open.items():
+        if moment.at_s - began < ladder.effect_s:
+            still[rule, victim] = began
+        elif not enforcing(rule):
+            add(rule, verdicts=1)
     for change in moment.changes:
         shadow = change.shadow and not enforcing(change.rule)
         if shadow and change.turn in {Transition.APPLIED, Transition.ASKED}:
-            add(change.rule, verdicts=1)
             if len(still) < _MOST_OPEN:
                 still[change.rule, change.victim] = moment.at_s
         elif not change.shadow and change.turn is Transition.HELPED:
@@ -198,9 +207,9 @@ def _counted(
         elif not change.shadow and change.no_effect:
             add(change.rule, undone=1)
     for rule, victim, well in moment.ended:
-        began = still.pop((rule, victim), None)
-        if began is not None and well and moment.at_s - began < ladder.effect_s and not enforcing(rule):
-            add(rule, regrets=1)
+        known = still.pop((rule, victim), None)
+        if known is not None and well and not enforcing(rule):
+            add(rule, verdicts=1, regrets=1)
     return counts, still
 
 

@@ -31,6 +31,8 @@ _SPREAD_S: Final = 5.0
 _TOGETHER: Final = 0.5
 _CLOSE_S: Final = 2.0
 _TOLD: Final = 3
+LONGEST_MS: Final = 1e9
+"""Eleven days. A service chooses its answer, and the deviation of 1e308 raises in the detector, for all pods."""
 
 Make = Callable[[ProbeTarget, trio.CapacityLimiter], ProbeSource]
 
@@ -160,7 +162,7 @@ class LatencyReader:
     async def _once(self, target: ProbeTarget, source: ProbeSource, scope: trio.CancelScope) -> bool:
         """One measurement; whether it succeeded."""
         try:
-            measured = await source.measure()
+            measured = _checked(target, await source.measure())
         except SourceError as exc:
             if not scope.cancel_called:
                 self._results.pop(target.key, None)
@@ -171,6 +173,14 @@ class LatencyReader:
             if measured.ms is not None:
                 self._results[target.key] = _LatencyState(measured, self._clock())
         return True
+
+
+def _checked(target: ProbeTarget, measured: ProbeResult) -> ProbeResult:
+    """The result itself. Errors: `SourceError` for a number that is no latency."""
+    # NaN fails this comparison.
+    if measured.ms is not None and not 0 <= measured.ms <= LONGEST_MS:
+        raise SourceError(target.title, f"{measured.ms:g} ms is not a latency")
+    return measured
 
 
 def wait_s(probe: Probe, failures: int) -> float:

@@ -1,6 +1,7 @@
-"""The long responses, state and metrics: built on the loop a millisecond at a time, and rarely.
+"""The long responses (state, metrics, events): built on the loop a millisecond at a time, and rarely.
 
-All waiting requests share one build, which begins after they arrived, so a response is never older than its request.
+All waiting requests share one build, which begins after they arrived, so a response is never older than its request; of
+events those for the same ones, as a client chooses from where.
 Builds take at most `SHARE` of the loop's time, however many requests there are: the next one begins so much later, up
 to a few seconds (`Pace`). Root's builds wait for its own only. On the loop and not in a thread: a thread that holds the
 interpreter delays every system call of the loop by a switch interval, the fast path's writes among them; on the loop
@@ -21,7 +22,7 @@ from reconciler.web.limits import Bodies, HttpCounts
 from state.printable import encodable, printable_json
 
 SHARE: Final = 0.05
-"""Of the loop's time, what builds of the state may take, and those of the metrics as much."""
+"""Of the loop's time, what builds of the state may take, and those of the metrics and of events as much each."""
 
 
 class Pace(NamedTuple):
@@ -49,14 +50,20 @@ V = TypeVar("V")
 class Rounds(Generic[K, V]):
     """Builds for waiting requests, as often as ``pace`` allows. ``build`` makes everything for a set of keys.
 
-    It also returns the CPU time of its threads. Seconds.
+    It also returns the CPU time of its threads. Seconds. ``apart``: other keys wait for a build of their own, so that
+    no two of their values are in memory.
     """
 
     def __init__(
-        self, build: Callable[[frozenset[K]], Awaitable[tuple[Iterator[tuple[K, Steps[V]]], float]]], pace: Pace
+        self,
+        build: Callable[[frozenset[K]], Awaitable[tuple[Iterator[tuple[K, Steps[V]]], float]]],
+        pace: Pace,
+        *,
+        apart: bool = False,
     ) -> None:
         self._build = build
         self._pace = pace
+        self._apart = apart
         self._waiting: set[_Wish[K, V]] = set()
         self._one = trio.Lock()
         self._not_before = 0.0
@@ -72,7 +79,7 @@ class Rounds(Generic[K, V]):
             async with self._one:
                 if wish.found is None:
                     await trio.sleep_until(self._not_before)
-                    await self._round()
+                    await self._round(wish)
         finally:
             self._waiting.discard(wish)
         if isinstance(wish.found, Exception):
@@ -80,9 +87,9 @@ class Rounds(Generic[K, V]):
         assert wish.found is not None
         return wish.found
 
-    async def _round(self) -> None:
+    async def _round(self, first: "_Wish[K, V]") -> None:
         """One build for all that wait. If its request is cancelled, the next waiting one starts over."""
-        wishes = frozenset(self._waiting)
+        wishes = frozenset(wish for wish in self._waiting if not self._apart or wish.keys == first.keys)
         result: Found[K, V] | Exception
         before_s = self.spent_s
         self.builds += 1
@@ -132,6 +139,14 @@ class _Wish(Generic[K, V]):
         self.found: Found[K, V] | Exception | None = None
 
 
+class From(NamedTuple):
+    """From where events are wanted: after a number of a run, or since a time (seconds since the epoch)."""
+
+    after: int | None
+    run: str
+    since: float | None
+
+
 class Format(NamedTuple):
     """One form of the state: how a section's value is written, and how sections make the document."""
 
@@ -143,13 +158,14 @@ class Format(NamedTuple):
 
 @final
 class Answers:
-    """State and metrics of one daemon, for some of its listeners."""
+    """State, metrics and events of one daemon, for some of its listeners."""
 
     def __init__(self, shown: StatusProvider, counts: HttpCounts, pace: Pace = READERS) -> None:
         self._shown = shown
         self._counts = counts
         self.state_rounds = Rounds[tuple[str, str], bytes](self._sections, pace)
         self.metrics_rounds = Rounds[str, tuple[bytes, str]](self._metrics, pace)
+        self.event_rounds = Rounds[From, bytes](self._events, pace, apart=True)
         self.bodies = Bodies()
 
     async def state(self, sections: Sequence[str], form: str) -> bytes:
@@ -177,6 +193,17 @@ class Answers:
         parts, spent_s = await self._shown.parts([name for name in known if name in wanted])
         forms = sorted({form for form, _ in keys})
         return _encoded(parts, forms), spent_s
+
+    async def events(self, after: int | None, run: str, since: float | None) -> bytes:
+        """The events as a JSON document. Errors: `Busy`."""
+        self.bodies.check(0)
+        wanted = From(after, run, since)
+        return (await self.event_rounds.get(frozenset((wanted,))))[wanted]
+
+    async def _events(self, keys: frozenset[From]) -> tuple[Iterator[tuple[From, Steps[bytes]]], float]:
+        (wanted,) = keys
+        head, rows, spent_s = await self._shown.events(*wanted)
+        return iter(((wanted, _event_document(head, rows)),)), spent_s
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Prometheus' text as the ``Accept`` header wants it, and its content type. Errors: `Busy`."""
@@ -216,6 +243,14 @@ def _rows(values: Iterator[object], rows: dict[str, list[bytes]], form: str) -> 
             encoded.append(FORMATS[text].value(row))
         yield
     return FORMATS[form].rows(rows[form])
+
+
+def _event_document(head: Mapping[str, object], rows: Iterator[Mapping[str, object]]) -> Steps[bytes]:
+    texts: list[bytes] = []
+    for row in rows:
+        texts.append(_json(row))
+        yield
+    return _json_document([*((name, _json(value)) for name, value in head.items()), ("events", _json_rows(texts))])
 
 
 def _value(value: object, form: str) -> Steps[bytes]:

@@ -180,8 +180,8 @@ def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
     async def events(request: Request) -> Response:
         query = request.query_params
         after, since = _number(query, "after"), _number(query, "since")
-        answer = await shown.events(None if after is None else int(after), query.get("run", ""), since)
-        return _Long(to_json(answer), answers.bodies, _JSON)
+        body = await answers.events(None if after is None else int(after), query.get("run", ""), since)
+        return _Long(body, answers.bodies, _JSON)
 
     return [
         Route("/state", state, methods=["GET"]),

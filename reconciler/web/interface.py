@@ -35,8 +35,13 @@ class StatusProvider(Protocol):
     def hour(self, uid: str) -> Mapping[str, object] | None:
         """The pod's last hour, one value a minute; None: no such pod."""
 
-    async def events(self, after: int | None, run: str, since: float | None) -> Mapping[str, object]:
-        """The events after a number of a ``run`` of the daemon, or since a time, and how to go on."""
+    async def events(
+        self, after: int | None, run: str, since: float | None
+    ) -> tuple[Mapping[str, object], Iterator[Mapping[str, object]], float]:
+        """How to go on, and the events after a number of a ``run`` of the daemon, or since a time.
+
+        Each event is made when it is reached. With them the CPU time that threads took for this. Seconds.
+        """
 
     async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         """These sections and what identifies the document, by name and in its order.

@@ -1,16 +1,19 @@
 """What a TCP listener that other machines reach has for trust: a certificate of its own, and a token of its clients.
 
-Both are files, and read again when they are replaced, as certificates and projected tokens are. A file that cannot be
-used leaves what was read before in force; without any the listener does not start, or refuses each request.
+Both are files, and read again when they are replaced, as certificates and projected tokens are. A certificate that
+cannot be used, or a token file that cannot be read, leaves what was read before in force; without any the listener does
+not start, or refuses each request. A token file that has no token refuses each request, also after it had one.
 """
 
 import hmac
 import os
 import ssl
+import time
 from typing import Final, final
 
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
+from reconciler.web.limits import LogWindow
 
 SHORTEST_TOKEN: Final = 16
 LONGEST_TOKEN: Final = 4096
@@ -35,20 +38,28 @@ class ServerTls:
         self._files = cert_file, key_file
         self._versions: tuple[object, ...] = ()
         self._context: ssl.SSLContext | None = None
-        self._log = get_log("web")
+        self._window = LogWindow(get_log("web"))
 
     def context(self) -> ssl.SSLContext:
         """For a new connection. Errors: `TrustError` while there has never been a usable pair of files."""
         try:
             versions = tuple(_version(path) for path in self._files)
             if self._context is None or versions != self._versions:
-                self._versions = versions
-                self._context = self._made()
+                # Versions of files that could be used: a reading that failed (no free descriptor) is tried again.
+                self._context, self._versions = self._made(), versions
         except OSError as exc:  # ssl.SSLError is one
-            text = f"cannot use {' and '.join(self._files)}: {exc.strerror or exc}"
+            why = str(exc.strerror or exc)
             if self._context is None:
-                raise TrustError(text) from exc
-            self._log.warning(f"{text}; the certificate read before stays in use")
+                raise TrustError(f"cannot use {' and '.join(self._files)}: {why}") from exc
+            # Each connection comes here while a file is missing, and any machine makes connections.
+            cert, key = self._files
+            self._window.warning(
+                "cannot use the certificate; the one read before stays in use",
+                time.monotonic(),
+                cert=cert,
+                key=key,
+                error=why,
+            )
         return self._context
 
     def _made(self) -> ssl.SSLContext:

@@ -28,6 +28,9 @@ class FakeShown:
         self.asked: list[Sequence[str]] = []
         self.pods: dict[str, object] = {"u1": {"class": "reclaimed", "cpus": CpuSet.parse("0-3")}}
         self.broken = False
+        self.events_asked: list[tuple[int | None, str, float | None]] = []
+        self.event_rows: Sequence[Mapping[str, object]] = ()
+        self.events_s = 0.0
 
     def not_ready(self) -> Sequence[str]:
         return self.reasons
@@ -39,8 +42,11 @@ class FakeShown:
     def hour(self, uid: str) -> Mapping[str, object] | None:
         return {"use_milli": [1, None]} if uid in self.pods else None
 
-    async def events(self, after: int | None, run: str, since: float | None) -> Mapping[str, object]:
-        return {"run": run, "next": after, "missing": 0, "events": [], "since": since}
+    async def events(
+        self, after: int | None, run: str, since: float | None
+    ) -> tuple[Mapping[str, object], Iterator[Mapping[str, object]], float]:
+        self.events_asked.append((after, run, since))
+        return {"run": run, "next": after, "missing": 0, "since": since}, iter(self.event_rows), self.events_s
 
     async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
         return iter(self.state(sections).items()), 0.0

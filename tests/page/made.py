@@ -48,9 +48,11 @@ class MadeNode:
         yield
         return MetricsSnapshot(version="1", mode="enforce", ready=True)
 
-    async def events(self, after: int | None, run: str, since: float | None) -> Mapping[str, object]:
+    async def events(
+        self, after: int | None, run: str, since: float | None
+    ) -> tuple[Mapping[str, object], Iterator[Mapping[str, object]], float]:
         del after, run, since
-        return {"run": "made", "next": 1, "events": []}
+        return {"run": "made", "next": 1}, iter(()), 0.0
 
     def hour(self, uid: str) -> Mapping[str, object] | None:
         if uid not in {uid_of(number) for number in range(self.count)}:

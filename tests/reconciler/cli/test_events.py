@@ -31,7 +31,7 @@ def event(number: int, kind: str = "write", **fields: Any) -> dict[str, Any]:
 class Feed:
     """Answers ``/events`` one after the other; then the reader interrupts."""
 
-    def __init__(self, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | None) -> None:
+    def __init__(self, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any] | int) -> None:
         self.targets: list[str] = []
         self._answers = list(answers)
         plain = daemon.answer
@@ -40,7 +40,8 @@ class Feed:
             if not path.startswith("/events"):
                 return plain(method, path, body)
             self.targets.append(path)
-            return 200, self._answers.pop(0)
+            found = self._answers.pop(0)
+            return (found, {"error": "busy"}) if isinstance(found, int) else (200, found)
 
         def wait(_: float) -> None:
             if not self._answers:
@@ -87,6 +88,19 @@ def test_a_restart_is_reported_and_the_reader_goes_on(
     assert feed.targets[2] == "/events?after=2&run=r2"
     assert "restarted" in ran.err
     assert [row["type"] for row in lines(ran.out)] == ["write", "daemon"]
+
+
+def test_a_daemon_with_too_much_to_do_is_waited_for(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = Feed(daemon, monkeypatch, answer(event(1)), 429, 503, answer(event(2)))
+    ran = run("events", "--socket", daemon.socket, "-f", "-o", "json")
+    assert ran.code == Exit.OK
+    assert feed.targets[1:] == ["/events?after=1&run=r1"] * 3
+    assert [row["number"] for row in lines(ran.out)] == [1, 2]
+    assert len(ran.err.splitlines()) == 1
+    Feed(daemon, monkeypatch, answer(event(1)), 404)
+    assert run("events", "--socket", daemon.socket, "-f").code == Exit.NOT_FOUND
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def verdicts(rows: list[dict[str, Any]], limits: dict[str, float] | None = None)
 
 def test_hours_are_summed_and_those_before_the_time_are_left_out(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["effect"] = [effect_row(now() - 30), effect_row(now() - 1, starts=4), effect_row(now(), starts=2)]
+    daemon.document["effect"].append(effect_row(now() + 9))
     ran = run("report", "--socket", daemon.socket, "-o", "json")
     assert ran.code == Exit.OK
     facts = json.loads(ran.out)
@@ -85,6 +86,14 @@ def test_what_is_not_measured_does_not_pass() -> None:
     assert not verdicts([always_busy])["wait"]
     unknown = effect_row(1) | {"with_be": side() | {"samples": 0}}
     assert not verdicts([unknown])["wait"]
+
+
+@pytest.mark.parametrize("at", ["with_be", "without_be"])
+@pytest.mark.parametrize(("bound", "samples"), [("wait", "samples"), ("throttled", "throttled_samples")])
+def test_one_minute_of_one_pod_is_no_measurement(at: str, bound: str, samples: str) -> None:
+    """The node had both kinds of minutes for half an hour; the only online pod was there for one."""
+    few = effect_row(1) | {at: side() | {samples: 1}}
+    assert {name for name, ok in verdicts([few]).items() if not ok} == {bound}
 
 
 def test_waits_below_the_noise_are_within_every_ratio() -> None:

@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from reconciler.cli.exits import Exit
 from reconciler.interference.engine import InterferenceEngine
 from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin
-from state.evidence import SampleFrame
+from state.evidence import NODE, Sample, SampleFrame
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.interference.test_engine import frame, lasting, learning, trouble
 from tests.reconciler.responses.eviction.numanode import busy_node_frames
@@ -73,6 +74,29 @@ def test_as_json_every_incident_has_its_evidence_and_suspects(run: Run, recordin
     assert not [response for response in message["responses"] if response["turn"] in {"undone", "helped"}], (
         "it had no effect to judge by"
     )
+
+
+@pytest.mark.parametrize("value", [1e308, float("inf"), float("nan")])
+def test_values_that_no_daemon_records_are_an_error_of_the_recording(
+    run: Run, config: str, tmp_path: Path, value: float
+) -> None:
+    def hostile(one: SampleFrame, second: int) -> SampleFrame:
+        texts = {
+            subject: {name: replace(sample, value=value if second % 2 else -value) for name, sample in samples.items()}
+            for subject, samples in one.samples.items()
+        }
+        memory = {"memory.total": Sample(value), "memory.available": Sample(value)}
+        return replace(one, samples={**texts, NODE: {**texts.get(NODE, {}), **memory}})
+
+    made = list(trouble())
+    for name, frames in (
+        ("values", [hostile(one, second) for second, one in enumerate(made)]),
+        ("times", [replace(made[0], wall_s=value)]),
+    ):
+        ran = run("simulate", "--record", record(tmp_path / f"{name}.rec", frames), "--config", config)
+        assert ran.code in {Exit.OK, Exit.USAGE}, name
+        assert len(ran.err.splitlines()) == (ran.code != Exit.OK)
+    assert ran.code == Exit.USAGE
 
 
 def test_two_configurations_side_by_side(run: Run, recording: str, config: str, tmp_path: Path) -> None:

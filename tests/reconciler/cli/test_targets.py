@@ -53,6 +53,13 @@ def test_an_ambiguous_target_lists_the_pods_and_has_an_exit_code_of_its_own(docu
     assert {"shop/web-0", "shop/db-0"} == {str(line).split()[0] for line in raised.value.lines[1:]}
 
 
+def test_a_pod_with_anothers_uid_as_its_name_does_not_hide_it(document: dict[str, Any]) -> None:
+    """Names are their authors' choice; scripts use uids."""
+    document["pods"].append({**document["pods"][0], "uid": "e" * 32, "title": f"evil/{BATCH}", "name": BATCH})
+    assert found(document, BATCH) == BATCH
+    assert found(document, f"evil/{BATCH}") == "e" * 32
+
+
 def test_a_namespace_decides_between_equal_names(document: dict[str, Any]) -> None:
     twin = {**copy.deepcopy(document["pods"][0]), "uid": "e" * 32, "namespace": "test", "title": "test/batch-7"}
     twin |= {"name": "batch-7", "containers": [], "group": f"/kubepods/pod{'e' * 32}"}

@@ -33,6 +33,11 @@ def report(agent: Agent) -> StatusReport:
     return StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple)
 
 
+async def feed(shown: StatusReport, after: int | None, run: str, since: float | None) -> Mapping[str, object]:
+    head, rows, _ = await shown.events(after, run, since)
+    return {**head, "events": list(rows)}
+
+
 def events(answer: Mapping[str, object]) -> Events:
     found = answer["events"]
     assert isinstance(found, list)
@@ -45,7 +50,7 @@ def kinds(answer: Mapping[str, object]) -> list[str]:
 
 def test_a_first_pass_is_a_start_a_mode_a_plan_and_writes_with_the_pods_name(tmp_path: Path) -> None:
     async def act(node: LiveNode, agent: Agent, shown: StatusReport) -> None:
-        answer = await shown.events(0, agent.ledger.events.run, None)
+        answer = await feed(shown, 0, agent.ledger.events.run, None)
         first = kinds(answer)
         assert first[:3] == ["start", "mode", "plan"]
         assert "write" in first
@@ -59,17 +64,17 @@ def test_a_first_pass_is_a_start_a_mode_a_plan_and_writes_with_the_pods_name(tmp
 
 def test_a_reader_gets_each_event_once(tmp_path: Path) -> None:
     async def act(node: LiveNode, agent: Agent, shown: StatusReport) -> None:
-        start = await shown.events(None, "", None)
+        start = await feed(shown, None, "", None)
         assert events(start) == [], "only what is to come"
         await shown.hold(HoldRequest(target=f"pod:{BATCH}", reason="INC-1", by="ana", seconds=60.0))
-        answer = await shown.events(int(str(start["next"])), str(start["run"]), None)
+        answer = await feed(shown, int(str(start["next"])), str(start["run"]), None)
         assert [(event["kind"], event["process"], event["pod_uid"]) for event in events(answer)] == [
             ("hold", "ana", BATCH)
         ]
         await agent.release(f"pod:{BATCH}")
-        then = await shown.events(int(str(answer["next"])), str(answer["run"]), None)
+        then = await feed(shown, int(str(answer["next"])), str(answer["run"]), None)
         assert kinds(then) == ["release"]
-        assert events(await shown.events(int(str(then["next"])), str(then["run"]), None)) == []
+        assert events(await feed(shown, int(str(then["next"])), str(then["run"]), None)) == []
 
     on_a_node(tmp_path, act)
 
@@ -81,13 +86,13 @@ def test_after_a_restart_the_reader_goes_on_and_known_holds_are_no_events(tmp_pa
             await node.look(agent)
             shown = report(agent)
             await shown.hold(HoldRequest(target="node", reason="INC-1", by="ana", until_released=True))
-            before = await shown.events(0, agent.ledger.events.run, None)
+            before = await feed(shown, 0, agent.ledger.events.run, None)
         with node.agent() as agent:
-            answer = await report(agent).events(int(str(before["next"])), str(before["run"]), None)
+            answer = await feed(report(agent), int(str(before["next"])), str(before["run"]), None)
             assert answer["run"] != before["run"]
             assert answer["missing"] == 0
             assert kinds(answer) == ["stop", "start", "mode"]
-            everything = await report(agent).events(None, "", time.time() - 60)
+            everything = await feed(report(agent), None, "", time.time() - 60)
             seen = [event["number"] for event in events(everything)]
             assert seen == sorted(set(seen)), "from the store and from memory, each once"
             assert kinds(everything).count("hold") == 1
@@ -97,12 +102,12 @@ def test_after_a_restart_the_reader_goes_on_and_known_holds_are_no_events(tmp_pa
 
 def test_alerts_of_responses_and_evictions_are_events(tmp_path: Path) -> None:
     async def act(node: LiveNode, agent: Agent, shown: StatusReport) -> None:
-        start = await shown.events(None, "", None)
+        start = await feed(shown, None, "", None)
         labels = {"uid": BATCH, "namespace": "ci", "pod": "batch-7"}
         agent.alert_service.send(
             Alert(kind=AlertKind.INTERFERENCE, key="k", summary="ci/batch-7: slow", at_s=1.0, labels=labels)
         )
-        answer = await shown.events(int(str(start["next"])), str(start["run"]), None)
+        answer = await feed(shown, int(str(start["next"])), str(start["run"]), None)
         assert [(event["kind"], event["pod"]) for event in events(answer)] == [("alert:interference", "ci/batch-7")]
 
     on_a_node(tmp_path, act)
@@ -113,7 +118,7 @@ def test_one_answer_is_bounded_and_counts_what_it_leaves_out(tmp_path: Path) -> 
         for number in range(MOST + 500):
             agent.note(LedgerEvent(at=time.time(), kind="plan", reason=str(number)))
         agent.ledger.flush()
-        answer = await shown.events(None, "", 0.0)
+        answer = await feed(shown, None, "", 0.0)
         assert len(events(answer)) == MOST
         assert events(answer)[-1]["reason"] == str(MOST + 499)
         assert int(str(answer["missing"])) >= 500

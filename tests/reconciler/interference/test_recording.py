@@ -185,6 +185,19 @@ async def test_a_night_in_files_of_an_hour_reads_back_in_order(tmp_path: Path) -
     assert (recorder.lost, recorder.problem) == (0, None)
 
 
+async def test_a_clock_that_is_set_back_begins_a_file(tmp_path: Path) -> None:
+    """Else one file takes everything until that time is there again, whatever ``max_bytes`` is."""
+    config, recorder = RecordConfig(directory=str(tmp_path), file_s=100), Recorder()
+    recorder.add(config, a_second(0))
+    for second in (1, 50):
+        recorder.add(config, replace(a_second(second), wall_s=1.6e9 + second))
+    await recorder.aclose()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "bypassd-20200913T122641Z.rec",
+        "bypassd-20231114T221320Z.rec",
+    ]
+
+
 async def test_the_oldest_recordings_make_room(tmp_path: Path) -> None:
     config, recorder = RecordConfig(directory=str(tmp_path), max_bytes=1 << 20, file_s=60), Recorder()
     for number_, size in enumerate((600_000, 600_000, 300_000)):

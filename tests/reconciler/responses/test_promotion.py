@@ -130,6 +130,20 @@ def test_a_victim_that_is_well_before_the_effect_is_a_regret() -> None:
     assert watch.frame(after=1, well=["pod:web"]).today.regrets == 1
 
 
+def test_victims_that_vanish_are_no_evidence() -> None:
+    """Else pods that are made, wait for a CPU and are removed have a rule enforced on everyone."""
+    watch = Watch()
+    for number in range(40):
+        watch.frame(change(Transition.APPLIED, shadow=True, victim=f"pod:{number}"))
+        watch.frame(after=9, gone=[f"pod:{number}"])
+    assert watch.memory.records["cpu"].today == DayRecord()
+    watch.frame(WOULD)
+    assert watch.frame(after=10, gone=["pod:web"]).today == DayRecord(verdicts=1), "its effect would be known"
+    watch.frame(WOULD)
+    watch.frame(after=10)
+    assert watch.frame(WOULD, after=5).today == DayRecord(verdicts=2), "the next step of the same victim"
+
+
 def test_days_without_regret_make_a_rule_enforcing_once() -> None:
     watch = Watch()
     for _ in range(3):

@@ -101,6 +101,22 @@ async def test_each_target_is_asked_at_its_own_pace_and_its_answer_grows_old(
     assert bench.reader.problems() == {}
 
 
+@pytest.mark.parametrize("ms", [1e308, 2e9, float("inf"), float("nan"), -1.0])
+async def test_an_answer_that_is_no_latency_is_a_failure(
+    nursery: trio.Nursery, autojump_clock: MockClock, ms: float
+) -> None:
+    """A service that answers so must not end the detection for all others."""
+
+    async def script(target: ProbeTarget) -> ProbeResult:
+        return ProbeResult(ms if target.url == "http://10.0.0.1/" else 1e9)
+
+    bench = Bench(Fake(script), {"p": probe(interval_s=1.0)}, web(1), web(2))
+    await nursery.start(bench.reader.run)
+    await bench.look()
+    assert list(await bench.sleep(20)) == ["web-2"]
+    assert "not a latency" in bench.reader.problems()[SIGNAL]
+
+
 async def test_a_hanging_target_delays_no_other(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     async def script(target: ProbeTarget) -> ProbeResult:
         if target.url == "http://10.0.0.1/":

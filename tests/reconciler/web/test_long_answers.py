@@ -1,8 +1,9 @@
 """Long answers: how often their bytes are kept, how many there may be, and who waits for whose builds."""
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,43 @@ async def test_root_waits_for_no_readers_build(tmp_path: Path) -> None:
             answer = await site.unix.get("/state?section=pools")
         assert answer.json() == {"pools": {"a 1": [2]}}
         nursery.cancel_scope.cancel()
+
+
+async def test_events_are_built_one_after_the_other_and_rarely(autojump_clock: trio.testing.MockClock) -> None:
+    """A reader that requests the whole history again and again, each time from another moment."""
+    at: list[float] = []
+    building = most = 0
+
+    class Counted(FakeShown):
+        async def events(
+            self, after: int | None, run: str, since: float | None
+        ) -> tuple[Mapping[str, object], Iterator[Mapping[str, object]], float]:
+            nonlocal building, most
+            building += 1
+            most = max(most, building)
+            await trio.lowlevel.checkpoint()
+            at.append(trio.current_time())
+            return await super().events(after, run, since)
+
+    shown = Counted()
+    shown.events_s, shown.event_rows = 0.46, [{"number": 1, "text": "a\x1bb"}]
+    answers = Answers(shown, HttpCounts())
+    texts: list[bytes] = []
+
+    async def ask(since: float) -> None:
+        nonlocal building
+        texts.append(await answers.events(None, "", since))
+        building -= 1
+
+    async with trio.open_nursery() as nursery:
+        for since in (1.0, 2.0, 3.0, 3.0):
+            nursery.start_soon(ask, since)
+    assert len(at) == 3, "the same request is the same build"
+    assert most == 1
+    assert min(after - before for before, after in pairwise(at)) == pytest.approx(5.0, abs=0.1)
+    assert all(b'"events":[{"number":1,"text":"a\\u001bb"}]' in text for text in texts)
+    with answers.bodies.sending(b"x" * limits.BODY_BYTES), pytest.raises(Busy):
+        await answers.events(None, "", 4.0)
 
 
 # What is shown

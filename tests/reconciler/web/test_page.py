@@ -1,6 +1,7 @@
 """The page's response, whom it is served to, and the trust of a TCP port that other machines reach."""
 
 import base64
+import errno
 import hashlib
 import os
 import re
@@ -164,14 +165,40 @@ async def test_with_a_certificate_the_port_has_tls_and_nothing_else(tmp_path: Pa
         assert (await over_tls(site, cert, "/healthz")).status_code == 200
 
 
-def test_a_certificate_that_cannot_be_used_any_more_leaves_the_last_one(tmp_path: Path) -> None:
+def test_a_certificate_that_cannot_be_used_any_more_leaves_the_last_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cert, key = certificate(tmp_path)
     tls = ServerTls(cert, key)
     context = tls.context()
+    os.rename(key, f"{key}.away")
+    # Any machine makes connections, each of which comes here.
+    assert {tls.context() for _ in range(20)} == {context}
+    assert len(caplog.records) == 1
+    os.rename(f"{key}.away", key)
     Path(cert).write_text("half of a certi")
     assert tls.context() is context
     with pytest.raises(TrustError, match="cannot use"):
         ServerTls(cert, key).context()
+
+
+def test_a_certificate_that_could_not_be_read_at_first_is_used_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path)
+    tls = ServerTls(cert, key)
+    context = tls.context()
+    newer = certificate(tmp_path, "b")
+    os.rename(newer[1], key)
+    os.rename(newer[0], cert)
+    with monkeypatch.context() as full:
+
+        def no_descriptor(*_: object, **__: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        full.setattr(ssl.SSLContext, "load_cert_chain", no_descriptor)
+        assert tls.context() is context
+    assert tls.context() is not context
 
 
 @pytest.mark.parametrize(
