@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final, final
 
+from cgroupfs.files import REAL, FileOps
 from cgroupfs.scheduling import REAL_SCHEDULER, REALTIME, Scheduler
 from reconciler.control.reconciler import Reconciler
 from state.model import Pod, PodClass, Setting
@@ -27,12 +28,14 @@ class RealtimeWatch:
     def __init__(
         self,
         reconciler: Reconciler,
-        threads: Callable[[str], Iterable[int]],
+        files: FileOps = REAL,
         *,
+        threads: Callable[[str], Iterable[int]] | None = None,
         scheduler: Scheduler = REAL_SCHEDULER,
     ) -> None:
-        """``threads``: those of a group and all below it."""
+        """``threads``: those of a group and all below it; None: as ``files`` have them."""
         self._reconciler = reconciler
+        self._files = files
         self._threads = threads
         self._scheduler = scheduler
         self._read_at: dict[str, float] = {}
@@ -65,6 +68,10 @@ class RealtimeWatch:
 
     def _policy_of(self, pod: Pod, most: int) -> tuple[int, str | None]:
         """How many threads were read, and the real-time policy of the first that has one."""
+        if self._threads is None:
+            from reconciler.signals.processes import PodProcesses  # loaded with the first BE pod
+
+            self._threads = PodProcesses(self._reconciler.actuator.judge.hierarchy, self._files).threads_of_group
         read = 0
         for tid in islice(self._threads(pod.group.path), most):
             read += 1

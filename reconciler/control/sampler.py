@@ -37,7 +37,6 @@ from reconciler.signals.cpu import (
 from reconciler.signals.groups import GroupSampler, sampled
 from reconciler.signals.irqs import IrqSampler
 from reconciler.signals.numa_memory import NumaMemorySampler
-from reconciler.signals.processes import PodProcesses
 from reconciler.signals.uses import UsageHistory
 from state.cpu import Uses
 from state.model import NodeCpu, PodClass, SourceStatus
@@ -86,8 +85,7 @@ class Sampler:
         self._irqs = IrqSampler(root)
         self.bursts = QuotaLender(reconciler, usage)
         self.starts = StartWatch(reconciler, usage)
-        processes = PodProcesses(reconciler.actuator.judge.hierarchy, files)
-        self.realtime = RealtimeWatch(reconciler, processes.threads_of_group)
+        self.realtime = RealtimeWatch(reconciler, files)
         self.memory = MemorySampler(
             used=lambda: usage.memory_bytes(reconciler.inventory.besteffort),
             pods=lambda enough: usage.memory_use(reconciler.inventory.layout.kubepods, enough_bytes=enough),

@@ -146,22 +146,12 @@ async def test_harm_cuts_at_once_names_the_pod_and_is_a_quota(node: LiveNode) ->
         assert rounds.limited
 
 
-async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(node: LiveNode) -> None:
-    async with watching(node) as rounds:
-        await rounds.next(150)
-        rounds.waits.now = HARM
-        await rounds.next(60)
-        reading = await rounds.next(200)
-        assert reading is not None
-        assert rounds.agent.reconciler.pools is not None
-        terms = rounds.agent.reconciler.pools.harm
-        assert terms is not None
-        assert reading.ceiling_milli == terms.top_milli
-
-
-async def test_where_whole_cpus_are_the_minimum_own_waiting_is_learned_at_one_cpu(node: LiveNode) -> None:
-    """Without a quota no cut takes the last CPU. BE work there is at its minimum; it once was held there for ever."""
-    law = ReclaimedConfig(form=ReclaimedForm.CPUSET)
+@pytest.mark.parametrize(("form", "floor"), [(ReclaimedForm.BOTH, 160), (ReclaimedForm.CPUSET, 1000)])
+async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
+    node: LiveNode, form: ReclaimedForm, floor: int
+) -> None:
+    """Without a quota no cut takes the last CPU: there BE work is at its minimum."""
+    law = ReclaimedConfig(form=form)
     async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
         await rounds.next(150)
         rounds.waits.now = HARM
@@ -171,7 +161,7 @@ async def test_where_whole_cpus_are_the_minimum_own_waiting_is_learned_at_one_cp
         assert rounds.agent.reconciler.pools is not None
         terms = rounds.agent.reconciler.pools.harm
         assert terms is not None
-        assert terms.floor_milli == 1000
+        assert terms.floor_milli == floor
         assert reading.cuts
         assert reading.ceiling_milli == terms.top_milli
 

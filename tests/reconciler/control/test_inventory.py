@@ -39,6 +39,7 @@ NEWS: NewReadings = {
     "be_bonus": {"/kubepods/poda": 150},
     "harm": HarmReading(ceiling_milli=900),
     "idle_threads": frozenset({"/kubepods/besteffort/podb"}),
+    "realtime": frozenset({"0a"}),
 }
 
 

@@ -43,7 +43,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def watch_of(agent: Agent, threads: dict[str, list[int]], scheduler: Policies) -> RealtimeWatch:
-    return RealtimeWatch(agent.reconciler, lambda path: threads.get(path, []), scheduler=scheduler)
+    return RealtimeWatch(agent.reconciler, threads=lambda path: threads.get(path, []), scheduler=scheduler)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_many_pods_are_read_in_turn(agent: Agent, monkeypatch: pytest.MonkeyPatc
         listed.append(path)
         return []
 
-    watch = RealtimeWatch(agent.reconciler, threads, scheduler=Policies({}))
+    watch = RealtimeWatch(agent.reconciler, threads=threads, scheduler=Policies({}))
     counts = []
     for second in range(5):
         watch.check(float(second))
@@ -96,7 +96,9 @@ def test_many_pods_are_read_in_turn(agent: Agent, monkeypatch: pytest.MonkeyPatc
 
 def test_online_pods_may_have_real_time_threads(agent: Agent) -> None:
     scheduler = Policies({1: FIFO})
-    watch = RealtimeWatch(agent.reconciler, lambda path: [] if path == group(BATCH) else [1], scheduler=scheduler)
+    watch = RealtimeWatch(
+        agent.reconciler, threads=lambda path: [] if path == group(BATCH) else [1], scheduler=scheduler
+    )
     assert not watch.check(0.0)
 
 
