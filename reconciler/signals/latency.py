@@ -176,7 +176,7 @@ class LatencyReader:
 
 
 def _checked(target: ProbeTarget, measured: ProbeResult) -> ProbeResult:
-    """The result itself. Errors: `SourceError` for a number that is no latency."""
+    """The result itself. Errors: `SourceError` for a number other than a latency."""
     # NaN fails this comparison.
     if measured.ms is not None and not 0 <= measured.ms <= LONGEST_MS:
         raise SourceError(target.title, f"{measured.ms:g} ms is not a latency")
