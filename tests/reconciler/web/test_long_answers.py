@@ -218,8 +218,9 @@ async def test_events_are_built_one_after_the_other_and_rarely(autojump_clock: t
     assert most == 1
     assert min(after - before for before, after in pairwise(at)) == pytest.approx(5.0, abs=0.1)
     assert all(b'"events":[{"number":1,"text":"a\\u001bb"}]' in text for text in texts)
-    with answers.bodies.sending(b"x" * limits.BODY_BYTES), pytest.raises(Busy):
+    with answers.bodies.sending(b"x" * (limits.BODY_BYTES + 1)), pytest.raises(Busy):
         await answers.events(None, "", 4.0)
+    assert len(at) == 3, "refused before it is built"
 
 
 # What is shown
