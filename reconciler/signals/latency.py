@@ -176,11 +176,7 @@ class LatencyReader:
 
 
 def _checked(target: ProbeTarget, measured: ProbeResult) -> ProbeResult:
-<<<<<<< HEAD
-    """The result itself. Errors: `SourceError` for a number that cannot be a latency."""
-=======
     """The result itself. Errors: `SourceError` for a number other than a latency."""
->>>>>>> attack
     # NaN fails this comparison.
     if measured.ms is not None and not 0 <= measured.ms <= LONGEST_MS:
         raise SourceError(target.title, f"{measured.ms:g} ms is not a latency")
