@@ -177,7 +177,7 @@ def _live(node: ShownNode, options: Namespace, screen: LiveScreen) -> None:
             if poller.idle and schedule.due():
                 poller.request([*_OFTEN, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
             if choices.map == "load":
-                load.sample(schedule.load_s)
+                load.sample(schedule.cpu_interval_s)
         columns, rows = screen.size()
         lines = frame(node.facts(schedule.interval_s, load.busy, problem), choices, Page(columns, rows), signs)
         drawn = [rendered(line, colours=colours) for line in lines]
@@ -250,7 +250,7 @@ class RequestSchedule:
         self._seldom_at = self._begun + _SELDOM_S
 
     @property
-    def load_s(self) -> float:
+    def cpu_interval_s(self) -> float:
         """Between two readings of the load."""
         return min(self.interval_s, _LOAD_S)
 
@@ -280,7 +280,7 @@ class RequestSchedule:
     def wait_s(self, *, busy: bool, load: bool) -> float:
         """Until something is to be done. ``busy``: a request is under way, whose answer ends the wait."""
         until = _FOREVER_S if busy else max(0.0, self._at - time.monotonic())
-        return min(until, self.load_s) if load else until
+        return min(until, self.cpu_interval_s) if load else until
 
     def change(self, *, longer: bool) -> None:
         """The next interval of `INTERVALS`."""
