@@ -78,7 +78,7 @@ from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
 from state.kinds import CGROUP
 from state.ledger import Ledger
-from state.model import Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
+from state.model import CpuPolicy, Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
 from state.plan import NodePlan
 from state.schema import PLACES
 from state.store import Store, boot_id
@@ -253,6 +253,7 @@ class Agent:
             planned=self._planned,
         )
         self.signal.commanded = self.reconciler.commanded
+        self.signal.updates = lambda: self.inventory.readings.kubelet.policy is not CpuPolicy.NONE
         self.watching = service.InterferenceService(self, self.alert_service)
         means = ActuatorContext(
             hierarchy=place.hierarchy,

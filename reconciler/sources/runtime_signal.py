@@ -11,7 +11,8 @@ verified after short, growing delays, because its runtime may still overwrite th
 Each command of the runtime on a container that exists (an exec, a kill, a start) begins by opening that file, before it
 makes a process in the container's groups or signals one: an event of its own (``commanded``), reported at once, because
 that process may wait for CPU time already. An update opens it, too, and replaces it some milliseconds later: where the
-signal follows within `_UPDATE_S`, the command is taken back. bypassd's own readings of the file are such events, too.
+signal follows within `_UPDATE_S`, the command is taken back. Where the kubelet updates containers by itself
+(``updates``), a command is reported only after that time. bypassd's own readings of the file are such events, too.
 
 The handler is called within the task that read the event, before anything else of the batch is done: this is the fast
 path, and every microsecond here delays the setting for the container's first instruction.
@@ -120,6 +121,8 @@ class RuntimeEvents:
 
         Called within the reader's task, it must not wait.
         """
+        self.updates: Callable[[], bool] = _never
+        """Whether the kubelet updates running containers, as its CPU manager's static policy does."""
         self._opened: dict[str, float] = {}
         self._base = os.path.join(root, "run")
         self._root = root
@@ -209,11 +212,11 @@ class RuntimeEvents:
                     nursery.start_soon(self._list_periodically, watcher)
                     nursery.start_soon(self._end_silence)
                     task_status.started()
-                    await self._follow(watcher)
+                    await self._follow(watcher, nursery)
         finally:
             self._watcher = None
 
-    async def _follow(self, watcher: DirWatcher[_WatchedDirectory]) -> None:
+    async def _follow(self, watcher: DirWatcher[_WatchedDirectory], nursery: trio.Nursery) -> None:
         settled = self._handler.on_settled
         while True:
             batch = await watcher.next_batch()
@@ -222,12 +225,12 @@ class RuntimeEvents:
             for spot, _, name, mask in batch:
                 if mask & OPENED:
                     if spot is not None and name in _STATES:
-                        self._on_opened(spot.container_id, at)
+                        self._on_opened(nursery, spot.container_id, at)
                 elif spot is not None and (which := spot.expects.get(name)) is not None:
                     self._fresh_until = at + _FRESH_S
                     settled(spot.container_id, at, which)
-                    if name in _STATES and at - self._opened.pop(spot.container_id, -math.inf) < _UPDATE_S:
-                        self.commanded(spot.container_id, None)
+                    if name in _STATES:
+                        self._on_replaced(spot.container_id, at)
                     self._note(spot.container_id, which)
                 else:
                     slow = True
@@ -238,10 +241,24 @@ class RuntimeEvents:
                 if any(event.overflow for event in batch):
                     self._resync(watcher, again=True)
 
-    def _on_opened(self, container_id: str, at: float) -> None:
+    def _on_opened(self, nursery: trio.Nursery, container_id: str, at: float) -> None:
         # A command opens the file several times: it is one.
-        if at - self._opened.get(container_id, -math.inf) >= _UPDATE_S:
-            self._opened[container_id] = at
+        if at - self._opened.get(container_id, -math.inf) < _UPDATE_S:
+            return
+        self._opened[container_id] = at
+        if self.updates():
+            nursery.start_soon(self._report_later, container_id, at)
+        else:
+            self.commanded(container_id, at)
+
+    def _on_replaced(self, container_id: str, at: float) -> None:
+        opened = self._opened.pop(container_id, -math.inf)
+        if at - opened < _UPDATE_S and not self.updates():
+            self.commanded(container_id, None)
+
+    async def _report_later(self, container_id: str, at: float) -> None:
+        await trio.sleep(_UPDATE_S)
+        if self._opened.get(container_id) == at:
             self.commanded(container_id, at)
 
     def _note(self, container_id: str, which: RuntimeEvent) -> None:
@@ -375,3 +392,8 @@ class RuntimeEvents:
 
 def _ignored(container_id: str, at: float | None) -> None:
     """No part uses the runtime's commands."""
+
+
+def _never() -> bool:
+    """No kubelet is known that updates containers."""
+    return False

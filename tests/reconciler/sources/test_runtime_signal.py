@@ -150,6 +150,27 @@ async def test_each_command_of_the_runtime_is_reported_at_once_and_taken_back_fo
     assert commands == [("new", True)] * 2 + [("new", False)]
 
 
+async def test_where_the_kubelet_updates_containers_a_command_is_reported_once_it_is_no_update(
+    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    source, handler = make(runtime, tmp_path)
+    commands: list[tuple[str, bool]] = []
+    source.commanded = lambda container_id, at: commands.append((container_id, at is not None))
+    source.updates = lambda: True
+    await nursery.start(source.run)
+    runtime.create("new")
+    await until(lambda: source.covers("new"))
+    runtime.settle("new")
+    await until(lambda: len(handler.log) == 1)
+    (runtime.state("new") / "state.json").read_text()  # runc update
+    runtime.settle("new")
+    await until(lambda: len(handler.log) == 2)
+    await trio.sleep(0.2)
+    assert commands == []
+    (runtime.state("new") / "state.json").read_text()  # runc exec
+    await until(lambda: commands == [("new", True)])
+
+
 async def test_a_rename_that_came_before_the_watch_is_not_missed(
     runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
