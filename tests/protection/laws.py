@@ -4,7 +4,8 @@
 ``kubernetes``: BestEffort pods, shares 2, nobody at work. ``fixed``: a quota on kubepods/besteffort of 65 % of the
 machine less what online work uses alone, as the peers' law has it once it has settled. The others are bypassd with a
 configuration: ``quota`` is plain enforcing (the quota law without the idle class), ``cpu``, ``memory`` and ``full`` are
-the presets, ``idle_groups`` and ``idle_threads`` the idle class of one side with the law that follows from it.
+the presets, ``idle_groups`` and ``idle_threads`` the idle class of one side with the law that follows from it,
+``idle_only`` idle groups without CPU set and budget.
 """
 
 from collections.abc import Mapping
@@ -44,6 +45,16 @@ LAWS: Final = {
         Law(name="full", config={"protect": "full"}),
         Law(name="idle_groups", config=_idle(group=True, threads=False)),
         Law(name="idle_threads", config=_idle(group=False, threads=True)),
+        Law(
+            name="idle_only",
+            config={
+                "policies": {
+                    "reclaimed": {"enabled": False},
+                    "idle_buffer": {"enabled": False},
+                    "idle_class": {"enabled": True, "group": True, "threads": False},
+                }
+            },
+        ),
     )
 }
 USUAL: Final = ("alone", "unmanaged", "kubernetes", "fixed", "quota", "cpu", "full")
