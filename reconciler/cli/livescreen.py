@@ -166,7 +166,7 @@ class LiveScreen:
         fds = [self._wake[0], *([] if self._in is None else [self._in])]
         while True:
             left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select(fds, [], [], min(left, _ESCAPE_S) if self._rest else left)
+            ready = _ready(fds, select.POLLIN, min(left, _ESCAPE_S) if self._rest else left)
             found: list[str] = []
             if self._in is not None and self._in in ready:
                 found, self._rest = keys(self._rest + self._read())
@@ -235,7 +235,7 @@ class LiveScreen:
 
     def _restore(self) -> None:
         with suppress(OSError, ValueError):
-            if select.select([], [self._out], [], _LAST_S)[1]:
+            if _ready([self._out], select.POLLOUT, _LAST_S):
                 os.write(self._out, LEAVE.encode())
         if self._in is not None and self._modes is not None:
             with suppress(termios.error, OSError):
@@ -251,8 +251,19 @@ class LiveScreen:
                 try:
                     data = data[os.write(self._out, data) :]
                 except BlockingIOError:
-                    select.select([], [self._out], [])
+                    _ready([self._out], select.POLLOUT, None)
         except OSError as exc:
             raise OutputError(errno_name(exc.errno)) from exc
         finally:
             self._writing = False
+
+
+def _ready(fds: Sequence[int], events: int, seconds: float | None) -> list[int]:
+    """Those that are ready, or have ended, within a time; None: waits until one is.
+
+    Not by select(2), whose descriptors are below 1,024.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, events)
+    return [fd for fd, _ in poll.poll(None if seconds is None else 1000 * seconds)]
