@@ -182,11 +182,11 @@ def test_the_ledger_is_requested_when_it_is_wanted(browser: Browser) -> None:
 def test_a_closed_port_says_how_to_open_the_page(browser: Browser) -> None:
     with served(MadeNode(1), state_over_tcp=False) as url:
         browser.open(url)
-        browser.until("!document.getElementById('notice').hidden")
+        browser.until("document.getElementById('notice').innerText.includes('state_over_tcp')")
         text = browser.value("document.getElementById('notice').innerText")
         assert "ssh -N -L 9471:/run/bypassd/reader.sock" in text
-        assert "state_over_tcp" in text
-        assert browser.value("document.getElementById('ready').textContent") == "ready"
+        # The readiness is a request of its own.
+        browser.until("document.getElementById('ready').textContent === 'ready'")
 
 
 def test_a_token_opens_the_page(browser: Browser, tmp_path: Path) -> None:
