@@ -5,7 +5,7 @@
 machine less what online work uses alone, as the peers' law has it once it has settled. The others are bypassd with a
 configuration: ``quota`` is plain enforcing (the quota law without the idle class), ``cpu``, ``memory`` and ``full`` are
 the presets, ``idle_groups`` and ``idle_threads`` the idle class of one side with the law that follows from it,
-``idle_only`` idle groups without CPU set and budget.
+``idle_only`` idle groups without CPU set and budget, ``agent_only`` the same without these: the running daemon's part.
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,12 @@ def _idle(**sides: bool) -> dict[str, Any]:
     return {"protect": "cpu", "policies": {"idle_class": sides}}
 
 
+def _bare(*, idle: bool) -> dict[str, Any]:
+    idle_class = {"enabled": idle, "group": True, "threads": False}
+    # Each its own: the daemon refuses a configuration with aliases.
+    return {"policies": {"reclaimed": {"enabled": False}, "idle_buffer": {"enabled": False}, "idle_class": idle_class}}
+
+
 LAWS: Final = {
     law.name: law
     for law in (
@@ -45,16 +51,8 @@ LAWS: Final = {
         Law(name="full", config={"protect": "full"}),
         Law(name="idle_groups", config=_idle(group=True, threads=False)),
         Law(name="idle_threads", config=_idle(group=False, threads=True)),
-        Law(
-            name="idle_only",
-            config={
-                "policies": {
-                    "reclaimed": {"enabled": False},
-                    "idle_buffer": {"enabled": False},
-                    "idle_class": {"enabled": True, "group": True, "threads": False},
-                }
-            },
-        ),
+        Law(name="idle_only", config=_bare(idle=True)),
+        Law(name="agent_only", config=_bare(idle=False)),
     )
 }
 USUAL: Final = ("alone", "unmanaged", "kubernetes", "fixed", "quota", "cpu", "full")
