@@ -6,6 +6,7 @@ place in site-packages; this file puts that directory first on the path. In the 
 
 import os
 import sys
+from typing import NoReturn
 
 
 def _home() -> None:
@@ -22,17 +23,17 @@ def bypassd() -> int:
     return main()
 
 
-def bypassctl() -> int:
+def bypassctl() -> NoReturn:
     """The command line."""
     _home()
-    from reconciler.cli.main import main
+    from reconciler.cli.main import program
 
-    return main(sys.argv[1:])
+    program(sys.argv[1:])
 
 
-def state_dump() -> int:
+def state_dump() -> NoReturn:
     """``bypassctl dump`` under the name that the design gives it."""
     _home()
-    from reconciler.cli.main import main
+    from reconciler.cli.main import program
 
-    return main(sys.argv[1:] if sys.argv[1:] == ["--version"] else ["dump", *sys.argv[1:]])
+    program(sys.argv[1:] if sys.argv[1:] == ["--version"] else ["dump", *sys.argv[1:]], "state-dump")

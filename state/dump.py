@@ -91,6 +91,7 @@ EVENT_DEFAULTS: Final[Mapping[str, object]] = {
     "container_id": None,
     "number": 0,
     "pod": "",
+    "before_source": "",
 }
 SETTING_DEFAULTS: Final[Mapping[str, object]] = {
     "path": "",

@@ -32,6 +32,17 @@ class OriginalSource(StrEnum):
     """Adopted after the store was lost: unknown. Only a baseline can be restored."""
 
 
+class BeforeSource(StrEnum):
+    """Source of the value before a write, in an event."""
+
+    READ = ""
+    """Read at the write; or the event has no such value."""
+    SPEC = "spec"
+    """Not read: computed from the runtime's spec, which the runtime has written by its own account."""
+    SEEN = "seen"
+    """Not read: the last value that was read from the file or written by bypassd."""
+
+
 class LedgerEntry(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """One value. Texts are as the file gives them, without the final newline; None is "not known".
 
@@ -89,7 +100,8 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
     """One line of the history. ``kind``: touch, write, failed, foreign, gone, restored, yield, resume, or free.
 
     ``number``: its place in the stream of events (`state.event_log`); 0: it is not in the stream. ``pod``: the title of
-    the pod at that time; empty: none, or not known.
+    the pod at that time; empty: none, or not known. ``before_source``: of ``before``; a write without ``before`` did
+    not read the file, and no value is known of it.
     """
 
     at: float
@@ -110,6 +122,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
     container_id: str | None = None
     number: int = 0
     pod: str = ""
+    before_source: BeforeSource = BeforeSource.READ
 
 
 def row_key(key: FileKey) -> str:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
-from state.entry import TEXTS, US, FileKey, LedgerEntry, LedgerEvent, OriginalSource, row_key, same_group
+from state.entry import TEXTS, US, BeforeSource, FileKey, LedgerEntry, LedgerEvent, OriginalSource, row_key, same_group
 from state.event_log import RECENT, EventLog
 from state.intents import Intents, read_intents
 from state.kinds import CGROUP
@@ -376,11 +376,13 @@ class Ledger:
     def wrote(self, key: FileKey, *, before: str | None, after: str, at: float | None = None) -> None:
         """A text was written and read back.
 
-        ``before`` is the previous content; it corrects an original of source `SPEC`.
+        ``before`` is the previous content, None if it was not read: the event then has what is known of it, with its
+        source. A previous content that was read corrects an original of source `SPEC`.
         """
         entry = self.get(key)
         if entry is None:
             return
+        previous = (before, BeforeSource.READ) if before is not None else _previous(entry)
         if key in self._first:
             self._first.discard(key)
             if entry.origin is OriginalSource.SPEC and before not in {None, after}:
@@ -390,7 +392,8 @@ class Ledger:
         entry.failures, entry.failed_errno, entry.failed_since = 0, 0, 0.0
         self._touch(entry)
         self._is_noted(entry)
-        self._note(entry, "write", entry.written_at, before=before, after=after)
+        event = _event(entry, "write", entry.written_at, before=previous[0], after=after)
+        self.note(replace(event, before_source=previous[1]) if previous[1] else event)
 
     def failed(self, key: FileKey, *, errno: int, error: str, at: float | None = None) -> None:
         """A write was refused. The count falls to zero with the next success."""
@@ -527,6 +530,15 @@ def _intents_path(store: Store) -> str:
         if places is not None and (path := msgspec.msgpack.decode(places, type=_Places).intents):
             return path
     return f"{store.path}.writes"
+
+
+def _previous(entry: LedgerEntry) -> tuple[str | None, BeforeSource]:
+    """What is known of a file's content that was not read before a write."""
+    if entry.seen is not None:
+        return entry.seen, BeforeSource.SEEN
+    if entry.original is None:
+        return None, BeforeSource.READ
+    return entry.original, BeforeSource.SPEC if entry.origin is OriginalSource.SPEC else BeforeSource.SEEN
 
 
 def _event(

@@ -42,10 +42,13 @@ def test_the_top_level_of_the_wheel_has_just_two_names(wheel: Path) -> None:
     assert not [name for name in names if "test" in name]
 
 
-def test_the_wheel_carries_the_unit_and_the_example_configuration(wheel: Path) -> None:
+def test_the_wheel_carries_the_unit_the_configuration_the_page_and_what_monitors_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         data = {name.partition("data/")[2] for name in archive.namelist() if ".data/" in name}
-    assert data == {"data/share/bypassd/bypassd.service", "data/share/bypassd/config.yaml"}
+        assert "bypassd/reconciler/web/page.html" in archive.namelist()
+    files = ("bypassd.service", "config.yaml", "alert-rules.yaml", "grafana-dashboard.json")
+    completion = ("completion/bypassctl.bash", "completion/_bypassctl")
+    assert data == {f"data/share/bypassd/{name}" for name in (*files, *completion)}
 
 
 def test_the_installed_programs_find_their_packages(wheel: Path, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ SHARED: Final = {
     "deploy/alert-rules.yaml": "share/bypassd/alert-rules.yaml",
     "deploy/grafana-dashboard.json": "share/bypassd/grafana-dashboard.json",
     "deploy/completion/bypassctl.bash": "share/bypassd/completion/bypassctl.bash",
+    "deploy/completion/bypassctl.fish": "share/bypassd/completion/bypassctl.fish",
     "deploy/completion/_bypassctl": "share/bypassd/completion/_bypassctl",
     "LICENSE": "share/bypassd/LICENSE",
     "README.md": "share/bypassd/README.md",

@@ -135,6 +135,7 @@ install_files() {
     # A configuration that is there is the operator's.
     if [ ! -e "$config/config.yaml" ]; then put "$here/share/bypassd/config.yaml" "$config/config.yaml" 600; fi
     optional put "$here/share/bypassd/completion/bypassctl.bash" "$root/usr/share/bash-completion/completions/bypassctl" 644
+    optional put "$here/share/bypassd/completion/bypassctl.fish" "$root/usr/share/fish/vendor_completions.d/bypassctl.fish" 644
     for program in $programs; do optional link "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
     for page in $manuals; do optional link "$prefix/share/man/$page" "$root/usr/local/share/man/$page"; done
 }
@@ -205,7 +206,8 @@ uninstall() {
         }
     fi
     if systemd && systemctl is-enabled --quiet bypassd.service 2>/dev/null; then run systemctl disable bypassd.service; fi
-    run rm -f "$units/bypassd.service" "$root/usr/share/bash-completion/completions/bypassctl"
+    run rm -f "$units/bypassd.service" "$root/usr/share/bash-completion/completions/bypassctl" \
+        "$root/usr/share/fish/vendor_completions.d/bypassctl.fish"
     for program in $programs; do unlink "$prefix/bin/$program" "$root/usr/local/bin/$program"; done
     for page in $manuals; do unlink "$prefix/share/man/$page" "$root/usr/local/share/man/$page"; done
     if systemd; then run systemctl daemon-reload; fi

@@ -56,6 +56,7 @@ def lay_out(tarball: Path, root: Path) -> Release:
     unit = (root / UNIT).read_text().replace("/opt/bypassd/", f"/{PREFIX}/")
     (root / UNIT).write_text(unit)
     move(shared / "completion/bypassctl.bash", root / "usr/share/bash-completion/completions/bypassctl")
+    move(shared / "completion/bypassctl.fish", root / "usr/share/fish/vendor_completions.d/bypassctl.fish")
     move(shared / "completion/_bypassctl", root / ZSH)
     (shared / "completion").rmdir()
     move(shared / "docs", root / DOCUMENTS)

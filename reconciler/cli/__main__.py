@@ -1,7 +1,5 @@
 """``python -m reconciler.cli``."""
 
-import sys
+from reconciler.cli.main import program
 
-from reconciler.cli.main import main
-
-sys.exit(main())
+program()

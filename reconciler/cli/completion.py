@@ -15,7 +15,11 @@ from reconciler.cli.options import parser
 from reconciler.config.model import Config
 from reconciler.settings.schema import section_of, settings
 
-FILES: Final = {"bash": "deploy/completion/bypassctl.bash", "zsh": "deploy/completion/_bypassctl"}
+FILES: Final = {
+    "bash": "deploy/completion/bypassctl.bash",
+    "zsh": "deploy/completion/_bypassctl",
+    "fish": "deploy/completion/bypassctl.fish",
+}
 _REGISTERED: Final = "-F _shtab_bypassctl bypassctl"
 _BASH: Final = r"""
 _bypassctl_names() {
@@ -56,11 +60,29 @@ _bypassctl_keys() { compadd -a _bypassctl_settings }
 """
 
 
+_FISH: Final = r"""
+# Tokens are divided here and not expanded. The word of --pod=NAME is NAME.
+function _bypassctl_names
+  set -l word (commandline -ct)
+  set word (string replace -r -- '^--[a-z-]+=' '' "$word")
+  command bypassctl __complete $argv[1] "$word" (commandline -opc) 2>/dev/null </dev/null
+end
+
+function _bypassctl_keys
+  printf '%s\n' $_bypassctl_settings
+end
+"""
+
+
 def completion(shell: str) -> str:
     """One shell's file."""
-    functions = "\n".join(f'_bypassctl_{kind}() {{ _bypassctl_names {kind} "$1"; }}' for kind in KINDS)
-    array = f"_bypassctl_settings=({' '.join(_keys())})\n"
-    before = f"{array}{_BASH if shell == 'bash' else _ZSH}{functions}\n"
+    if shell == "fish":
+        functions = "\n".join(f"function _bypassctl_{kind}; _bypassctl_names {kind}; end" for kind in KINDS)
+        before = f"set -g _bypassctl_settings {' '.join(_keys())}\n{_FISH}{functions}\n"
+    else:
+        functions = "\n".join(f'_bypassctl_{kind}() {{ _bypassctl_names {kind} "$1"; }}' for kind in KINDS)
+        array = f"_bypassctl_settings=({' '.join(_keys())})\n"
+        before = f"{array}{_BASH if shell == 'bash' else _ZSH}{functions}\n"
     text: str = shtab.complete(parser(), shell=shell, preamble=before)
     assert shell != "bash" or text.count(_REGISTERED) == 1
     text = text.replace(_REGISTERED, _REGISTERED.replace("_shtab_bypassctl", "_bypassctl"))
@@ -74,7 +96,7 @@ def _keys() -> list[str]:
 
 
 def main() -> None:
-    """Write both files below the current directory."""
+    """Write the files below the current directory."""
     for shell, path in FILES.items():
         with open(path, "w", encoding="utf-8") as file:
             file.write(completion(shell))

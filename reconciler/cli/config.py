@@ -7,10 +7,12 @@ from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.config import load
-from reconciler.config.docs import explain, in_force, preset_in_force
+from reconciler.config.docs import explain, in_force, preset_in_force, show
+from reconciler.config.model import Config
 from reconciler.config.presets import NodeOffers
 from reconciler.runtime.streams import write
 from reconciler.settings.binder import ConfigError
+from reconciler.settings.schema import section_of
 
 
 def run(options: Namespace) -> int:
@@ -20,24 +22,24 @@ def run(options: Namespace) -> int:
             raise CliError("config schema: the schema is JSON", Exit.USAGE)
         return _schema(options.key)
     try:
-        loaded = load.load(places.config_path(options), required=options.config is not None)
+        top = section_of(Config)
+        loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
-    node = _node_offers(options, loaded) if loaded.config.protect is not None else None
+    short = options.action == "show" and options.output == "table"
+    node = _node_offers(options, loaded) if loaded.config.protect is not None and not short else None
     try:
         if options.output != "table":
             preset = [
                 {"setting": row.setting, "value": row.value, "note": note or ""}
                 for row, note in preset_in_force(loaded, node)
             ]
-            settings = in_force(loaded, options.key)
+            settings = in_force(loaded, options.key, top)
             emit({"files": list(loaded.files), "preset": preset, "settings": settings}, options.output)
             return Exit.OK
-        text = explain(loaded, options.key, node)
+        text = show(loaded, options.key, top) if short else explain(loaded, options.key, node, top)
     except KeyError as exc:
         raise CliError(f"{options.key}: no such setting", Exit.NOT_FOUND) from exc
-    if options.action == "show":
-        text = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("  "))
     write(text)
     return Exit.OK
 

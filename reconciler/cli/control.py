@@ -2,15 +2,16 @@
 
 import os
 import pwd
+import shlex
 from argparse import Namespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from reconciler.cli import places
 from reconciler.cli.client import Unreachable, ask
-from reconciler.cli.document import fetch, fetch_named
+from reconciler.cli.document import Row, fetch_named
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.holds import of_namespace, titled
-from reconciler.cli.targets import find_pod
+from reconciler.cli.targets import fetch_pod
 
 RESTORE_S = 120.0
 """A whole restore writes thousands of files, memory limits among them."""
@@ -43,24 +44,31 @@ def who() -> str:
             return f"uid {os.getuid()}"
 
 
-def pod_target(options: Namespace, target: str) -> str:
-    """``pod:NAME``, ``off:NAME`` or NAME of a pod with the uid in the place of the name; anything else as it is."""
+class NamedTarget(NamedTuple):
+    """The target of a hold, for the daemon; ``title``: the same for people, with a pod's name for its uid."""
+
+    target: str
+    title: str
+
+
+def pod_target(options: Namespace, target: str) -> NamedTarget:
+    """Of ``pod:NAME``, ``off:NAME`` or the NAME of a pod; anything else as it is."""
     kind, _, name = target.partition(":")
     if target == "node" or kind in {"knob", "file"}:
-        return target
-    document = fetch(options, ("pods", "files", "history"), say=False)
-    if kind in {"pod", "off"} and name:
-        return f"{kind}:{find_pod(document.body, name, options.namespace)['uid']}"
+        return NamedTarget(target, target)
+    if kind not in {"pod", "off"} or not name:
+        kind, name = "pod", target
     try:
-        return f"pod:{find_pod(document.body, target, options.namespace)['uid']}"
+        pod = fetch_pod(options, name)[1]
     except CliError as exc:
-        if exc.code != Exit.NOT_FOUND:
+        if exc.code != Exit.NOT_FOUND or name != target:
             raise
         # Neither a pod nor another target: the daemon names the valid forms.
-        return target
+        return NamedTarget(target, target)
+    return NamedTarget(f"{kind}:{pod['uid']}", f"{kind}:{pod['title']}")
 
 
-def hold_target(options: Namespace, target: str) -> str:
+def hold_target(options: Namespace, target: str) -> NamedTarget:
     """The target of the hold that `holds` prints so. Errors: as of `pod_target`; `CliError` where several are."""
     try:
         holds = titled(fetch_named(options, ("holds",), say=False).body)
@@ -73,4 +81,14 @@ def hold_target(options: Namespace, target: str) -> str:
     if len(matches) > 1:
         lines = [f"{target} matches {len(matches)} holds:", *(f"  {hold['target']}" for hold in matches)]
         raise CliError(" ".join(lines), Exit.AMBIGUOUS, lines=lines)
-    return str(matches[0]["target"]) if matches else pod_target(options, target)
+    return NamedTarget(str(matches[0]["target"]), target) if matches else pod_target(options, target)
+
+
+def title_of(hold: Row, pod: Row) -> str:
+    """The target of a hold, with the pod's name for its uid."""
+    return str(titled({"holds": [hold], "pods": [pod]})[0]["title"])
+
+
+def release_command(title: str) -> str:
+    """The command that ends a hold, to be copied: a shell takes the name as one word whatever it has."""
+    return f"bypassctl release {shlex.quote(title)}"

@@ -7,7 +7,7 @@ from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
-from reconciler.cli.format import value_text
+from reconciler.cli.format import exact_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
 from reconciler.runtime import format as fmt
@@ -53,8 +53,8 @@ def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[B
     cells: list[tuple[Cell, ...]] = [
         (
             row["knob"],
-            value_text(row["wanted"]),
-            value_text(row["actual"]),
+            exact_text(row["knob"], row["wanted"]),
+            exact_text(row["knob"], row["actual"]),
             StyledText(
                 row["state"], "ok" if _state(row).is_in_force() else "dim" if _state(row).is_absent() else "warn"
             ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
-from reconciler.cli.client import ANSWER_S, DaemonRefused, Denied, Unreachable, ask
+from reconciler.cli.client import ANSWER_S, DaemonRefused, Denied, Unreachable, ask, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.runtime.streams import complain
 
@@ -29,9 +29,11 @@ class FetchedDocument(NamedTuple):
         return self.down is None
 
 
-def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> FetchedDocument:
+def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True, pod: str = "") -> FetchedDocument:
     """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is reported.
 
+    ``pod``: at least what is of the pods that it may mean (names, uids or container ids, with commas between them).
+    The store's document, and that of an older daemon, has all pods.
     Errors: `CliError` when neither the daemon nor the store is available, or this user may not use the socket.
     """
     where = places.find(options)
@@ -39,7 +41,9 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True)
         down = "copied node" if options.root != "/" else "no socket configured"
     else:
         try:
-            target = f"/state?section={','.join(sections)}" if sections else "/state"
+            asked = [f"section={','.join(sections)}"] if sections else []
+            asked += [f"pod={quoted(pod)}"] if pod else []
+            target = "/state" + (f"?{'&'.join(asked)}" if asked else "")
             return FetchedDocument(query(where.socket, where.reader, target), None)
         except Unreachable as exc:
             down = str(exc)

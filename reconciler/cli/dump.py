@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from reconciler.cli.blocks import Block, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.format import group_title, value_text
+from reconciler.cli.format import exact_text, file_text, group_title, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, head, line, show
 from reconciler.runtime import format as fmt
@@ -63,7 +63,7 @@ def _pods(body: Row) -> Table:
 
 def _settings(body: Row) -> Table:
     rows = [
-        (setting["knob"], value_text(setting["value"]), setting["policy"], _place(body, setting))
+        (setting["knob"], exact_text(setting["knob"], setting["value"]), setting["policy"], _place(body, setting))
         for setting in body["settings"]
     ]
     return Table(("KNOB", "WANTED", "POLICY", "WHERE"), rows)
@@ -73,9 +73,9 @@ def _files(body: Row) -> Table:
     rows = [
         (
             file["file"],
-            value_text(file["seen"]),
-            value_text(file["wanted"]),
-            value_text(file["original"] if file["baseline"] is None else file["baseline"]),
+            file_text(file["file"], file["seen"]),
+            file_text(file["file"], file["wanted"]),
+            file_text(file["file"], file["original"] if file["baseline"] is None else file["baseline"]),
             file["process"] or value_text(file["writer"]),
             _place(body, file),
         )
@@ -103,7 +103,7 @@ def _history(body: Row) -> Table:
             fmt.clock(entry["at"]),
             entry["kind"],
             entry["file"],
-            f"{value_text(entry['before'])} > {value_text(entry['after'])}",
+            f"{file_text(entry['file'], entry['before'])} > {file_text(entry['file'], entry['after'])}",
             _place(body, entry) if entry["path"] else entry["reason"],
         )
         for entry in body["history"]

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from reconciler.cli import places
 from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.client import DaemonRefused, Unreachable, quoted
-from reconciler.cli.document import Row, fetch, query
+from reconciler.cli.document import Row, query
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.format import short_path, value_text
+from reconciler.cli.format import before_text, short_path, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
 from reconciler.runtime import format as fmt
@@ -159,11 +159,10 @@ def _choice(options: Namespace) -> _Choice:
     types = frozenset(options.type)
     if options.pod is None:
         return _Choice(None, None, options.namespace, types)
-    from reconciler.cli.targets import find_pod
+    from reconciler.cli.targets import fetch_pod
 
     try:
-        body = fetch(options, ("pods", "files", "history"), say=False).body
-        return _Choice(find_pod(body, options.pod, options.namespace, root=options.root)["uid"], None, None, types)
+        return _Choice(fetch_pod(options, options.pod)[1]["uid"], None, None, types)
     except CliError as exc:
         if exc.code is not Exit.NOT_FOUND:
             raise
@@ -191,7 +190,7 @@ def _shown(row: Row) -> Row:
         "type": _TYPES.get(row["kind"], "alert"),
         "kind": row["kind"],
         "pod": row.get("pod") or "",
-        **{key: row.get(key) for key in ("pod_uid", "path", "file", "before", "after", "wanted")},
+        **{key: row.get(key) for key in ("pod_uid", "path", "file", "before", "before_source", "after", "wanted")},
         **{key: row.get(key) or "" for key in ("writer", "process", "error", "policy", "reason")},
     }
     event["text"] = _text(event)
@@ -200,7 +199,7 @@ def _shown(row: Row) -> Row:
 
 def _text(event: Row) -> str:
     kind, where = event["kind"], event["file"] or ""
-    moved = f"{value_text(event['before'])} -> {value_text(event['after'])}"
+    moved = f"{before_text(event)} -> {value_text(event['after'])}"
     match kind:
         case "write":
             return f"{where} {moved} ({event['policy']}: {event['reason']})" if event["policy"] else f"{where} {moved}"

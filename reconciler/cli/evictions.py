@@ -48,16 +48,17 @@ def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
             ("TRIGGER", "MODE", "STATE"),
             [_trigger(trigger) for trigger in eviction["triggers"] if every or trigger["mode"] != "off"],
         )
+    shown: dict[tuple[str, ...], str] = {}
     for title, rows in (("being evicted", eviction["open"]), ("would be evicted", eviction["would"])):
         for row in rows:
             yield blank()
             yield head(f"{title}: {row['title']}")
-            yield from _order(row, every=every)
+            yield from _order(row, shown, every=every)
     for row in eviction["refusals"]:
         yield blank()
         yield head(f"{row['trigger']}, {row['subject']}: no pod evicted: {row['reason']}")
         yield line(StyledText(row["evidence"], "dim"), indent=2)
-        yield from _ranking(row["ranking"], every=every)
+        yield from _ranking(row["ranking"], f"{row['trigger']}, {row['subject']}", shown, every=every)
     if eviction["ended"]:
         yield blank()
         yield Table(("ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"), [_ended(entry) for entry in eviction["ended"]])
@@ -76,7 +77,7 @@ def _trigger(fields: Row) -> tuple[str | StyledText, ...]:
     return fields["name"], fields["mode"], StyledText(text, "warn") if fields["known"] is False else text
 
 
-def _order(fields: Row, *, every: bool) -> Iterator[Block]:
+def _order(fields: Row, shown: dict[tuple[str, ...], str], *, every: bool) -> Iterator[Block]:
     grace = (
         "the pod's own grace period" if fields["grace_s"] is None else f"grace period {fmt.duration(fields['grace_s'])}"
     )
@@ -85,10 +86,16 @@ def _order(fields: Row, *, every: bool) -> Iterator[Block]:
         means = f" by {fields['means']}" if fields["means"] else ""
         tried = f"; before: {', '.join(fields['tried'])}" if fields["tried"] else ""
         yield line(f"{fields['step']}{means} since {fmt.clock(fields['step_at'])}{tried}", indent=2)
-    yield from _ranking(fields["ranking"], every=every)
+    yield from _ranking(fields["ranking"], fields["title"], shown, every=every)
 
 
-def _ranking(ranking: Sequence[str], *, every: bool) -> Iterator[Block]:
+def _ranking(ranking: Sequence[str], title: str, before: dict[tuple[str, ...], str], *, every: bool) -> Iterator[Block]:
+    """The lines, once: the victims of one shortage have the same. ``before``: those shown so far, and where."""
+    if (first := before.get(tuple(ranking))) is not None:
+        yield line(StyledText(f"ranking: as of {first} above", "dim"), indent=4)
+        return
+    if ranking:
+        before[tuple(ranking)] = title
     shown = [text for place, text in enumerate(ranking) if every or place < _FEW or ". evict: " in text]
     for text in shown:
         yield line(text, indent=4)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+PROGRAM: Final = "bypassctl"
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "status": (("status", "the node on one screen"), ("status -o jsonpath={.agent.mode}", "the mode alone")),
     "pods": (
@@ -30,7 +31,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "report": (
         ("report --since 24h", "gain and cost of BE work in a day"),
-        ("report --since 2h --gate wait=1.1,late=0.001", "a canary's gate: exit code 1 if a bound is not met"),
+        ("report --since 2h --gate wait=1.1,late=0.001", "a canary's gate: 0 passed, 1 not passed, 8 no evidence"),
     ),
     "diff": (("diff", "settings whose actual value is not the wanted one; exit code 1 if any"),),
     "dump": (("dump --section pods --section pools -o yaml", "two sections of the state document"),),
@@ -68,7 +69,11 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 }
 
 
-def epilog(command: str) -> str:
-    """The examples of one command for the end of its help."""
-    lines = [f"  bypassctl {line}\n      {purpose}" for line, purpose in EXAMPLES[command]]
+def epilog(command: str, name: str = PROGRAM) -> str:
+    """The examples of one command for the end of its help. ``name``: of a program that is this command alone."""
+    called = [
+        (f"{PROGRAM} {line}" if name == PROGRAM else name + line.removeprefix(command), purpose)
+        for line, purpose in EXAMPLES[command]
+    ]
+    lines = [f"  {line}\n      {purpose}" for line, purpose in called]
     return "\n".join(["examples:", *lines])

@@ -25,6 +25,8 @@ class Exit(IntEnum):
     """Standard output is closed or cannot take what was to be written; what the command was to do is done."""
     AMBIGUOUS = 7
     """Several pods match the target."""
+    NO_EVIDENCE = 8
+    """The question cannot be answered: too little was recorded (report --gate)."""
 
 
 class CliError(AgentError):

@@ -6,7 +6,7 @@ from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row
-from reconciler.cli.format import setting_text, short_path, value_text
+from reconciler.cli.format import before_text, setting_text, short_path, value_text
 from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.runtime import format as fmt
@@ -401,7 +401,7 @@ def _event(fields: Row) -> Iterator[Block]:
     if fields["kind"] == "touch":
         change = f" was {value_text(fields['before'])}"
     elif fields["after"] is not None or fields["before"] is not None:
-        change = f" {value_text(fields['before'])} > {value_text(fields['after'])}"
+        change = f" {before_text(fields)} > {value_text(fields['after'])}"
     who = fields["process"] or fields["writer"]
     why = "; ".join(part for part in ("us" if who == "us" else who, fields["error"] or fields["reason"]) if part)
     yield line(

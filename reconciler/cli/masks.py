@@ -17,7 +17,7 @@ import yaml
 from cgroupfs.bounded import decoded
 from reconciler.cli.keptfields import BUNDLE, CONTAINERD, POD, POD_LIST
 from reconciler.pods.marks import ANNOTATIONS
-from reconciler.settings.yaml import events
+from reconciler.settings.yaml_composer import events
 from state import checksum
 
 MASK: Final = "MASKED"

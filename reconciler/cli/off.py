@@ -1,17 +1,18 @@
 """``bypassctl off``: free one pod for a time: its values restored, nothing set until then, and what still bounds it."""
 
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 
 from cgroupfs.errors import AgentError
 from reconciler.cli.blocks import Block, StyledText
-from reconciler.cli.control import RESTORE_S, order, who
+from reconciler.cli.control import RESTORE_S, order, release_command, title_of, who
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.limits import PodLimits, above, measured
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
-from reconciler.cli.targets import find_pod
+from reconciler.cli.targets import fetch_pod
 from reconciler.runtime import format as fmt
 
 _ROOM_S = 0.1
@@ -20,8 +21,7 @@ _ROOM_S = 0.1
 
 def run(options: Namespace) -> int:
     """Free the pod. `Exit.NOT_OK` when a file could not be restored."""
-    document = fetch(options, ("pods", "files", "history"), say=False)
-    pod = find_pod(document.body, options.target, options.namespace, root=options.root)
+    _, pod = fetch_pod(options, options.target)
     body = {
         "pod_uid": pod["uid"],
         "reason": options.reason,
@@ -30,22 +30,23 @@ def run(options: Namespace) -> int:
         **({"until_released": True} if options.until_released else {"seconds": options.seconds}),
     }
     answer = order(options, "POST", "/off", body, timeout_s=RESTORE_S)
-    files = fetch(options, ("files",), say=False).body["files"]
+    files = fetch(options, ("files",), say=False, pod=pod["uid"]).body["files"]
     try:
         bounds = above(measured(PodLimits(pod, options.root), files, _ROOM_S)["groups"])
     except AgentError:
         bounds = []
     answer = {"pod": pod["title"], **answer, "bounded_by": bounds}
-    if options.output == "table":
-        show(_blocks(answer))
+    if options.output in {"table", "wide"}:
+        show(_blocks(answer, pod if options.output == "table" else {"uid": pod["uid"]}))
     else:
         emit(answer, options.output)
     return Exit.NOT_OK if answer["left"] else Exit.OK
 
 
-def _blocks(answer: Row) -> Iterator[Block]:
-    hold = answer["hold"]
-    kept = answer["kept"]
+def _blocks(answer: Row, pod: Row) -> Iterator[Block]:
+    """``pod`` without a name: uids are printed."""
+    hold, kept = answer["hold"], answer["kept"]
+    title = title_of(hold, pod)
     yield line(
         StyledText(answer["pod"], "head"),
         f" is off until {fmt.until(hold['until'])}: {hold['reason']} (by {hold['by']})",
@@ -53,7 +54,9 @@ def _blocks(answer: Row) -> Iterator[Block]:
     yield line(f"{fmt.plural(answer['restored'], 'value')} restored; bypassd sets nothing of this pod until then")
     if answer["left"]:
         yield line(
-            StyledText(f"{fmt.plural(answer['left'], 'value')} not restored: bypassctl why {hold['target'][4:]}", "bad")
+            StyledText(
+                f"{fmt.plural(answer['left'], 'value')} not restored: bypassctl why {shlex.quote(title[4:])}", "bad"
+            )
         )
     if hold["budget"]:
         yield line("outside of the BE budget: it counts as online; the other BE pods divide the budget")
@@ -68,7 +71,7 @@ def _blocks(answer: Row) -> Iterator[Block]:
     if kept is not None:
         yield line(
             StyledText("kept", "warn"),
-            f": hold {kept['target']} until {fmt.until(kept['until'])}: {kept['reason']} (by {kept['by']}); "
+            f": hold {title_of(kept, pod)} until {fmt.until(kept['until'])}: {kept['reason']} (by {kept['by']}); "
             "managed again when both have ended",
         )
-    yield line(f"back earlier: bypassctl release {hold['target']}")
+    yield line(f"back earlier: {release_command(title)}")

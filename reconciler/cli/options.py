@@ -6,20 +6,24 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from reconciler import __version__
-from reconciler.cli.examples import epilog
+from reconciler.cli.examples import PROGRAM, epilog
 from reconciler.runtime.streams import Parser
 from state.machine_syntax import SYNTAX
 
 JSONPATH: Final = "jsonpath="
 SHORT_FORMATS: Final = ("table", "wide", "json", "yaml", JSONPATH)
 FORMATS: Final = (*SHORT_FORMATS, "msgpack")
-_WIDE: Final = frozenset({"pods"})
+_WIDE: Final = frozenset({"pods", "hold", "off"})
 """Commands whose ``wide`` has more than their ``table``."""
 EVENT_TYPES: Final = (
     *("action", "alert", "daemon", "eviction", "failed", "foreign", "gap", "hold", "mode", "off", "plan", "verdict"),
     "write",
 )
-_FILES: Final = {"bash": "_shtab_compgen_files", "zsh": "_files"}
+_FILES: Final = {
+    "bash": "_shtab_compgen_files",
+    "zsh": "_files",
+    "fish": "(__fish_complete_path (commandline -ct))",
+}
 _LONGEST_HOLD_S: Final = 30 * 86400.0
 """`reconciler.actuators.holds.LONGEST_S`, which is not imported here for the start-up's sake."""
 OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
@@ -158,8 +162,8 @@ def _report(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="NAME=NUMBER,...",
-        help="exit code 1 unless all bounds are met; default: wait=1.2,throttled=1.2,late=0.01,evictions=1,yields=1,"
-        "held=0.1; NAME=off removes one",
+        help="exit code 1 if a bound is broken, 8 if one cannot be judged; default: wait=1.2,throttled=1.2,late=0.01,"
+        "evictions=1,yields=1,held=0.1,missing=0.1; NAME=off removes one",
     )
 
 
@@ -205,7 +209,8 @@ def _in_namespace(parser: argparse.ArgumentParser, text: str) -> None:
 
 def _named(action: argparse.Action, kind: str) -> None:
     """Let the shells' completion list names of this kind; read by the generator of the completion files only."""
-    vars(action)["complete"] = dict.fromkeys(_FILES, f"_bypassctl_{kind}")
+    function = f"_bypassctl_{kind}"
+    vars(action)["complete"] = {"bash": function, "zsh": function, "fish": f"({function})"}
 
 
 def _lasting(parser: argparse.ArgumentParser) -> None:
@@ -379,18 +384,22 @@ COMMANDS: Final = (
 )
 
 
-def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The whole command line; with ``only``, just that command: the others' options cost 10 ms to declare."""
-    top = Parser(prog="bypassctl", description="Show and control what bypassd does on this node.")
+def parser(only: str | None = None, name: str = PROGRAM) -> argparse.ArgumentParser:
+    """The whole command line; with ``only``, just that command: the others' options cost 10 ms to declare.
+
+    ``name``: of a program that is this command alone (state-dump), for its help and its messages.
+    """
+    top = Parser(prog=PROGRAM, description="Show and control what bypassd does on this node.")
     top.add_argument("--version", action="version", version=f"bypassctl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         if only is not None and command.name != only:
             continue
         item = commands.add_parser(command.name, help=command.help, description=_sentence(command.help))
+        item.prog = name if name != PROGRAM else item.prog
         item.set_defaults(module=command.module)
         item.formatter_class = argparse.RawDescriptionHelpFormatter
-        item.epilog = epilog(command.name)
+        item.epilog = epilog(command.name, name)
         if command.add is not None:
             command.add(item)
         if len(command.formats) > 1:

@@ -30,6 +30,9 @@ def _blocks(owners: Row) -> Iterator[Block]:
     by = "namespace" if owners["label"] is None else f"label {owners['label']}"
     shares = f"fair shares over {owners['fair_hours']} h" if owners["fair_shares"] else "fair shares are off"
     yield line("CPU time of BE pods by ", StyledText(by, "head"), StyledText(f" ({shares})", "dim"))
+    if not any(window["owners"] for window in owners["windows"]):
+        yield line("no CPU time of BE pods is recorded yet")
+        return
     for window in owners["windows"]:
         rows = [_row(account) for account in window["owners"]]
         yield blank()

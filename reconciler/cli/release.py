@@ -11,9 +11,11 @@ from reconciler.cli.screen import line, show
 
 def run(options: Namespace) -> int:
     """End the hold. Errors: `CliError` (`Exit.NOT_FOUND`) when there is none."""
-    answer = order(options, "DELETE", f"/holds/{quoted(hold_target(options, options.target))}")
+    named = hold_target(options, options.target)
+    answer = order(options, "DELETE", f"/holds/{quoted(named.target)}")
     if options.output != "table":
         emit(answer, options.output)
     else:
-        show([line(f"hold on {answer['released']} released; managed again")])
+        title = named.title if answer["released"] == named.target else answer["released"]
+        show([line(f"hold on {title} released; managed again")])
     return Exit.OK

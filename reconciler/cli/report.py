@@ -1,12 +1,14 @@
 """``bypassctl report``: what BE work gained, what online pods paid for it, and whether that is within bounds.
 
 Waits and throttling of online pods are compared between minutes with BE work and minutes without. A bound on what is
-not known is not met: a gate must not open because nothing was measured.
+not known is neither met nor broken: the gate then has no evidence, which is an exit code of its own. It must not open
+because nothing was measured, nothing started, or nothing was enforced.
 """
 
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
@@ -23,6 +25,8 @@ _SMALLEST_MILLI: Final = 0.05
 """As in `reconciler.control.effect_hours`, which is not imported here for the start-up's sake; a test compares."""
 _FEWEST_MINUTES: Final = 10
 """Minutes with BE work, and without, that a comparison needs, and as many minutes of online pods in each of both."""
+_FEWEST_STARTS: Final = 10
+"""Container starts with a known result, before none of them being late means anything."""
 _NOISE_MILLI: Final = 1.0
 """Waits and throttling up to this much (of a pod, on the mean) are within every ratio."""
 DEFAULTS: Final[Mapping[str, float]] = {
@@ -32,6 +36,7 @@ DEFAULTS: Final[Mapping[str, float]] = {
     "evictions": 1.0,
     "yields": 1.0,
     "held": 0.1,
+    "missing": 0.1,
 }
 MEANINGS: Final[Mapping[str, str]] = {
     "wait": "mean wait of online pods with BE work / without",
@@ -40,6 +45,36 @@ MEANINGS: Final[Mapping[str, str]] = {
     "evictions": "evictions an hour, failed ones included",
     "yields": "settings left to other writers, an hour",
     "held": "part of the time in which the node was on hold",
+    "missing": "part of the time without a recorded minute in mode enforce",
+}
+_ANY_MODE: Final = frozenset({"held", "missing"})
+"""Bounds that are known also where nothing was enforced."""
+
+
+class GateState(StrEnum):
+    """What one bound, or the whole gate, says."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+    def exit_code(self) -> Exit:
+        """Of the whole gate."""
+        return {self.PASSED: Exit.OK, self.FAILED: Exit.NOT_OK, self.UNKNOWN: Exit.NO_EVIDENCE}[self]
+
+    def mark(self) -> StyledText:
+        """In the table's first column."""
+        return {
+            self.PASSED: StyledText("ok", "ok"),
+            self.FAILED: StyledText("bad", "bad"),
+            self.UNKNOWN: StyledText("unknown", "warn"),
+        }[self]
+
+
+_TITLES: Final = {
+    GateState.PASSED: "passed",
+    GateState.FAILED: "not passed",
+    GateState.UNKNOWN: "no evidence",
 }
 
 
@@ -49,28 +84,37 @@ class GateResult(NamedTuple):
     name: str
     limit: float
     value: float | None
-    ok: bool
+    state: GateState
     detail: str
+
+    def as_row(self) -> Row:
+        """As ``-o json`` has it."""
+        return {**self._asdict(), "state": self.state.value, "ok": self.state is GateState.PASSED}
 
 
 def run(options: Namespace) -> int:
-    """Show it. `Exit.NOT_OK` when the gate is not passed. Errors: `CliError` without any row, or for a wrong gate."""
+    """Show it. Returns the gate's exit code. Errors: `CliError` for a wrong gate, and for an empty report."""
     limits = gate_limits(options.gate) if options.gate is not None else None
-    hours = _hours(options, time.time())
+    now = time.time()
+    hours = _hours(options, now)
+    if not hours and limits is None:
+        raise CliError("no hour is recorded yet: the daemon records each minute", Exit.NOT_FOUND)
     total = sums(hours)
     facts: Row = {
         "since_s": options.since,
         "hours": [{"hour_s": row["hour"] * _HOUR_S, **figures(row)} for row in hours],
         "total": figures(total),
     }
-    results = gate(total, limits) if limits is not None else []
+    results = gate(total, limits, _span_min(options.since, now)) if limits is not None else []
+    state = gate_state(results)
     if limits is not None:
-        facts["gate"] = {"ok": all(result.ok for result in results), "bounds": [row._asdict() for row in results]}
+        bounds = [result.as_row() for result in results]
+        facts["gate"] = {"ok": state is GateState.PASSED, "state": state.value, "bounds": bounds}
     if options.output == "table":
         show(_blocks(facts, results))
     else:
         emit(facts, options.output)
-    return Exit.OK if all(result.ok for result in results) else Exit.NOT_OK
+    return state.exit_code()
 
 
 def gate_limits(text: str) -> dict[str, float]:
@@ -95,18 +139,20 @@ def gate_limits(text: str) -> dict[str, float]:
 
 
 def _hours(options: Namespace, now: float) -> list[Row]:
-    """The rows up to now, the oldest first; the daemon's, else the store's."""
+    """The rows up to now, the oldest first; the daemon's, else the store's. Whole hours."""
     document = fetch(options, ("effect",))
     if document.live:
         rows: list[Row] = document.body["effect"]
     else:
         rows = _stored(places.find(options).store)
-    # Whole hours: the one in which the time is belongs to it. Those in the future are of a clock that was set back.
+    # The hour in which the time is belongs to it. Those in the future are of a clock that was set back.
     first, last = (int(at) // _HOUR_S for at in (now - options.since, now))
-    rows = [row for row in rows if first <= row["hour"] <= last]
-    if not rows:
-        raise CliError("no hour is recorded yet: the daemon records each minute", Exit.NOT_FOUND)
-    return rows
+    return [row for row in rows if first <= row["hour"] <= last]
+
+
+def _span_min(since_s: float, now: float) -> float:
+    """Minutes from the start of the first hour in question up to now."""
+    return (now - int(now - since_s) // _HOUR_S * _HOUR_S) / 60
 
 
 def _stored(path: str) -> list[Row]:
@@ -181,28 +227,56 @@ def quantile(waits: Mapping[Any, int], rank: float) -> float:
     return 0.0
 
 
-def gate(total: Row, limits: Mapping[str, float]) -> list[GateResult]:
-    """Each bound with its value."""
-    counts, minutes = total["counts"], total["minutes"]
+def gate(total: Row, limits: Mapping[str, float], span_min: float) -> list[GateResult]:
+    """Each bound with its value. ``span_min``: minutes that the rows should cover."""
     results = []
     for name, limit in limits.items():
-        value: float | None = None
-        detail = ""
-        if name in {"wait", "throttled"}:
-            value, detail = _ratio(total, f"{name}_milli")
-        elif not minutes:
-            detail = "no minute is recorded"
-        elif name == "late":
-            starts = counts.get("starts", 0)
-            value = counts.get("late", 0) / starts if starts else 0.0
-            detail = f"{counts.get('late', 0)} of {fmt.plural(starts, 'start')}"
-        elif name == "held":
-            value = total["held"] / minutes
-        else:
-            number = counts.get(name, 0) + (counts.get("evictions_failed", 0) if name == "evictions" else 0)
-            value, detail = number * 60 / minutes, f"{number} in {fmt.duration(60.0 * minutes)}"
-        results.append(GateResult(name, limit, value, value is not None and value <= limit, detail))
+        value, detail = _measured(name, total, span_min)
+        state = GateState.UNKNOWN
+        if value is not None:
+            state = GateState.PASSED if value <= limit else GateState.FAILED
+        if name == "missing" and state is GateState.FAILED:
+            # What was not recorded is not harm.
+            state = GateState.UNKNOWN
+        if name == "late" and state is GateState.PASSED and (few := _few_starts(total)):
+            state, detail = GateState.UNKNOWN, few
+        results.append(GateResult(name, limit, value, state, detail))
     return results
+
+
+def gate_state(results: Iterable[GateResult]) -> GateState:
+    """One broken bound is enough to fail, else one unknown bound to know nothing."""
+    states = {result.state for result in results}
+    return next((state for state in (GateState.FAILED, GateState.UNKNOWN) if state in states), GateState.PASSED)
+
+
+def _measured(name: str, total: Row, span_min: float) -> tuple[float | None, str]:
+    """A bound's value with its detail; None with why it is not known."""
+    counts, minutes, enforced = total["counts"], total["minutes"], total["enforced"]
+    if name == "missing":
+        lack = max(0.0, 1 - enforced / max(span_min, 1.0))
+        return lack, f"{fmt.duration(60.0 * enforced)} of {fmt.duration(60.0 * round(span_min))} enforced and recorded"
+    if not minutes:
+        return None, "no minute is recorded"
+    if not enforced and name not in _ANY_MODE:
+        return None, "nothing was enforced (mode observe)"
+    if name in {"wait", "throttled"}:
+        return _ratio(total, f"{name}_milli")
+    if name == "held":
+        return total["held"] / minutes, ""
+    if name == "late":
+        late, starts = counts.get("late", 0), counts.get("starts", 0)
+        return (late / starts, f"{late} of {fmt.plural(starts, 'start')}") if starts else (None, _few_starts(total))
+    number = counts.get(name, 0) + (counts.get("evictions_failed", 0) if name == "evictions" else 0)
+    return number * 60 / minutes, f"{number} in {fmt.duration(60.0 * minutes)}"
+
+
+def _few_starts(total: Row) -> str:
+    """That there are too few, else nothing."""
+    starts = total["counts"].get("starts", 0)
+    if starts >= _FEWEST_STARTS:
+        return ""
+    return f"only {fmt.plural(starts, 'start')} with a known result; {_FEWEST_STARTS} are needed"
 
 
 def _ratio(total: Row, name: str) -> tuple[float | None, str]:
@@ -254,7 +328,7 @@ def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
     )
     if results:
         yield blank()
-        yield head(f"gate: {'passed' if all(result.ok for result in results) else 'not passed'}")
+        yield head(f"gate: {_TITLES[gate_state(results)]}")
         yield Table(
             ("", "BOUND", "VALUE", "LIMIT", "DETAIL"), [_bound(result) for result in results], frozenset({2, 3})
         )
@@ -274,10 +348,9 @@ def _row(name: str, row: Row) -> tuple[str, ...]:
 
 
 def _bound(result: GateResult) -> tuple[Any, ...]:
-    mark = StyledText("ok", "ok") if result.ok else StyledText("bad", "bad")
     value = fmt.NONE if result.value is None else fmt.number(result.value)
     text = f"{MEANINGS[result.name]}{f': {result.detail}' if result.detail else ''}"
-    return mark, result.name, value, fmt.number(result.limit), text
+    return result.state.mark(), result.name, value, fmt.number(result.limit), text
 
 
 def _short(milli: float | None) -> str:

@@ -9,13 +9,13 @@ from typing import Any, Final
 from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import Unreachable, ask
-from reconciler.cli.control import RESTORE_S, who
-from reconciler.cli.document import fetch
+from reconciler.cli.control import RESTORE_S, release_command, title_of, who
+from reconciler.cli.document import Row
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import short_path, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
-from reconciler.cli.targets import find_pod
+from reconciler.cli.targets import fetch_pod
 from reconciler.runtime import format as fmt
 
 _FINE = ("restored", "already as before", "its group is gone")
@@ -26,15 +26,14 @@ def run(options: Namespace) -> int:
 
     `Exit.NOT_OK` when a file is left unchanged, or bypassd may have written more files than the store has.
     """
-    uid = None
+    pod: Row = {"uid": None}
     if options.pod is None and options.namespace is not None:
         raise CliError("--namespace needs --pod: a restore is of one pod or of the whole node", Exit.USAGE)
     if options.pod is not None:
-        document = fetch(options, ("pods", "files", "history"), say=False)
-        uid = find_pod(document.body, options.pod, options.namespace)["uid"]
-    answer = _restore(options, uid)
+        pod = fetch_pod(options, options.pod)[1]
+    answer = _restore(options, pod["uid"])
     if options.output == "table":
-        show(_blocks(answer, only=options.pod))
+        show(_blocks(answer, only=None if options.pod is None else pod))
     else:
         emit(answer, options.output)
     if problem := answer.get("problem"):
@@ -72,7 +71,7 @@ def _nothing(answer: dict[str, Any]) -> str:
     return "no file known to be written by bypassd" if answer.get("lost") else "nothing to restore"
 
 
-def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
+def _blocks(answer: dict[str, Any], *, only: Row | None) -> Iterator[Block]:
     files = answer["files"]
     rows: list[tuple[Cell, ...]] = []
     for file in sorted(files, key=lambda item: (item["undo"] in _FINE, item["path"], item["file"])):
@@ -103,7 +102,7 @@ def _blocks(answer: dict[str, Any], *, only: str | None) -> Iterator[Block]:
         resume = "as its configuration says" if observes else "resume: bypassctl reload"
         yield line(f"The daemon is now in mode {answer['mode']}; {resume}")
     elif answer["through"] == "daemon":
-        yield line(*_held(answer.get("hold")))
+        yield line(*_held(answer.get("hold"), only))
 
 
 def _why_left(files: list[dict[str, Any]]) -> str:
@@ -113,10 +112,11 @@ def _why_left(files: list[dict[str, Any]]) -> str:
     )
 
 
-def _held(hold: dict[str, Any] | None) -> Iterator[Cell]:
+def _held(hold: dict[str, Any] | None, pod: Row | None) -> Iterator[Cell]:
     if hold is None:
         yield "The pod is not on hold: the daemon writes these settings again."
         return
     until = fmt.until(hold["until"])
-    yield f"{hold['target']} is now on hold until {until} ({hold['reason']}, by {hold['by']}); "
-    yield f"manage it again: bypassctl release {hold['target']}"
+    title = title_of(hold, pod or {})
+    yield f"{title} is now on hold until {until} ({hold['reason']}, by {hold['by']}); "
+    yield f"manage it again: {release_command(title)}"

@@ -1,16 +1,21 @@
-"""The same blocks drawn with rich: colours, and cells wrapped to the terminal. Imported on terminals only."""
+"""The same blocks drawn with rich: colours, and the last cell of a row wrapped. Imported on terminals only.
 
-from collections.abc import Iterable
-from typing import TextIO
+A word that is wider than the terminal stays whole, as in plain text: a broken name cannot be copied or searched.
+"""
 
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Final, TextIO
+
+from rich.cells import cell_len
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from reconciler.cli.blocks import LABEL, Block, Cell, Field, StyledText, Table
-from reconciler.cli.screen import has_headings, text_of
+from reconciler.cli.screen import BELOW, NARROW, goes_below, has_headings, text_of, wrapped
 from reconciler.cli.styles import STYLES
+
+_GAP: Final = "  "
 
 
 def draw(blocks: Iterable[Block], out: TextIO) -> None:
@@ -18,30 +23,49 @@ def draw(blocks: Iterable[Block], out: TextIO) -> None:
     console = Console(file=out, highlight=False, emoji=False, markup=False)
     for block in blocks:
         if isinstance(block, Table):
-            if block.rows:
-                console.print(_table(block))
+            lines = list(_table(block, console))
         elif isinstance(block, Field):
-            grid = RichTable.grid()
-            grid.add_column(width=LABEL, style="dim")
-            grid.add_column(overflow="fold")
-            grid.add_row(_text(block.label), _joined(block.cells))
-            console.print(grid)
+            label = Text(text_of(block.label).ljust(LABEL), style="dim")
+            lines = list(_beside(label, _joined(block.cells), console))
         else:
-            whole = _joined(block.cells)
-            console.print(Padding(whole, (0, 0, 0, block.indent)) if block.indent else whole)
+            lines = list(_beside(Text(" " * block.indent), _joined(block.cells), console))
+        for line in lines:
+            line.rstrip()
+        if lines:
+            # Wrapped already: rich would break words.
+            console.print(Text("\n").join(lines), soft_wrap=True)
 
 
-def _table(block: Table) -> RichTable:
-    shown = has_headings(block)
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_header=shown)
+def _table(block: Table, console: Console) -> Iterator[Text]:
+    if not block.rows:
+        return
+    heads = [Text(text_of(name), style="dim") for name in block.columns]
+    rows = [*([heads] if has_headings(block) else []), *([_text(cell) for cell in row] for row in block.rows)]
     last = len(block.columns) - 1
-    for number, name in enumerate(block.columns):
-        justify = "right" if number in block.right else "left"
+    widths = [max(cell_len(row[column].plain) for row in rows) for column in range(last)]
+    for row in rows:
+        before = Text()
+        for column, width in enumerate(widths):
+            blanks = " " * (width - cell_len(row[column].plain))
+            before.append(blanks if column in block.right else "")
+            before.append_text(row[column])
+            before.append(_GAP if column in block.right else blanks + _GAP)
         # Only the last one may give way: a cut-off value would be a wrong value.
-        table.add_column(name, justify=justify, no_wrap=number != last, overflow="fold")  # type: ignore[arg-type]
-    for row in block.rows:
-        table.add_row(*map(_text, row))
-    return table
+        if not goes_below(cell_len(before.plain), console.width):
+            yield from _beside(before, row[last], console)
+            continue
+        yield before
+        if row[last].plain:
+            yield from _beside(Text(" " * BELOW), row[last], console)
+
+
+def _beside(before: Text, text: Text, console: Console) -> Iterator[Text]:
+    """The text behind another one, in as many lines as it needs."""
+    left = cell_len(before.plain)
+    # Each line ends before the blank at which the text is broken.
+    ends = accumulate(len(part) + 1 for part in wrapped(text.plain, max(console.width - left, NARROW)))
+    for number, part in enumerate(text.divide(list(ends)[:-1])):
+        yield (before.copy() if not number else Text(" " * left)).append_text(part)
 
 
 def _joined(cells: Iterable[Cell]) -> Text:

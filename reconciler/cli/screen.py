@@ -13,8 +13,10 @@ from state.printable import LONGEST, printable
 
 HEADINGS: Final = {"printed": True}
 """Whether tables have their headings: ``--no-headers``."""
-_NARROW: Final = 20
-"""The last column of a table is wrapped, but never to less than this."""
+NARROW: Final = 20
+"""Columns of a terminal: with less the last column of a table gets lines of its own."""
+BELOW: Final = 4
+"""Blanks before them."""
 
 
 def line(*cells: Cell, indent: int = 0) -> Line:
@@ -86,12 +88,12 @@ def text_of(cell: Cell) -> str:
 def _line(block: Line, width: int | None) -> list[str]:
     text = "".join(map(text_of, block.cells))
     indent = " " * block.indent
-    return [indent + part for part in _wrapped(text, None if width is None else width - block.indent)]
+    return [indent + part for part in wrapped(text, None if width is None else width - block.indent)]
 
 
 def _field(block: Field, width: int | None) -> list[str]:
     text = "".join(map(text_of, block.cells))
-    first, *more = _wrapped(text, None if width is None else max(width - LABEL, _NARROW))
+    first, *more = wrapped(text, None if width is None else max(width - LABEL, NARROW))
     return [printable(block.label, LONGEST).ljust(LABEL) + first, *(" " * LABEL + part for part in more)]
 
 
@@ -102,20 +104,29 @@ def _table(block: Table, width: int | None) -> list[str]:
     last = len(block.columns) - 1
     widths = [max(len(row[column]) for row in rows) for column in range(last)]
     left = sum(widths) + 2 * last
-    room = None if width is None else max(width - left, _NARROW)
+    below = goes_below(left, width)
+    room = None if width is None else width - (BELOW if below else left)
     lines: list[str] = []
     for row in rows:
         cells = [
             row[column].rjust(widths[column]) if column in block.right else row[column].ljust(widths[column])
             for column in range(last)
         ]
-        first, *more = _wrapped(row[last], room)
-        lines.append("  ".join([*cells, first]))
-        lines += [" " * left + part for part in more]
+        parts = wrapped(row[last], room)
+        if below:
+            lines += ["  ".join(cells), *(" " * BELOW + part for part in parts if part)]
+            continue
+        lines.append("  ".join([*cells, parts[0]]))
+        lines += [" " * left + part for part in parts[1:]]
     return lines
 
 
-def _wrapped(text: str, width: int | None) -> list[str]:
+def goes_below(left: int, width: int | None) -> bool:
+    """Whether a table's last column gets lines of its own: beside the others it has no room."""
+    return width is not None and width - left < NARROW
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
     """Text in lines of at most ``width``, broken at blanks; a longer word stays whole."""
     if width is None or len(text) <= width:
         return [text]

@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from reconciler.cli.client import quoted
+from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named
 from reconciler.cli.exits import CliError, Exit
 from state.printable import printable
-
-Row = dict[str, Any]
-"""A part of the document: what JSON holds has no static type."""
 
 FORMS: Final = "name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
 _KINDS: Final = frozenset({"pod", "pods", "po"})
@@ -17,23 +17,69 @@ _UID: Final = re.compile(r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]
 _SHORTEST_UID: Final = 4
 _SHORTEST_ID: Final = 6
 _LONGEST: Final = 4096
+_LONGEST_SOUGHT: Final = 400
+"""Characters that the daemon accepts."""
 _MOST: Final = 20
 """Pods that an ambiguous target lists."""
 _NEAREST: Final = 3
 
 
-def find_pod(body: Mapping[str, Any], wanted: str, namespace: str | None = None, *, root: str = "/") -> Row:
+def fetch_pod(
+    options: Namespace,
+    wanted: str,
+    sections: Sequence[str] = ("pods", "files", "history"),
+    *,
+    say: bool = False,
+) -> tuple[FetchedDocument, Row]:
+    """The one pod that ``wanted`` names, and the document with what is of it: not of all pods, where the daemon can.
+
+    ``sections``: at least the default. Errors: as of `find_pod` and `fetch`.
+    """
+    document = fetch(options, sections, say=say, pod=sought(wanted, options.root))
+
+    def titles() -> list[str]:
+        body = fetch_named(options, (), say=False).body
+        rows = (row for row in body.get("podnames") or body.get("pods", ()) if row.get("name"))
+        return [f"{row['namespace']}/{row['name']}" for row in rows]
+
+    others = titles if document.live else None
+    return document, find_pod(document.body, wanted, options.namespace, root=options.root, titles=others)
+
+
+def sought(wanted: str, root: str) -> str:
+    """What the daemon is to look for: more than it may be meant, never less; empty: all pods."""
+    text = _without_kind(wanted[:_LONGEST])
+    path = text if text.startswith("/") else _cgroup_of_pid(text, root)
+    uid = uid_in(path)[0] if path is not None else None
+    uid = uid.replace("_", "-") if uid is not None else None
+    parts = [*([] if text.startswith("/") else [text.partition("://")[2] or text]), *([uid] if uid else [])]
+    joined = ",".join(parts)
+    usable = joined.isprintable() and len(quoted(joined)) <= _LONGEST_SOUGHT and not any("," in part for part in parts)
+    return joined if usable else ""
+
+
+def _without_kind(text: str) -> str:
+    """``web-0`` of ``pod/web-0``."""
+    kind, slash, rest = text.partition("/")
+    return rest if slash and kind in _KINDS and rest else text
+
+
+def find_pod(
+    body: Mapping[str, Any],
+    wanted: str,
+    namespace: str | None = None,
+    *,
+    root: str = "/",
+    titles: Callable[[], Sequence[str]] | None = None,
+) -> Row:
     """The one pod of the document that ``wanted`` names; see `FORMS`. An exact name comes before the start of one.
 
     The document has at least ``pods``, ``files`` and ``history``: removed pods are found by uid. ``root``: of the node
-    whose ``/proc`` is read for a PID. Errors: `CliError` with `Exit.AMBIGUOUS` and the list, or with `Exit.NOT_FOUND`
-    and the nearest names.
+    whose ``/proc`` is read for a PID. ``titles``: those of all pods, where the document has not all. Errors:
+    `CliError` with `Exit.AMBIGUOUS` and the list, or with `Exit.NOT_FOUND` and the nearest names.
     """
     pods = [pod for pod in _all(body) if namespace is None or pod.get("namespace") == namespace]
-    text = wanted[:_LONGEST]
-    kind, slash, rest = text.partition("/")
-    if slash and kind in _KINDS and rest:
-        text = rest
+    text = _without_kind(wanted[:_LONGEST])
     for step in (_by_uid, _exactly, _by_start):
         matches = {pod["uid"]: pod for pod in step(body, pods, text, root)}
         if len(matches) == 1:
@@ -41,7 +87,10 @@ def find_pod(body: Mapping[str, Any], wanted: str, namespace: str | None = None,
         if matches:
             raise _ambiguous(wanted, list(matches.values()))
     where = f" in namespace {namespace!r}" if namespace is not None else ""
-    near = nearest(text, [pod["title"] for pod in pods if not pod.get("gone")])
+    known = [pod["title"] for pod in pods if not pod.get("gone")]
+    for title in titles() if titles is not None else ():
+        known += [title] if namespace is None or title.startswith(f"{namespace}/") else []
+    near = nearest(text, list(dict.fromkeys(known)))
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise CliError(f"no pod {printable(wanted, 200)!r}{where} on this node{hint} (TARGET: {FORMS})", Exit.NOT_FOUND)
 
@@ -78,11 +127,8 @@ def _by_uid(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str) 
 
 
 def _exactly(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str) -> Iterator[Row]:
-    uid, path = None, None
-    if text.startswith("/"):
-        path = text
-    elif text.isascii() and text.isdecimal() and len(text) <= 7:
-        path = _cgroup_of(int(text), root)
+    uid = None
+    path = text if text.startswith("/") else _cgroup_of_pid(text, root)
     if path is not None:
         written, _ = uid_in(path)
         uid = plain_uid(written) if written is not None else None
@@ -132,10 +178,12 @@ def plain_uid(text: str) -> str:
     return text.replace("-", "").replace("_", "")
 
 
-def _cgroup_of(pid: int, root: str) -> str | None:
-    """The line of /proc/PID/cgroup of a pod; None without such a process."""
+def _cgroup_of_pid(text: str, root: str) -> str | None:
+    """The line of /proc/PID/cgroup of a pod; None without such a process, and for a text that is not a PID."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 7):
+        return None
     try:
-        with open(os.path.join(root, "proc", str(pid), "cgroup"), encoding="utf-8", errors="replace") as file:
+        with open(os.path.join(root, "proc", str(int(text)), "cgroup"), encoding="utf-8", errors="replace") as file:
             lines = file.read(1 << 16).splitlines()
     except OSError:
         return None

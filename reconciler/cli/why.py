@@ -3,6 +3,7 @@
 The answers come first; below them is every setting with its reason, its file and its history (`explain`).
 """
 
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -11,7 +12,8 @@ from cgroupfs.errors import AgentError
 from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText
 from reconciler.cli.client import quoted
-from reconciler.cli.document import FetchedDocument, Row, fetch, query
+from reconciler.cli.control import release_command, title_of
+from reconciler.cli.document import FetchedDocument, Row, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.explain import collect, detail_blocks, pod_processes, title_blocks
 from reconciler.cli.format import setting_text
@@ -19,7 +21,7 @@ from reconciler.cli.limits import PodLimits, measured, throttlers
 from reconciler.cli.output import emit
 from reconciler.cli.screen import field, line, show
 from reconciler.cli.sparkline import sparkline
-from reconciler.cli.targets import find_pod
+from reconciler.cli.targets import fetch_pod
 from reconciler.runtime import format as fmt
 
 _SECTIONS: Final = ("agent", "pools", "budget", "pods", "settings", "files", "holds", "history", "sources")
@@ -33,8 +35,7 @@ _CHANGES: Final = 8
 
 def run(options: Namespace) -> int:
     """Show one pod. Errors: `CliError` for no such pod, or several."""
-    document = fetch(options, (*_SECTIONS, *_WATCHED))
-    pod = find_pod(document.body, options.target, options.namespace, root=options.root)
+    document, pod = fetch_pod(options, options.target, (*_SECTIONS, *_WATCHED), say=True)
     facts = collect(document, pod, options.history)
     facts["processes"] = pod_processes(facts["groups"]) if options.processes and document.live else []
     facts["hour"] = _hour(options, document, pod)
@@ -141,7 +142,7 @@ def _waits_unthrottled(now: Row) -> int | None:
 def _actions(facts: Row) -> Iterator[Row]:
     """What a person can do: a reason and, where there is one, the exact command."""
     pod = facts["pod"]
-    title = pod["title"]
+    title = shlex.quote(pod["title"])
     off = f'bypassctl off {title} --for 1h --reason "..."'
     ours_above = any(group["ours"] and not _own(group) for group in facts["throttled_by"])
     for group in facts["throttled_by"]:
@@ -156,7 +157,7 @@ def _actions(facts: Row) -> Iterator[Row]:
             yield {"why": f"find who set the quota of {group['path']}: {group['quota_by']}", "command": ""}
     held = [hold for hold in facts["holds"] if hold["target"].partition(":")[0] in {"pod", "off", "node"}]
     for hold in held:
-        yield {"why": f"end the hold of {hold['by']}", "command": f"bypassctl release {hold['target']}"}
+        yield {"why": f"end the hold of {hold['by']}", "command": release_command(title_of(hold, pod))}
     if not held and not pod.get("gone") and any(group["settings"] for group in facts["groups"]):
         yield {
             "why": "free it of bypassd for an hour" + (", of the BE budget, too" if ours_above else ""),
@@ -210,7 +211,7 @@ def _where(facts: Row) -> Iterator[Block]:
 def _numbers(now: Row) -> Iterator[Block]:
     pod = next((group for group in now["groups"] if group["role"] == "pod"), None)
     if pod is None:
-        yield field("uses", StyledText(f"not known: {now['problem']}", "dim"))
+        yield field("uses", StyledText(f"not known: {now['problem'] or 'its groups cannot be read here'}", "dim"))
         return
     taken = f" (measured over {fmt.duration(now['seconds'])})"
     yield field("uses", fmt.cpu(pod["use_milli"]) if pod["use_milli"] is not None else "not known", taken)

@@ -6,10 +6,11 @@ compares them.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
+from msgspec import Struct
 from msgspec.inspect import DictType, StrType
 
 from cgroupfs.cpuset import CpuSet
@@ -131,9 +132,9 @@ def accepts(field: FieldSchema) -> str:
     if schema.struct is not None:
         return "a section"
     if isinstance(schema.kind, DictType):
-        return "keys with values" if schema.item.struct is None else "names with sections"
+        return "names with sections" if schema.of_sections else "keys with values"
     if isinstance(schema.kind, ListType):
-        if schema.item.struct is not None:
+        if schema.of_sections:
             return "a list of rules"
         return "a list of lists" if isinstance(schema.item.kind, ListType) else "a list"
     text = schema.unit.noun if schema.unit is not None and schema.bounds else schema.describe
@@ -269,22 +270,16 @@ def _row(field: FieldSchema) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None) -> str:
+def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None, top: Schema | None = None) -> str:
     """What is in force: each setting (below ``prefix``) with its value, where that was written, and its words.
 
-    ``node``: what the node has, for the settings of a preset that have no effect there.
+    ``node``: what the node has, for the settings of a preset that have no effect there. ``top``: as of `load`.
     Errors: `KeyError` when no setting's name starts with ``prefix``.
     """
     blocks: list[str] = []
-    top = section_of(Config)
     preset = preset_in_force(loaded, node)
-    for path, field in settings(top):
-        inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
-        if not inside or field.schema.struct is not None:
-            continue
-        value = value_at(loaded.config, path, top)
+    for path, field, value in _chosen(top, loaded.config, prefix):
         given = _sources(loaded, path)
-        source = ", ".join(given) if given else "default"
         parts = [f"  {text}" for text in (field.description, accepts(field)) if text]
         if given:
             parts.append(f"  default {shown(field.default, field)}")
@@ -293,10 +288,39 @@ def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None) ->
         for row, note in preset:
             if path == "protect" or (note and _is_of(row.setting, path)):
                 parts.append(f"  preset: {row.setting}: {shown(row.value)}{f' ({note})' if note else ''}")
-        blocks.append("\n".join([f"{path} = {_in_force(value, field)}   [{source}]", *parts]))
-    if not blocks:
-        raise KeyError(prefix)
+        blocks.append("\n".join([_line(path, field, value, given), *parts]))
     return "\n".join(blocks) + "\n"
+
+
+def show(loaded: Loaded, prefix: str = "", top: Schema | None = None) -> str:
+    """The first line of each setting in `explain`: its value and where that was written. Errors: as `explain`."""
+    chosen = _chosen(top, loaded.config, prefix)
+    return "".join(f"{_line(path, field, value, _sources(loaded, path))}\n" for path, field, value in chosen)
+
+
+def _line(path: str, field: FieldSchema, value: object, given: Sequence[str]) -> str:
+    return f"{path} = {_in_force(value, field)}   [{', '.join(given) if given else 'default'}]"
+
+
+def _chosen(top: Schema | None, config: Config, prefix: str) -> list[tuple[str, FieldSchema, object]]:
+    """The settings of ``prefix`` (empty: all) with their values. Errors: `KeyError` where there is none."""
+    chosen = list(_within(section_of(Config) if top is None else top, config, prefix, ""))
+    if not chosen:
+        raise KeyError(prefix)
+    return chosen
+
+
+def _within(section: Schema, values: Struct, prefix: str, before: str) -> Iterator[tuple[str, FieldSchema, object]]:
+    """The same; a section that has none of them is not gone through."""
+    for field in section.fields.values():
+        path = f"{before}{field.name}"
+        inside = not prefix or _is_of(path, prefix)
+        value = getattr(values, field.attribute)
+        if field.schema.struct is None:
+            if inside:
+                yield path, field, value
+        elif inside or _is_of(prefix, path):
+            yield from _within(field.schema, value, prefix, f"{path}.")
 
 
 def preset_in_force(loaded: Loaded, node: NodeOffers | None) -> list[tuple[PresetRow, str | None]]:
@@ -312,6 +336,8 @@ def _preset_note(row: PresetRow, loaded: Loaded, node: NodeOffers | None) -> str
         return f"overridden in {', '.join(str(at) for name, at in loaded.origins.items() if name == row.setting)}"
     if row.listed and not value_at(loaded.config, row.listed):
         return f"no effect: {row.listed} is empty"
+    if node is not None and (why := node.unused.get(row.setting)) is not None:
+        return f"not used: {why}"
     reason = lacking(row, node) if node is not None else None
     return None if reason is None else f"this node lacks it: {reason}"
 
@@ -329,19 +355,14 @@ def _sources(loaded: Loaded, path: str) -> list[str]:
     return given
 
 
-def in_force(loaded: Loaded, prefix: str = "") -> dict[str, dict[str, object]]:
+def in_force(loaded: Loaded, prefix: str = "", top: Schema | None = None) -> dict[str, dict[str, object]]:
     """The same as plain values by setting: ``value``, ``source``, ``changed``.
 
     ``source``: the places, and ``protect: LEVEL`` for what is the preset's; empty for a default.
     What `explain` masks or sums up is the same text here. Errors: as `explain`.
     """
     rows: dict[str, dict[str, object]] = {}
-    top = section_of(Config)
-    for path, field in settings(top):
-        inside = not prefix or path == prefix or path.startswith(f"{prefix}.")
-        if not inside or field.schema.struct is not None:
-            continue
-        value = value_at(loaded.config, path, top)
+    for path, field, value in _chosen(top, loaded.config, prefix):
         given = _sources(loaded, path)
         plain = value is None or (isinstance(value, bool | int | float) and not field.secret)
         rows[path] = {
@@ -349,17 +370,15 @@ def in_force(loaded: Loaded, prefix: str = "") -> dict[str, dict[str, object]]:
             "source": given,
             "changed": value != field.default,
         }
-    if not rows:
-        raise KeyError(prefix)
     return rows
 
 
 def _in_force(value: object, field: FieldSchema) -> str:
     kind = field.schema.kind
-    if isinstance(kind, ListType) and field.schema.item.struct is not None:
+    if isinstance(kind, ListType) and field.schema.of_sections:
         assert isinstance(value, tuple)
         return f"{len(value)} rules"
-    if isinstance(value, Mapping) and isinstance(kind, DictType) and field.schema.item.struct is not None:
+    if isinstance(value, Mapping) and field.schema.of_sections:
         return ", ".join(map(str, value)) or "none"
     if field.secret and isinstance(value, str) and isinstance(kind, StrType) and not field.schema.path:
         return shown(masked_url(value), field)

@@ -19,7 +19,7 @@ from reconciler.pods.selectors import ClassRules
 from reconciler.policies.owner_shares import OwnersConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.eviction.config import EvictionConfig
-from reconciler.runtime.logs import LogFormat, LogLevel
+from reconciler.runtime.log_settings import LogFormat, LogLevel
 
 _RESTART: Final = {"restart": True}
 _PATH: Final = {"path": True}

@@ -120,12 +120,13 @@ class NodeOffers(Struct, frozen=True, kw_only=True):
     """What a node has.
 
     ``versions``: of each mounted controller; ``knobs``: names of the control files of kubepods. ``facilities``: the
-    reason for each that it lacks.
+    reason for each that it lacks. ``unused``: the reason for each setting that has no effect, as another does its work.
     """
 
     versions: Mapping[str, Version]
     knobs: frozenset[str]
     facilities: Mapping[Facility, str] = {}
+    unused: Mapping[str, str] = {}
 
 
 def rows_of(level: Protection | None) -> tuple[PresetRow, ...]:
@@ -186,9 +187,13 @@ class LevelEffect(Struct, frozen=True, kw_only=True):
 
 
 def effects(node: NodeOffers, without: Collection[str] = ()) -> Iterator[LevelEffect]:
-    """Each level on a node, the least first. ``without``: settings that are overridden, and lists that are empty."""
+    """Each level on a node, the least first. ``without``: settings that are overridden, and lists that are empty.
+
+    A setting that is not used on the node is in neither.
+    """
     for level in LEVELS:
-        rows = [row for row in ROWS if row.level is level and row.gives and row.setting not in without]
+        omitted = {*without, *node.unused}
+        rows = [row for row in ROWS if row.level is level and row.gives and row.setting not in omitted]
         lacks = {row.gives: reason for row in rows if (reason := lacking(row, node)) is not None}
         unlisted = {row.gives: row.listed for row in rows if row.listed in without}
         gives = dict.fromkeys(row.gives for row in rows if row.gives not in lacks | unlisted)

@@ -9,6 +9,7 @@ Units: thousandths of a CPU, and CPU-seconds.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final, final
 
@@ -16,7 +17,7 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from reconciler.control.hour_rows import HOUR_S, HourRows, load_rows
+from reconciler.control.hour_rows import HourRows, load_rows, uptime_s
 from reconciler.control.pod_minutes import MINUTE_S, Minute
 from state.model import Pod, PodClass
 from state.store import Store
@@ -64,6 +65,12 @@ class OnlineMinutes(msgspec.Struct, kw_only=True):
             self.throttled_samples += 1
             self.throttled_milli += minute.throttled_milli
 
+    def merge(self, other: "OnlineMinutes") -> None:
+        """Add those of another row."""
+        for name in ("minutes", "samples", "wait_milli", "throttled_samples", "throttled_milli"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.waits = dict(Counter(self.waits) + Counter(other.waits))
+
 
 class EffectHour(msgspec.Struct, kw_only=True):
     """One hour. ``be_cpu_s``: used by BE pods. ``enforced`` and ``held``: minutes in mode enforce, and on hold.
@@ -78,6 +85,15 @@ class EffectHour(msgspec.Struct, kw_only=True):
     with_be: OnlineMinutes = msgspec.field(default_factory=OnlineMinutes)
     without_be: OnlineMinutes = msgspec.field(default_factory=OnlineMinutes)
     counts: Annotated[dict[str, Count], Meta(max_length=_MOST_COUNTS)] = {}
+
+    def merge(self, other: "EffectHour") -> "EffectHour":
+        """Both as one hour: this row, changed."""
+        for name in ("be_cpu_s", "minutes", "enforced", "held"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.with_be.merge(other.with_be)
+        self.without_be.merge(other.without_be)
+        self.counts = dict(Counter(self.counts) + Counter(other.counts))
+        return self
 
 
 COUNTED: Final = (
@@ -99,14 +115,14 @@ class EffectHours:
         counted: Callable[[], Mapping[str, int]],
         mode: Callable[[], tuple[bool, bool]],
         wall: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = uptime_s,
     ) -> None:
         """``counted``: the counters `COUNTED` since some start. ``mode``: whether bypassd enforces, is on hold."""
         self._counted = counted
         self._mode = mode
-        self._wall = wall
         self._last: Mapping[str, int] = {}
-        self.hours: dict[int, EffectHour] = load_effect(store)
-        self._rows = HourRows(store, lane, ROW, self.hours)
+        self.hours: Final = load_effect(store)
+        self._rows = HourRows(store, lane, ROW, self.hours, merge=EffectHour.merge, wall=wall, uptime=uptime)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Store the hours each minute; then the last state."""
@@ -147,15 +163,13 @@ class EffectHours:
         self._last = now
 
     def _hour(self) -> EffectHour:
-        at = int(self._wall()) // HOUR_S
-        self._rows.unsaved.add(at)
+        at = self._rows.present()
+        self._rows.changed(at)
         return self.hours.setdefault(at, EffectHour())
 
     async def save(self) -> None:
-        """Store what changed, and drop what is too old. An hour in the future is of a clock that was set back."""
-        now = int(self._wall()) // HOUR_S
-        self.hours = {at: hour for at, hour in self.hours.items() if 0 <= now - at < DAYS * 24}
-        await self._rows.save(self.hours)
+        """Store what changed, and drop what is too old."""
+        await self._rows.save(DAYS)
 
     def status(self) -> list[dict[str, object]]:
         """The rows, the oldest first, as plain values; ``hour``: hours since the epoch."""

@@ -6,6 +6,8 @@ While BE work sleeps it measures once a second, to learn what each pod waits wit
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol, final
 
+import trio
+
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.control.reconciler import Reconciler
@@ -130,6 +132,8 @@ class HarmWatch:
             most_pods=config.pods_per_round,
             most_processes=config.processes_per_round,
         )
+        # Half of the round's work: an online task that waits for this CPU runs in between.
+        await trio.lowlevel.checkpoint()
         if self._reconciler.pools is not pools:
             # Planned anew meanwhile.
             pools = self._reconciler.pools

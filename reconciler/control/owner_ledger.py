@@ -19,7 +19,7 @@ import trio
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageCounters, UsageReader, grown
-from reconciler.control.hour_rows import HOUR_S, HourRows, load_rows
+from reconciler.control.hour_rows import HourRows, load_rows, uptime_s
 from reconciler.control.inventory import Inventory
 from reconciler.policies.base import containers_of
 from reconciler.policies.be_quota import container_asks
@@ -74,13 +74,14 @@ class OwnerLedger:
         cases: Callable[[], Sequence[EvictionCase]],
         *,
         wall: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = uptime_s,
     ) -> None:
         """``config``: the section in force. ``cases``: evictions under way, and the last that ended."""
         self._node = node
         self._config = config
         self._cases = cases
         self._wall = wall
-        self.hours: dict[int, Accounts] = load_hours(node.store)
+        self.hours: Final = load_hours(node.store)
         self.totals: Accounts = {}
         """Since the start, for the metrics."""
         self.bonus: dict[str, int] = {}
@@ -91,7 +92,7 @@ class OwnerLedger:
         """CPU time (ns) of each pod's whole life, by uid, with its owner."""
         self._gone: dict[str, tuple[str, int]] = {}
         self._counted: set[str] = set()
-        self._rows = HourRows(node.store, node.store_lane, ROW, self.hours)
+        self._rows = HourRows(node.store, node.store_lane, ROW, self.hours, merge=self._merge, wall=wall, uptime=uptime)
         self._saved_at = wall()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -192,11 +193,15 @@ class OwnerLedger:
     def _add(self, owner: str, account: OwnerAccount, config: OwnersConfig) -> None:
         if account == OwnerAccount():
             return
-        hour = int(self._wall()) // HOUR_S
+        hour = self._rows.present()
         for accounts in (self.hours.setdefault(hour, {}), self.totals):
-            name = owner if owner in accounts or len(accounts) < config.most else OTHER
-            accounts[name] = accounts.get(name, OwnerAccount()).plus(account)
-        self._rows.unsaved.add(hour)
+            _add_account(accounts, owner, account, config.most)
+        self._rows.changed(hour)
+
+    def _merge(self, accounts: Accounts, more: Accounts) -> Accounts:
+        for owner, account in more.items():
+            _add_account(accounts, owner, account, self._config().most)
+        return accounts
 
     def _publish(self, bonus: Mapping[str, int]) -> None:
         if bonus != self._node.inventory.readings.be_bonus:
@@ -210,19 +215,16 @@ class OwnerLedger:
         """
         config, now = self._config(), self._wall()
         self._saved_at = now
-        hour = int(now) // HOUR_S
-        # An hour in the future is of a clock that was set back.
-        self.hours = {at: accounts for at, accounts in self.hours.items() if 0 <= hour - at < config.days * _DAY}
         self.bonus = {
             owner: percent
             for owner, account in self.sums(config.fair_hours).items()
             if owner not in {OTHER, UNKNOWN} and (percent := bonus_percent(account)) != AS_IS
         }
-        await self._rows.save(self.hours)
+        await self._rows.save(config.days)
 
     def sums(self, hours: int) -> Accounts:
         """The accounts of the last so many hours, the present one included."""
-        hour = int(self._wall()) // HOUR_S
+        hour = self._rows.present()
         sums: Accounts = {}
         for at, accounts in self.hours.items():
             if 0 <= hour - at < hours:
@@ -277,6 +279,11 @@ def owner_of(pod: Pod, config: OwnersConfig) -> str:
 def load_hours(store: Store) -> dict[int, Accounts]:
     """The accounts of earlier runs; a row that cannot be read is left out."""
     return dict(load_rows(store, ROW, _DECODER.decode))
+
+
+def _add_account(accounts: Accounts, owner: str, account: OwnerAccount, most: int) -> None:
+    name = owner if owner in accounts or len(accounts) < most else OTHER
+    accounts[name] = accounts.get(name, OwnerAccount()).plus(account)
 
 
 def _more(known: OwnerDemand | None, more: OwnerDemand) -> OwnerDemand:

@@ -25,7 +25,7 @@ _HISTORY: Final = 10_000
 HIDDEN: Final = frozenset({"touch", "gone", "alert:yield", "alert:hold"})
 """The last two have events of their own kinds."""
 _SHOWN: Final = (
-    *("number", "at", "kind", "pod", "pod_uid", "path", "file", "before", "after", "wanted"),
+    *("number", "at", "kind", "pod", "pod_uid", "path", "file", "before", "before_source", "after", "wanted"),
     *("writer", "process", "error", "policy", "reason"),
 )
 

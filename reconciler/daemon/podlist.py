@@ -33,14 +33,14 @@ _REPORTS: Final[dict[type, bool]] = {}
 
 
 def outcomes_of(agent: Agent) -> Outcomes:
-    """The outcomes of the auxiliary actuators that have some for groups. Valid until others run."""
+    """The outcomes of the auxiliary actuators that have some for groups now. Valid until others run."""
     found: Outcomes = []
     for side in agent.sides:
         kind = type(side)
         if kind not in _REPORTS:
             _REPORTS[kind] = isinstance(side, GroupOutcomes)
-        if _REPORTS[kind]:
-            found.append(cast("GroupOutcomes", side).standings)
+        if _REPORTS[kind] and (standings := cast("GroupOutcomes", side).standings):
+            found.append(standings)
     return found
 
 
@@ -64,6 +64,20 @@ def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
 def pods_in_order(agent: Agent) -> list[Pod]:
     """All pods, by class and title."""
     return sorted(agent.inventory.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+
+
+def pods_named(agent: Agent, texts: str) -> list[Pod]:
+    """The same of pods that one of the texts, with commas between them, may mean; of an empty one all.
+
+    A text is the start of the uid, the name, ``namespace/name``, or a container's id.
+    """
+    pods = pods_in_order(agent)
+    return [pod for pod in pods if any(_may_mean(pod, text) for text in texts.split(","))] if texts else pods
+
+
+def _may_mean(pod: Pod, text: str) -> bool:
+    names = (pod.uid, pod.title, pod.name or "", *(container.id for container in pod.containers))
+    return any(name.startswith(text) for name in names)
 
 
 def class_rows(agent: Agent) -> Iterator[dict[str, object]]:

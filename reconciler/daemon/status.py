@@ -30,10 +30,13 @@ from reconciler.daemon.event_feed import event_feed
 from reconciler.daemon.numbers import counters, snapshot
 from reconciler.daemon.pod_off import off, restore
 from reconciler.daemon.podlist import (
+    Outcomes,
     class_rows,
     name_rows,
+    outcomes_of,
     pod_rows,
     pods_in_order,
+    pods_named,
     standings_by_group,
     standings_of,
 )
@@ -157,7 +160,7 @@ class StatusReport:
 
     def state(self, sections: Sequence[str]) -> Mapping[str, object]:
         """The document at one moment; with ``sections`` only those (and what identifies it)."""
-        parts = self._parts(sections, self._history() if not sections or "history" in sections else ())
+        parts = self._parts(sections, self._history() if not sections or "history" in sections else (), "")
         return {name: list(value) if isinstance(value, Iterator) else value for name, value in parts}
 
     def hour(self, uid: str) -> Mapping[str, object] | None:
@@ -171,17 +174,30 @@ class StatusReport:
         """The events after a number, or since a time."""
         return await event_feed(self._agent, after, run, since)
 
-    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
-        """The same part by part, and the CPU time of threads for it."""
+    async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
+        """The same part by part, of the pods that are wanted, and the CPU time of threads for it."""
         history: Sequence[Mapping[str, object]] = ()
         spent_s = 0.0
         if not sections or "history" in sections:
             history, spent_s = await trio.to_thread.run_sync(self._timed_history)
-        return self._parts(sections, history), spent_s
+        return self._parts(sections, history, pod), spent_s
 
-    def _parts(self, sections: Sequence[str], history: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, object]]:
+    def _parts(
+        self, sections: Sequence[str], history: Sequence[Mapping[str, object]], pod: str
+    ) -> Iterator[tuple[str, object]]:
         """In the document's order; what is not wanted is not made."""
         wanted = frozenset(sections) or frozenset(_SECTIONS)
+        pods = pods_named(self._agent, pod)
+        uids, starts = {each.uid for each in pods}, tuple(pod.split(","))
+
+        def concerns(uid: object) -> bool:
+            # By the start of the uid, too: a removed pod is in the ledger and the history only.
+            return not pod or uid in uids or (isinstance(uid, str) and uid.startswith(starts))
+
+        def wanted_row(row: Setting | LedgerEntry) -> bool:
+            # Those of no pod are of the groups above the pods.
+            return row.pod_uid is None or concerns(row.pod_uid)
+
         # The shape is `document`'s, with the daemon's own knowledge in the places of these.
         made: Mapping[str, Callable[[], object]] = {
             "agent": self._about,
@@ -192,11 +208,15 @@ class StatusReport:
             ),
             "headroom": self._agent.headroom.status,
             "sides": lambda: {side.name: side.status() for side in self._agent.sides},
-            "pods": lambda: (self._pod(pod) for pod in pods_in_order(self._agent)),
-            "settings": lambda: (_plain(asdict(setting)) for setting in sorted(self._settings(), key=_by_path)),
-            "files": lambda: (_plain(asdict(entry)) for entry in sorted(self._agent.ledger, key=_by_order)),
+            "pods": lambda: (self._pod(each) for each in pods),
+            "settings": lambda: (
+                _plain(asdict(setting)) for setting in sorted(filter(wanted_row, self._settings()), key=_by_path)
+            ),
+            "files": lambda: (
+                _plain(asdict(entry)) for entry in sorted(filter(wanted_row, self._agent.ledger), key=_by_order)
+            ),
             "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
-            "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
+            "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history if concerns(row.get("pod_uid"))),
             "sources": lambda: [asdict(status) for status in self._agent.statuses()],
             "alerts": self._agent.alert_service.status,
             "interference": self._agent.watching.status,
@@ -334,7 +354,7 @@ class StatusReport:
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent
-        refusals = agent.reconciler.refusals.get(pod.uid, ())
+        refusals, outcomes = agent.reconciler.refusals.get(pod.uid, ()), outcomes_of(agent)
         return {
             **pod_facts(pod, agent.reconciler.pools),
             "labels": shown_marks(pod.labels),
@@ -343,8 +363,8 @@ class StatusReport:
                 container.name or container.id: container.resize for container in pod.containers if container.resize
             },
             "cpu_ns": agent.usage.cpu_ns(pod.group.path),
-            "settings": self._group(pod.group.path),
-            "containers": [self._container(container) for container in pod.containers],
+            "settings": self._group(pod.group.path, outcomes),
+            "containers": [self._container(container, outcomes) for container in pod.containers],
             "refusals": [
                 {
                     "path": refusal.setting.path,
@@ -357,7 +377,7 @@ class StatusReport:
             ],
         }
 
-    def _container(self, container: Container) -> dict[str, object]:
+    def _container(self, container: Container, outcomes: Outcomes) -> dict[str, object]:
         timeline = self._agent.reconciler.timelines.get(container.id)
         return {
             "id": container.id,
@@ -365,12 +385,12 @@ class StatusReport:
             "kind": container.kind.value,
             "phase": container.phase.value,
             "group": container.group.path,
-            "settings": self._group(container.group.path),
+            "settings": self._group(container.group.path, outcomes),
             "times": timeline.status() if timeline is not None else {},
         }
 
-    def _group(self, path: str) -> list[dict[str, object]]:
-        return [_standing(status) for _, status in sorted(standings_of(self._agent, path).items())]
+    def _group(self, path: str, outcomes: Outcomes | None = None) -> list[dict[str, object]]:
+        return [_standing(status) for _, status in sorted(standings_of(self._agent, path, outcomes).items())]
 
     def _settings(self) -> Iterator[Setting]:
         for wanted in self._agent.reconciler.wanted.values():
@@ -437,6 +457,9 @@ def distinct(lines: Sequence[str]) -> list[str]:
 
 def shown_marks(marks: Mapping[str, str]) -> dict[str, str]:
     """Labels or annotations, the long ones cut: each at `_LONGEST_MARK` characters, all together at `_MARKS`."""
+    lengths = [len(text) for text in marks.values()]
+    if sum(lengths) <= _MARKS and max(lengths, default=0) <= _LONGEST_MARK:
+        return dict(marks)
     left, shown = _MARKS, {}
     # The short ones first: a long one takes no other's place.
     for key, text in sorted(marks.items(), key=lambda item: len(item[1])):
@@ -476,9 +499,15 @@ def _value(value: object) -> object:
     return value if value is None or isinstance(value, int) else str(value)
 
 
+_AS_TEXT: Final = (CpuSet, DeviceLimits, StrEnum)
+_AS_IT_IS: Final = frozenset({str, int, float, bool, type(None)})
+"""The check of most values: one look-up, for fifteen fields of each of thousands of rows."""
+
+
 def _plain(row: dict[str, Any]) -> dict[str, object]:
     return {
-        key: str(value) if isinstance(value, CpuSet | DeviceLimits | StrEnum) else value for key, value in row.items()
+        key: value if type(value) in _AS_IT_IS or not isinstance(value, _AS_TEXT) else str(value)
+        for key, value in row.items()
     }
 
 

@@ -5,6 +5,11 @@ What is in force is read from the kernel, never from the configuration. Group si
 kernel compares tasks of different groups by it, see `threads_count`; containers with threads of another policy are not
 among `NodeView.idle_threads`.
 
+Neither reaches beyond the directories that it is in (measured: docs/cpu.md). The CPU is divided among sibling groups
+level by level, by weight: a busy pod in the idle class still has all that the directory above it gets, and a group of
+idle threads what its weight gets. So a pod yields to the online pods of another directory only if the directory that
+they are not in has the least weight, as besteffort has; and by its threads alone only with the least weight of its own.
+
 A pod with real-time threads does not yield (`NodeView.realtime`): these run before every usual thread of the node.
 
 A container that is being made does not count, nor one in its first two seconds: the class is set before its program is
@@ -14,7 +19,8 @@ executed, and is read back a moment later.
 import re
 from typing import Final
 
-from reconciler.policies.base import containers_of, owns_cpus
+from cgroupfs.naming import QosClass
+from reconciler.policies.base import SHARES_MIN, containers_of, owns_cpus
 from state.model import NodeView, Phase, Pod, PodClass, Pools
 
 _GROUP_SIDES: Final = (("cpu.idle", 1), ("cpu.qos", -1), ("cpu.identity", -1))
@@ -39,27 +45,53 @@ def obstacle(view: NodeView, pools: Pools) -> str | None:
     pods = [pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED]
     if not pods:
         return "no BE pod"
+    others = [pod for pod in view.pods.values() if pod.pod_class.online]
+    online_inside = any(pod.qos is QosClass.BESTEFFORT for pod in others)
+    guaranteed = min((pod.title for pod in others if _shares_from_above(pod, pools)), default=None)
     seen = False
     for pod in sorted(pods, key=lambda pod: pod.title):
         if pod.uid in view.realtime:
             return f"{pod.title} has real-time threads, to which no idle class applies"
-        yields = _yields(pod, view, pools)
+        yields = _yields(pod, view, pools, least=online_inside or pod.qos is not QosClass.BESTEFFORT)
         if yields is False:
             return f"{pod.title} is in no effective idle class"
+        if pod.qos is QosClass.BURSTABLE and guaranteed is not None:
+            return f"{pod.title} has the weight of the burstable directory against {guaranteed}, in any idle class"
+        if pod.qos is QosClass.BESTEFFORT and not _is_last(view.besteffort, view, unread=True):
+            return "the besteffort directory has more than the minimum CPU weight"
         seen = seen or yields is True
     # New pods are believed only beside one whose class was read back: the class may not be configured at all.
     return None if seen else "no BE pod has been in an idle class for two seconds"
 
 
-def _yields(pod: Pod, view: NodeView, pools: Pools) -> bool | None:
-    """Whether a pod yields, by what was read; None: it is too new for that, or has nothing that could."""
-    for knob, level in _GROUP_SIDES:
-        if view.actual.get((pod.group.path, knob)) == level:
-            return True
+def _shares_from_above(pod: Pod, pools: Pools) -> bool:
+    """A Guaranteed pod beside the burstable directory, with a container that has no CPUs of its own."""
+    return pod.qos is QosClass.GUARANTEED and not all(
+        owns_cpus(pod, container, pools) for container in containers_of(pod)
+    )
+
+
+def _is_idle(path: str, view: NodeView) -> bool:
+    return any(view.actual.get((path, knob)) == level for knob, level in _GROUP_SIDES)
+
+
+def _is_last(path: str, view: NodeView, *, unread: bool) -> bool:
+    """Whether the groups beside this one come first: it is idle, or has the least weight. ``unread``: if not known."""
+    weight = view.actual.get((path, "cpu.weight"))
+    return _is_idle(path, view) or (unread if weight is None else weight == SHARES_MIN)
+
+
+def _yields(pod: Pod, view: NodeView, pools: Pools, *, least: bool) -> bool | None:
+    """Whether a pod yields to what is beside it, by what was read; None: it is too new, or has nothing that could.
+
+    ``least``: idle threads need the least weight too, as online pods are beside it.
+    """
+    if _is_idle(pod.group.path, view):
+        return True
     containers = [container for container in containers_of(pod) if container.phase is Phase.SETTLED]
     counted = [container for container in containers if not owns_cpus(pod, container, pools)]
     if pod.sandbox is None and counted and all(container.group.path in view.idle_threads for container in counted):
-        return True
+        return not least or _is_last(pod.group.path, view, unread=False)
     fresh = {cid for cid, at in view.arrived.items() if view.now - at < _FRESH_S}
     if any(container.id in fresh for container in pod.containers) or (pod.sandbox is None and not counted):
         return None

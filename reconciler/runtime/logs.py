@@ -15,31 +15,13 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from types import TracebackType
 from typing import Final, TextIO, final
 
 from cgroupfs.log import ROOT
 from reconciler.runtime.log_folding import FoldingHandler
+from reconciler.runtime.log_settings import LogFormat, LogLevel
 from state.printable import encodable, printable
-
-
-class LogLevel(StrEnum):
-    """The least that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(StrEnum):
-    """Form of a log line."""
-
-    AUTO = "auto"
-    JSON = "json"
-    CONSOLE = "console"
-
 
 # Syslog's severities, as sd-daemon(3) lists them.
 _PRIORITY: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from typing import Final, final
@@ -56,6 +55,8 @@ class NoteFile:
         with self._directory() as directory:
             self._remove(directory, f"{self._name}.ack")
             owner = os.fstat(directory)
+            import secrets  # OpenSSL and random numbers, which most programs that know this file's rules do not need
+
             temporary = f".{self._name}.{secrets.token_hex(8)}"
             number = os.open(temporary, _NEW, 0o600, dir_fd=directory)
             try:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO, cast, final
 
+from cgroupfs.bounded import digits
 from cgroupfs.errors import AgentError, errno_name
 from state.printable import LONGEST, printable, printable_lines
 
@@ -38,6 +39,10 @@ class Parser(argparse.ArgumentParser):
     The library's own way would also be silent about a help text that a full disk did not take.
     """
 
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        # The library would import shutil for the width, with two libraries for compression: at each option, too.
+        return self.formatter_class(prog=self.prog, width=columns() - 2)  # type: ignore[call-arg]
+
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, as one line whatever the input, and exit."""
         super().error(printable(message, LONGEST))
@@ -49,6 +54,17 @@ class Parser(argparse.ArgumentParser):
         else:
             write(message)
             finish()
+
+
+def columns() -> int:
+    """The width of the terminal: the environment's COLUMNS, else standard output's own, else 80."""
+    given = digits(os.environ.get("COLUMNS", ""))
+    if given:
+        return given
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return 80
 
 
 @contextmanager

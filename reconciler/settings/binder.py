@@ -79,14 +79,16 @@ def bind(
     *,
     renamed: Mapping[str, str] = {},
     below: Callable[[Mapping[str, object]], Text | None] | None = None,
+    section: Schema | None = None,
 ) -> BoundConfig[T]:
     """Read all ``texts`` into one ``model``.
 
     ``renamed``: keys of older versions (dotted, ``*`` for a name) -> what to write instead, for the message.
     ``below``: from the single values at the top level, a text whose settings apply where ``texts`` have none.
+    ``section``: the schema of ``model``, if the caller has it.
     Errors: `ConfigError` with every problem of every text.
     """
-    section = section_of(model)
+    section = section_of(model) if section is None else section
     binder = _Binder(renamed)
     merged = _Checked({}, SourceLocation("", 1, 1))
     order: dict[str, int] = {}

@@ -11,6 +11,7 @@ them is written (`lazy_struct`).
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Final
 
 from msgspec import NODEFAULT, Meta, Struct
@@ -55,7 +56,7 @@ def lazy_struct(module: str, name: str) -> Any:
     return Annotated[object, Meta(extra={"struct": f"{module}:{name}"})]
 
 
-class Schema(Struct, frozen=True, kw_only=True):
+class Schema(Struct, frozen=True, kw_only=True, dict=True):
     """A type in a file. ``kind`` has neither metadata nor null; ``optional`` allows null; ``where`` names it in errors.
 
     An optional struct that is left out is None, and not the struct with its defaults. Only lists and maps hold such:
@@ -83,12 +84,12 @@ class Schema(Struct, frozen=True, kw_only=True):
         """True for a list or a map that cannot be null."""
         return isinstance(self.kind, (ListType, DictType)) and not self.optional
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, "FieldSchema"]:
         """The keys of a section, in the order of declaration; empty for anything else.
 
+        Made once: a look-up of every setting by its name would make them for each.
         Errors: `TypeError` for a field whose type has no form in a file; a developer's first start shows it.
-
         """
         if not isinstance(self.kind, StructType):
             return {}
@@ -105,6 +106,16 @@ class Schema(Struct, frozen=True, kw_only=True):
             return _schema(self.kind.value_type, self.where, None)
         assert isinstance(self.kind, ListType)
         return _schema(self.kind.item_type, self.where, self.unit)
+
+    @property
+    def of_sections(self) -> bool:
+        """True for a list or a map whose items are sections. Unlike `item` it imports no struct."""
+        inner = self.kind.value_type if isinstance(self.kind, DictType) else getattr(self.kind, "item_type", None)
+        while isinstance(inner, Metadata):
+            if "struct" in (inner.extra or {}):
+                return True
+            inner = inner.type
+        return isinstance(inner, StructType)
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ they wait for one slice.
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
 import msgspec
@@ -129,7 +130,7 @@ class Found(dict[K, V]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.documents: dict[tuple[str, tuple[str, ...]], bytes] = {}
+        self.documents: dict[tuple[str, str, tuple[str, ...]], bytes] = {}
 
 
 @final
@@ -145,6 +146,14 @@ class From(NamedTuple):
     after: int | None
     run: str
     since: float | None
+
+
+class _PartKey(NamedTuple):
+    """One section in one form; ``pod``: of which pods, as of `StatusProvider.parts`."""
+
+    form: str
+    pod: str
+    section: str
 
 
 class Format(NamedTuple):
@@ -163,36 +172,43 @@ class Answers:
     def __init__(self, shown: StatusProvider, counts: HttpCounts, pace: Pace = READERS) -> None:
         self._shown = shown
         self._counts = counts
-        self.state_rounds = Rounds[tuple[str, str], bytes](self._sections, pace)
+        self.state_rounds = Rounds[_PartKey, bytes](self._sections, pace)
         self.metrics_rounds = Rounds[str, tuple[bytes, str]](self._metrics, pace)
         self.event_rounds = Rounds[From, bytes](self._events, pace, apart=True)
         self.bodies = Bodies()
 
-    async def state(self, sections: Sequence[str], form: str) -> bytes:
+    async def state(self, sections: Sequence[str], form: str, pod: str = "") -> bytes:
         """The document of these sections in one of `FORMATS`: one object for all requests of the same.
 
-        Errors: `Busy`.
+        ``pod``: of which pods. Errors: `Busy`.
         """
         self.bodies.check(0)
-        result = await self.state_rounds.get(frozenset((form, name) for name in sections))
+        result = await self.state_rounds.get(frozenset(_PartKey(form, pod, name) for name in sections))
         # The build has more where other requests want more.
         others = frozenset((*self._shown.sections, *self._shown.views)) - frozenset(sections)
-        parts = [(name, part) for (kind, name), part in result.items() if kind == form and name not in others]
-        key = form, tuple(sections)
+        parts = [
+            (key.section, part)
+            for key, part in result.items()
+            if (key.form, key.pod) == (form, pod) and key.section not in others
+        ]
+        key = form, pod, tuple(sections)
         if key not in result.documents:
             # Before it is made: requests for many sets of sections are as many documents.
             self.bodies.check(sum(len(part) for _, part in parts))
             result.documents[key] = FORMATS[form].document(parts)
         return result.documents[key]
 
-    async def _sections(
-        self, keys: frozenset[tuple[str, str]]
-    ) -> tuple[Iterator[tuple[tuple[str, str], Steps[bytes]]], float]:
-        wanted = {name for _, name in keys}
+    async def _sections(self, keys: frozenset[_PartKey]) -> tuple[Iterator[tuple[_PartKey, Steps[bytes]]], float]:
         known = (*self._shown.sections, *self._shown.views)
-        parts, spent_s = await self._shown.parts([name for name in known if name in wanted])
-        forms = sorted({form for form, _ in keys})
-        return _encoded(parts, forms), spent_s
+        made: list[Iterator[tuple[_PartKey, Steps[bytes]]]] = []
+        spent_s = 0.0
+        for pod in sorted({key.pod for key in keys}):
+            wanted = {key.section for key in keys if key.pod == pod}
+            forms = sorted({key.form for key in keys if key.pod == pod})
+            parts, more_s = await self._shown.parts([name for name in known if name in wanted], pod)
+            made.append(_encoded(parts, forms, pod))
+            spent_s += more_s
+        return chain.from_iterable(made), spent_s
 
     async def events(self, after: int | None, run: str, since: float | None) -> bytes:
         """The events as a JSON document. Errors: `Busy`."""
@@ -226,15 +242,18 @@ class Answers:
 
 
 def _encoded(
-    parts: Iterator[tuple[str, object]], forms: Sequence[str]
-) -> Iterator[tuple[tuple[str, str], Steps[bytes]]]:
+    parts: Iterator[tuple[str, object]], forms: Sequence[str], pod: str
+) -> Iterator[tuple[_PartKey, Steps[bytes]]]:
     for name, value in parts:
         if isinstance(value, Iterator):
             # Once for all forms: an iterator's rows can be had once.
             rows: dict[str, list[bytes]] = {form: [] for form in forms}
-            yield from (((form, name), _rows(value if form == forms[0] else iter(()), rows, form)) for form in forms)
+            yield from (
+                (_PartKey(form, pod, name), _rows(value if form == forms[0] else iter(()), rows, form))
+                for form in forms
+            )
         else:
-            yield from (((form, name), _value(value, form)) for form in forms)
+            yield from ((_PartKey(form, pod, name), _value(value, form)) for form in forms)
 
 
 def _rows(values: Iterator[object], rows: dict[str, list[bytes]], form: str) -> Steps[bytes]:
@@ -295,6 +314,9 @@ def _json(value: object) -> bytes:
         text = msgspec.json.encode(value, enc_hook=_hook)
     except (TypeError, UnicodeEncodeError):
         text = msgspec.json.encode(encodable(_plain(value)))
+    # The encoder escapes what is below a blank: of ASCII only DEL is left, and nearly every row is ASCII.
+    if text.isascii() and b"\x7f" not in text:
+        return text
     return printable_json(text.decode()).encode()
 
 

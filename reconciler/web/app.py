@@ -6,7 +6,7 @@ first is for TCP, the second for the readers' unix socket, the third for root's.
 
 import http
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar, final
 
@@ -33,6 +33,9 @@ from reconciler.web.trust import Token, TrustError
 
 MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
+LONGEST_POD: Final = 400
+"""Characters of the parameter that chooses pods: a name with its namespace has at most 317."""
+MOST_PODS: Final = 4
 
 _JSON: Final = "application/json"
 _DECIMAL: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?")
@@ -169,7 +172,7 @@ def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
         if form not in FORMATS:
             raise InputError("format", form, f"one of {', '.join(FORMATS)}")
         sections = [name for name in known if name in wanted] or shown.sections
-        body = await answers.state(sections, form)
+        body = await answers.state(sections, form, _pod(request.query_params.getlist("pod")))
         return _Long(body, answers.bodies, FORMATS[form].content_type)
 
     async def hour(request: Request) -> Response:
@@ -188,6 +191,15 @@ def _state(shown: StatusProvider, answers: Answers) -> list[Route]:
         Route("/pods/{uid}/hour", hour, methods=["GET"]),
         Route("/events", events, methods=["GET"]),
     ]
+
+
+def _pod(given: Sequence[str]) -> str:
+    """The parameter that chooses pods; empty: not given. Errors: `InputError`."""
+    text = ",".join(given)
+    parts = text.split(",")
+    if given and (len(text) > LONGEST_POD or len(parts) > MOST_PODS or not all(parts) or not text.isprintable()):
+        raise InputError("pod", text[:LONGEST_POD], f"at most {MOST_PODS} names, uids or container ids, or their start")
+    return text
 
 
 def _number(query: Mapping[str, str], name: str) -> float | None:

@@ -43,12 +43,14 @@ class StatusProvider(Protocol):
         Each event is made when it is reached. With them the CPU time that threads took for this. Seconds.
         """
 
-    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
+    async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
         """These sections and what identifies the document, by name and in its order.
 
         Values are such that msgspec can write them (frozen structs, mappings, CpuSet, …). A long list is an iterator
         of its rows, which is read to its end before the next section is. Each value and row is made when it is reached,
         and others may run between any two. With them the CPU time that threads took for this. Seconds.
+        ``pod``: only the pods, and the settings, files and history of pods, of which one of these texts, with commas
+        between them, is the start of the uid, the name, ``namespace/name`` or a container's id; empty: of all.
         """
 
 

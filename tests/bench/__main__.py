@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from reconciler.cli import status as status_command
 from reconciler.web.page import page as page_of_the_daemon
 from tests.bench import hammer, instructions, judging, law, memory, movement, planning, signals
 from tests.e2e.agent import Agent
@@ -39,7 +40,10 @@ from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
 from tests.fakes.terminal import CLI, OnTerminal
 
-_KINDS = ("idle", "starts", "http", "churn", "harm", "judge", "law", "memory", "movement", "page", "plan", "signals")
+KINDS = (
+    *("answers", "churn", "harm", "http", "idle", "instructions", "judge", "law", "memory", "movement", "page"),
+    *("plan", "signals", "starts"),
+)
 _TURNS = 3
 MOUNT = "/sys/fs/cgroup"
 HTTP_PORT = 19470
@@ -236,6 +240,58 @@ def page(node: DirectoryNode, count: int, seconds: float) -> dict[str, object]:
     }
 
 
+from_here = 0
+ANSWERS = {
+    "metrics": "/metrics",
+    "state": "/state",
+    "status": f"/state?{'&'.join(f'section={name}' for name in status_command._SECTIONS)}",
+    "pods": "/state?section=podlist",
+}
+_ANSWERS = 6
+
+
+def answers(node: DirectoryNode, count: int) -> dict[str, object]:
+    """The daemon's CPU time for one answer of each kind, all pods with series of their own: in turns with idle time."""
+    for number in range(count):
+        bench_pod(node, number, qos="besteffort" if number % 2 else "burstable")
+    used: dict[str, list[float]] = {name: [] for name in ("idle", *ANSWERS)}
+    sizes: dict[str, int] = {}
+    series = 0
+    with running(node, state_over_tcp=True, pod_metrics_limit=2000) as (agent, _):
+        time.sleep(65)  # the first minute of each pod
+        for _ in range(_TURNS):
+            for name, times in used.items():
+                began, before = time.monotonic(), _ran_s(agent.pid)
+                for _ in range(_ANSWERS):
+                    due = time.monotonic() + 0.5
+                    if name in ANSWERS:
+                        status, body = agent.get(ANSWERS[name])
+                        assert status == 200, body
+                        sizes[name] = len(body)
+                        if name == "metrics":
+                            series = sum(not line.startswith(b"#") for line in body.splitlines())
+                    time.sleep(max(0.0, due - time.monotonic()))
+                ran = _ran_s(agent.pid) - before
+                times.append(ran / (time.monotonic() - began) * 0.5 * 1000)
+    idle_ms = statistics.median(used.pop("idle"))
+    return {
+        "pods": count,
+        "series": series,
+        "ms_an_answer": {name: round(statistics.median(times) - idle_ms, 1) for name, times in used.items()},
+        "idle_ms_in_half_a_second": round(idle_ms, 1),
+        "bytes": sizes,
+    }
+
+
+def _ran_s(pid: int) -> float:
+    """CPU time of all threads, to the nanosecond."""
+    total = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError):
+            total += int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[0])
+    return total / 1e9
+
+
 def _waited_s(pid: int) -> float:
     """How long the main thread could run but had no CPU."""
     return int(_read(f"/proc/{pid}/schedstat").split()[1]) / 1e9
@@ -373,21 +429,7 @@ def main() -> int:
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
     options.add_argument(
         "what",
-        choices=(
-            "idle",
-            "starts",
-            "instructions",
-            "http",
-            "churn",
-            "harm",
-            "judge",
-            "law",
-            "memory",
-            "movement",
-            "page",
-            "plan",
-            "signals",
-        ),
+        choices=KINDS,
     )
     options.add_argument(
         "count", type=int, nargs="?", default=0, help="of pods, containers, windows or lives; none for plan"
@@ -439,6 +481,8 @@ def main() -> int:
             fields = starts(node, given.count)
         elif given.what == "page":
             fields = page(node, given.count or 110, given.seconds)
+        elif given.what == "answers":
+            fields = answers(node, given.count or 500)
         elif given.what == "http":
             fields = listener(node, given.count, tuple(given.load))
         else:

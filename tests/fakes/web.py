@@ -28,6 +28,7 @@ class FakeShown:
         self.asked: list[Sequence[str]] = []
         self.pods: dict[str, object] = {"u1": {"class": "reclaimed", "cpus": CpuSet.parse("0-3")}}
         self.broken = False
+        self.pods_asked: list[str] = []
         self.events_asked: list[tuple[int | None, str, float | None]] = []
         self.event_rows: Sequence[Mapping[str, object]] = ()
         self.events_s = 0.0
@@ -48,7 +49,8 @@ class FakeShown:
         self.events_asked.append((after, run, since))
         return {"run": run, "next": after, "missing": 0, "since": since}, iter(self.event_rows), self.events_s
 
-    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
+    async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
+        self.pods_asked.append(pod)
         return iter(self.state(sections).items()), 0.0
 
     def state(self, sections: Sequence[str]) -> Mapping[str, object]:

@@ -20,7 +20,7 @@ import yaml
 from cgroupfs.errors import AgentError
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.runtime import logs
-from reconciler.runtime.logs import LogFormat, LogLevel
+from reconciler.runtime.log_settings import LogFormat, LogLevel
 from tests.e2e.containerd import Unavailable
 from tests.e2e.cri import CriError
 from tests.e2e.node import LOCK, Node, NodeBusy

@@ -137,12 +137,17 @@ class ScriptedNode(Node):
         """Kill what runs in a group; a process that forks meanwhile is found in the next round."""
         procs = f"{self.cgroups.directory('cpuset', group)}/cgroup.procs"
         deadline = time.monotonic() + within_s
+        killed: set[int] = set()
         while True:
             try:
                 with open(procs, encoding="utf-8") as file:
                     pids = [int(line) for line in file]
             except FileNotFoundError:
-                return
+                pids = []
+            # Children of a killed process are this process's as soon as it is gone: none may stay a zombie.
+            for pid in killed:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
             if not pids:
                 return
             if time.monotonic() > deadline:
@@ -150,8 +155,7 @@ class ScriptedNode(Node):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+            killed.update(pids)
             time.sleep(0.003)
 
     def _runc(self, *message: str) -> None:

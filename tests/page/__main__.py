@@ -30,7 +30,7 @@ def main(directory: Path = IMAGES) -> int:
             "page-light.png": _drawn(browser, url, 1280, 1340),
             "page-dark.png": _drawn(browser, url, 1280, 800, dark=True),
             "page-pod.png": _drawn(browser, f"{url}#pod=shop/cart-0", 1280, 800),
-            "page-phone.png": _drawn(browser, url, 390, 844, scale=1.5),
+            "page-phone.png": _drawn(browser, url, 390, 1300, scale=1.5),
         }
     sizes = []
     for name, data in pictures.items():

@@ -69,7 +69,8 @@ class MadeNode:
             "above_milli": {},
         }
 
-    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
+    async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
+        del pod
         wanted = frozenset(sections)
         self.asked.append(wanted)
         parts: dict[str, Callable[[], object]] = {

@@ -12,8 +12,8 @@ import trio
 from reconciler.config.model import HttpSection
 from reconciler.web.components import components
 from reconciler.web.interface import StatusProvider
+from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl
-from tests.reconciler.web.site import free_port
 
 
 @contextlib.contextmanager

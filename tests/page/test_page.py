@@ -209,6 +209,25 @@ def test_no_width_scrolls_sideways_and_text_has_contrast(browser: Browser, width
         assert browser.value(CONTRAST) >= 4.5
 
 
+@pytest.mark.parametrize("width", [360, 390, 650, 770, 1000, 1600])
+def test_at_every_width_a_pods_name_can_be_read_and_no_column_is_cut(browser: Browser, width: int) -> None:
+    browser.size(width, 800)
+    with served(MadeNode(30)) as url:
+        opened(browser, url)
+        browser.value("[...document.querySelectorAll('button')].find((b) => b.textContent === 'Load').click()")
+        browser.until(
+            "document.querySelectorAll('#files tbody tr:not(.pad)').length && !document.querySelector('#files').hidden"
+        )
+        for table in ("#podlist", "#files"):
+            assert browser.value(f"document.querySelector('{table} th').offsetWidth") >= 90
+            box = f"document.querySelector('{table}')"
+            assert browser.value(f"document.querySelector('{table} table').offsetWidth <= {box}.clientWidth")
+            ends = (
+                f"Math.max(...[...document.querySelectorAll('{table} th')].map((h) => h.getBoundingClientRect().right))"
+            )
+            assert browser.value(f"{ends} <= {box}.getBoundingClientRect().right")
+
+
 CONTRAST = """(() => {
   const probe = (name) => {
     const e = document.createElement('i'); e.style.color = `var(--${name})`; document.body.append(e);

@@ -18,7 +18,7 @@ from tests.protection.hogs import HOGS
 from tests.protection.laws import LAWS, USUAL
 from tests.protection.pictures import heat_map, plane
 from tests.protection.report import outcomes, read_record, tables
-from tests.protection.services import SERVICES
+from tests.protection.services import SERVICES, installed
 
 
 def main(parts: Sequence[str] | None = None) -> int:
@@ -50,15 +50,11 @@ def main(parts: Sequence[str] | None = None) -> int:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    services = [SERVICES[name] for name in given.services.split(",")]
     hogs = [HOGS[name] for name in given.hogs.split(",")]
     laws = [LAWS[name] for name in given.laws.split(",")]
     with given.record.open("ab") as record, tempfile.TemporaryDirectory(prefix="bypassd-protection-") as directory:
         Path(directory).chmod(0o755)
-        for service in services:
-            if service.missing:
-                print(f"{service.name}: NOT MEASURED: {service.needs} is not installed", file=sys.stderr)
-                continue
+        for service in installed(given.services):
             with stage(service, directory) as place:
                 for cell in measured(
                     place,

@@ -20,11 +20,11 @@ from typing import Any, Final
 from tests.e2e.pods import ContainerSpec, PodSpec, new_uid
 from tests.e2e.programs import program
 from tests.fakes.kubelet.fake import playing_the_kubelet
+from tests.fakes.ports import free_port, listening
 from tests.node.bypassd import BypassdProcess, configuration
 from tests.node.scripted import ScriptedNode
 from tests.protection.cells import GROUP
 from tests.protection.hogs import HOGS
-from tests.protection.services import free_port, listening
 
 START: Final = """
 const http = require('http');

@@ -4,13 +4,14 @@ import json
 import os
 import pwd
 import shutil
-import socket
 import subprocess
-import time
+import sys
 from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from tests.fakes.ports import listening
 
 NODE_PROGRAM: Final = """
 const http = require('http');
@@ -117,25 +118,16 @@ SERVICES: Final = {
 }
 
 
-def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def installed(names: str) -> list[Service]:
+    """Services by their names, with commas between them, without those that are not installed, which is printed.
 
-
-def listening(port: int, *, within_s: float = 20.0, every_s: float = 0.05) -> None:
-    """Wait for a server. Errors: `TimeoutError`."""
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing listens on port {port} after {within_s:.0f} s") from None
-            time.sleep(every_s)
-        else:
-            return
+    Errors: `KeyError`.
+    """
+    wanted = [SERVICES[name] for name in names.split(",")]
+    for service in wanted:
+        if service.missing:
+            print(f"{service.name}: NOT MEASURED: {service.needs} is not installed", file=sys.stderr)
+    return [service for service in wanted if not service.missing]
 
 
 class Load(NamedTuple):

@@ -38,6 +38,13 @@ def test_ratios_are_to_alone_in_the_same_round_and_work_is_of_what_online_leaves
     assert theirs.work == pytest.approx(1.2)
 
 
+def test_alone_is_measured_again_beside_each_law_and_a_round_has_its_median() -> None:
+    again = [cell("alone", 0, p99=p99, busy=CPUS / 4, hog="-") for p99 in (80.0, 1000.0)]
+    ours, theirs = outcomes([*ROWS, *again])
+    assert theirs.p99 == 5.0, "the median of 80, 100 and 1000"
+    assert ours.alone_spread == (80.0, 1000.0)
+
+
 def test_the_table_has_a_line_for_each_load_and_a_column_for_each_law() -> None:
     head, rule, line, *_ = tables(ROWS).splitlines()
     assert [text.strip() for text in head.strip("|").split("|")] == [

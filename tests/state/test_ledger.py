@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import StoreError
+from state.entry import BeforeSource
 from state.ledger import US, FileKey, Ledger, LedgerEntry, LedgerEvent, OriginalSource
 from state.reader import read_dump
 from state.schema import FILES as TABLE
@@ -165,6 +166,30 @@ def test_outcomes_failures_and_foreign_writers_are_kept_and_flushed(tmp_path: Pa
     assert isinstance(dump["history"], list)
     assert [line["kind"] for line in dump["history"]] == ["yield", "foreign", "write", "failed", "failed", "touch"]
     assert (dump["history"][2]["before"], dump["history"][2]["after"], dump["history"][2]["writer"]) == ("0-7", "2", US)
+
+
+def test_a_write_without_a_reading_has_what_is_known_of_the_value_before_and_where_it_is_from(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    ledger.first_touches(
+        [
+            entry(original="0-7", origin=OriginalSource.SPEC),
+            entry(QUOTA, original=None, origin=OriginalSource.UNKNOWN),
+        ]
+    )
+    ledger.wrote(CPUS, before=None, after="3")
+    ledger.saw(CPUS, "0-5", writer="kubelet")
+    ledger.wrote(CPUS, before=None, after="3")
+    ledger.wrote(CPUS, before="3", after="2")
+    ledger.wrote(QUOTA, before=None, after="40000")
+    writes = [event for event in ledger.events_after(0) if event.kind == "write"]
+    assert [(event.before, event.before_source) for event in writes] == [
+        ("0-7", BeforeSource.SPEC),
+        ("0-5", BeforeSource.SEEN),
+        ("3", BeforeSource.READ),
+        (None, BeforeSource.READ),
+    ]
+    # What was not read corrects no original.
+    assert (known(ledger).original, known(ledger).origin) == ("0-7", OriginalSource.SPEC)
 
 
 def test_notes_about_files_that_were_never_touched_are_ignored(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ esac
 echo "kernel $(uname -r), systemd $(systemctl --version | sed -n '1s/systemd \([0-9]*\).*/\1/p'), $(containerd --version |
     cut -d' ' -f3), cgroups: $(stat -fc %T /sys/fs/cgroup) with the $BYPASSD_TEST_DRIVER driver"
 
+# Of a kernel that is not this Debian's own.
+if [[ -d $suite/modules ]]; then mount --bind "$suite/modules" /lib/modules; fi
+
 cd "$suite/repository" || exit 1
 if ((${#arguments[@]} == 0)) || [[ -z ${arguments[0]} ]]; then
     arguments=(-m core tests/e2e)

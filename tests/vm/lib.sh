@@ -84,9 +84,11 @@ scratch() {
 boot() {
     local word=word$RANDOM$RANDOM code disk options=(-nodefaults) threads=multi
     # Linux 6.12 patches its jump labels while it runs; QEMU's other thread can execute the half-patched one (int3).
-    [[ ${distribution:-12} != 13 ]] || threads=single
+    local kernel_of=${BYPASSD_VM_KERNEL_OF:-${distribution:-12}}
+    [[ $kernel_of != 13 ]] || threads=single
     [[ -n ${reboots:-} ]] || options+=(-no-reboot)
     disk=$(distribution_dir "${distribution:-12}") || exit 2
+    kernel_of=$(distribution_dir "$kernel_of") || exit 2
     local console="console=ttyS0 quiet loglevel=3 panic=-1 systemd.show_status=0 rd.systemd.show_status=0"
     mke2fs -q -t ext4 -d "$work/suite" "$work/suite.img" "$(($(du -sm "$work/suite" | cut -f1) * 12 / 10 + 64))M" >/dev/null
     rm -rf "$work/suite"
@@ -94,7 +96,7 @@ boot() {
     timeout "$2" qemu-system-x86_64 -accel tcg,thread=$threads -cpu "${BYPASSD_VM_CPU:-max}" \
         -smp "${BYPASSD_VM_CPUS:-2}" -m "${BYPASSD_VM_MEMORY:-2048}" \
         "${options[@]}" -display none -serial stdio -pidfile "$work/pid" \
-        -kernel "${BYPASSD_VM_KERNEL:-$disk/vmlinuz}" -initrd "$disk/initrd" \
+        -kernel "${BYPASSD_VM_KERNEL:-$kernel_of/vmlinuz}" -initrd "$kernel_of/initrd" \
         -append "root=/dev/vda rw $console $1 bypassd.word=$word" \
         -drive "file=$disk/disk.img,format=raw,if=virtio,snapshot=on" \
         -drive "file=$work/suite.img,format=raw,if=virtio,readonly=on" </dev/null > >(sed -u 's/\r$//' |

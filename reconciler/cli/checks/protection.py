@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from cgroupfs.errors import AgentError
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.watching import pressure_of_groups
-from reconciler.cli.nodeview import InspectedNode
+from reconciler.cli.nodeview import InspectedNode, read_text
 from reconciler.config.load import value_at
 from reconciler.config.model import Config
 from reconciler.config.presets import LEVELS, ROWS, Facility, LevelEffect, NodeOffers, effects, rows_of
+from reconciler.policies.yielding import threads_count
 from resctrl.capability import ResctrlStatus, read_capability
 
 
@@ -20,7 +21,14 @@ def offers_of(node: InspectedNode) -> NodeOffers:
         facilities[Facility.RESCTRL] = reason
     if not (node.config.interference.private_cgroup2 or pressure_of_groups(node)):
         facilities[Facility.POD_PRESSURE] = "pods have no pressure files (see PSI)"
-    return NodeOffers(versions=versions, knobs=node.knobs, facilities=facilities)
+    release = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
+    groups = value_at(node.config, "policies.idle_class.group")
+    unused: dict[str, str] = {}
+    if groups and "cpu.idle" in node.knobs and not threads_count(release):
+        unused["policies.idle_class.threads"] = (
+            "the groups have the idle class; from Linux 6.6 on threads beside it harm"
+        )
+    return NodeOffers(versions=versions, knobs=node.knobs, facilities=facilities, unused=unused)
 
 
 def protection(node: InspectedNode) -> Iterator[CheckResult]:

@@ -14,6 +14,14 @@ from reconciler.cli.main import main
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
 
+HELD = "0b0c4fa9-6a5e-4a0f-8fd7-1f8a5b7c3d21"
+GROUP = f"/kubepods/burstable/pod{HELD}/{'ab' * 32}"
+HOSTILE = (
+    *("$(touch owned)", "`touch owned`", "web;touch owned", "web 1", "web\nweb-9", "web$IFS", "web*", "~root"),
+    *("web'", 'web"', "web\\x", "web|x", "web&", "{web,x}", "w\x1b[2J", "w\u0435b", "web" * 200),
+)
+"""Names of pods that a shell would act on."""
+
 
 class Ran(NamedTuple):
     """How a command ended."""
@@ -45,6 +53,24 @@ def daemon(document: dict[str, Any]) -> Iterator[FakeDaemon]:
         fake.socket = f"{directory}/s"
         with listening(fake, fake.socket):
             yield fake
+
+
+@pytest.fixture
+def named(daemon: FakeDaemon) -> FakeDaemon:
+    names = [("shop", "web-0"), ("shop", "web-1"), ("ci", "batch-7"), ("web", "x-0")]
+    daemon.document["podnames"] = [
+        *({"uid": f"u-{name}", "namespace": space, "name": name} for space, name in names),
+        *({"uid": f"u-{number}", "namespace": "shop", "name": name} for number, name in enumerate(HOSTILE)),
+        {"uid": HELD, "namespace": "shop", "name": "held-0"},
+        {"uid": "u-option", "namespace": "-rf", "name": "-x"},
+        {"uid": "u-none", "namespace": None, "name": None},
+    ]
+    daemon.document["holds"] = [
+        {"target": target, "reason": "x", "by": "ana", "until": None}
+        for target in ("node", f"pod:{HELD}", f"off:{HELD}", f"file:{GROUP}:cpu.set", "file:/kubepods/a b")
+    ]
+    daemon.document["pools"] = {"shared": "0-3", "dedicated/u/c": "4", "$(x)": ""}
+    return daemon
 
 
 @pytest.fixture

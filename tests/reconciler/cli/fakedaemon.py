@@ -6,6 +6,7 @@ import json
 import os
 import socketserver
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,8 @@ class FakeDaemon:
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
         self.asked.append((f"{method} {path}", json.loads(body) if body else None))
         if path.startswith("/state") and method == "GET":
-            wanted = path.partition("section=")[2].split(",") if "section=" in path else list(self.document)
+            query = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)
+            wanted = query["section"][0].split(",") if "section" in query else list(self.document)
             kept = {"schema", "kind", "source", "at", *wanted}
             return 200, {key: value for key, value in self.document.items() if key in kept}
         whole = f"{method} {path}"

@@ -1,6 +1,5 @@
 """Completion of names: which ones, that hostile ones are never expanded, and that nothing can keep the shell."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -8,37 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.cli import completion
 from reconciler.cli.candidates import SECTIONS
 from reconciler.daemon import status
 from tests.fakes.terminal import PROJECT
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
-
-UID = "0b0c4fa9-6a5e-4a0f-8fd7-1f8a5b7c3d21"
-GROUP = f"/kubepods/burstable/pod{UID}/{'ab' * 32}"
-HOSTILE = (
-    *("$(touch owned)", "`touch owned`", "web;touch owned", "web 1", "web\nweb-9", "web$IFS", "web*", "~root"),
-    *("web'", 'web"', "web\\x", "web|x", "web&", "{web,x}", "w\x1b[2J", "w\u0435b", "web" * 200),
-)
-
-
-@pytest.fixture
-def named(daemon: FakeDaemon) -> FakeDaemon:
-    names = [("shop", "web-0"), ("shop", "web-1"), ("ci", "batch-7"), ("web", "x-0")]
-    daemon.document["podnames"] = [
-        *({"uid": f"u-{name}", "namespace": space, "name": name} for space, name in names),
-        *({"uid": f"u-{number}", "namespace": "shop", "name": name} for number, name in enumerate(HOSTILE)),
-        {"uid": UID, "namespace": "shop", "name": "held-0"},
-        {"uid": "u-option", "namespace": "-rf", "name": "-x"},
-        {"uid": "u-none", "namespace": None, "name": None},
-    ]
-    daemon.document["holds"] = [
-        {"target": target, "reason": "x", "by": "ana", "until": None}
-        for target in ("node", f"pod:{UID}", f"off:{UID}", f"file:{GROUP}:cpu.set", "file:/kubepods/a b")
-    ]
-    daemon.document["pools"] = {"shared": "0-3", "dedicated/u/c": "4", "$(x)": ""}
-    return daemon
 
 
 def names(run: Run, daemon: FakeDaemon, kind: str, prefix: str = "", *words: str) -> list[str]:
@@ -103,56 +76,3 @@ def test_a_daemon_that_does_not_answer_keeps_no_shell(tmp_path: Path) -> None:
             [sys.executable, "-m", "reconciler.cli", *words], check=False, capture_output=True, cwd=PROJECT, timeout=60
         )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-
-
-# The shell itself
-
-
-def completed(line: str, tmp_path: Path, daemon: FakeDaemon) -> list[str]:
-    """What bash puts in the place of the last word."""
-    program = tmp_path / "bin/bypassctl"
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(f'#!/bin/sh\ncd {PROJECT} && exec {sys.executable} -m reconciler.cli "$@"\n')
-    program.chmod(0o755)
-    (tmp_path / "bypassctl").write_text("#!/bin/sh\ntouch owned\n")
-    (tmp_path / "bypassctl").chmod(0o755)
-    line = line.replace("SOCKET", daemon.socket)
-    script = f"""
-        source {PROJECT / completion.FILES["bash"]}
-        COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:'
-        COMP_LINE={line!r} COMP_POINT={len(line)}
-        _bypassctl 2>&1
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    path = f"{program.parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        timeout=60,
-    )
-    assert not (tmp_path / "owned").exists()
-    return [text for text in done.stdout.splitlines() if text and not text.startswith("bash: ")]
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("bypassctl why --socket SOCKET sh", ["shop/held-0", "shop/web-0", "shop/web-1"]),
-        ("bypassctl why --socket SOCKET -n shop w", ["web-0", "web-1"]),
-        ("bypassctl why --socket SOCKET -n ", ["ci", "shop", "web"]),
-        ("./bypassctl why --socket SOCKET ci/", ["ci/batch-7"]),
-        ("bypassctl hold --socket SOCKET pod:we", ["web-0", "web-1", "web/x-0"]),
-        ("bypassctl release --socket SOCKET off:", ["shop/held-0"]),
-        ("bypassctl events --socket SOCKET --pod ba", ["batch-7"]),
-        ("bypassctl dump --section hol", ["holds"]),
-        ("bypassctl config explain node.resync", ["node.resync_s"]),
-        ("bypassctl why --socket SOCKET $(touch", []),
-        ("bypassctl top --socket SOCKET --pool s", ["shared"]),
-    ],
-)
-def test_bash_completes_names_and_expands_none(tmp_path: Path, named: FakeDaemon, line: str, found: list[str]) -> None:
-    assert completed(line, tmp_path, named) == found

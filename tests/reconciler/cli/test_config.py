@@ -8,6 +8,8 @@ import yaml
 
 from reconciler.cli.exits import Exit
 from reconciler.config import load
+from reconciler.config.model import Config
+from reconciler.settings.schema import section_of
 from tests.reconciler.cli.conftest import Run
 
 SECRET = "hunter2-s3cr3t"
@@ -66,3 +68,15 @@ def test_a_preset_is_listed_with_what_the_node_lacks(run: Run, tmp_path: Path) -
     assert settings["policies.idle_class.enabled"]["changed"]
     text = run("config", "show", "mode", "--config", str(path), "--root", str(tmp_path)).out
     assert text == "mode = enforce   [protect: cpu]\n"
+
+
+@pytest.mark.parametrize("key", [[], ["node"], ["node.resync_s"], ["policies.reclaimed"]])
+def test_show_has_the_first_line_of_each_setting_that_explain_has(run: Run, file: str, key: list[str]) -> None:
+    shown, explained = (run("config", action, *key, "--config", file).out for action in ("show", "explain"))
+    assert shown.splitlines() == [line for line in explained.splitlines() if not line.startswith("  ")]
+    assert shown
+
+
+def test_a_sections_keys_are_made_once() -> None:
+    top = section_of(Config)
+    assert top.fields["node"].schema.fields["resync_s"] is top.fields["node"].schema.fields["resync_s"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.cli import rich_screen
-from reconciler.cli.blocks import Line, StyledText
+from reconciler.cli.blocks import Block, Field, Line, StyledText, Table
 from reconciler.cli.drawing import as_sets, draw, marks, placement
 from reconciler.cli.screen import plain
 from reconciler.cli.styles import STYLES
@@ -154,3 +154,46 @@ def test_every_sign_has_a_colour_on_a_terminal() -> None:
     out = io.StringIO()
     rich_screen.draw(blocks, out)
     assert "RIS*" in out.getvalue()
+
+
+def _drawn(blocks: list[Block], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = io.StringIO()
+    rich_screen.draw(blocks, out)
+    return out.getvalue()
+
+
+LONG_NAME = "payments-production/checkout-interactive-adhoc-06bf46c69-f646e-with-a-long-name"
+BLOCKS: list[Block] = [
+    Table(
+        ("STATE", "USE", "POD"),
+        [
+            ("managed", StyledText("1.50", "warn"), LONG_NAME),
+            ("held", "0.10", f"ci/web, beside {LONG_NAME} and others"),
+        ],
+        right=frozenset({1}),
+    ),
+    Field(
+        "limits", (StyledText("throttled", "bad"), " by its own limit, 100 of 200 periods so far, and no other limit")
+    ),
+    Line((f"the pod {LONG_NAME}: a text that is wider than the narrow screen is broken at a blank",), 4),
+    Line(()),
+    Table(("EMPTY", "TABLE"), []),
+    Table(("TARGET", "BY", "REASON"), [(LONG_NAME, "ana", "INC-42: its p99 rose after the last release")]),
+]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_terminal_with_colours_has_the_lines_of_one_without(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = _drawn(BLOCKS, width, monkeypatch)
+    assert drawn == plain(BLOCKS, width)
+    assert drawn.count(LONG_NAME) == 4
+    # Beside the lines with the name, only its column's heading is so wide.
+    assert all(len(line) <= width or LONG_NAME in line or line.endswith("  BY") for line in drawn.splitlines())
+
+
+def test_a_column_without_room_gets_lines_of_its_own() -> None:
+    lines = plain(BLOCKS[-1:], 80).splitlines()
+    assert lines[0].split() == ["TARGET", "BY"]
+    assert lines[1:] == ["    REASON", f"{LONG_NAME}  ana", "    INC-42: its p99 rose after the last release"]
+    assert len(plain(BLOCKS[-1:], 200).splitlines()) == 2

@@ -133,6 +133,22 @@ def test_text_names_pods_and_foreign_writers(run: Run, daemon: FakeDaemon, monke
     assert "person bash" in second
 
 
+@pytest.mark.parametrize(
+    ("before", "source", "shown"),
+    [
+        ("-1", "", "-1 -> 40000"),
+        ("-1", "spec", "-1 (by the runtime's spec) -> 40000"),
+        ("-1", "seen", "-1 (last seen) -> 40000"),
+        (None, "", "not read -> 40000"),
+    ],
+)
+def test_a_value_before_a_write_that_was_not_read_has_its_source(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, before: str | None, source: str, shown: str
+) -> None:
+    Feed(daemon, monkeypatch, answer(event(1, before=before, before_source=source)))
+    assert f"cpu.cfs_quota_us {shown} (budget" in run("events", "--socket", daemon.socket).out
+
+
 def test_without_a_daemon_the_store_is_shown_and_following_is_refused(run: Run, tmp_path: Any) -> None:
     from state.entry import LedgerEvent
     from state.ledger import Ledger

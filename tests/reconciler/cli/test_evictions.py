@@ -90,6 +90,18 @@ def test_a_dry_run_shows_who_would_go_with_the_ranking(run: Run, tmp_path: Path)
     assert lines[start + 7] == "    and 3 more (--all)"
 
 
+def test_the_ranking_of_one_shortage_is_shown_once(run: Run, tmp_path: Path) -> None:
+    fields = document()
+    (first,) = fields["would"]
+    other = {**first, "title": "ci/p9", "ranking": ["1. evict: ci/p9: class reclaimed"]}
+    fields["would"] = [first, {**first, "title": "ci/p0"}, other, {**first, "title": "ci/p1"}]
+    for words in ((), ("--all",)):
+        _, lines, _ = ran(run, tmp_path, fields, *words)
+        assert [line for line in lines if ". evict: ci/batch-7" in line] == [f"    {first['ranking'][0]}"]
+        assert lines.count("    ranking: as of ci/batch-7 above") == 2
+        assert lines.count("    1. evict: ci/p9: class reclaimed") == 1
+
+
 def test_all_shows_whole_rankings_and_what_is_off(run: Run, tmp_path: Path) -> None:
     _, lines, _ = ran(run, tmp_path, document(), "--all")
     assert "    -. exempt: ci/report: annotation bypassd/do-not-evict=true (15 GiB of memory)" in lines

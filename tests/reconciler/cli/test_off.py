@@ -1,6 +1,7 @@
 """``bypassctl off``: what it asks of the daemon, and what it shows of what still bounds the pod."""
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -46,13 +47,28 @@ def test_quotas_above_the_pod_are_named_and_how_to_lift_ours(run: Run, daemon: F
     assert f"still bounded by {ABOVE}: 0.40 CPU" in out
     assert f"{ABOVE}/pod" not in out
     assert "--with-budget" in out
-    assert f"bypassctl release off:{BATCH}" in out
+    assert out.splitlines()[-1] == "back earlier: bypassctl release off:ci/batch-7"
+
+
+@pytest.mark.usefixtures("answer")
+def test_wide_has_the_uid_for_the_name(run: Run, daemon: FakeDaemon) -> None:
+    out = run("off", "batch-7", "--for", "1h", "--reason", "x", "-o", "wide", "--socket", daemon.socket).out
+    assert out.splitlines()[-1] == f"back earlier: bypassctl release off:{BATCH}"
+
+
+@pytest.mark.usefixtures("answer")
+def test_a_command_to_copy_is_one_word_to_the_shell_whatever_the_pods_name(run: Run, daemon: FakeDaemon) -> None:
+    for pod in daemon.document["pods"]:
+        if pod["uid"] == BATCH:
+            pod |= {"name": "$(touch owned)", "title": "ci/$(touch owned)"}
+    out = run("off", BATCH, "--for", "1h", "--reason", "x", "--socket", daemon.socket).out
+    assert shlex.split(out.splitlines()[-1].partition(": ")[2]) == ["bypassctl", "release", "off:ci/$(touch owned)"]
 
 
 def test_a_kept_hold_is_shown_with_its_reason_and_person(run: Run, daemon: FakeDaemon, answer: dict[str, Any]) -> None:
     answer["kept"] = {"target": f"pod:{BATCH}", "reason": "debugging", "by": "ben", "until": None}
     out = run("off", "batch-7", "--for", "1h", "--reason", "x", "--socket", daemon.socket).out
-    assert f"hold pod:{BATCH} until release: debugging (by ben)" in out
+    assert "hold pod:ci/batch-7 until release: debugging (by ben)" in out
 
 
 def test_a_value_that_is_not_restored_is_a_failure(run: Run, daemon: FakeDaemon, answer: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from reconciler.cli.examples import EXAMPLES
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.format import exact_text, file_text
 from reconciler.cli.jsonpath import LONGEST, parse, select
 from reconciler.cli.options import COMMANDS, parser
 from tests.reconciler.cli.conftest import Run
@@ -89,3 +90,41 @@ def test_every_command_has_examples_that_can_be_parsed(run: Run) -> None:
             assert words[0] == name
             assert parser(name).parse_args(words).command == name
             assert f"bypassctl {line}" in run(name, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "shown"),
+    [
+        ("cpu.cfs_quota_us", "160000", "160000 µs"),
+        ("cpu.cfs_quota_us", "-1", "-1 (no limit)"),
+        ("cpu.max", "40000 100000", "40000 100000 (40000 of 100000 µs)"),
+        ("cpu.max", "max 100000", "max 100000 (no limit)"),
+        ("cpu.shares", "1024", "1024 shares"),
+        ("cpu.weight", "39", "39"),
+        ("memory.limit_in_bytes", "268435456", "268435456 (256 MiB)"),
+        ("memory.limit_in_bytes", "9223372036854771712", "9223372036854771712 (no limit)"),
+        ("memory.max", "max", "max (no limit)"),
+        ("cpuset.cpus", "0-3", "0-3"),
+        ("pids.max", "100", "100 processes"),
+        ("cpu.max", "1 x", "1 x"),
+        ("oom_score_adj", "1000", "1000"),
+        ("cpu.shares", None, "-"),
+    ],
+)
+def test_a_files_text_has_its_own_number_and_its_reading(file: str, value: str | None, shown: str) -> None:
+    assert file_text(file, value) == shown
+
+
+def test_two_values_that_read_alike_differ_in_a_table() -> None:
+    texts = {exact_text("memory.max", str(value)) for value in (268435456, 268435456 + 4096)}
+    assert len(texts) == 2
+
+
+def test_tables_have_units_and_documents_the_files_own_texts(run: Run, daemon: FakeDaemon) -> None:
+    words = ("--socket", daemon.socket)
+    for command in (("diff", "--all"), ("dump", "--section", "files"), ("dump", "--section", "settings")):
+        assert " shares " in run(*command, *words).out, command
+        for form in ("json", "yaml"):
+            text = run(*command, *words, "-o", form).out
+            assert " shares" not in text
+            assert " µs" not in text

@@ -36,6 +36,12 @@ def test_each_window_has_a_row_for_each_owner(run: Run, daemon: FakeDaemon) -> N
     assert ["batch", "120", "s", "30", "s", "5", "s", "200", "s", "-80", "s", "100", "%"] in rows
 
 
+def test_without_any_account_there_is_no_empty_table(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["owners"] = {**OWNERS, "windows": [{"hours": hours, "owners": []} for hours in (1, 4, 24)]}
+    ran = run("owners", "--socket", daemon.socket)
+    assert (ran.code, len(ran.out.splitlines())) == (Exit.OK, 2)
+
+
 def test_it_is_one_document_for_programs(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["owners"] = OWNERS
     assert json.loads(run("owners", "-o", "json", "--socket", daemon.socket).out) == {"owners": OWNERS}

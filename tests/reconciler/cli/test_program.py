@@ -21,6 +21,7 @@ from reconciler.cli import client, completion, exits, places, screen
 from reconciler.cli.asking import QueryResults, _ask_daemon
 from reconciler.cli.blocks import Line, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.main import main
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.cli.options import COMMANDS, parser
 from reconciler.config import load
@@ -48,8 +49,12 @@ HEAVY = {
 }
 
 
-def heavy(*command: str, allowed: frozenset[str] = frozenset()) -> tuple[int, set[str]]:
-    """Which of the heavy libraries one run of the program has imported."""
+UNUSED_BY_CONFIG = {"yaml", "logging", "secrets", "_hashlib", "shutil", "reconciler.detectors.rule"}
+"""Libraries that cost `config show` milliseconds, and the detectors' rules, of which only kind and names are shown."""
+
+
+def imported(*command: str) -> tuple[int, set[str]]:
+    """Exit code and modules of one run of the program."""
     code = (
         "import sys\nfrom reconciler.cli.main import main\n"
         "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as exc:\n    code = exc.code\n"
@@ -58,8 +63,13 @@ def heavy(*command: str, allowed: frozenset[str] = frozenset()) -> tuple[int, se
     done = subprocess.run(
         [sys.executable, "-c", code, *command], capture_output=True, text=True, check=False, cwd=PROJECT, timeout=60
     )
-    modules = {name.partition(".")[0] for name in done.stderr.splitlines()[-1].split()}
-    return done.returncode, modules & (HEAVY - allowed)
+    return done.returncode, set(done.stderr.splitlines()[-1].split())
+
+
+def heavy(*command: str, allowed: frozenset[str] = frozenset()) -> tuple[int, set[str]]:
+    """Which of the heavy libraries one run of the program has imported."""
+    code, modules = imported(*command)
+    return code, {name.partition(".")[0] for name in modules} & (HEAVY - allowed)
 
 
 @pytest.mark.parametrize("command", [["status"], ["dump", "-o", "json"], ["diff"], ["holds"], ["reload"]])
@@ -97,6 +107,18 @@ def test_a_setting_is_explained_without_the_readers_of_the_node() -> None:
     assert (code, libraries & {"trio", "grpc", "starlette", "httpx2"}) == (0, set())
 
 
+@pytest.mark.parametrize("words", [["show"], ["explain"], ["explain", "node.resync_s"], ["show", "-o", "json"]])
+def test_the_configuration_is_shown_without_what_it_does_not_use(tmp_path: Path, words: list[str]) -> None:
+    code, modules = imported("config", *words, "--root", str(tmp_path))
+    assert (code, modules & UNUSED_BY_CONFIG) == (0, set())
+
+
+def test_no_command_pays_for_the_width_of_its_help() -> None:
+    for words in (("--help",), ("hold", "--help"), ("config", "--help")):
+        code, modules = imported(*words)
+        assert (code, modules & {"shutil", "bz2", "lzma"}) == (0, set()), words
+
+
 def test_help_and_version_import_nothing_heavy() -> None:
     assert heavy("--help") == (0, set())
     assert heavy("--version") == (0, set())
@@ -115,6 +137,17 @@ def test_the_usual_places_are_those_of_the_daemon() -> None:
     assert Config().http.socket == places.DEFAULT_SOCKET
     assert Config().http.reader_socket == places.DEFAULT_READER
     assert places.DEFAULT_CONFIG == load.DEFAULT_PATH
+
+
+def test_state_dump_speaks_of_itself(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["--section"], ["-o", "nothing"]):
+        code = main(["dump", *words], "state-dump")
+        captured = capsys.readouterr()
+        text = captured.out + captured.err
+        assert code == (Exit.OK if words == ["--help"] else Exit.USAGE)
+        assert text.startswith("usage: state-dump [-h] [--section NAME]")
+        assert "bypassctl" not in text
+    assert run("dump", "--help").out.startswith("usage: bypassctl dump [-h] [--section NAME]")
 
 
 def test_no_command_and_a_wrong_option_are_usage_errors(run: Run) -> None:
@@ -178,7 +211,7 @@ def test_the_manual_has_every_command_and_every_exit_code() -> None:
     assert exits.__doc__ is not None
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_files_are_those_of_this_command_line(shell: str) -> None:
     assert (PROJECT / completion.FILES[shell]).read_text() == completion.completion(shell)
     assert shtab.complete(parser(), shell=shell)
@@ -258,7 +291,7 @@ def test_a_daemon_that_is_silent_is_given_up(tmp_path: Path) -> None:
 
 def test_every_error_has_its_exit_code() -> None:
     assert CliError("x", Exit.NOT_FOUND).code == 5
-    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [int(code) for code in Exit] == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
 # Screens
@@ -358,3 +391,14 @@ def test_doctor_knows_a_denied_daemon_from_one_that_is_down(
     results = QueryResults()
     _ask_daemon(cast("InspectedNode", node), results)
     assert results.daemon_reasons == (f"{daemon.socket}: permission denied: run with sudo",)
+
+
+def test_an_answer_without_a_field_is_one_line_and_no_traceback(
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answers["GET /events"] = (200, {"run": "a", "events": [], "last": 0})
+    assert main(["events", "--socket", daemon.socket]) == Exit.REFUSED
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "version" in err

@@ -8,12 +8,16 @@ import pytest
 from reconciler.cli.checks.protection import offers_of
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.options import parser
+from reconciler.config.docs import preset_in_force
 from reconciler.config.load import Loaded, load, reload
 from reconciler.config.presets import effects
+from reconciler.control.planner import plan
 from reconciler.daemon.agent import Agent
+from reconciler.policies.yielding import threads_count
 from state.model import Setting
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import BATCH, LiveNode, group
+from tests.reconciler.nodes import node, pod
 
 
 def write(live: LiveNode, level: str, **more: object) -> str:
@@ -43,8 +47,8 @@ def knobs_of(agent: Agent) -> set[str]:
 
 
 def lacks(live: LiveNode) -> set[str]:
-    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
-    return {name for effect in effects(offers_of(node)) for name in effect.lacks}
+    inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+    return {name for effect in effects(offers_of(inspected)) for name in effect.lacks}
 
 
 @pytest.mark.parametrize("mode", ["v1", "v2"])
@@ -52,14 +56,39 @@ async def test_a_plan_of_full_sets_what_doctor_does_not_miss(tmp_path: Path, mod
     live = LiveNode(tmp_path, mode)
     with live.agent(load(write(live, "full")).config) as agent:
         await live.look(agent)
-        view, plan = agent.current()
-        assert plan is not None
-        node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
-        assert node.knobs == view.knobs
+        view, _ = agent.current()
+        inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+        assert inspected.knobs == view.knobs
         assert knobs_of(agent) <= view.knobs
         missed = lacks(live)
         assert ("idle class" in missed) is ("cpu.idle" not in knobs_of(agent))
         assert ("protected memory requests" in missed) is (mode == "v1")
+
+
+@pytest.mark.parametrize(
+    ("release", "groups", "used"),
+    [("5.10.0-32-cloud-amd64", False, True), ("6.1.0-56-amd64", True, True), ("6.12.117", True, False)],
+)
+def test_doctor_and_explain_name_the_forms_of_the_idle_class_that_the_plan_has(
+    tmp_path: Path, release: str, groups: bool, used: bool
+) -> None:
+    """By kernel as in the virtual machine: docs/cpu.md."""
+    live = LiveNode(tmp_path)
+    live.put("proc/sys/kernel/osrelease", f"{release}\n")
+    for path in [] if groups else list(tmp_path.rglob("cpu.idle")):
+        path.unlink()
+    loaded = load(write(live, "full"))
+    inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+    view = node(pod("batch"), knobs=inspected.knobs, threads_yield=threads_count(release))
+    desired = plan(view, None, loaded.config.policies)
+    assert (("/kubepods/besteffort/podbatch", "cpu.idle") in desired.settings) is groups
+    assert (desired.plan.idle_threads is not None) is used
+
+    offers = offers_of(inspected)
+    given = {name for effect in effects(offers) for name in effect.gives}
+    assert ("idle class" in given, "idle class of threads" in given) == (groups, used)
+    notes = {row.setting: note for row, note in preset_in_force(loaded, offers)}
+    assert (notes["policies.idle_class.threads"] is None) is used
 
 
 async def test_a_reload_sets_and_releases_what_another_level_has(tmp_path: Path) -> None:

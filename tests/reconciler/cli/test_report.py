@@ -10,7 +10,7 @@ import pytest
 
 from reconciler.cli import report as module
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.report import DEFAULTS, gate, gate_limits, quantile, sums
+from reconciler.cli.report import DEFAULTS, GateState, gate, gate_limits, gate_state, quantile, sums
 from reconciler.control import effect_hours
 from reconciler.control.pod_minutes import Minute
 from tests.reconciler.cli.conftest import Run
@@ -45,8 +45,14 @@ def now() -> int:
     return int(time.time()) // 3600
 
 
-def verdicts(rows: list[dict[str, Any]], limits: dict[str, float] | None = None) -> dict[str, bool]:
-    return {result.name: result.ok for result in gate(sums(rows), DEFAULTS if limits is None else limits)}
+def states(rows: list[dict[str, Any]], limits: dict[str, float] | None = None) -> dict[str, GateState]:
+    results = gate(sums(rows), DEFAULTS if limits is None else limits, 60.0 * len(rows))
+    return {result.name: result.state for result in results}
+
+
+def two_hours(**counts: int) -> list[dict[str, Any]]:
+    """The last hour and this one, both whole: enough for ``--since 1h`` at any minute."""
+    return [effect_row(now() - 1, starts=50, **counts), effect_row(now(), starts=50)]
 
 
 def test_hours_are_summed_and_those_before_the_time_are_left_out(run: Run, daemon: FakeDaemon) -> None:
@@ -62,43 +68,96 @@ def test_hours_are_summed_and_those_before_the_time_are_left_out(run: Run, daemo
     assert "gate" not in facts
 
 
-@pytest.mark.parametrize(("busy_milli", "code"), [(11.0, Exit.OK), (13.0, Exit.NOT_OK)])
-def test_the_gate_is_the_exit_code(run: Run, daemon: FakeDaemon, busy_milli: float, code: Exit) -> None:
-    daemon.document["effect"] = [effect_row(now(), busy_milli)]
-    assert run("report", "--socket", daemon.socket).code == Exit.OK
-    assert run("report", "--socket", daemon.socket, "--gate").code == code
-    assert run("report", "--socket", daemon.socket, "--gate", "wait=1.5").code == Exit.OK
-    ran = run("report", "--socket", daemon.socket, "--gate", "wait=off", "-o", "jsonpath={.gate.ok}")
+@pytest.mark.parametrize(
+    ("busy_milli", "code", "state"), [(11.0, Exit.OK, GateState.PASSED), (13.0, Exit.NOT_OK, GateState.FAILED)]
+)
+def test_the_gate_is_the_exit_code(
+    run: Run, daemon: FakeDaemon, busy_milli: float, code: Exit, state: GateState
+) -> None:
+    daemon.document["effect"] = [row | {"with_be": side(30, busy_milli)} for row in two_hours()]
+    report = ("report", "--socket", daemon.socket, "--since", "1h")
+    assert run(*report).code == Exit.OK
+    ran = run(*report, "--gate", "-o", "json")
+    assert (ran.code, json.loads(ran.out)["gate"]["state"]) == (code, state)
+    assert run(*report, "--gate", "wait=1.5").code == Exit.OK
+    ran = run(*report, "--gate", "wait=off", "-o", "jsonpath={.gate.ok}")
     assert (ran.code, ran.out) == (Exit.OK, "true\n")
 
 
 def test_each_bound() -> None:
     good = effect_row(1, starts=100, late=1, evictions=1, yields=1)
-    assert set(verdicts([good]).values()) == {True}
-    assert not verdicts([effect_row(1, starts=100, late=2)])["late"]
-    assert not verdicts([effect_row(1, evictions=1, evictions_failed=1)])["evictions"]
-    assert not verdicts([effect_row(1, yields=2)])["yields"]
-    assert not verdicts([effect_row(1) | {"held": 7}])["held"]
+    assert states([good]) == dict.fromkeys(DEFAULTS, GateState.PASSED)
+    broken = {
+        "late": effect_row(1, starts=100, late=2),
+        "evictions": effect_row(1, evictions=1, evictions_failed=1),
+        "yields": effect_row(1, yields=2),
+        "held": effect_row(1) | {"held": 7},
+        "wait": effect_row(1, 13.0),
+    }
+    for name, row in broken.items():
+        assert states([row])[name] is GateState.FAILED, name
 
 
-def test_what_is_not_measured_does_not_pass() -> None:
+def test_what_is_not_measured_is_neither_met_nor_broken() -> None:
     always_busy = effect_row(1) | {"without_be": side(2)}
-    assert not verdicts([always_busy])["wait"]
+    assert states([always_busy])["wait"] is GateState.UNKNOWN
     unknown = effect_row(1) | {"with_be": side() | {"samples": 0}}
-    assert not verdicts([unknown])["wait"]
+    assert states([unknown])["wait"] is GateState.UNKNOWN
 
 
 @pytest.mark.parametrize("at", ["with_be", "without_be"])
 @pytest.mark.parametrize(("bound", "samples"), [("wait", "samples"), ("throttled", "throttled_samples")])
 def test_one_minute_of_one_pod_is_no_measurement(at: str, bound: str, samples: str) -> None:
     """The node had both kinds of minutes for half an hour; the only online pod was there for one."""
-    few = effect_row(1) | {at: side() | {samples: 1}}
-    assert {name for name, ok in verdicts([few]).items() if not ok} == {bound}
+    few = effect_row(1, starts=100) | {at: side() | {samples: 1}}
+    assert {name for name, state in states([few]).items() if state is not GateState.PASSED} == {bound}
+
+
+@pytest.mark.parametrize(
+    ("starts", "late", "state"),
+    [
+        (0, 0, GateState.UNKNOWN),
+        (9, 0, GateState.UNKNOWN),
+        (10, 0, GateState.PASSED),
+        (3, 1, GateState.FAILED),
+    ],
+)
+def test_starts_in_time_need_starts_and_a_late_one_needs_no_more(starts: int, late: int, state: GateState) -> None:
+    assert states([effect_row(1, starts=starts, late=late)])["late"] is state
+
+
+def test_mode_observe_is_no_evidence_for_anything_but_a_hold() -> None:
+    observed = states([effect_row(1, starts=100) | {"enforced": 0}])
+    assert {name for name, state in observed.items() if state is not GateState.UNKNOWN} == {"held"}
+
+
+@pytest.mark.parametrize(
+    ("enforced", "state"), [(60, GateState.PASSED), (54, GateState.PASSED), (40, GateState.UNKNOWN)]
+)
+def test_a_part_of_the_time_without_a_record_is_no_evidence(enforced: int, state: GateState) -> None:
+    row = effect_row(1, starts=100) | {"enforced": enforced}
+    assert states([row])["missing"] is state
+    assert states([row], {"held": 0.1})["held"] is GateState.PASSED
+
+
+def test_a_daemon_of_two_hours_is_no_evidence_for_a_day(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["effect"] = two_hours()
+    gate_of = ("report", "--socket", daemon.socket, "-o", "jsonpath={.gate.state}", "--gate")
+    ran = run(*gate_of, "--since", "24h")
+    assert (ran.code, ran.out) == (Exit.NO_EVIDENCE, "unknown\n")
+    assert run(*gate_of, "missing=off", "--since", "24h").code == Exit.OK
+    # Harm is harm, however little was recorded.
+    daemon.document["effect"] = two_hours(evictions=9)
+    assert run(*gate_of, "--since", "24h").code == Exit.NOT_OK
+
+
+def test_a_gate_without_bounds_is_passed() -> None:
+    assert gate_state([]) is GateState.PASSED
 
 
 def test_waits_below_the_noise_are_within_every_ratio() -> None:
     quiet = effect_row(1, 0.9) | {"without_be": side(30, 0.001)}
-    assert verdicts([quiet])["wait"]
+    assert states([quiet])["wait"] is GateState.PASSED
 
 
 @pytest.mark.parametrize("text", ["wait", "wait=x", "wait=-1", "wait=nan", "speed=1"])
@@ -132,6 +191,9 @@ def test_without_a_daemon_the_stored_rows_are_used(run: Run, tmp_path: Path) -> 
     assert (ran.code, ran.out) == (Exit.OK, "1.0\n")
 
 
-def test_without_rows_there_is_no_report(run: Run, daemon: FakeDaemon) -> None:
+def test_without_rows_there_is_no_report_and_no_evidence(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["effect"] = []
-    assert run("report", "--socket", daemon.socket, "--gate").code == Exit.NOT_FOUND
+    assert run("report", "--socket", daemon.socket).code == Exit.NOT_FOUND
+    ran = run("report", "--socket", daemon.socket, "--gate", "-o", "json")
+    assert ran.code == Exit.NO_EVIDENCE
+    assert {bound["state"] for bound in json.loads(ran.out)["gate"]["bounds"]} == {"unknown"}

@@ -244,8 +244,8 @@ def test_nothing_differs_is_0_and_a_difference_is_1(run: Run, daemon: FakeDaemon
     ran = run("diff", "--socket", daemon.socket)
     assert ran.code == Exit.NOT_OK
     assert ran.out.splitlines() == [
-        "KNOB       WANTED  ACTUAL  STATE        GROUP",
-        "cpu.quota  160000  -1      would write  /kubepods/besteffort",
+        "KNOB       WANTED     ACTUAL         STATE        GROUP",
+        "cpu.quota  160000 µs  -1 (no limit)  would write  /kubepods/besteffort",
         "1 setting of 4 not in force",
     ]
     facts = json.loads(run("diff", "-o", "json", "--socket", daemon.socket).out)
@@ -274,7 +274,7 @@ def test_the_dump_can_be_one_section_and_its_table_names_every_row(run: Run, dae
     result = json.loads(run("dump", "--section", "pools", "-o", "json", "--socket", daemon.socket).out)
     assert list(result) == ["schema", "kind", "source", "at", "pools"]
     out = run("dump", "--socket", daemon.socket).out
-    assert "cpu.cfs_quota_us  160000  160000  -1          us      /kubepods/besteffort\n" in out
+    assert "cpu.cfs_quota_us  160000 µs    160000 µs    -1 (no limit)  us      /kubepods/besteffort\n" in out
     assert out.count("  ci/batch-7/bbbbbbbbbbbb\n") >= 4, "settings, files and history of one container"
     part = run("dump", "--section", "files", "--socket", daemon.socket).out
     assert f"  /kubepods/besteffort/pod{BATCH}/bbbbbbbbbbbb…\n" in part, "without the pods their titles are unknown"
@@ -322,7 +322,7 @@ def test_diff_reads_the_kernel_itself_when_the_daemon_is_down(run: Run, live: Li
     live.kernel.write(directory, "cpu.cfs_quota_us", "-1")
     ran = run("diff", "--root", live.root)
     assert ran.code == Exit.NOT_OK
-    assert "cpu.quota  160000  -1      differs  /kubepods/besteffort" in ran.out
+    assert "cpu.quota  160000 µs  -1 (no limit)  differs  /kubepods/besteffort" in ran.out
     live.kernel.remove_group(f"/kubepods/besteffort/pod{BATCH}")
     ran = run("diff", "--root", live.root)
     assert "its group is gone" in ran.out

@@ -3,9 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import trio
 
-from reconciler.control.effect_hours import COUNTED, DAYS, ROW, STEP, EffectHours, bucket_of, load_effect
+from reconciler.control.effect_hours import COUNTED, DAYS, ROW, STEP, EffectHour, EffectHours, bucket_of, load_effect
 from reconciler.control.hour_rows import HOUR_S
 from reconciler.control.pod_minutes import Minute
 from state.schema import META
@@ -13,11 +14,17 @@ from state.store import Store, StoreBatch
 from tests.reconciler.nodes import online, pod
 
 START = 500_000 * HOUR_S + 60.0
+HOUR = 500_000
+DAY_S = 86_400.0
 
 
 class Books:
+    """``now``: the true time; ``wrong``: by how much the wall clock is ahead of it."""
+
     def __init__(self, path: Path) -> None:
         self.now = START
+        self.wrong = 0.0
+        self.booted = START - 30 * DAY_S
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.mode = (True, False)
         self.store = Store(str(path / "state.db"), boot="boot-1")
@@ -26,8 +33,25 @@ class Books:
     def opened(self) -> EffectHours:
         lane = trio.CapacityLimiter(1)
         return EffectHours(
-            self.store, lane, counted=lambda: Counter(self.counters), mode=lambda: self.mode, wall=lambda: self.now
+            self.store,
+            lane,
+            counted=lambda: Counter(self.counters),
+            mode=lambda: self.mode,
+            wall=lambda: self.now + self.wrong,
+            uptime=lambda: self.now - self.booted,
         )
+
+    def reboot(self, path: Path, *, wrong: float = 0.0) -> None:
+        """The next boot finds the store, and a clock that may be wrong."""
+        self.store.close()
+        self.booted, self.wrong = self.now, wrong
+        self.store = Store(str(path / "state.db"), boot=f"boot-{self.now}")
+        self.effect = self.opened()
+
+    async def stored(self) -> dict[int, int]:
+        """Minutes by hour, as the store has them after a save."""
+        await self.effect.save()
+        return {at - HOUR: hour.minutes for at, hour in sorted(load_effect(self.store).items())}
 
     def minute(self, be_milli: float, *minutes: Minute) -> None:
         pods = [(pod("be"), Minute(be_milli, 0.0, None))]
@@ -74,6 +98,87 @@ def test_rows_survive_a_restart_and_old_ones_are_deleted(tmp_path: Path) -> None
         assert list(load_effect(books.store)) == [int(books.now) // HOUR_S]
 
     trio.run(run)
+
+
+async def test_a_node_that_boots_with_its_clock_behind_keeps_its_hours_and_gets_the_new_ones_at_their_time(
+    tmp_path: Path,
+) -> None:
+    books = Books(tmp_path)
+    books.minute(0.0)
+    await books.stored()
+    books.now += 7 * HOUR_S
+    books.reboot(tmp_path, wrong=-1_000 * DAY_S)
+    for _ in range(2):
+        books.minute(0.0)
+    behind = 7 - 24_000
+    assert await books.stored() == {behind: 2, 0: 1}
+    # The time comes over the network.
+    books.now += 60.0
+    books.wrong = 0.0
+    books.minute(0.0)
+    assert await books.stored() == {0: 1, 7: 3}
+
+
+async def test_a_step_while_the_daemon_was_down_moves_the_rows_of_this_boot_too(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    books.reboot(tmp_path, wrong=-50 * HOUR_S)
+    books.minute(0.0)
+    assert await books.stored() == {-50: 1}
+    books.now += 60.0
+    books.wrong = 0.0
+    books.effect = books.opened()
+    books.minute(0.0)
+    assert await books.stored() == {0: 2}
+
+
+async def test_a_clock_that_is_wrong_for_hours_costs_no_row(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    books.minute(0.0)
+    await books.stored()
+    books.now += 3 * HOUR_S
+    books.reboot(tmp_path)
+    books.minute(0.0)
+    for wrong in (400 * DAY_S, -400 * DAY_S, 0.0):
+        books.wrong = wrong
+        books.now += HOUR_S
+        books.minute(0.0)
+        await books.stored()
+    # The row of the boot before was never moved; those of this boot were, and back.
+    assert await books.stored() == {0: 1, 3: 1, 4: 1, 5: 1, 6: 1}
+
+
+async def test_small_corrections_move_nothing(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    for wrong in (300.0, -300.0, 900.0):
+        books.wrong = wrong
+        books.minute(0.0)
+    assert await books.stored() == {-1: 1, 0: 2}
+
+
+async def test_rows_of_a_wrong_clock_are_bounded_and_dropped_when_the_clock_was_right_for_a_day(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    batch = StoreBatch()
+    for at in (*range(HOUR + 5_000, HOUR + 6_000), HOUR - 5_000):
+        batch.put(META, f"{ROW}{at}", msgspec.msgpack.encode(EffectHour(minutes=1)))
+    books.store.apply(batch)
+    books.reboot(tmp_path)
+    books.minute(0.0)
+    kept = await books.stored()
+    assert len(kept) == 2 * DAYS * 24
+    assert 0 in kept
+    books.now += DAY_S
+    books.minute(0.0)
+    assert await books.stored() == {0: 1, 24: 1}
+
+
+def test_the_clocks_row_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    batch = StoreBatch()
+    batch.put(META, f"{ROW}clock", msgspec.msgpack.encode({"boot": "boot-1", "offset_s": "far"}))
+    books.store.apply(batch)
+    books.effect = books.opened()
+    books.minute(0.0)
+    assert [at - HOUR for at in books.effect.hours] == [0]
 
 
 def test_a_row_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:

@@ -32,13 +32,21 @@ class Books:
     def __init__(self, agent: Agent, live: LiveNode) -> None:
         self.agent, self.live = agent, live
         self.now, self.used = HOUR * 3600.0, 0.0
+        self.stepped = 0.0
+        """By how much the wall clock was set wrong."""
         self.cases: list[EvictionCase] = []
         self.config = OwnersConfig()
         self.ledger = self.another()
         self.owner = agent.inventory.pods[BATCH].namespace or UNKNOWN
 
     def another(self) -> OwnerLedger:
-        return OwnerLedger(self.agent, lambda: self.config, lambda: self.cases, wall=lambda: self.now)
+        return OwnerLedger(self.agent, lambda: self.config, lambda: self.cases, wall=self.wall, uptime=self.uptime)
+
+    def wall(self) -> float:
+        return self.now + self.stepped
+
+    def uptime(self) -> float:
+        return self.now - (HOUR - 1000) * 3600.0
 
     def use(self, seconds: float, uid: str = BATCH) -> None:
         self.used += seconds
@@ -124,6 +132,16 @@ async def test_accounts_are_kept_over_a_restart_by_hour_and_for_some_days_only(b
     await books.ledger.save()
     assert len(books.ledger.hours) == 1
     assert load_hours(books.agent.store) == books.ledger.hours
+
+
+async def test_accounts_of_an_hour_that_is_another_after_a_step_of_the_clock_are_added(books: Books) -> None:
+    books.use(10.0)
+    await books.sample()
+    books.stepped = 7200.0
+    books.use(5.0)
+    await books.sample()
+    assert {at: accounts[books.owner].sold_s for at, accounts in books.ledger.hours.items()} == {HOUR + 2: 15.0}
+    assert books.account().sold_s == 15.0
 
 
 async def test_hours_of_a_clock_that_was_set_back_and_damaged_rows_are_dropped(books: Books) -> None:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from reconciler.cli.document import standings
+from reconciler.cli.targets import find_pod, sought
 from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.daemon.status import IDENTITY, StatusReport, distinct, nothing_in_force
 from reconciler.runtime.cooperative import all_steps
@@ -22,10 +23,11 @@ from reconciler.web.limits import HttpCounts
 from state.dump import document
 from state.model import Hold
 from state.setting_state import SettingState
-from tests.fakes.livenode import BATCH, NAMES, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, NAMES, WEB, LiveNode, container_id, group
 from tests.fakes.web import FakePulse
 from tests.reconciler.telemetry.rendered import LibraryPods
 
+OF_PODS = ("pods", "settings", "files", "history")
 MOVING = {"at", "agent", "sources", "headroom"}
 """What is another one a moment later."""
 
@@ -198,3 +200,65 @@ def test_thousands_of_tenants_problems_cost_little() -> None:
         taken.append(time.thread_time() - began)
     # Comparing each with each other takes minutes.
     assert min(taken) < 2
+
+
+FORMS = [
+    *(
+        BATCH,
+        BATCH[:5],
+        "batch-7",
+        "ci/bat",
+        "pod/batch-7",
+        container_id(BATCH)[:12],
+        f"containerd://{container_id(BATCH)}",
+    ),
+    *(group(BATCH), f"/sys/fs/cgroup/cpu,cpuacct{group(BATCH)}/{container_id(BATCH)}", "4242"),
+    f"/kubepods.slice/kubepods-besteffort-pod{BATCH.replace('-', '_')}.slice",
+]
+
+
+@pytest.mark.parametrize("wanted", FORMS)
+async def test_an_answer_for_one_pod_has_no_other_and_all_that_is_of_it(live: LiveNode, wanted: str) -> None:
+    live.put("proc/4242/cgroup", f"4:cpuset:{group(BATCH)}/{container_id(BATCH)}\n")
+    with live.agent() as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        await agent.keeper.flush()
+        answers = Answers(show, HttpCounts())
+        whole = json.loads(await answers.state(OF_PODS, "json"))
+        text = await answers.state(OF_PODS, "json", sought(wanted, live.root))
+    answer = json.loads(text)
+    assert find_pod(answer, wanted, root=live.root)["uid"] == find_pod(whole, wanted, root=live.root)["uid"] == BATCH
+    assert [pod["uid"] for pod in answer["pods"]] == [BATCH]
+    for name in ("settings", "files"):
+        assert answer[name] == [row for row in whole[name] if row["pod_uid"] in {None, BATCH}], name
+    assert answer["history"] == [row for row in whole["history"] if row["pod_uid"] == BATCH] != []
+
+
+async def test_requests_for_several_pods_share_a_build_and_get_each_their_own(live: LiveNode) -> None:
+    with live.agent() as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        answers = Answers(show, HttpCounts())
+        uids: dict[str, list[str]] = {}
+
+        async def ask(pod: str) -> None:
+            body = json.loads(await answers.state(["pods"], "json", pod))
+            uids[pod] = sorted(row["uid"] for row in body["pods"])
+
+        async with trio.open_nursery() as nursery:
+            for pod in ("", WEB, BATCH, f"{WEB},{BATCH}", "gone"):
+                nursery.start_soon(ask, pod)
+    assert uids == {"": sorted(NAMES), WEB: [WEB], BATCH: [BATCH], f"{WEB},{BATCH}": [WEB, BATCH], "gone": []}
+    assert answers.state_rounds.builds == 1
+
+
+async def test_a_removed_pod_is_found_by_the_start_of_its_uid(live: LiveNode) -> None:
+    with live.agent() as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        await agent.keeper.flush()
+        del agent.inventory.pods[BATCH]
+        body = json.loads(await Answers(show, HttpCounts()).state(OF_PODS, "json", BATCH[:5]))
+    assert body["pods"] == []
+    assert find_pod(body, BATCH) == {"uid": BATCH, "title": BATCH, "gone": True}

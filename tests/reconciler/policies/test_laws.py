@@ -123,6 +123,45 @@ def test_threads_count_where_the_view_has_them() -> None:
     assert in_force(pools_of(view(actual={}, idle_threads=frozenset({BATCH.containers[0].group.path}))))
 
 
+def test_idle_threads_beside_online_pods_count_only_with_the_least_weight() -> None:
+    batch = settled(OUTSIDE)
+    threads = {"idle_threads": frozenset({batch.containers[0].group.path})}
+    for weight, counts in ((1024, False), (None, False), (2, True)):
+        actual = {} if weight is None else {(batch.group.path, "cpu.weight"): weight}
+        assert in_force(pools_of(view(WEB, batch, actual=actual, **threads))) is counts
+
+
+def test_idle_threads_beside_an_online_pod_in_besteffort_count_only_with_the_least_weight() -> None:
+    inside = online("inside", qos=QosClass.BESTEFFORT)
+    threads = {"idle_threads": frozenset({BATCH.containers[0].group.path})}
+    for weight, counts in ((1024, False), (2, True)):
+        actual = {(BATCH.group.path, "cpu.weight"): weight}
+        assert in_force(pools_of(view(WEB, inside, BATCH, actual=actual, **threads))) is counts
+
+
+def test_an_idle_pod_in_burstable_does_not_yield_to_a_guaranteed_pod_that_shares_its_cpus() -> None:
+    """Measured: docs/cpu.md, "above". The directory between them has a weight of its own."""
+    idle = {(settled(OUTSIDE).group.path, "cpu.idle"): 1}
+    guaranteed = online("db", qos=QosClass.GUARANTEED)
+    pools = pools_of(view(WEB, guaranteed, OUTSIDE, actual=idle))
+    assert not in_force(pools)
+    assert "ns/db" in pools.reasons["law"]
+    assert in_force(pools_of(view(WEB, guaranteed, BATCH)))
+    assert in_force(pools_of(view(WEB, guaranteed, OUTSIDE, actual=idle, kubelet=kubelet(exclusive={"db/main": "7"}))))
+
+
+@pytest.mark.parametrize(
+    ("actual", "effective"),
+    [
+        ({(DIRECTORY, "cpu.weight"): 1024}, False),
+        ({(DIRECTORY, "cpu.weight"): 2}, True),
+        ({(DIRECTORY, "cpu.weight"): 3, (DIRECTORY, "cpu.idle"): 1}, True),
+    ],
+)
+def test_the_directory_of_be_pods_has_to_come_last_too(actual: dict[tuple[str, str], int], effective: bool) -> None:
+    assert in_force(pools_of(view(actual=IDLE | actual))) is effective
+
+
 @pytest.mark.parametrize(
     ("release", "effective"),
     [

@@ -10,7 +10,7 @@ import pytest
 from cgroupfs.log import get_log
 from reconciler.runtime import logs
 from reconciler.runtime.log_folding import FIRST_S, LONGEST_S, MOST, FoldingHandler, Repeats
-from reconciler.runtime.logs import LogFormat, LogLevel
+from reconciler.runtime.log_settings import LogFormat, LogLevel
 from tests.fakes.clock import Clock
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cgroupfs.log import BoundLog, get_log
 from reconciler.runtime import logs
-from reconciler.runtime.logs import LogFormat, LogLevel
+from reconciler.runtime.log_settings import LogFormat, LogLevel
 
 
 def written(form: LogFormat, level: LogLevel = LogLevel.INFO) -> tuple[io.StringIO, BoundLog]:

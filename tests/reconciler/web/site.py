@@ -1,6 +1,5 @@
 """The listeners of a daemon, with clients for all of them."""
 
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,6 +11,7 @@ import trio
 
 from reconciler.config.model import HttpSection
 from reconciler.web.components import components
+from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl, FakeShown
 
 
@@ -38,13 +38,6 @@ class Site:
         with trio.fail_after(3):
             while not await self.metric(name):  # noqa: ASYNC110  (what counts it has no event)
                 await trio.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @asynccontextmanager

@@ -24,8 +24,9 @@ from reconciler.web.components import components
 from reconciler.web.hosts import Hosts
 from reconciler.web.limits import MAX_CLIENTS, Bucket, ClientLimits, HttpCounts, Rate, client_of
 from reconciler.web.server import WebServer, listen_unix
+from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl, FakeShown
-from tests.reconciler.web.site import exchange, free_port, raw, serving
+from tests.reconciler.web.site import exchange, raw, serving
 
 ROW_S = 0.0002
 ROWS = 150
@@ -38,7 +39,7 @@ class BusyShown(FakeShown):
         super().__init__()
         self.builds = 0
 
-    async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
+    async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
         self.builds += 1
         return iter([("pods", self._rows())]), 0.0
 
@@ -165,6 +166,10 @@ async def test_a_name_that_is_no_utf8_and_control_characters_are_escaped() -> No
     assert text == b'{"pods":{"bad\\\\udcff":"\\u001b[31m\\u009b2J\\u007f\\u2028\\ufeff"}}\n'
     for form in ("yaml", "msgpack"):
         assert b"bad" in await answers.state(["pods"], form)
+    # DEL and escapes in what is ASCII throughout.
+    shown.pods = {"uid": "\x1b[31m\n\x7f"}
+    text = await answers.state(["pods"], "json")
+    assert text == b'{"pods":{"uid":"\\u001b[31m\\n\\u007f"}}\n'
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:

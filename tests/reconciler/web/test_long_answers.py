@@ -170,11 +170,11 @@ async def test_root_waits_for_no_readers_build(tmp_path: Path) -> None:
     started = trio.Event()
 
     class Stuck(FakeShown):
-        async def parts(self, sections: Sequence[str]) -> tuple[Iterator[tuple[str, object]], float]:
+        async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
             if "pools" not in sections:
                 started.set()
                 await trio.sleep_forever()
-            return await super().parts(sections)
+            return await super().parts(sections, pod)
 
     async with serving(tmp_path, state_over_tcp=True, shown=Stuck()) as site, trio.open_nursery() as nursery:
         nursery.start_soon(site.tcp.get, "/state?section=pods")

@@ -26,8 +26,9 @@ from reconciler.web.components import components
 from reconciler.web.interface import AlertTest, HoldRequest, RestoreRequest
 from reconciler.web.limits import ClientLimits, HttpCounts
 from reconciler.web.server import WebError, WebServer, listen_tcp, listen_unix
+from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl, FakeShown
-from tests.reconciler.web.site import free_port, raw, serving
+from tests.reconciler.web.site import raw, serving
 
 PROJECT = Path(__file__).parents[3]
 
@@ -88,6 +89,20 @@ async def test_a_wrong_question_is_answered_with_what_is_known(tmp_path: Path, u
     async with serving(tmp_path) as site:
         answer = await site.unix.get(url)
         assert (answer.status_code, answer.json()) == (400, {"error": error})
+
+
+@pytest.mark.parametrize("pod", ["", "web,", "a,b,c,d,e", "w" * 401, "web%0a", "%1b[2J"])
+async def test_a_pod_parameter_that_no_pod_can_have_is_refused(tmp_path: Path, pod: str) -> None:
+    async with serving(tmp_path) as site:
+        assert (await site.unix.get(f"/state?section=pods&pod={pod}")).status_code == 400
+        assert site.shown.asked == []
+
+
+async def test_the_pods_that_are_wanted_reach_the_document(tmp_path: Path) -> None:
+    async with serving(tmp_path) as site:
+        for url in ("/state?pod=shop/web-0", "/state?pod=web%2B1&section=pods", "/state?pod=a,b", "/state"):
+            assert (await site.unix.get(url)).status_code == 200
+        assert site.shown.pods_asked == ["shop/web-0", "web+1", "a,b", ""]
 
 
 async def test_the_hour_of_a_pod_is_had_by_its_uid(tmp_path: Path) -> None:

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import Directory
 from cgroupfs.scheduling import IDLE, OTHER
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite, InitClass
+from state.entry import BeforeSource
+from state.model import RuntimeSpec
+from tests.reconciler.actuators.acting import CID, GROUP, Acting, make_node
 
 
 @pytest.mark.parametrize(
@@ -162,3 +167,31 @@ def test_the_threads_of_one_init_are_bounded(tmp_path: Path) -> None:
     given.lane.execute("a", 0.0)
     assert threads.policies[7] == IDLE
     assert 32 < list(threads.policies.values()).count(IDLE) <= 64
+
+
+async def test_a_write_at_the_signal_reads_no_value_and_its_event_has_the_source_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
+    await acting.actuator.apply([acting.target(GROUP, wanted, creating=RuntimeSpec(shares=2))])
+    reads: list[str] = []
+    read = acting.files.read
+
+    def noted(directory: Directory, file: str) -> str:
+        reads.append(file)
+        return read(directory, file)
+
+    acting.files.read = noted  # type: ignore[method-assign]
+    acting.lane.execute(CID, 0.0)
+    assert not [file for file in reads if file.startswith("cpuset")]
+    await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
+    acting.write(GROUP, "cpu.set", "0-1")  # an update by the runtime, which only its signal reports
+    acting.lane.execute(CID, 1.0)
+    writes = [event for event in acting.ledger.events_after(0) if event.kind == "write"]
+    assert [(event.before, event.before_source, event.after) for event in writes] == [
+        ("0-3", BeforeSource.SPEC, "2-3"),
+        ("2-3", BeforeSource.SEEN, "2-3"),
+    ]
+    acting.close()

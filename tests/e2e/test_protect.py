@@ -1,0 +1,58 @@
+"""The preset `full` with real containers: the forms of the idle class that this kernel has, and all of it undone.
+
+By kernel: in the virtual machine, `tests/vm/run.sh` with ``BYPASSD_VM_KERNEL_OF``.
+"""
+
+import json
+import os
+
+import pytest
+
+from cgroupfs.scheduling import IDLE, OTHER
+from reconciler.policies.yielding import threads_count
+from tests.e2e.agent import eventually
+from tests.e2e.conftest import PodFactory, StartAgent
+from tests.e2e.node import Node
+from tests.e2e.pods import best_effort, burstable
+from tests.e2e.values import changes, snapshot
+
+pytestmark = [pytest.mark.containerd, pytest.mark.core]
+SIDES = {"policies.idle_class.enabled": "idle class", "policies.idle_class.threads": "idle class of threads"}
+LONG_S = 30.0
+
+
+def test_full_has_the_idle_class_of_this_kernel_says_so_and_restores_everything(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent
+) -> None:
+    run_pod(burstable("web"))
+    pod = run_pod(best_effort("be", run=("burn", "1")))
+    be = pod["main"]
+    idle = f"{os.path.dirname(be.directory('cpu'))}/cpu.idle"
+    before = snapshot(containerd_node)
+    groups = idle in before
+    threads = not groups or threads_count(os.uname().release)
+
+    def forms() -> tuple[bool, bool]:
+        return snapshot(containerd_node).get(idle) == "1", os.sched_getscheduler(be.init_pid()) == IDLE
+
+    daemon = agent(containerd_node, protect="full")
+    eventually("the pod is in the idle class", lambda: forms() == (groups, threads), within_s=LONG_S)
+
+    def law() -> str:
+        return daemon.control("explain", pod.spec.uid).stdout
+
+    eventually("which is effective", lambda: "budget law harm" in law(), within_s=LONG_S)
+    assert forms() == (groups, threads)
+    explained = json.loads(daemon.control("config", "explain", "protect", "-o", "json").stdout)
+    notes = {row["setting"]: row["note"] for row in explained["preset"]}
+    assert tuple(not notes[name] for name in SIDES) == (groups, threads)
+    findings = json.loads(daemon.control("doctor", "-o", "json").stdout)["findings"]
+    (found,) = [row["found"] for row in findings if row["check"] == "protect"]
+    (cpu,) = [part for part in found.split("; ") if part.startswith("cpu: ")]
+    assert tuple(name in cpu.removeprefix("cpu: ").split(", ") for name in SIDES.values()) == (groups, threads)
+
+    daemon.kill()
+    restored = daemon.control("restore")
+    assert restored.returncode == 0, restored.stdout + restored.stderr
+    assert os.sched_getscheduler(be.init_pid()) == OTHER
+    assert changes(before, snapshot(containerd_node)) == {}

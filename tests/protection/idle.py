@@ -1,0 +1,131 @@
+"""From the records of `tests/vm/idle.sh` to the tables of docs/cpu.md: what the idle classes do, by kernel.
+
+python -m tests.protection.idle FILE...
+"""
+
+import errno
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.protection.report import read_record
+
+PLACES: Final = {
+    "besteffort": "in besteffort",
+    "beside equal": "beside, equal weight",
+    "beside": "beside, least weight",
+    "above": "below, least weight",
+}
+SIDES: Final = ("", "threads", "group", "both")
+_PLACED: Final = ("besteffort", "besteffort threads", "besteffort group", "besteffort both")
+
+
+class Kernel(NamedTuple):
+    """One that was measured. ``series``: its first two numbers."""
+
+    series: str
+    layout: str
+
+    @property
+    def title(self) -> str:
+        """A heading."""
+        return f"{self.series} {self.layout}"
+
+
+Row = Mapping[str, Any]
+
+
+class Measured(NamedTuple):
+    """By kernel and form: ``waits`` on one CPU, ``placed`` on two. ``groups``: what its files accept, by kernel."""
+
+    waits: Mapping[tuple[Kernel, str], Row]
+    placed: Mapping[tuple[Kernel, str], float]
+    groups: Mapping[Kernel, Row]
+    inherited: Mapping[str, Row]
+
+
+def series_of(release: str) -> str:
+    """``6.1`` of ``6.1.0-56-cloud-amd64``."""
+    return ".".join(release.split(".")[:2])
+
+
+def measured(rows: Iterable[Row]) -> Measured:
+    """All lines of the records."""
+    waits: dict[tuple[Kernel, str], Row] = {}
+    placed: dict[tuple[Kernel, str], float] = {}
+    groups: dict[Kernel, Row] = {}
+    inherited: dict[str, Row] = {}
+    for row in rows:
+        if row.get("fact") == "inherited":
+            inherited[series_of(row["release"])] = row
+            continue
+        kernel = Kernel(series_of(row["release"]), row["layout"])
+        if row.get("fact") == "group":
+            groups[kernel] = row
+        elif "placed" in row:
+            placed[kernel, row["form"]] = row["placed"]
+        else:
+            waits[kernel, row["form"]] = row
+    return Measured(waits, placed, groups, inherited)
+
+
+def tables(found: Measured) -> str:
+    """Waiting and shares by form, placement by form, and the groups' files: a column for each kernel."""
+    kernels = list(found.groups)
+    lines = [
+        _line("BE pod", "idle class", *(kernel.title for kernel in kernels)),
+        "|---|---" + "|---" * len(kernels) + "|",
+    ]
+    for place, title in PLACES.items():
+        for side in SIDES:
+            cells = [_cell(found.waits.get((kernel, f"{place} {side}".strip()))) for kernel in kernels]
+            if set(cells) != {"-"}:
+                lines.append(_line(title, side or "none", *cells))
+    lines += ["", _line("idle class", *(kernel.title for kernel in kernels)), "|---" * (1 + len(kernels)) + "|"]
+    for form in _PLACED:
+        shares = [found.placed.get((kernel, form)) for kernel in kernels]
+        texts = ["-" if share is None else f"{share:.0%}" for share in shares]
+        lines.append(_line(form.removeprefix("besteffort").strip() or "none", *texts))
+    lines += ["", _line("files of a group", *(kernel.title for kernel in kernels)), "|---" * (1 + len(kernels)) + "|"]
+    for field, title in _FILES.items():
+        lines.append(_line(title, *(_value(found.groups[kernel].get(field)) for kernel in kernels)))
+    return "\n".join(lines)
+
+
+_FILES: Final = {
+    "idle": "`cpu.idle`",
+    "least": "least weight, as read",
+    "weight_idle": "weight, as read while idle",
+    "weight_write": "a write of the weight while idle",
+    "weight_after": "weight after `cpu.idle` 0",
+}
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    late, waits, share = 1 - row["light"]["at_once"], row["heavy"]["waited"], row["be_beside_busy"]
+    return f"{late:.0%}, {waits:.1%}, {share:.1%}"
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "EINVAL" if value == errno.EINVAL else str(value)
+
+
+def main(files: Sequence[str]) -> int:
+    """Print the tables."""
+    print(tables(measured(row for file in files for row in read_record(Path(file)))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

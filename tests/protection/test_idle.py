@@ -1,0 +1,67 @@
+"""The tables of docs/cpu.md are the record's, and what the daemon relies on is what was measured."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from cgroupfs.knobs import CATALOG
+from reconciler.control.planner import plan
+from reconciler.policies.idle_class import IdleClassConfig
+from reconciler.policies.table import PoliciesConfig
+from reconciler.policies.yielding import threads_count
+from tests.protection.idle import Kernel, measured, tables
+from tests.protection.report import read_record
+from tests.reconciler.nodes import MAINLINE, node, pod
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+FOUND: Final = measured(read_record(DOCS / "idle-class.jsonl"))
+SERVED: Final = 0.995
+NO_HARM: Final = 0.02
+ENDANGERED: Final = 0.3
+V2: Final = [kernel for kernel in FOUND.groups if kernel.layout == "v2"]
+
+
+def waits(kernel: Kernel, form: str) -> float:
+    """Of what a pod that needs three quarters of the CPU runs and waits: its waiting."""
+    return float(FOUND.waits[kernel, form]["heavy"]["waited"])
+
+
+def test_the_document_has_the_tables_of_the_record() -> None:
+    assert tables(FOUND) in (DOCS / "cpu.md").read_text()
+    assert {kernel.title for kernel in FOUND.groups} == {"5.10 v1", "5.10 v2", "6.1 v1", "6.1 v2", "6.12 v2"}
+
+
+@pytest.mark.parametrize("kernel", FOUND.groups, ids=lambda kernel: kernel.title)
+def test_the_forms_of_the_preset_are_the_ones_that_do_no_harm_on_each_kernel(kernel: Kernel) -> None:
+    knobs = MAINLINE if FOUND.groups[kernel]["idle"] else MAINLINE - {"cpu.idle"}
+    view = node(pod("batch"), knobs=knobs, threads_yield=threads_count(f"{kernel.series}.0"))
+    desired = plan(view, None, PoliciesConfig(idle_class=IdleClassConfig(enabled=True, threads=True)))
+    groups = any(knob == "cpu.idle" for _, knob in desired.settings)
+    threads = desired.plan.idle_threads is not None
+    form = {(True, True): " both", (True, False): " group", (False, True): " threads"}[groups, threads]
+    for place in ("besteffort", "beside"):
+        assert FOUND.waits[kernel, place + form]["light"]["at_once"] > SERVED
+        assert waits(kernel, place + form) < NO_HARM
+    assert CATALOG["cpu.idle"].forms[1 if kernel.layout == "v1" else 2].since == "5.15"
+
+
+@pytest.mark.parametrize("kernel", V2, ids=lambda kernel: kernel.title)
+def test_threads_count_where_idle_threads_of_another_group_are_preempted(kernel: Kernel) -> None:
+    usual, idle = (FOUND.waits[kernel, f"beside equal{side}"]["light"]["at_once"] for side in ("", " threads"))
+    assert usual < SERVED
+    assert (idle > SERVED) is threads_count(f"{kernel.series}.0")
+
+
+@pytest.mark.parametrize("kernel", FOUND.groups, ids=lambda kernel: kernel.title)
+def test_what_the_harm_law_refuses_does_not_protect(kernel: Kernel) -> None:
+    """`reconciler.policies.yielding`: threads without the least weight; a Guaranteed pod beside burstable."""
+    below = [form for measured_on, form in FOUND.waits if measured_on == kernel and form.startswith("above")]
+    assert len(below) in {2, 4}
+    assert min(waits(kernel, form) for form in ("beside equal threads", *below)) > ENDANGERED
+    assert waits(kernel, "beside threads") < NO_HARM
+
+
+@pytest.mark.parametrize("row", FOUND.inherited.values(), ids=FOUND.inherited)
+def test_the_class_of_a_thread_is_inherited_and_cannot_be_left_without_a_capability(row: dict[str, object]) -> None:
+    assert [row[name] for name in ("thread", "fork", "exec", "leaves_unprivileged")] == [True, True, True, False]
