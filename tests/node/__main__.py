@@ -7,12 +7,10 @@ Exit codes: 0 all went well and everything was put back; 1 something failed (sai
 """
 
 import argparse
-import contextlib
 import fcntl
 import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import yaml
@@ -32,6 +30,7 @@ from tests.node.bypassd import DEMO, BypassdProcess, fake_configuration
 from tests.node.containers import ContainerNode
 from tests.node.containers import missing as missing_for_containers
 from tests.node.demo import Demo, DemoFailed
+from tests.node.ending import terminated_like_ctrl_c
 from tests.node.inprocess import InProcess
 from tests.node.machine import Beside
 from tests.node.picture import svg
@@ -95,7 +94,7 @@ def main(parts: Sequence[str] | None = None) -> int:
     for text in choice.missing:
         screen.say(f"  missing: {text}")
     try:
-        with _terminated_like_ctrl_c():
+        with terminated_like_ctrl_c():
             return _run(choice, options, screen)
     except KeyboardInterrupt:
         screen.say("stopped; everything has been undone")
@@ -233,21 +232,6 @@ def _on_fake_kernel(options: argparse.Namespace, screen: Screen) -> int:
             outcome = demo.run()
         report.show(screen, outcome, label=LABEL, node=facts)
     return 0 if report.good(outcome) else EXIT_FAILED
-
-
-@contextlib.contextmanager
-def _terminated_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does."""
-
-    def interrupt(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

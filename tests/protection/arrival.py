@@ -22,6 +22,8 @@ from tests.e2e.programs import program
 from tests.fakes.kubelet.fake import playing_the_kubelet
 from tests.fakes.ports import free_port, listening
 from tests.node.bypassd import BypassdProcess, configuration
+from tests.node.ending import terminated_like_ctrl_c
+from tests.node.reaper import watched
 from tests.node.scripted import ScriptedNode
 from tests.protection.cells import GROUP
 from tests.protection.hogs import HOGS
@@ -113,8 +115,10 @@ def main() -> int:
     with (
         given.record.open("a") as record,
         tempfile.TemporaryDirectory(prefix="bypassd-arrival-") as directory,
+        terminated_like_ctrl_c(),
         playing_the_kubelet(),
         ScriptedNode.start(cpu_policy="none", reserved=frozenset(), cgroup_root=GROUP) as node,
+        watched(node.directory),
     ):
         Path(directory).chmod(0o755)
         node.kubelet.listen()

@@ -22,6 +22,8 @@ from tests.fakes.kubelet.cgroups import write
 from tests.fakes.kubelet.fake import playing_the_kubelet
 from tests.fakes.ports import free_port, listening
 from tests.node.bypassd import BypassdProcess, configuration
+from tests.node.ending import terminated_like_ctrl_c
+from tests.node.reaper import watched
 from tests.node.scripted import ScriptedNode
 from tests.protection.hogs import CPUS, Hog, units
 from tests.protection.laws import FIXED_PERCENT, Law
@@ -209,8 +211,10 @@ def stage(service: Service, directory: str) -> Iterator[Stage]:
     command = service.prepare(own, port)
     container = ContainerSpec(run=("exec", *command), cpu_request=1000)
     with (
+        terminated_like_ctrl_c(),
         playing_the_kubelet(),
         ScriptedNode.start(cpu_policy="none", reserved=frozenset(), cgroup_root=GROUP) as node,
+        watched(node.directory),
     ):
         node.kubelet.listen()
         pod: RunningPod = node.run_pod(

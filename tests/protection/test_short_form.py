@@ -1,12 +1,16 @@
 """One cell of `make protection` under each kind of law: the way from a real server's load to a line of the record."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.daemon.process import wait_for
 from tests.e2e.mounts import hierarchies
+from tests.node.scripted import ROOT
 from tests.protection.cells import Cell, encoded, stage
 from tests.protection.hogs import HOGS
 from tests.protection.laws import LAWS
@@ -24,6 +28,19 @@ pytestmark = [
         reason="REAL KERNEL TEST NOT RUN: no cpu controller of cgroup v1, or no runc",
     ),
 ]
+
+
+def test_a_measurement_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.protection", "--services", "redis", "--record", str(tmp_path / "record")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        group = Path(hierarchies()["cpu"], f"bypassd-protection-{process.pid}")
+        try:
+            wait_for(lambda: any(file.read_text() for file in group.rglob("cgroup.procs")), within_s=60)
+            process.terminate()
+            assert process.wait(60) != 0
+        finally:
+            process.kill()
+    assert not group.exists()
 
 
 def test_a_server_beside_be_work_under_three_laws_gives_a_line_for_each(tmp_path: Path) -> None:
