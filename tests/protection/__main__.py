@@ -39,7 +39,8 @@ def main(parts: Sequence[str] | None = None) -> int:
     given = options.parse_args(parts)
     if not given.report:
         _measure(given)
-    rows = read_record(given.record)
+    laws = {"alone", *given.laws.split(",")}
+    rows = [row for row in read_record(given.record) if row.get("law", "alone") in laws]
     if given.pictures is not None:
         known = outcomes(rows)
         given.pictures.mkdir(parents=True, exist_ok=True)

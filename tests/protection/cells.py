@@ -39,6 +39,8 @@ class Cell(Struct, frozen=True, kw_only=True):
     """One measurement. Times in microseconds, ``busy`` and ``steal`` in CPUs, ``work`` in units a second.
 
     ``rate``: requests a second that were asked for; ``done``: that were answered. ``busy`` is the whole machine's.
+    ``settle_s``: from the BE pod's start to the measurement. ``windows``: the p99 of each quarter of a second, -1 for
+    one without an answer.
     """
 
     service: str
@@ -46,6 +48,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     hog: str
     law: str
     round: int
+    settle_s: float
     rate: float
     done: float
     p50: float
@@ -177,6 +180,7 @@ class Stage:
             hog=hog.name if hog is not None else "-",
             law=law.name,
             round=number,
+            settle_s=settle_s,
             rate=rate,
             done=load.rate,
             p50=load.p50,

@@ -5,6 +5,7 @@
 machine less what online work uses alone, as the peers' law has it once it has settled. The others are bypassd with a
 configuration: ``quota`` is plain enforcing (the quota law without the idle class), ``cpu``, ``memory`` and ``full`` are
 the presets, ``idle_groups`` and ``idle_threads`` the idle class of one side with the law that follows from it,
+``kept`` is ``cpu`` with one CPU on which no BE work runs,
 ``idle_only`` idle groups without CPU set and budget, ``agent_only`` the same without these: the running daemon's part.
 """
 
@@ -49,6 +50,7 @@ LAWS: Final = {
         Law(name="cpu", config={"protect": "cpu"}),
         Law(name="memory", config={"protect": "cpu+memory"}),
         Law(name="full", config={"protect": "full"}),
+        Law(name="kept", config={"protect": "cpu", "policies": {"reserve": {"cpus": "0"}}}),
         Law(name="idle_groups", config=_idle(group=True, threads=False)),
         Law(name="idle_threads", config=_idle(group=False, threads=True)),
         Law(name="idle_only", config=_bare(idle=True)),

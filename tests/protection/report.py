@@ -1,9 +1,10 @@
 """From the record of `tests.protection` to tables: medians over rounds, against alone in the same round."""
 
 import json
+import math
 import os
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,8 +14,9 @@ CPUS: Final = os.cpu_count() or 1
 class Outcome(NamedTuple):
     """One service at one load beside one kind of work under one law, over all rounds.
 
-    ``p99``, ``p999``: ratio to alone, median of the rounds; ``spread``: the p99's smallest and largest. ``work``: of
-    BE, as a share of what it does with the machine to itself, in proportion to the CPU that online leaves.
+    ``p99``, ``p999``: ratio to alone, median of the rounds; ``spread``: the p99's smallest and largest. ``typical``:
+    the same of the median quarter second's p99, None where the record has longer windows. ``work``: of BE, as a share
+    of what it does with the machine to itself, in proportion to the CPU that online leaves.
     ``alone_us``, ``alone_spread``: alone's p99, the median and the smallest and largest of all rounds.
     """
 
@@ -25,6 +27,7 @@ class Outcome(NamedTuple):
     p99: float
     p999: float
     spread: tuple[float, float]
+    typical: float | None
     work: float
     p99_us: float
     alone_us: float
@@ -50,7 +53,10 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
         else:
             cells.setdefault((row["service"], row["share"], row["hog"], row["law"]), []).append(row)
     bases = {
-        key: {name: statistics.median(row[name] for row in some) for name in ("p99", "p999", "busy")}
+        key: {
+            **{name: statistics.median(row[name] for row in some) for name in ("p99", "p999", "busy")},
+            "typical": _typical(window for row in some for window in row["windows"]),
+        }
         for key, some in alone.items()
     }
     ever: dict[tuple[str, float], list[float]] = {}
@@ -60,6 +66,12 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
     for (service, share, hog, law), some in cells.items():
         pairs = [(cell, bases[service, share, cell["round"]]) for cell in some]
         p99 = [cell["p99"] / base["p99"] for cell, base in pairs]
+        # Records from before 2026-11-23 have windows of a second, of which a cell has two.
+        typical = [
+            _typical(cell["windows"]) / base["typical"]
+            for cell, base in pairs
+            if "settle_s" in cell and base["typical"]
+        ]
         whole = machine.get((service, hog), 0.0)
         work = [cell["work"] / (whole * max(0.05, 1 - base["busy"] / CPUS)) if whole else 0.0 for cell, base in pairs]
         result.append(
@@ -71,6 +83,7 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
                 p99=statistics.median(p99),
                 p999=statistics.median(cell["p999"] / base["p999"] for cell, base in pairs),
                 spread=(min(p99), max(p99)),
+                typical=statistics.median(typical) if typical else None,
                 work=statistics.median(work),
                 p99_us=statistics.median(cell["p99"] for cell, _ in pairs),
                 alone_us=statistics.median(base["p99"] for _, base in pairs),
@@ -79,6 +92,37 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
             )
         )
     return result
+
+
+def _typical(windows: Iterable[float]) -> float:
+    some = [window for window in windows if window >= 0]
+    return statistics.median(some) if some else 0.0
+
+
+def summary(known: Sequence[Outcome]) -> str:
+    """A line for each law over the cells that every law has."""
+    laws = list(dict.fromkeys(one.law for one in known))
+    cells: dict[tuple[str, float, str], dict[str, Outcome]] = {}
+    for one in known:
+        cells.setdefault((one.service, one.share, one.hog), {})[one.law] = one
+    whole = [some for some in cells.values() if len(some) == len(laws)]
+    lines = [
+        f"Medians over the {len(whole)} cells that all laws have:",
+        "",
+        "| law | p99 | geometric mean | nine of ten below | worst | of a quarter second | p99.9 | BE work |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for law in laws if whole else ():
+        some = [cell[law] for cell in whole]
+        p99 = sorted(one.p99 for one in some)
+        typical = [one.typical for one in some if one.typical is not None]
+        lines.append(
+            f"| `{law}` | {statistics.median(p99):.2g} | {statistics.geometric_mean(p99):.2g} "
+            f"| {p99[math.ceil(0.9 * len(p99)) - 1]:.2g} | {p99[-1]:.2g} "
+            f"| {f'{statistics.median(typical):.2g}' if typical else '-'} "
+            f"| {statistics.median(one.p999 for one in some):.2g} | {statistics.median(one.work for one in some):.0%} |"
+        )
+    return "\n".join(lines)
 
 
 def tables(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -98,4 +142,5 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> str:
             + " |"
         )
     lines += ["", "Each cell: p99 and p99.9 as multiples of alone, BE's work as a share of what is left for it."]
+    lines += ["", summary(known)]
     return "\n".join(lines)

@@ -2,11 +2,18 @@
 
 import pytest
 
-from tests.protection.report import CPUS, outcomes, tables
+from tests.protection.report import CPUS, outcomes, summary, tables
 
 
 def cell(
-    law: str, number: int, *, p99: float, work: float = 0.0, busy: float = 0.0, hog: str = "int 2x"
+    law: str,
+    number: int,
+    *,
+    p99: float,
+    work: float = 0.0,
+    busy: float = 0.0,
+    hog: str = "int 2x",
+    windows: tuple[float, ...] = (),
 ) -> dict[str, object]:
     return {
         "service": "redis",
@@ -18,6 +25,8 @@ def cell(
         "p999": 2 * p99,
         "busy": busy,
         "work": work,
+        "settle_s": 2.0,
+        "windows": windows,
     }
 
 
@@ -43,6 +52,31 @@ def test_alone_is_measured_again_beside_each_law_and_a_round_has_its_median() ->
     ours, theirs = outcomes([*ROWS, *again])
     assert theirs.p99 == 5.0, "the median of 80, 100 and 1000"
     assert ours.alone_spread == (80.0, 1000.0)
+
+
+def test_a_disturbance_of_the_machine_is_in_the_p99_and_not_in_the_median_quarter_second() -> None:
+    rows = [
+        {"service": "redis", "hog": "int 2x", "alone_work": 1000.0},
+        cell("alone", 0, p99=100.0, hog="-", windows=(100.0, 90.0, -1.0, 110.0)),
+        cell("bypassd", 0, p99=900.0, windows=(5000.0, 120.0, 110.0, 100.0, 130.0)),
+    ]
+    (ours,) = outcomes(rows)
+    assert (ours.p99, ours.typical) == (9.0, 1.2)
+    before = [{key: value for key, value in row.items() if key != "settle_s"} for row in rows]
+    assert outcomes(before)[0].typical is None, "windows of a second"
+
+
+def test_the_summary_is_over_the_cells_that_every_law_has() -> None:
+    rows = [
+        *ROWS,
+        {"service": "redis", "hog": "xz", "alone_work": 10.0},
+        cell("bypassd", 0, p99=9900.0, hog="xz"),
+    ]
+    *_, ours, theirs = summary(outcomes(rows)).splitlines()
+    assert [text.strip() for text in ours.strip("|").split("|")] == [
+        *("`bypassd`", "1.1", "1.1", "1.1", "1.1", "-", "1.1", "80%")
+    ]
+    assert "| `kubernetes` | 5 |" in theirs
 
 
 def test_the_table_has_a_line_for_each_load_and_a_column_for_each_law() -> None:
