@@ -94,7 +94,7 @@ vm-resctrl: setup ## the resctrl tests on a real kernel: Intel, Intel with L2, A
 	tests/vm/resctrl.sh intel-l2
 	tests/vm/resctrl.sh amd
 
-vm-idle: setup ## the idle classes of Linux 5.10, 6.1 and 6.12, measured for docs/cpu.md (qemu; 10 minutes)
+vm-idle: setup ## the idle classes of Linux 5.10, 6.1 and 6.12, measured for docs/cpu.md (qemu; 25 minutes)
 	mkdir -p dist
 	for machine in "v1 11" "v2 11" "v1 12" "v2 12" "v2 13"; do tests/vm/idle.sh $$machine || exit; done >dist/idle-class.jsonl
 	$(BIN)/python -m tests.protection.idle dist/idle-class.jsonl

@@ -37,10 +37,13 @@ Row = Mapping[str, Any]
 
 
 class Measured(NamedTuple):
-    """By kernel and form: ``waits`` on one CPU, ``placed`` on two. ``groups``: what its files accept, by kernel."""
+    """By kernel and form: ``waits`` on one CPU; ``placed`` on several, by their number and how many are free from BE work.
+
+    ``groups``: what its files accept, by kernel.
+    """
 
     waits: Mapping[tuple[Kernel, str], Row]
-    placed: Mapping[tuple[Kernel, str], float]
+    placed: Mapping[tuple[Kernel, str, int, int], float]
     groups: Mapping[Kernel, Row]
     inherited: Mapping[str, Row]
 
@@ -53,7 +56,7 @@ def series_of(release: str) -> str:
 def measured(rows: Iterable[Row]) -> Measured:
     """All lines of the records."""
     waits: dict[tuple[Kernel, str], Row] = {}
-    placed: dict[tuple[Kernel, str], float] = {}
+    placed: dict[tuple[Kernel, str, int, int], float] = {}
     groups: dict[Kernel, Row] = {}
     inherited: dict[str, Row] = {}
     for row in rows:
@@ -64,14 +67,14 @@ def measured(rows: Iterable[Row]) -> Measured:
         if row.get("fact") == "group":
             groups[kernel] = row
         elif "placed" in row:
-            placed[kernel, row["form"]] = row["placed"]
+            placed[kernel, row["form"], row["cpus"], row["kept"]] = row["placed"]
         else:
             waits[kernel, row["form"]] = row
     return Measured(waits, placed, groups, inherited)
 
 
 def tables(found: Measured) -> str:
-    """Waiting and shares by form, placement by form, and the groups' files: a column for each kernel."""
+    """Waiting and shares by form, placement by CPUs and form, and the groups' files: a column for each kernel."""
     kernels = list(found.groups)
     lines = [
         _line("BE pod", "idle class", *(kernel.title for kernel in kernels)),
@@ -82,11 +85,14 @@ def tables(found: Measured) -> str:
             cells = [_cell(found.waits.get((kernel, f"{place} {side}".strip()))) for kernel in kernels]
             if set(cells) != {"-"}:
                 lines.append(_line(title, side or "none", *cells))
-    lines += ["", _line("idle class", *(kernel.title for kernel in kernels)), "|---" * (1 + len(kernels)) + "|"]
-    for form in _PLACED:
-        shares = [found.placed.get((kernel, form)) for kernel in kernels]
-        texts = ["-" if share is None else f"{share:.0%}" for share in shares]
-        lines.append(_line(form.removeprefix("besteffort").strip() or "none", *texts))
+    lines += ["", _line("CPUs", "without BE work", "idle class", *(kernel.title for kernel in kernels))]
+    lines.append("|---" * (3 + len(kernels)) + "|")
+    for cpus, kept in sorted({(cpus, kept) for _, _, cpus, kept in found.placed}):
+        for form in _PLACED:
+            shares = [found.placed.get((kernel, form, cpus, kept)) for kernel in kernels]
+            if any(share is not None for share in shares):
+                texts = ["-" if share is None else f"{share:.0%}" for share in shares]
+                lines.append(_line(str(cpus), str(kept), form.removeprefix("besteffort").strip() or "none", *texts))
     lines += ["", _line("files of a group", *(kernel.title for kernel in kernels)), "|---" * (1 + len(kernels)) + "|"]
     for field, title in _FILES.items():
         lines.append(_line(title, *(_value(found.groups[kernel].get(field)) for kernel in kernels)))

@@ -19,6 +19,8 @@ FOUND: Final = measured(read_record(DOCS / "idle-class.jsonl"))
 SERVED: Final = 0.995
 NO_HARM: Final = 0.02
 ENDANGERED: Final = 0.3
+FOUND_ELSEWHERE: Final = 0.75
+NOT_FOUND: Final = 0.2
 V2: Final = [kernel for kernel in FOUND.groups if kernel.layout == "v2"]
 
 
@@ -51,6 +53,26 @@ def test_threads_count_where_idle_threads_of_another_group_are_preempted(kernel:
     usual, idle = (FOUND.waits[kernel, f"beside equal{side}"]["light"]["at_once"] for side in ("", " threads"))
     assert usual < SERVED
     assert (idle > SERVED) is threads_count(f"{kernel.series}.0")
+
+
+def placed(kernel: Kernel, cpus: int, kept: int) -> dict[str, float]:
+    """How often a wake-up is placed on another CPU than the busy one, by form."""
+    return {
+        form: share
+        for (measured_on, form, *rest), share in FOUND.placed.items()
+        if measured_on == kernel and rest == [cpus, kept] and form.startswith("besteffort")
+    }
+
+
+@pytest.mark.parametrize("kernel", FOUND.groups, ids=lambda kernel: kernel.title)
+def test_wake_ups_find_idle_class_cpus_before_6_0_and_later_only_below_the_limit_of_use(kernel: Kernel) -> None:
+    before = (int(kernel.series.split(".")[0]), int(kernel.series.split(".")[1])) < (6, 0)
+    for cpus, kept, below in ((2, 0, False), (4, 0, False), (4, 1, False), (8, 0, False), (8, 1, False), (8, 2, True)):
+        assert ((cpus - kept) / cpus <= (1 - 1 / cpus) ** 0.5 / 1.17) is below, "the document's limit"
+        shares = placed(kernel, cpus, kept)
+        for form in set(shares) - {"besteffort"}:
+            assert (shares[form] > FOUND_ELSEWHERE) is (before or below), (form, cpus, kept)
+        assert shares["besteffort"] < NOT_FOUND
 
 
 @pytest.mark.parametrize("kernel", FOUND.groups, ids=lambda kernel: kernel.title)

@@ -3,7 +3,7 @@
  * Prints a JSON object a line: what is inherited, what the group's files accept, and for each form of the idle class
  * how long an online thread waits after its wake-ups, and how much CPU time BE work gets. The machine has one CPU and
  * its clock counts instructions, so times are the kernel's doing and the same on every host. With two CPUs: where a
- * thread that wakes up is placed.
+ * thread that wakes up is placed; with more: the same where some CPUs are kept free from BE work.
  *
  * From the environment, which is the kernel's command line: LAYOUT v1 or v2; CASES, names with commas; WAKES, a number;
  * FEATURES, a name for the scheduler's file of that name.
@@ -33,6 +33,7 @@
 #define RESET_ON_FORK 0x40000000
 #define MOST 20000
 #define HOGS 2
+#define CPUS 64
 #define SERVICE_NS 900000
 #define MS 1000000LL
 
@@ -237,6 +238,7 @@ static const struct form forms[] = {
 };
 
 static pid_t hogs[HOGS];
+static int online_cpus;
 static int64_t *results;
 
 static const char *container_of(const char *pod)
@@ -416,38 +418,55 @@ static void measure(const struct form *form, int64_t tick)
 	fflush(stdout);
 }
 
-/* With two CPUs: a usual thread on CPU 0, BE work on CPU 1; on which CPU does a thread run that wakes up? */
-static void place(const struct form *form)
+/* A thread that ran on CPU 0, where a usual thread runs, and may run on all: how often it wakes up on another one. */
+static double elsewhere(const char *pod)
 {
-	if (!start(form, 1))
-		return;
-	pid_t usual = start_hog("kubepods/guaranteed", false, 0);
-	sleep_until(clock_ns(CLOCK_MONOTONIC) + 100 * MS);
 	pid_t server = fork();
 	if (!server) {
-		join(container_of(form->online));
+		join(container_of(pod));
 		for (int i = 0; i < wakes; i++) {
-			/* It last ran on CPU 0 each time. */
-			cpu_set_t both;
+			cpu_set_t all;
 			pin(0);
-			CPU_ZERO(&both);
-			CPU_SET(0, &both);
-			CPU_SET(1, &both);
-			sched_setaffinity(0, sizeof(both), &both);
+			CPU_ZERO(&all);
+			for (int cpu = 0; cpu < online_cpus; cpu++)
+				CPU_SET(cpu, &all);
+			sched_setaffinity(0, sizeof(all), &all);
 			sleep_until(clock_ns(CLOCK_MONOTONIC) + MS + random() % (2 * MS));
 			results[i] = sched_getcpu();
 		}
 		_exit(0);
 	}
-	exit_code(server);
-	int beside = 0;
+	if (exit_code(server))
+		die("server");
+	int other = 0;
 	for (int i = 0; i < wakes; i++)
-		beside += results[i] == 1;
-	printf("{\"release\": \"%s\", \"layout\": \"%s\", \"form\": \"%s\", \"wakes\": %d, \"placed\": %.3f}\n", release, layout,
-	       form->name, wakes, (double)beside / wakes);
+		other += results[i] != 0;
+	return (double)other / wakes;
+}
+
+/* A usual thread on CPU 0, and BE work on each of the others but the last ones, of which `kept` are free from it: on
+ * which CPUs does a thread run that wakes up? */
+static void place(const struct form *form, int kept)
+{
+	pid_t all[CPUS];
+	if (form->group && !read_from(form->be, "cpu.idle"))
+		return;
+	set_weight(form->be, form->least);
+	if (form->group && write_to(form->be, "cpu.idle", "1"))
+		die("cpu.idle");
+	all[0] = start_hog("kubepods/guaranteed", false, 0);
+	for (int cpu = 1; cpu < online_cpus - kept; cpu++)
+		all[cpu] = start_hog(form->be, form->threads, cpu);
+	/* Until the averages of the CPUs' use have settled. */
+	sleep_until(clock_ns(CLOCK_MONOTONIC) + 3000 * MS);
+	printf("{\"release\": \"%s\", \"layout\": \"%s\", \"form\": \"%s\", \"wakes\": %d, \"cpus\": %d, \"kept\": %d", release,
+	       layout, form->name, wakes, online_cpus, kept);
+	printf(", \"placed\": %.3f}\n", elsewhere(form->online));
 	fflush(stdout);
-	end(usual);
-	stop(form);
+	for (int cpu = 0; cpu < online_cpus - kept; cpu++)
+		end(all[cpu]);
+	if (form->group)
+		write_to(form->be, "cpu.idle", "0");
 }
 
 static bool chosen(const char *name)
@@ -511,7 +530,10 @@ int main(int count, char **arguments)
 		umount("/cg");
 	}
 	make_tree();
-	bool placing = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+	online_cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	bool placing = online_cpus > 1;
+	if (online_cpus > CPUS)
+		die("CPUS");
 	/* What the kernel still does after its boot is no part of it. Costs nothing: an idle machine's clock jumps. */
 	if (!placing)
 		sleep_until(clock_ns(CLOCK_MONOTONIC) + 20000 * MS);
@@ -524,7 +546,8 @@ int main(int count, char **arguments)
 	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++)
 		if (chosen(forms[i].name)) {
 			if (placing)
-				place(&forms[i]);
+				for (int kept = 0; kept < online_cpus / 2; kept = kept ? 2 * kept : 1)
+					place(&forms[i], kept);
 			else
 				measure(&forms[i], tick.tv_nsec);
 		}
