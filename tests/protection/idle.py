@@ -37,7 +37,7 @@ Row = Mapping[str, Any]
 
 
 class Measured(NamedTuple):
-    """By kernel and form: ``waits`` on one CPU; ``placed`` on several, by their number and how many are free from BE work.
+    """By kernel and form: ``waits`` on one CPU; ``placed`` on several, by their number and how many have no BE work.
 
     ``groups``: what its files accept, by kernel.
     """
