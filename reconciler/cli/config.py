@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
 def _node_offers(options: Namespace, loaded: load.Loaded) -> NodeOffers:
     """What the node has, for the settings of a preset."""
     # The readers of the node are half of this command's time.
-    from reconciler.cli.checks.protection import offers_of
+    from reconciler.cli.checks.offers import offers_of
     from reconciler.cli.nodeview import inspect_node
 
     return offers_of(inspect_node(options, loaded=loaded))

@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 from cgroupfs.errors import AgentError, errno_name
 from reconciler.actuators.network.netlink import link_mbit
-from reconciler.cli.checks.protection import offers_of
+from reconciler.cli.checks.offers import offers_of
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node, read_text
 from reconciler.config.environment import node_name
 from reconciler.config.presets import effects
 from reconciler.runtime import streams
-from reconciler.sources.cri import STANDARD_SOCKETS
+from reconciler.sources.cri_socket import STANDARD_SOCKETS
 from state.printable import printable
 from state.topology_sysfs import read_topology
 

@@ -137,8 +137,9 @@ def accepts(field: FieldSchema) -> str:
         if schema.of_sections:
             return "a list of rules"
         return "a list of lists" if isinstance(schema.item.kind, ListType) else "a list"
-    text = schema.unit.noun if schema.unit is not None and schema.bounds else schema.describe
-    text += f" {schema.bounds}" if schema.bounds else ""
+    bounds = schema.bounds
+    text = schema.unit.noun if schema.unit is not None and bounds else schema.describe
+    text += f" {bounds}" if bounds else ""
     return f"{text}; or null" if schema.optional else text
 
 
@@ -278,8 +279,9 @@ def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None, to
     """
     blocks: list[str] = []
     preset = preset_in_force(loaded, node)
+    sources = _sources(loaded)
     for path, field, value in _chosen(top, loaded.config, prefix):
-        given = _sources(loaded, path)
+        given = sources.get(path, ())
         parts = [f"  {text}" for text in (field.description, accepts(field)) if text]
         if given:
             parts.append(f"  default {shown(field.default, field)}")
@@ -294,8 +296,8 @@ def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None, to
 
 def show(loaded: Loaded, prefix: str = "", top: Schema | None = None) -> str:
     """The first line of each setting in `explain`: its value and where that was written. Errors: as `explain`."""
-    chosen = _chosen(top, loaded.config, prefix)
-    return "".join(f"{_line(path, field, value, _sources(loaded, path))}\n" for path, field, value in chosen)
+    chosen, sources = _chosen(top, loaded.config, prefix), _sources(loaded)
+    return "".join(f"{_line(path, field, value, sources.get(path, ()))}\n" for path, field, value in chosen)
 
 
 def _line(path: str, field: FieldSchema, value: object, given: Sequence[str]) -> str:
@@ -346,13 +348,26 @@ def _is_of(name: str, path: str) -> bool:
     return name == path or name.startswith(f"{path}.")
 
 
-def _sources(loaded: Loaded, path: str) -> list[str]:
-    """The places of a setting, and the preset where that has a part of it; none: the default."""
-    given = [str(at) for name, at in loaded.origins.items() if _is_of(name, path)]
+def _sources(loaded: Loaded) -> dict[str, list[str]]:
+    """The places of each setting and section, and the preset where that has a part of it; no entry: the default."""
+    given: dict[str, list[str]] = {}
+    for name, at in loaded.origins.items():
+        for path in _around(name):
+            given.setdefault(path, []).append(str(at))
     level = loaded.config.protect
-    if level is not None and any(_is_of(name, path) for name in loaded.preset):
-        given.append(preset_name(level))
+    if level is not None:
+        for path in {path for name in loaded.preset for path in _around(name)}:
+            given.setdefault(path, []).append(preset_name(level))
     return given
+
+
+def _around(name: str) -> Iterator[str]:
+    """A dotted name, and all that it is in: the paths of which `_is_of` is true."""
+    yield name
+    at = name.rfind(".")
+    while at > 0:
+        yield name[:at]
+        at = name.rfind(".", 0, at)
 
 
 def in_force(loaded: Loaded, prefix: str = "", top: Schema | None = None) -> dict[str, dict[str, object]]:
@@ -362,8 +377,9 @@ def in_force(loaded: Loaded, prefix: str = "", top: Schema | None = None) -> dic
     What `explain` masks or sums up is the same text here. Errors: as `explain`.
     """
     rows: dict[str, dict[str, object]] = {}
+    sources = _sources(loaded)
     for path, field, value in _chosen(top, loaded.config, prefix):
-        given = _sources(loaded, path)
+        given = sources.get(path, [])
         plain = value is None or (isinstance(value, bool | int | float) and not field.secret)
         rows[path] = {
             "value": value if plain else _in_force(value, field),

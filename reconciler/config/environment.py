@@ -6,7 +6,7 @@ the configuration and what was detected. No request is sent here.
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 from msgspec import Struct
@@ -20,12 +20,15 @@ from cgroupfs.naming import Driver, GroupName, Layout, detect_layout
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.config.model import Config, EndpointSection, FeatureSwitch, KubeletSection, RuntimeSection
 from reconciler.pods.marks import MarkReader
-from reconciler.sources.cri import CriClient, find_socket
+from reconciler.sources.cri_socket import find_socket
 from reconciler.sources.kubelet_api import KubeletAccess, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig, read_kubelet_config
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
 from state.topology import Topology
 from state.topology_sysfs import read_topology
+
+if TYPE_CHECKING:
+    from reconciler.sources.cri import CriClient
 
 
 def kubelet_peer(
@@ -89,7 +92,7 @@ def cri_socket(config: RuntimeSection, kubelet_config: KubeletConfig, root: str)
 
 def cri_client(
     config: RuntimeSection, kubelet_config: KubeletConfig, root: str, marks: MarkReader | None = None
-) -> CriClient | None:
+) -> "CriClient | None":
     """A client of the runtime, not yet connected; None as for `cri_socket`.
 
     A socket that the operator did not name is used only if it is root's, and a process of root's listens on it.
@@ -97,6 +100,8 @@ def cri_client(
     socket = cri_socket(config, kubelet_config, root)
     if socket is None:
         return None
+    from reconciler.sources.cri import CriClient  # its HTTP/2 library, which a node without a runtime does not need
+
     root_only = not config.sockets and root == "/"
     return CriClient(socket, root=root, timeout_s=config.timeout_s, root_only=root_only, marks=marks)
 

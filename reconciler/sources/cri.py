@@ -35,13 +35,6 @@ if TYPE_CHECKING:
 
 NAME: Final = "cri"
 
-STANDARD_SOCKETS: Final = (
-    "/run/containerd/containerd.sock",
-    "/run/crio/crio.sock",
-    "/run/k3s/containerd/containerd.sock",
-    "/run/cri-dockerd.sock",
-)
-
 _APIS: Final = ("v1", "v1alpha2")
 _MESSAGES: Final = "reconciler.sources.criapi.cri_pb2"
 # Longer answers are taken apart in a thread.
@@ -137,16 +130,6 @@ class RuntimeCondition(Struct, frozen=True, kw_only=True):
     type: str
     ok: bool
     message: str = ""
-
-
-def find_socket(endpoint: str | None, root: str = "/") -> str | None:
-    """The runtime's socket: ``endpoint`` (a path or ``unix://`` URL) if given, else the first usual one that exists.
-
-    Without the root prefix, so that a message shows the operator's path.
-    """
-    if endpoint:
-        return endpoint.removeprefix("unix://")
-    return next((path for path in STANDARD_SOCKETS if os.path.exists(_under(root, path))), None)
 
 
 @final

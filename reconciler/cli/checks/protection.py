@@ -2,33 +2,12 @@
 
 from collections.abc import Iterator
 
-from cgroupfs.errors import AgentError
 from reconciler.cli.checks.finding import CheckResult, CheckState
-from reconciler.cli.checks.watching import pressure_of_groups
-from reconciler.cli.nodeview import InspectedNode, read_text
+from reconciler.cli.checks.offers import offers_of
+from reconciler.cli.nodeview import InspectedNode
 from reconciler.config.load import value_at
 from reconciler.config.model import Config
-from reconciler.config.presets import LEVELS, ROWS, Facility, LevelEffect, NodeOffers, effects, rows_of
-from reconciler.policies.yielding import threads_count
-from resctrl.capability import ResctrlStatus, read_capability
-
-
-def offers_of(node: InspectedNode) -> NodeOffers:
-    """What the settings of the levels need, as this node has it."""
-    versions = {} if node.hierarchy is None else node.hierarchy.versions()
-    facilities: dict[Facility, str] = {}
-    if (reason := _no_resctrl(node.root)) is not None:
-        facilities[Facility.RESCTRL] = reason
-    if not (node.config.interference.private_cgroup2 or pressure_of_groups(node)):
-        facilities[Facility.POD_PRESSURE] = "pods have no pressure files (see PSI)"
-    release = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
-    groups = value_at(node.config, "policies.idle_class.group")
-    unused: dict[str, str] = {}
-    if groups and "cpu.idle" in node.knobs and not threads_count(release):
-        unused["policies.idle_class.threads"] = (
-            "the groups have the idle class; from Linux 6.6 on threads beside it harm"
-        )
-    return NodeOffers(versions=versions, knobs=node.knobs, facilities=facilities, unused=unused)
+from reconciler.config.presets import LEVELS, ROWS, LevelEffect, effects, rows_of
 
 
 def protection(node: InspectedNode) -> Iterator[CheckResult]:
@@ -49,14 +28,6 @@ def protection(node: InspectedNode) -> Iterator[CheckResult]:
         return
     texts += [_lacks(effect) for effect in found if effect.lacks][:1]
     yield CheckResult("protect", CheckState.OK, "; ".join(texts))
-
-
-def _no_resctrl(root: str) -> str | None:
-    try:
-        capability = read_capability(root)
-    except AgentError as exc:
-        return str(exc)
-    return None if capability.status is ResctrlStatus.READY else capability.reason
 
 
 def _overridden(config: Config) -> Iterator[str]:

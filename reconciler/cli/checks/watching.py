@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cgroupfs.errors import AgentError
-from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressure_file, read_pressure
+from cgroupfs.pressure import PressureResource, node_pressure_file, read_pressure
 from cgroupfs.private import POINT, private_tree
 from reconciler.cli.asking import QueryResults
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.machine import hardware_counters
+from reconciler.cli.checks.offers import pressure_of_groups
 from reconciler.cli.nodeview import InspectedNode, read_text
 from reconciler.config.model import AgentMode, EndpointSection
 from reconciler.detectors.rule import RuleConfig, effective
@@ -129,13 +130,6 @@ def _lacking(node: InspectedNode, results: QueryResults) -> dict[str, str]:
     if not node.config.interference.probes:
         texts[_LATENCY] = "configure a probe in interference.probes"
     return texts
-
-
-def pressure_of_groups(node: InspectedNode) -> bool:
-    """Whether the pods' groups have pressure files."""
-    if node.hierarchy is None or node.layout is None:
-        return False
-    return group_pressure_file(node.hierarchy, node.layout.kubepods, PressureResource.CPU) is not None
 
 
 def _monitors(node: InspectedNode) -> bool:

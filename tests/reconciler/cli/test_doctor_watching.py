@@ -18,7 +18,6 @@ from reconciler.cli.checks.kubelet import kubelet
 from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.options import parser
 from reconciler.sources.cri import RuntimeVersion
-from reconciler.sources.process_facts import ProcessFacts
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.livenode import LiveNode, container_id
 from tests.reconciler.cli.conftest import Run
@@ -353,12 +352,14 @@ def test_the_daemon_is_the_holder_of_the_lock_if_that_is_one_here(
     good: LiveNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, lock = view(good, ""), "var/lib/bypassd/lock"
-    daemon = ProcessFacts(pid=7, name="python3", command="/opt/bypassd run")
-    monkeypatch.setattr(asking, "process_facts", lambda pids: [daemon] if pids == [7] else [])
+    files = {"proc/7/cmdline": "/opt/bypassd\0run\0", "proc/9/cmdline": "/bin/sleep\0" + "1\0"}
+    monkeypatch.setattr(asking, "read_text", lambda root, path: files.get(path) if root == "/" else None)
     good.put(lock, "7\n")
     assert asking._daemon_pid(node) == 7
     # A number of another PID namespace: here it is nobody's, or somebody else's.
     good.put(lock, "8\n")
+    assert asking._daemon_pid(node) is None
+    good.put(lock, "9\n")
     assert asking._daemon_pid(node) is None
     os.unlink(f"{good.root}/{lock}")
     assert asking._daemon_pid(node) is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.cli.checks.protection import offers_of
+from reconciler.cli.checks.offers import offers_of
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.options import parser
 from reconciler.config.docs import preset_in_force

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from cgroupfs.errors import SourceError
-from reconciler.sources.cri import CriClient, RuntimeCondition, find_socket
+from reconciler.sources.cri import CriClient, RuntimeCondition
+from reconciler.sources.cri_socket import find_socket
 from reconciler.sources.criapi import cri_pb2
 from state.model import ContainerKind, PodMeta
 from tests.fakes.cri_runtime import FakeRuntime
