@@ -37,7 +37,9 @@ def _live(body: Row) -> Iterator[Row]:
             place = pod["title"] if inner is None else f"{pod['title']}/{inner['name'] or inner['id'][:12]}"
             path = pod["group"] if inner is None else inner["group"]
         keys = ("knob", "wanted", "actual", "state", "detail", "policy", "reason")
-        yield {"place": place, "path": path, **{key: fields[key] for key in keys}}
+        # A daemon of an older version does not name the file.
+        file = fields.get("control_file", "")
+        yield {"place": place, "path": path, "control_file": file, **{key: fields[key] for key in keys}}
 
 
 def _read(options: Namespace, document: FetchedDocument) -> list[Row]:
@@ -53,8 +55,8 @@ def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[B
     cells: list[tuple[Cell, ...]] = [
         (
             row["knob"],
-            exact_text(row["knob"], row["wanted"]),
-            exact_text(row["knob"], row["actual"]),
+            exact_text(row["knob"], row["wanted"], row["control_file"]),
+            exact_text(row["knob"], row["actual"], row["control_file"]),
             StyledText(
                 row["state"], "ok" if _state(row).is_in_force() else "dim" if _state(row).is_absent() else "warn"
             ),

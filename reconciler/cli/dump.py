@@ -1,37 +1,72 @@
 """``bypassctl dump`` and ``state-dump``: the whole document, or its tables."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from reconciler.cli.blocks import Block, Table
-from reconciler.cli.document import Row, fetch
+from reconciler.cli.document import Row, fetch, standings
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import exact_text, file_text, group_title, value_text
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, head, line, show
 from reconciler.runtime import format as fmt
 
-_KEYS = ("schema", "kind", "source", "at")
+_KEYS: Final = ("schema", "kind", "source", "at")
+_NAMING: Final = ("pods", "directories")
+"""Sections from which tables take the names of pods and containers, and the actual values."""
+_QOS: Final = {"besteffort": "BestEffort pods", "burstable": "Burstable pods", "kubepods": "all pods"}
+
+
+class _Named:
+    """What the paths of the document are called, and which value is in force there."""
+
+    def __init__(self, body: Row) -> None:
+        """``body``: with the sections of `_NAMING`, as far as there are any."""
+        self._pods: dict[str, str] = {}
+        self._containers: dict[str, str] = {}
+        self._standings: dict[tuple[str, str], Row] = {}
+        for pod in body.get("pods", ()):
+            if pod.get("group"):
+                self._pods[pod["group"]] = pod["title"]
+            for container in pod.get("containers", ()):
+                self._containers[container["group"]] = f"{pod['title']}/{container['name'] or container['id'][:12]}"
+        if "pods" in body:
+            for pod, inner, setting in standings(body):
+                path = (pod or {}).get("group") if inner is None else inner.get("group", inner.get("path"))
+                self._standings[str(path), setting["knob"]] = setting
+
+    def place(self, path: str) -> str:
+        """The pod or container; a directory above the pods with what is in it; every other path as it is."""
+        if path in self._pods:
+            return f"{self._pods[path]} (pod)"
+        # The store has no containers: a container is shown with its id.
+        title = self._containers.get(path) or group_title(path, self._pods)
+        return f"{_QOS[title.rpartition('/')[2]]}: {title}" if title.rpartition("/")[2] in _QOS else title
+
+    def standing(self, path: str, knob: str) -> Row | None:
+        """The status of a wanted setting; only a running daemon has it."""
+        return self._standings.get((path, knob))
 
 
 def run(options: Namespace) -> int:
     """Show the document."""
     sections = [name for part in options.section for name in part.split(",") if name]
-    document = fetch(options, sections)
+    tables = options.output == "table"
+    document = fetch(options, [*sections, *_NAMING] if sections and tables else sections)
     body = document.body
     if not document.live:
         for name in sections:
             if name not in body:
                 raise CliError(f"--section {name}: only available from a running daemon", Exit.USAGE)
-        body = {key: value for key, value in body.items() if not sections or key in {*_KEYS, *sections}}
-    if options.output == "table":
-        show(_blocks(body))
-    else:
-        emit(body, options.output)
+    if tables:
+        show(_blocks(body, _Named(body), sections))
+        return Exit.OK
+    emit({key: value for key, value in body.items() if not sections or key in {*_KEYS, *sections}}, options.output)
     return Exit.OK
 
 
-def _blocks(body: Row) -> Iterator[Block]:
+def _blocks(body: Row, named: _Named, sections: Sequence[str]) -> Iterator[Block]:
     yield line(f"{body['kind']} schema {body['schema']} from the {body['source']}, {fmt.clock(body['at'])}")
     for name, table in (
         ("pools", _pools),
@@ -42,8 +77,8 @@ def _blocks(body: Row) -> Iterator[Block]:
         ("sources", _sources),
         ("history", _history),
     ):
-        if name in body:
-            made = table(body)
+        if name in body and (not sections or name in sections):
+            made = table(body, named)
             yield blank()
             yield head(f"{name} ({len(made.rows)})")
             yield made
@@ -52,44 +87,53 @@ def _blocks(body: Row) -> Iterator[Block]:
         yield line(f"problem: {problem}")
 
 
-def _pools(body: Row) -> Table:
+def _pools(body: Row, _: _Named) -> Table:
     return Table(("POOL", "CPUS"), [(name, value_text(cpus)) for name, cpus in body["pools"].items()])
 
 
-def _pods(body: Row) -> Table:
+def _pods(body: Row, _: _Named) -> Table:
     rows = [(pod["class"], pod["qos"], pod["uid"][:8], pod["title"], pod["class_source"]) for pod in body["pods"]]
     return Table(("CLASS", "QOS", "UID", "POD", "CLASS FROM"), rows)
 
 
-def _settings(body: Row) -> Table:
+def _settings(body: Row, named: _Named) -> Table:
+    files = {(file["path"], file["knob"]): file for file in body.get("files", ())}
     rows = [
-        (setting["knob"], exact_text(setting["knob"], setting["value"]), setting["policy"], _place(body, setting))
+        (setting["knob"], _wanted(setting, named, files), setting["policy"], named.place(setting["path"]))
         for setting in body["settings"]
     ]
     return Table(("KNOB", "WANTED", "POLICY", "WHERE"), rows)
 
 
-def _files(body: Row) -> Table:
-    rows = [
-        (
-            file["file"],
-            file_text(file["file"], file["seen"]),
-            file_text(file["file"], file["wanted"]),
-            file_text(file["file"], file["original"] if file["baseline"] is None else file["baseline"]),
-            file["process"] or value_text(file["writer"]),
-            _place(body, file),
+def _wanted(setting: Row, named: _Named, files: Mapping[tuple[str, str], Row]) -> str:
+    """What is written: the policies' value in the form of the node's cgroup version, as far as that is known."""
+    place = setting["path"], setting["knob"]
+    if (standing := named.standing(*place)) is not None and standing["wanted"]:
+        return exact_text(setting["knob"], standing["wanted"], standing.get("control_file"))
+    if (file := files.get(place)) is not None and file["wanted"] is not None:
+        return file_text(file["file"], file["wanted"])
+    return exact_text(setting["knob"], setting["value"])
+
+
+def _files(body: Row, named: _Named) -> Table:
+    rows = []
+    for file in body["files"]:
+        standing = named.standing(file["path"], file["knob"])
+        actual = file["seen"] if standing is None or standing["actual"] is None else standing["actual"]
+        texts = (file["wanted"], actual, file["original"] if file["baseline"] is None else file["baseline"])
+        writer = "bypassd" if file["writer"] == "us" else file["process"] or value_text(file["writer"])
+        rows.append(
+            (file["file"], *(file_text(file["file"], text) for text in texts), writer, named.place(file["path"]))
         )
-        for file in body["files"]
-    ]
-    return Table(("FILE", "SEEN", "WANTED", "TO RESTORE", "WRITER", "WHERE"), rows)
+    return Table(("FILE", "WANTED", "ACTUAL", "TO RESTORE", "WRITER", "WHERE"), rows)
 
 
-def _holds(body: Row) -> Table:
+def _holds(body: Row, _: _Named) -> Table:
     rows = [(hold["target"], fmt.until(hold["until"]), hold["by"], hold["reason"]) for hold in body["holds"]]
     return Table(("TARGET", "UNTIL", "BY", "REASON"), rows)
 
 
-def _sources(body: Row) -> Table:
+def _sources(body: Row, _: _Named) -> Table:
     rows = [
         (source["name"], "ok" if source["ok"] else "bad", fmt.duration(source["age_s"]), source["detail"])
         for source in body["sources"]
@@ -97,19 +141,15 @@ def _sources(body: Row) -> Table:
     return Table(("SOURCE", "STATE", "AGE", "DETAIL"), rows)
 
 
-def _history(body: Row) -> Table:
+def _history(body: Row, named: _Named) -> Table:
     rows = [
         (
             fmt.clock(entry["at"]),
             entry["kind"],
             entry["file"],
             f"{file_text(entry['file'], entry['before'])} > {file_text(entry['file'], entry['after'])}",
-            _place(body, entry) if entry["path"] else entry["reason"],
+            named.place(entry["path"]) if entry["path"] else entry["reason"],
         )
         for entry in body["history"]
     ]
     return Table(("TIME", "WHAT", "FILE", "BEFORE > AFTER", "WHERE"), rows)
-
-
-def _place(body: Row, fields: Row) -> str:
-    return group_title(fields["path"], {pod["group"]: pod["title"] for pod in body.get("pods", ())})

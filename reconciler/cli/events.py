@@ -11,7 +11,7 @@ from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.client import DaemonRefused, Unreachable, quoted
 from reconciler.cli.document import Row, query
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.format import before_text, short_path, value_text
+from reconciler.cli.format import before_text, file_text, short_path
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
 from reconciler.runtime import format as fmt
@@ -199,14 +199,14 @@ def _shown(row: Row) -> Row:
 
 def _text(event: Row) -> str:
     kind, where = event["kind"], event["file"] or ""
-    moved = f"{before_text(event)} -> {value_text(event['after'])}"
+    moved = f"{before_text(event)} -> {file_text(where, event['after'])}"
     match kind:
         case "write":
             return f"{where} {moved} ({event['policy']}: {event['reason']})" if event["policy"] else f"{where} {moved}"
         case "restored":
             return f"{where} {moved}, restored"
         case "failed":
-            return f"{where} {value_text(event['wanted'])} refused: {event['error']}"
+            return f"{where} {file_text(where, event['wanted'])} refused: {event['error']}"
         case "foreign":
             by = " ".join(dict.fromkeys(part for part in (event["writer"], event["process"]) if part)) or "unknown"
             return f"{where} {moved}, written by {by}"

@@ -6,7 +6,7 @@ from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row
-from reconciler.cli.format import before_text, setting_text, short_path, value_text
+from reconciler.cli.format import before_text, file_text, setting_text, short_path, value_text
 from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.runtime import format as fmt
@@ -120,6 +120,7 @@ def _from_store(body: Row, pod: Row, files: Sequence[Row]) -> list[Row]:
             paths.setdefault(setting["path"], []).append(
                 {
                     "knob": setting["knob"],
+                    "control_file": file.get("file"),
                     "wanted": file.get("wanted") or value_text(setting["value"]),
                     "actual": file.get("seen"),
                     "state": "last known",
@@ -187,7 +188,8 @@ def detail_blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     for setting in facts["refusals"]:
         yield blank()
         yield line(
-            StyledText("refused ", "warn"), f"{setting['knob']} = {value_text(setting['value'])} ({setting['rule']})"
+            StyledText("refused ", "warn"),
+            f"{setting['knob']} = {setting_text(setting['knob'], setting['value'])} ({setting['rule']})",
         )
         yield line(setting["reason"], indent=4)
     yield from pod_blocks(facts["interference"])
@@ -327,12 +329,14 @@ def _timeline(times: Row) -> Iterator[Cell]:
 
 def _setting(fields: Row) -> Iterator[Block]:
     settled = SettingState(fields["state"]).is_settled()
+    # A daemon of an older version does not name the file.
+    control_file = fields.get("control_file") or (fields["file"] or {}).get("file")
     style = "ok" if settled else "dim" if fields["wanted"] is None or fields["state"] == "last known" else "warn"
     cells: list[Cell] = [StyledText(f"{fields['knob']:<11}", "head")]
-    cells.append(f" {setting_text(fields['knob'], fields['wanted'])}  ")
+    cells.append(f" {setting_text(fields['knob'], fields['wanted'], control_file)}  ")
     cells.append(StyledText(fields["state"], style))
     if not settled and fields["actual"] != fields["wanted"]:
-        cells.append(f"; actual {setting_text(fields['knob'], fields['actual'])}")
+        cells.append(f"; actual {setting_text(fields['knob'], fields['actual'], control_file)}")
     cells.append(StyledText(f"  {fmt.clock(fields['at'])}", "dim"))
     yield line(*cells, indent=2)
     yield line(f"{fields['policy']}: {fields['reason']}", indent=4)
@@ -369,9 +373,13 @@ def _written(file: Row) -> str:
     else:
         text = f"{file['file']}: written {fmt.clock(file['written_at'], exact=True)}"
     origin = {"spec": ", from the container's spec", "unknown": ""}.get(file["origin"], "")
-    text += f"; before {value_text(file['original'])}{origin}" if file["original"] is not None else "; before unknown"
+    text += (
+        f"; before {file_text(file['file'], file['original'])}{origin}"
+        if file["original"] is not None
+        else "; before unknown"
+    )
     if file["baseline"] is not None and file["baseline"] != file["original"]:
-        text += f"; restore writes {file['baseline']}, the runtime's current value"
+        text += f"; restore writes {file_text(file['file'], file['baseline'])}, the runtime's current value"
     return text
 
 
@@ -399,9 +407,9 @@ def _process(fields: Row) -> tuple[Cell, ...]:
 def _event(fields: Row) -> Iterator[Block]:
     change = ""
     if fields["kind"] == "touch":
-        change = f" was {value_text(fields['before'])}"
+        change = f" was {file_text(fields['file'], fields['before'])}"
     elif fields["after"] is not None or fields["before"] is not None:
-        change = f" {before_text(fields)} > {value_text(fields['after'])}"
+        change = f" {before_text(fields)} > {file_text(fields['file'], fields['after'])}"
     who = fields["process"] or fields["writer"]
     why = "; ".join(part for part in ("us" if who == "us" else who, fields["error"] or fields["reason"]) if part)
     yield line(

@@ -1,7 +1,6 @@
 """Groups and values of the document as text; numbers and times are in `reconciler.runtime.format`."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Final
 
 from cgroupfs.bounded import digits
@@ -25,8 +24,11 @@ def group_title(path: str, titles: Mapping[str, str]) -> str:
     return f"{titles[above]}/{name[:12]}" if above in titles else short_path(path)
 
 
-def setting_text(knob: str, value: object) -> str:
-    """A knob's value with its unit: ``40000 µs a period``, ``256 MiB``, ``no limit``; CPU lists as they are."""
+def setting_text(knob: str, value: object, file: str | None = None) -> str:
+    """A knob's value with its unit: ``40000 µs a period``, ``256 MiB``, ``no limit``; CPU lists as they are.
+
+    ``file``: the control file. cgroup v2 has a weight (``weight 39``) where v1 has shares; unknown: shares.
+    """
     text = value_text(value)
     if text == "-":
         return text
@@ -41,30 +43,48 @@ def setting_text(knob: str, value: object) -> str:
         return text
     if knob.startswith("memory.") and knob in _UNLIMITED:
         return size(number)
+    if knob in _WEIGHTS or file == _WEIGHT:
+        return f"weight {text}"
     unit = _UNITS.get(knob)
     return text if unit is None else f"{text} {unit}"
 
 
-def exact_text(knob: str, value: object) -> str:
+def exact_text(knob: str, value: object, file: str | None = None) -> str:
     """For tables: the file's own number, by which values can be compared, and its unit or ``268435456 (256 MiB)``."""
-    raw, shown = value_text(value), setting_text(knob, value).removesuffix(_PERIODICALLY)
-    return shown if shown == raw or shown.startswith(f"{raw} ") else f"{raw} ({shown})"
+    raw, shown = value_text(value), setting_text(knob, value, file).removesuffix(_PERIODICALLY)
+    return shown if raw in {shown, shown.removeprefix("weight ")} or shown.startswith(f"{raw} ") else f"{raw} ({shown})"
 
 
 def file_text(file: str, value: object) -> str:
     """The text of a control file in the same form."""
-    return exact_text(_knobs_of_files().get(file, ""), value)
+    return exact_text(KNOBS.get(file, ""), value, file)
 
 
-@cache
-def _knobs_of_files() -> Mapping[str, str]:
-    from cgroupfs.knobs import CATALOG  # 5 ms that only tables of files pay
-
-    # The first knob of a file: cpu.max is read as the quota. cpu.weight of cgroup v2 has no unit.
-    knobs = [(form.file, knob.name) for knob in CATALOG.values() for form in knob.forms.values()]
-    return {file: name for file, name in reversed(knobs) if file != "cpu.weight"}
-
-
+KNOBS: Final[Mapping[str, str]] = {
+    "cpu.cfs_quota_us": "cpu.quota",
+    "cpu.max": "cpu.quota",
+    "cpu.cfs_period_us": "cpu.period",
+    "cpu.shares": "cpu.weight",
+    "cpu.weight": "cpu.weight",
+    "cpu.cfs_burst_us": "cpu.burst",
+    "cpu.max.burst": "cpu.burst",
+    "memory.limit_in_bytes": "memory.max",
+    "memory.max": "memory.max",
+    "memory.memsw.limit_in_bytes": "memory.swap",
+    "memory.swap.max": "memory.swap",
+    "memory.soft_limit_in_bytes": "memory.soft",
+    "memory.high": "memory.high",
+    "memory.low": "memory.low",
+    "memory.min": "memory.min",
+    "pids.max": "pids.max",
+    "blkio.weight": "blkio.weight",
+    "blkio.bfq.weight": "blkio.bfq_weight",
+    "io.weight": "io.weight",
+    "io.bfq.weight": "io.bfq_weight",
+}
+"""The knobs with a unit by their files, as in `cgroupfs.knobs`, whose import takes 3 ms."""
+_WEIGHT: Final = "cpu.weight"
+_WEIGHTS: Final = frozenset({"blkio.weight", "blkio.bfq_weight", "io.weight", "io.bfq_weight"})
 _NO_LIMIT: Final = 1 << 62
 """cgroup v1 shows no limit of memory as the largest number of pages."""
 _PERIODICALLY: Final = " a period"
@@ -91,4 +111,4 @@ def before_text(event: Mapping[str, Any]) -> str:
     if event["before"] is None and event["kind"] == "write":
         return "not read"
     source = _BEFORE_SOURCES.get(event.get("before_source") or "", "")
-    return f"{value_text(event['before'])}{source}"
+    return f"{file_text(event['file'] or '', event['before'])}{source}"

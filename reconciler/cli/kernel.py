@@ -62,6 +62,7 @@ def _row(fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: Fi
         "place": f"{title}/{cid[:12]}" if cid else title,
         "path": path,
         "knob": knob.name,
+        "control_file": (knob.file(version) if version is not None else None) or "",
         "wanted": text,
         "actual": actual,
         "state": state,

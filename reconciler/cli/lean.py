@@ -66,7 +66,7 @@ def _without(name: str) -> Iterator[None]:
     if name in sys.modules:
         yield
         return
-    # The import system takes None for "there is no such module"; the type of the table does not allow it.
+    # None in this table makes the import fail with ModuleNotFoundError; its type does not have it.
     sys.modules[name] = None  # type: ignore[assignment]
     try:
         yield

@@ -61,6 +61,8 @@ class OfflineSetting(NamedTuple):
     wanted: str
     actual: str | None
     detail: str
+    control_file: str = ""
+    """The file's name in its hierarchy; empty: not known, or there is none."""
 
 
 class PlanResult(NamedTuple):
@@ -279,16 +281,17 @@ def _stand(setting: Setting, holds: Mapping[str, Hold], hierarchy: Hierarchy, fi
     actual = read_value(hierarchy, setting.path, knob, files)
     if version is None or actual is None:
         return OfflineSetting(setting, "missing", "", None, f"{knob.name} is not available there")
+    file = knob.file(version) or ""
     try:
         wanted = wanted_text(knob, setting.value, version)
     except ValueError as exc:
-        return OfflineSetting(setting, "missing", "", actual, f"{setting.value!r} is not writable: {exc}")
+        return OfflineSetting(setting, "missing", "", actual, f"{setting.value!r} is not writable: {exc}", file)
     if wanted == actual:
-        return OfflineSetting(setting, "in place", wanted, actual, "")
+        return OfflineSetting(setting, "in place", wanted, actual, "", file)
     hold = holding(holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
     if hold is not None:
-        return OfflineSetting(setting, "held", wanted, actual, f"{hold.reason} (by {hold.by})")
-    return OfflineSetting(setting, "would write", wanted, actual, "")
+        return OfflineSetting(setting, "held", wanted, actual, f"{hold.reason} (by {hold.by})", file)
+    return OfflineSetting(setting, "would write", wanted, actual, "", file)
 
 
 def _change(setting: OfflineSetting, hierarchy: Hierarchy, files: FileOps, *, reclaim: bool) -> KnobChange:

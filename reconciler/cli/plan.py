@@ -200,6 +200,7 @@ def _setting(setting: OfflineSetting) -> dict[str, Any]:
     return {
         "path": setting.setting.path,
         "knob": setting.setting.knob,
+        "control_file": setting.control_file,
         "value": _plain(setting.setting.value),
         "wanted": setting.wanted,
         "actual": setting.actual,

@@ -7,7 +7,7 @@ from typing import Any
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.drawing import draw, marks
-from reconciler.cli.format import group_title, value_text
+from reconciler.cli.format import exact_text, file_text, group_title, setting_text, value_text
 from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.status import CLASSES
 from reconciler.runtime import format as fmt
@@ -53,8 +53,8 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
         rows: list[tuple[Cell, ...]] = [
             (
                 setting["knob"],
-                value_text(setting["wanted"]),
-                value_text(setting["actual"]),
+                exact_text(setting["knob"], setting["wanted"], setting["control_file"]),
+                exact_text(setting["knob"], setting["actual"], setting["control_file"]),
                 StyledText(setting["state"], "ok" if setting["state"] == "in place" else "warn"),
                 _where(setting, titles),
             )
@@ -64,17 +64,20 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     yield from resources(fields["resources"], titles, names)
     for refusal in fields["refusals"]:
         yield blank()
-        yield line(
-            StyledText("refused ", "warn"),
-            f"{refusal['knob']} = {value_text(refusal['value'])} ({refusal['rule']}): {refusal['reason']}",
-        )
+        value = setting_text(refusal["knob"], refusal["value"])
+        text = f"{refusal['knob']} = {value} ({refusal['rule']}): {refusal['reason']}"
+        yield line(StyledText("refused ", "warn"), text)
     yield blank()
     if node["described"]:
         yield line(StyledText("described machine: there are no files to compare or write", "dim"))
     elif fields["writes"]:
         yield head(f"writes in this order ({len(fields['writes'])})")
         steps = [
-            (write["file"], write["text"], f"{group_title(write['path'], titles)}{' (slow)' if write['slow'] else ''}")
+            (
+                write["file"],
+                file_text(write["file"], write["text"]),
+                f"{group_title(write['path'], titles)}{' (slow)' if write['slow'] else ''}",
+            )
             for write in fields["writes"]
         ]
         yield Table(("FILE", "VALUE", "GROUP"), steps)

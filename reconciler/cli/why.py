@@ -127,7 +127,7 @@ def _would_write(groups: Sequence[Row]) -> Iterator[Row]:
         for setting in group["settings"]:
             if setting["state"] == "would write":
                 yield {"group": group["name"], "path": group["path"]} | {
-                    key: setting[key] for key in ("knob", "actual", "wanted", "policy", "reason")
+                    key: setting.get(key) for key in ("knob", "control_file", "actual", "wanted", "policy", "reason")
                 }
 
 
@@ -297,7 +297,9 @@ def _enforce(facts: Row) -> Iterator[Block]:
         return
     yield field("enforce", f"would write {fmt.plural(len(changes), 'value')}; nothing of them is written now")
     for change in changes[:_CHANGES]:
-        actual, wanted = (setting_text(change["knob"], change[key]) for key in ("actual", "wanted"))
+        actual, wanted = (
+            setting_text(change["knob"], change[key], change["control_file"]) for key in ("actual", "wanted")
+        )
         yield field("", f"{change['group'].partition(' (')[0]}: {change['knob']} {actual} -> {wanted}")
     if len(changes) > _CHANGES:
         yield field("", f"and {len(changes) - _CHANGES} more: bypassctl diff")

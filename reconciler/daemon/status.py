@@ -18,6 +18,8 @@ from msgspec.structs import asdict
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import AgentError
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG
 from reconciler import __version__
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import check_new_target, check_reason, check_seconds
@@ -390,7 +392,8 @@ class StatusReport:
         }
 
     def _group(self, path: str, outcomes: Outcomes | None = None) -> list[dict[str, object]]:
-        return [_standing(status) for _, status in sorted(standings_of(self._agent, path, outcomes).items())]
+        hierarchy, statuses = self._agent.place.hierarchy, standings_of(self._agent, path, outcomes)
+        return [_standing(status, hierarchy) for _, status in sorted(statuses.items())]
 
     def _settings(self) -> Iterator[Setting]:
         for wanted in self._agent.reconciler.wanted.values():
@@ -482,9 +485,12 @@ def _named(name: str, detail: str) -> str:
     return detail if detail.startswith(f"{name}: ") else f"{name}: {detail}"
 
 
-def _standing(status: SettingStatus) -> dict[str, object]:
+def _standing(status: SettingStatus, hierarchy: Hierarchy) -> dict[str, object]:
+    knob = CATALOG.get(status.setting.knob)
+    version = None if knob is None else hierarchy.version(knob.controller)
     return {
         "knob": status.setting.knob,
+        "control_file": "" if knob is None or version is None else knob.file(version) or "",
         "wanted": status.wanted,
         "actual": status.actual,
         "state": status.state,

@@ -136,10 +136,10 @@ def test_text_names_pods_and_foreign_writers(run: Run, daemon: FakeDaemon, monke
 @pytest.mark.parametrize(
     ("before", "source", "shown"),
     [
-        ("-1", "", "-1 -> 40000"),
-        ("-1", "spec", "-1 (by the runtime's spec) -> 40000"),
-        ("-1", "seen", "-1 (last seen) -> 40000"),
-        (None, "", "not read -> 40000"),
+        ("-1", "", "-1 (no limit) -> 40000 µs"),
+        ("-1", "spec", "-1 (no limit) (by the runtime's spec) -> 40000 µs"),
+        ("-1", "seen", "-1 (no limit) (last seen) -> 40000 µs"),
+        (None, "", "not read -> 40000 µs"),
     ],
 )
 def test_a_value_before_a_write_that_was_not_read_has_its_source(

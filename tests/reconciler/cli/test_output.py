@@ -100,7 +100,7 @@ def test_every_command_has_examples_that_can_be_parsed(run: Run) -> None:
         ("cpu.max", "40000 100000", "40000 100000 (40000 of 100000 µs)"),
         ("cpu.max", "max 100000", "max 100000 (no limit)"),
         ("cpu.shares", "1024", "1024 shares"),
-        ("cpu.weight", "39", "39"),
+        ("cpu.weight", "39", "weight 39"),
         ("memory.limit_in_bytes", "268435456", "268435456 (256 MiB)"),
         ("memory.limit_in_bytes", "9223372036854771712", "9223372036854771712 (no limit)"),
         ("memory.max", "max", "max (no limit)"),
