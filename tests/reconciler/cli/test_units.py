@@ -119,7 +119,7 @@ def test_files_alone_are_a_table_of_pods_with_wanted_and_actual_values(shown_nod
 
 
 def test_the_files_with_a_unit_are_those_of_the_catalog() -> None:
-    catalog = {form.file: knob.name for knob in reversed(CATALOG.values()) for form in knob.forms.values()}
+    catalog = {form.file: knob.name for knob in reversed(list(CATALOG.values())) for form in knob.forms.values()}
     assert {file: catalog[file] for file in KNOBS} == dict(KNOBS)
     numbers = {"µs", "shares", "bytes", "pids", "weight"}
     wanted = {form.file for knob in CATALOG.values() if knob.unit in numbers for form in knob.forms.values()}
