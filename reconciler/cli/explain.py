@@ -411,7 +411,7 @@ def _event(fields: Row) -> Iterator[Block]:
     elif fields["after"] is not None or fields["before"] is not None:
         change = f" {before_text(fields)} > {file_text(fields['file'], fields['after'])}"
     who = fields["process"] or fields["writer"]
-    why = "; ".join(part for part in ("us" if who == "us" else who, fields["error"] or fields["reason"]) if part)
+    why = "; ".join(part for part in ("bypassd" if who == "us" else who, fields["error"] or fields["reason"]) if part)
     yield line(
         StyledText(fmt.clock(fields["at"], exact=True), "dim"),
         f"  {fields['kind']}  {fields['file']}{change}",

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -138,6 +138,7 @@ def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
     """The plan as the documented, stable document: plain values, keys are added but never renamed."""
     pools, view = result.desired.plan.pools, result.view
     lists, claims = pool_lists(pools), cpu_claims(view, pools)
+    containers = {container.id: container.name for pod in view.pods.values() for container in pod.containers}
     return {
         "schema": SCHEMA,
         "kind": "bypassd-plan",
@@ -163,7 +164,7 @@ def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
         "budget": budget_facts(result.desired.plan, view.cpu),
         "resources": resource_facts(result.desired.plan, result.cache),
         "pods": [pod_facts(pod, pools) for _, pod in sorted(view.pods.items())],
-        "settings": [_setting(setting) for setting in result.standings],
+        "settings": [_setting(setting, containers) for setting in result.standings],
         "refusals": [
             {
                 "path": refusal.setting.path,
@@ -196,7 +197,7 @@ def _name(node: InspectedNode, recorded_node: RecordedNode) -> str:
     return node.kubelet.node_name or ("a copied node" if node.copied else os.uname().nodename)
 
 
-def _setting(setting: OfflineSetting) -> dict[str, Any]:
+def _setting(setting: OfflineSetting, containers: Mapping[str, str | None]) -> dict[str, Any]:
     return {
         "path": setting.setting.path,
         "knob": setting.setting.knob,
@@ -210,6 +211,7 @@ def _setting(setting: OfflineSetting) -> dict[str, Any]:
         "reason": setting.setting.reason,
         "pod_uid": setting.setting.pod_uid,
         "container_id": setting.setting.container_id,
+        "container": containers.get(setting.setting.container_id or ""),
     }
 
 

@@ -47,6 +47,11 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     yield blank()
     yield field("CPU", f"BE budget {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
     titles = {pod["group"]: pod["title"] for pod in fields["pods"]}
+    titles |= {
+        setting["path"]: f"{titles[above]}/{setting['container']}"
+        for setting in fields["settings"]
+        if setting["container"] and (above := setting["path"].rpartition("/")[0]) in titles
+    }
     if fields["settings"]:
         yield blank()
         yield head("settings")

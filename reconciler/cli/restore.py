@@ -12,7 +12,7 @@ from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import RESTORE_S, release_command, title_of, who
 from reconciler.cli.document import Row
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.format import short_path, value_text
+from reconciler.cli.format import file_text, short_path
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
 from reconciler.cli.targets import fetch_pod
@@ -80,7 +80,7 @@ def _blocks(answer: dict[str, Any], *, only: Row | None) -> Iterator[Block]:
         rows.append(
             (
                 file["file"],
-                value_text(file["text"]),
+                file_text(file["file"], file["text"]),
                 StyledText(file["undo"], style),
                 f"{short_path(file['path'])}{detail}",
             )

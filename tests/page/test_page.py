@@ -179,6 +179,28 @@ def test_the_ledger_is_requested_when_it_is_wanted(browser: Browser) -> None:
         assert all("kubelet[812]" in row and "batch/transcode-8" in row for row in rows)
 
 
+def test_values_of_files_have_their_units(browser: Browser) -> None:
+    with served(MadeNode(30)) as url:
+        opened(browser, url)
+        browser.value("document.getElementById('ledger-load').click()")
+        browser.until("document.querySelectorAll('#files tbody tr:not(.pad)').length > 10")
+        rows = browser.value("[...document.querySelectorAll('#files tbody tr:not(.pad)')].map((row) => row.innerText)")
+        assert [row for row in rows if "cpu.shares" in row]
+        assert all(("2048 shares" in row or "1024 shares" in row) == ("cpu.shares" in row) for row in rows)
+        for file, text, shown in (
+            ("cpu.weight", "39", "weight 39"),
+            ("io.weight", "default 100", "default 100"),
+            ("blkio.bfq.weight", "10", "weight 10"),
+            ("cpu.cfs_quota_us", "-1", "no limit"),
+            ("cpu.cfs_quota_us", "40000", "40000 µs"),
+            ("memory.limit_in_bytes", "9223372036854771712", "no limit"),
+            ("memory.max", "1048576", "1048576 B"),
+            ("cpuset.cpus", "3", "3"),
+        ):
+            assert browser.value(f"amount({file!r}, {text!r})") == shown
+        assert browser.value("amount('cpu.weight', null)") == "\u2013"
+
+
 def test_a_closed_port_says_how_to_open_the_page(browser: Browser) -> None:
     with served(MadeNode(1), state_over_tcp=False) as url:
         browser.open(url)

@@ -137,8 +137,8 @@ def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemo
     assert daemon.asked == [("POST /restore", {"pod_uid": None, "by": "ana"})]
     assert ran.code == Exit.OK
     assert ran.out.splitlines() == [
-        "FILE              VALUE  OUTCOME   GROUP",
-        "cpu.cfs_quota_us  -1     restored  /kubepods/besteffort",
+        "FILE              VALUE          OUTCOME   GROUP",
+        "cpu.cfs_quota_us  -1 (no limit)  restored  /kubepods/besteffort",
         "",
         "1 file: 1 restored",
         "The daemon is now in mode observe; resume: bypassctl reload",
