@@ -18,7 +18,7 @@ _NAMING: Final = ("pods", "directories")
 _QOS: Final = {"besteffort": "BestEffort pods", "burstable": "Burstable pods", "kubepods": "all pods"}
 
 
-class _Named:
+class _PlaceNames:
     """What the paths of the document are called, and which value is in force there."""
 
     def __init__(self, body: Row) -> None:
@@ -60,13 +60,13 @@ def run(options: Namespace) -> int:
             if name not in body:
                 raise CliError(f"--section {name}: only available from a running daemon", Exit.USAGE)
     if tables:
-        show(_blocks(body, _Named(body), sections))
+        show(_blocks(body, _PlaceNames(body), sections))
         return Exit.OK
     emit({key: value for key, value in body.items() if not sections or key in {*_KEYS, *sections}}, options.output)
     return Exit.OK
 
 
-def _blocks(body: Row, named: _Named, sections: Sequence[str]) -> Iterator[Block]:
+def _blocks(body: Row, named: _PlaceNames, sections: Sequence[str]) -> Iterator[Block]:
     yield line(f"{body['kind']} schema {body['schema']} from the {body['source']}, {fmt.clock(body['at'])}")
     for name, table in (
         ("pools", _pools),
@@ -87,16 +87,16 @@ def _blocks(body: Row, named: _Named, sections: Sequence[str]) -> Iterator[Block
         yield line(f"problem: {problem}")
 
 
-def _pools(body: Row, _: _Named) -> Table:
+def _pools(body: Row, _: _PlaceNames) -> Table:
     return Table(("POOL", "CPUS"), [(name, value_text(cpus)) for name, cpus in body["pools"].items()])
 
 
-def _pods(body: Row, _: _Named) -> Table:
+def _pods(body: Row, _: _PlaceNames) -> Table:
     rows = [(pod["class"], pod["qos"], pod["uid"][:8], pod["title"], pod["class_source"]) for pod in body["pods"]]
     return Table(("CLASS", "QOS", "UID", "POD", "CLASS FROM"), rows)
 
 
-def _settings(body: Row, named: _Named) -> Table:
+def _settings(body: Row, named: _PlaceNames) -> Table:
     files = {(file["path"], file["knob"]): file for file in body.get("files", ())}
     rows = [
         (setting["knob"], _wanted(setting, named, files), setting["policy"], named.place(setting["path"]))
@@ -105,7 +105,7 @@ def _settings(body: Row, named: _Named) -> Table:
     return Table(("KNOB", "WANTED", "POLICY", "WHERE"), rows)
 
 
-def _wanted(setting: Row, named: _Named, files: Mapping[tuple[str, str], Row]) -> str:
+def _wanted(setting: Row, named: _PlaceNames, files: Mapping[tuple[str, str], Row]) -> str:
     """What is written: the policies' value in the form of the node's cgroup version, as far as that is known."""
     place = setting["path"], setting["knob"]
     if (standing := named.standing(*place)) is not None and standing["wanted"]:
@@ -115,7 +115,7 @@ def _wanted(setting: Row, named: _Named, files: Mapping[tuple[str, str], Row]) -
     return exact_text(setting["knob"], setting["value"])
 
 
-def _files(body: Row, named: _Named) -> Table:
+def _files(body: Row, named: _PlaceNames) -> Table:
     rows = []
     for file in body["files"]:
         standing = named.standing(file["path"], file["knob"])
@@ -128,12 +128,12 @@ def _files(body: Row, named: _Named) -> Table:
     return Table(("FILE", "WANTED", "ACTUAL", "TO RESTORE", "WRITER", "WHERE"), rows)
 
 
-def _holds(body: Row, _: _Named) -> Table:
+def _holds(body: Row, _: _PlaceNames) -> Table:
     rows = [(hold["target"], fmt.until(hold["until"]), hold["by"], hold["reason"]) for hold in body["holds"]]
     return Table(("TARGET", "UNTIL", "BY", "REASON"), rows)
 
 
-def _sources(body: Row, _: _Named) -> Table:
+def _sources(body: Row, _: _PlaceNames) -> Table:
     rows = [
         (source["name"], "ok" if source["ok"] else "bad", fmt.duration(source["age_s"]), source["detail"])
         for source in body["sources"]
@@ -141,7 +141,7 @@ def _sources(body: Row, _: _Named) -> Table:
     return Table(("SOURCE", "STATE", "AGE", "DETAIL"), rows)
 
 
-def _history(body: Row, named: _Named) -> Table:
+def _history(body: Row, named: _PlaceNames) -> Table:
     rows = [
         (
             fmt.clock(entry["at"]),
