@@ -14,7 +14,7 @@ from typing import Final, NoReturn, cast
 
 from cgroupfs.errors import AgentError, InputError
 from reconciler import __version__
-from reconciler.cli import lean, screen
+from reconciler.cli import screen
 from reconciler.cli.examples import PROGRAM
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.options import COMMANDS, COMMON, FLAGS, parser
@@ -34,7 +34,6 @@ def program(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> NoRe
     The process ends at once: to destroy each object first, as the interpreter does, is a sixth of a command's CPU time.
     """
     gc.set_threshold(_GARBAGE, 50, 100)
-    lean.install()
     code = main(arguments, name)
     with suppress(OSError, ValueError, AttributeError):
         # Standard output is flushed: `main` reports where that fails.
