@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -38,8 +38,8 @@ class BrowserError(Exception):
 
 
 @final
-class Browser:
-    """One tab. What it logged and requested is in ``problems`` and ``requested``."""
+class Chromium:
+    """A running browser, at the ends of its pipe; `tab` opens a tab in a profile of its own."""
 
     def __init__(self, commands: int, events: int) -> None:
         self._commands, self._events = commands, events
@@ -47,11 +47,67 @@ class Browser:
         self._readable.register(events, select.POLLIN)
         self._left = b""
         self._number = 0
-        self._session = ""
+
+    @contextlib.contextmanager
+    def tab(self) -> Iterator["Browser"]:
+        """A tab in an empty profile; both are gone after the block."""
+        profile = self.call("Target.createBrowserContext")["browserContextId"]
+        try:
+            target = self.call("Target.createTarget", url="about:blank", browserContextId=profile)["targetId"]
+            yield Browser(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
+        finally:
+            self.call("Target.disposeBrowserContext", browserContextId=profile)
+
+    def call(
+        self,
+        method: str,
+        *,
+        session: str = "",
+        note: Callable[[str, dict[str, Any]], None] = lambda *_: None,
+        **parameters: object,
+    ) -> dict[str, Any]:
+        """The result of one command. ``note`` gets the events of the same ``session`` that come before it.
+
+        Errors: `BrowserError`.
+        """
+        self._number += 1
+        number = self._number
+        message = {"id": number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        data = json.dumps(message).encode() + b"\0"
+        while data:
+            data = data[os.write(self._commands, data) :]
+        while True:
+            answer = self._next()
+            if answer.get("id") == number:
+                if "error" in answer:
+                    raise BrowserError(f"{method}: {answer['error']}")
+                result: dict[str, Any] = answer["result"]
+                return result
+            if session and answer.get("sessionId") == session:
+                note(answer.get("method", ""), answer.get("params", {}))
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._left:
+            ready = self._readable.poll(1000 * WITHIN_S)
+            part = os.read(self._events, 1 << 16) if ready else b""
+            if not part:
+                raise BrowserError("the browser does not answer")
+            self._left += part
+        text, _, self._left = self._left.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+
+@final
+class Browser:
+    """One tab. What it logged and requested is in ``problems`` and ``requested``."""
+
+    def __init__(self, program: Chromium, session: str) -> None:
+        self._program, self._session = program, session
         self.problems: list[str] = []
         self.requested: list[str] = []
-        target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self._call(f"{domain}.enable")
 
@@ -114,36 +170,8 @@ class Browser:
             clip = {"clip": {**size, "scale": 1}, "captureBeyondViewport": True}
         return base64.b64decode(self._call("Page.captureScreenshot", format="png", **clip)["data"])
 
-    # The pipe
-
     def _call(self, method: str, **parameters: object) -> dict[str, Any]:
-        self._number += 1
-        number = self._number
-        message = {"id": number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        data = json.dumps(message).encode() + b"\0"
-        while data:
-            data = data[os.write(self._commands, data) :]
-        while True:
-            answer = self._next()
-            if answer.get("id") == number:
-                if "error" in answer:
-                    raise BrowserError(f"{method}: {answer['error']}")
-                result: dict[str, Any] = answer["result"]
-                return result
-
-    def _next(self) -> dict[str, Any]:
-        while b"\0" not in self._left:
-            ready = self._readable.poll(1000 * WITHIN_S)
-            part = os.read(self._events, 1 << 16) if ready else b""
-            if not part:
-                raise BrowserError("the browser does not answer")
-            self._left += part
-        text, _, self._left = self._left.partition(b"\0")
-        message: dict[str, Any] = json.loads(text)
-        self._note(message.get("method", ""), message.get("params", {}))
-        return message
+        return self._program.call(method, session=self._session, note=self._note, **parameters)
 
     def _note(self, method: str, event: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
@@ -157,8 +185,8 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browsing(program: str) -> Iterator[Browser]:
-    """A browser with an empty profile, gone after the block."""
+def running(program: str) -> Iterator[Chromium]:
+    """A browser that has no profile yet, gone after the block."""
     command_read, command_write = os.pipe()
     event_read, event_write = os.pipe()
     with tempfile.TemporaryDirectory(prefix="bypassd-browser-", ignore_cleanup_errors=True) as profile:
@@ -175,9 +203,16 @@ def browsing(program: str) -> Iterator[Browser]:
         os.close(command_read)
         os.close(event_write)
         try:
-            yield Browser(command_write, event_read)
+            yield Chromium(command_write, event_read)
         finally:
             process.kill()
             process.wait()
             os.close(command_write)
             os.close(event_read)
+
+
+@contextlib.contextmanager
+def browsing(program: str) -> Iterator[Browser]:
+    """The one tab of a browser with an empty profile, gone after the block."""
+    with running(program) as browser, browser.tab() as tab:
+        yield tab
