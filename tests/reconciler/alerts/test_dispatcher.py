@@ -16,14 +16,15 @@ from reconciler.alerts.queue import PREFIX
 from reconciler.alerts.sinks.base import SinkError
 from state.schema import META
 from state.store import Store, StoreBatch
+from tests.fakes.threadclock import thread_clock
 from tests.reconciler.alerts.durable import keep
 from tests.reconciler.alerts.making import World, alert
 
 
 @pytest.fixture
-def autojump_clock() -> MockClock:
+def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     # The store is written in a thread, and a sink's module loaded in one: time must not leap over them.
-    return MockClock(autojump_threshold=0.03)
+    return thread_clock(monkeypatch, threshold_s=0.03)
 
 
 async def settled(world: World) -> None:

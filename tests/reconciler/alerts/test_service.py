@@ -24,6 +24,7 @@ from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from state.dump import _ENDS
 from state.model import Setting, SourceStatus
 from state.store import Store, StoreBatch
+from tests.fakes.threadclock import thread_clock
 from tests.reconciler.alerts.durable import keep
 from tests.reconciler.alerts.making import alert
 from tests.reconciler.nodes import pod
@@ -32,8 +33,8 @@ PROJECT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def autojump_clock() -> MockClock:
-    return MockClock(autojump_threshold=0.05)
+def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    return thread_clock(monkeypatch, threshold_s=0.05)
 
 
 def telling(tmp_path: Path, config: AlertsConfig, statuses: tuple[SourceStatus, ...] = ()) -> AlertService:

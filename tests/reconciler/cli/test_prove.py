@@ -175,7 +175,9 @@ def test_a_planted_process_uses_no_more_than_its_cpu_time() -> None:
         _, status, usage = os.wait4(child.pid, 0)
         child._ended = usage
     assert os.WIFSIGNALED(status)
-    assert 0.9 < usage.ru_utime + usage.ru_stime < 1.5
+    assert os.WTERMSIG(status) in {signal.SIGKILL, signal.SIGXCPU}
+    # The kernel's limit counts whole ticks, which on a busy machine are more or fewer than the time that is used.
+    assert 0.5 < usage.ru_utime + usage.ru_stime < 1.5
 
 
 def test_one_that_was_not_started_does_nothing() -> None:
