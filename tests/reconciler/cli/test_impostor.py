@@ -1,5 +1,6 @@
 """A local user's process that calls itself kubelet: what root runs beside it believes nothing and executes nothing."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -76,7 +77,13 @@ def impostor() -> Iterator[Impostor]:
     )
     if os.geteuid() != 0 or shutil.which("cc") is None or namespaces.returncode:
         pytest.skip("NOT RUN: needs root, a C compiler and user namespaces for everybody")
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory, socket.socket() as request:
+    with (
+        open("/tmp/bypassd-test-impostor.lock", "w") as lock,
+        tempfile.TemporaryDirectory(dir="/tmp") as directory,
+        socket.socket() as request,
+    ):
+        # The doctor names the first one: no other run's may be there at the same time.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         request.bind(("127.0.0.1", 0))
         request.listen()
         request.setblocking(False)

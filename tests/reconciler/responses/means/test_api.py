@@ -174,8 +174,9 @@ async def test_a_budget_that_has_refused_is_obeyed_also_where_the_api_server_fai
     nursery: trio.Nursery, pod: Pod, failure: Reply
 ) -> None:
     refusal = status(429, "TooManyRequests", "Cannot evict pod", **BUDGET)
-    # It has refused for longer than failures are borne.
-    long = replace(CONFIG, api=replace(CONFIG.api, refused_s=0.8, failing_s=0.1))
+    # It has refused for longer than failures are borne, and most of the time is left for the failures.
+    waits = {"first_wait_s": 0.05, "longest_wait_s": 0.05}
+    long = replace(CONFIG, api=replace(CONFIG.api, refused_s=0.8, failing_s=0.1, **waits))
     result, server, work = await evict(nursery, pod, listed("v1"), *[refusal] * 3, failure, config=long)
     assert result.outcome is EvictionOutcome.REFUSED
     assert result.detail.startswith("refused by its disruption budget: HTTP 429: Cannot evict pod; ")
