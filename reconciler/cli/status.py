@@ -118,9 +118,9 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
             yield line(StyledText(text, "warn"))
         yield line(
             StyledText(
-                f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "
+                f"cgroups {agent['cgroups']}/{agent['driver']}, CPU manager {agent['kubelet_policy']}, "
                 f"CPUs {agent['cpus']}, {fmt.size(agent['rss_bytes'])}, "
-                f"reconciled in {fmt.duration(agent['last_look_s'])}",
+                f"last pass {fmt.duration(agent['last_look_s'])}",
                 "dim",
             )
         )
