@@ -106,16 +106,30 @@ def _decided(facts: Row, body: Row) -> Row:
         for setting in group["settings"]
         if setting["knob"] == "cpu.set" and setting["wanted"] is not None and setting["wanted"] == setting["actual"]
     ]
+    others = [setting["file"] for setting in _given_up(facts["groups"]) if setting["knob"] == "cpu.set"]
     reasons = body.get("budget", {}).get("reasons", {})
     pool = (pod.get("pool") or "").partition("/")[0]
     # The reason of a BE pool is bypassd's own; it decides nothing where its CPU set is not in force.
     reason = ours[0]["reason"] if ours else reasons.get(pool, "") if pool != "reclaimed" else ""
+    by = f"bypassd ({ours[0]['policy']})" if ours else "kubelet and runtime"
+    if others and not ours:
+        by, reason = _writer(others[0]), "bypassd gave the file up to it"
     return {
-        "by": f"bypassd ({ours[0]['policy']})" if ours else "kubelet and runtime",
+        "by": by,
         "class": pod.get("class"),
         "class_source": pod.get("class_source"),
         "reason": reason,
     }
+
+
+def _given_up(groups: Sequence[Row]) -> list[Row]:
+    """Settings whose file another program keeps changing."""
+    settings = [setting for group in groups for setting in group["settings"]]
+    return [setting for setting in settings if setting["file"] is not None and setting["file"]["yielded"]]
+
+
+def _writer(file: Row) -> str:
+    return str(file["process"] or file["writer"] or "another program")
 
 
 def _ours(group: Row) -> bool:
@@ -148,6 +162,10 @@ def _actions(facts: Row) -> Iterator[Row]:
     for group in _causes(facts["throttled_by"]):
         if not group["ours"]:
             yield {"why": _lifted(group), "command": ""}
+    for setting in _given_up(facts["groups"]):
+        file = setting["file"]
+        text = f"stop {_writer(file)} from writing {file['file']}; bypassd tries it again later, or at once after"
+        yield {"why": text, "command": "systemctl restart bypassd"}
     held = [hold for hold in facts["holds"] if hold["target"].partition(":")[0] in {"pod", "off", "node"}]
     for hold in held:
         yield {"why": f"end the hold of {hold['by']}", "command": release_command(title_of(hold, pod))}
@@ -302,9 +320,10 @@ def _enforce(facts: Row) -> Iterator[Block]:
         return
     if not changes:
         managed = any(setting["wanted"] is not None for group in facts["groups"] for setting in group["settings"])
-        yield field(
-            "enforce", "nothing is left to write" if managed else "changes nothing: bypassd sets nothing of this pod"
-        )
+        text = "nothing is left to write" if managed else "changes nothing: bypassd sets nothing of this pod"
+        if given_up := _given_up(facts["groups"]):
+            text = f"{fmt.plural(len(given_up), 'value')} given up to other programs: bypassctl diff"
+        yield field("enforce", text)
         return
     yield field("enforce", f"would write {fmt.plural(len(changes), 'value')}; nothing of them is written now")
     for change in changes[:_CHANGES]:

@@ -98,6 +98,27 @@ def test_an_online_pod_has_its_cpus_its_pool_and_who_decided(
     assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "bypassd (reclaimed)"
 
 
+def test_a_file_that_was_given_up_names_its_writer_and_what_takes_it_up_again(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
+    before = facts_of(run, daemon, "batch-7")
+    assert "systemctl restart bypassd" not in [action["command"] for action in before["do"]]
+    (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
+    for container in pod["containers"]:
+        for setting in container["settings"]:
+            if setting["knob"] == "cpu.set":
+                setting |= {"state": "yielded", "actual": "0-7"}
+    for file in daemon.document["files"]:
+        if file["knob"] == "cpu.set":
+            file |= {"process": "koordlet (pid 812)", "writer": "other", "yielded": True}
+    facts = facts_of(run, daemon, "batch-7")
+    assert facts["decided"]["by"] == "koordlet (pid 812)"
+    (action,) = [action for action in facts["do"] if action["command"] == "systemctl restart bypassd"]
+    assert "koordlet (pid 812)" in action["why"]
+    assert "nothing is left to write" not in run("why", "batch-7", "--socket", daemon.socket).out
+
+
 def test_the_hour_is_the_daemons_and_an_older_daemon_has_none(
     run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
