@@ -210,7 +210,8 @@ def _text(event: Row) -> str:
         case "failed":
             return f"{where} {value_text(event['wanted'])} refused: {event['error']}"
         case "foreign":
-            by = " ".join(dict.fromkeys(part for part in (event["writer"], event["process"]) if part)) or "unknown"
+            writer = "" if event["writer"] == "other" and event["process"] else event["writer"]
+            by = " ".join(dict.fromkeys(part for part in (writer, event["process"]) if part)) or "unknown"
             return f"{where} {moved}, written by {by}"
         case "yield":
             return f"{where} left to the other writer: {event['reason']}"
@@ -223,7 +224,10 @@ def _text(event: Row) -> str:
         case _:
             # The pod is named before it.
             text = str(event["reason"])
-            return text.removeprefix(f"{event['pod']} ").removeprefix(f"{event['pod']}: ") if event["pod"] else text
+            if event["pod"]:
+                for before in (f"{event['pod']} ", f"{event['pod']}: ", f"victim {event['pod']} "):
+                    text = text.removeprefix(before)
+            return text
 
 
 def _print(events: Iterable[Row], options: Namespace) -> None:

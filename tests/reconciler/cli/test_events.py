@@ -128,6 +128,11 @@ def test_text_names_pods_and_foreign_writers(run: Run, daemon: FakeDaemon, monke
     Feed(daemon, monkeypatch, answer(event(1), foreign))
     ran = run("events", "--socket", daemon.socket)
     assert "u7" not in ran.out
+    Feed(daemon, monkeypatch, answer(event(1, "foreign", writer="other", process="koordlet (pid 8)")))
+    assert run("events", "--socket", daemon.socket).out.rstrip().endswith("written by koordlet (pid 8)")
+    taken = event(1, "alert:response", file="", before=None, after=None, reason="victim ci/old-1 (cpu), applied: hold")
+    Feed(daemon, monkeypatch, answer(taken))
+    assert run("events", "--socket", daemon.socket).out.count("ci/old-1") == 1
     first, second = ran.out.splitlines()
     assert first.split()[1:3] == ["write", "ci/old-1:"]
     assert "person bash" in second
