@@ -93,7 +93,7 @@ def _finding(fields: Row) -> Iterator[Block]:
     since = fmt.duration(fields["for_s"])
     yield line(
         f"victim {fields['title']}  ",
-        StyledText(SHOWN.get(fields["verdict"], fields["verdict"]), STYLES[fields["verdict"]]),
+        StyledText(str(SHOWN.get(fields["verdict"], fields["verdict"])), STYLES[fields["verdict"]]),
         StyledText(f" by rule {fields['rule']}, for {since}, severity {fields['severity']:.2f}", "dim"),
     )
     for text in fields["evidence"]:

@@ -299,7 +299,7 @@ class MadeNode:
         }
         ages = (40, 640, 1240, 1840, 2440, 3040)
         rows: list[dict[str, object]] = [{**row, "at": time.time() - age, "after": "-1"} for age in ages]
-        given_up = {**row, "kind": "yield", "at": time.time() - 30, "after": None, "process": ""}
+        given_up: dict[str, object] = {**row, "kind": "yield", "at": time.time() - 30, "after": None, "process": ""}
         return [given_up, *rows]
 
     def _files(self) -> list[dict[str, object]]:
