@@ -109,7 +109,7 @@ def test_a_missing_signal_a_yielded_file_and_a_suspected_victim_are_shown_by_the
         clean(browser, url)
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [360, 390, 1280])
 def test_no_state_is_cut_off(browser: Browser, width: int) -> None:
     browser.size(width, 1300)
     with served(MadeNode(30)) as url:
