@@ -4,6 +4,7 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
@@ -50,6 +51,7 @@ _TYPES: Final = {
     "gap": "gap",
 }
 """Kinds of the history by type of event; every other kind is an alert."""
+_QUOTAS: Final = frozenset({"cpu.cfs_quota_us", "cpu.max"})
 _STYLES: Final = {"failed": "bad", "eviction": "bad", "gap": "bad", "verdict": "warn", "foreign": "warn", "plan": "dim"}
 
 
@@ -208,7 +210,8 @@ def _text(event: Row) -> str:
         case "failed":
             return f"{where} {file_text(where, event['wanted'])} refused: {event['error']}"
         case "foreign":
-            by = " ".join(dict.fromkeys(part for part in (event["writer"], event["process"]) if part)) or "unknown"
+            writer = "" if event["writer"] == "other" and event["process"] else event["writer"]
+            by = " ".join(dict.fromkeys(part for part in (writer, event["process"]) if part)) or "unknown"
             return f"{where} {moved}, written by {by}"
         case "yield":
             return f"{where} left to the other writer: {event['reason']}"
@@ -221,7 +224,10 @@ def _text(event: Row) -> str:
         case _:
             # The pod is named before it.
             text = str(event["reason"])
-            return text.removeprefix(f"{event['pod']} ").removeprefix(f"{event['pod']}: ") if event["pod"] else text
+            if event["pod"]:
+                for before in (f"{event['pod']} ", f"{event['pod']}: ", f"victim {event['pod']} "):
+                    text = text.removeprefix(before)
+            return text
 
 
 def _print(events: Iterable[Row], options: Namespace) -> None:
@@ -233,12 +239,39 @@ def _print(events: Iterable[Row], options: Namespace) -> None:
     if options.output not in {"table", "wide"}:
         emit({"events": list(events)}, options.output)
         return
+    # Of one pod each write is wanted; of a node the quotas of all BE pods, each second, hide everything else.
+    runs = _runs(events) if options.output == "table" and options.pod is None else ([event] for event in events)
     rows: list[tuple[Any, ...]] = [
-        (_stamp(event["at"]), StyledText(event["type"].ljust(8), _STYLES.get(event["type"], "")), _subject(event))
-        for event in events
+        (_stamp(run[0]["at"]), StyledText(run[0]["type"].ljust(8), _STYLES.get(run[0]["type"], "")), _folded(run))
+        for run in runs
     ]
     if rows:
         show([Table(("TIME", "TYPE", "EVENT"), rows, headings=False)])
+
+
+def _runs(events: Iterable[Row]) -> Iterator[list[Row]]:
+    """Writes that follow each other and differ in their group only, or in a quota's value, as one; others alone."""
+    for _, run in groupby(events, _kind_of_write):
+        yield list(run)
+
+
+def _kind_of_write(event: Row) -> tuple[object, ...]:
+    if event["type"] != "write":
+        return (event["number"], event["at"], event["text"])
+    value = None if event["file"] in _QUOTAS else event["after"]
+    return (event["kind"], event["file"], event["policy"], value)
+
+
+def _folded(run: list[Row]) -> str:
+    if len(run) == 1:
+        return _subject(run[0])
+    groups = len({(event["pod"], event["path"]) for event in run})
+    where = "to the same group" if groups == 1 else f"in {groups} groups"
+    return f"{_subject(run[0])}; {len(run) - 1} more such {_writes(len(run))} {where} until {_stamp(run[-1]['at'])}"
+
+
+def _writes(count: int) -> str:
+    return "write" if count == 2 else "writes"
 
 
 def _stamp(at: float) -> str:

@@ -74,7 +74,8 @@ def _trigger(fields: Row) -> tuple[str | StyledText, ...]:
     text = fields["words"] or "-"
     if fields["cools_s"]:
         text += f"; cooldown {fmt.duration(fields['cools_s'])} left"
-    return fields["name"], fields["mode"], StyledText(text, "warn") if fields["known"] is False else text
+    mode = "dry run" if fields["mode"] == "dry-run" else fields["mode"]
+    return fields["name"], mode, StyledText(text, "warn") if fields["known"] is False else text
 
 
 def _order(fields: Row, shown: dict[tuple[str, ...], str], *, every: bool) -> Iterator[Block]:

@@ -16,6 +16,8 @@ from state.setting_state import SettingState
 
 BESIDE: Final = frozenset({"core.cookie", "resctrl.group", "oom.score", "net.share"})
 """Settings outside of control files: no file can be shown."""
+_TIME_OF_CONFIG: Final = "kubernetes.io/config.seen"
+"""The kubelet's own note, on every pod: it explains nothing."""
 _LONGEST_MARK: Final = 200
 """Characters of one label or annotation."""
 _MOST_PROCESSES: Final = 10
@@ -223,13 +225,10 @@ def _elsewhere(rows: Sequence[Row]) -> Iterator[Block]:
         return
     yield blank()
     yield head("changed outside of cgroup files")
-    yield Table(
-        ("KIND", "OBJECT", "FIELD", "ORIGINAL", "OURS"),
-        [
-            (row["kind"], short_path(row["path"]), row["file"], value_text(row["original"]), value_text(row["wanted"]))
-            for row in rows
-        ],
-    )
+    for row in rows:
+        values = f"{value_text(row['wanted'])}; before {value_text(row['original'])}"
+        yield line(StyledText(row["kind"], "head"), f" {row['file']}  {values}", indent=2)
+        yield line(StyledText(short_path(row["path"]), "dim"), indent=4)
 
 
 def _title(pod: Row) -> Iterator[Block]:
@@ -243,10 +242,11 @@ def _title(pod: Row) -> Iterator[Block]:
     if (sandbox := pod.get("sandbox")) is not None:
         yield line(StyledText(f"{sandbox}: bounded at the pod's directory as a whole, no container by itself", "dim"))
     marks = {**pod.get("labels", {}), **pod.get("annotations", {})}
+    marks.pop(_TIME_OF_CONFIG, None)
     if marks:
         # Each cut for itself: a long one would cut off all that come after it.
         shown = (f"{key}={printable(str(value), _LONGEST_MARK)}" for key, value in sorted(marks.items()))
-        yield line(StyledText(", ".join(shown), "dim"))
+        yield line(StyledText(f"labels, annotations: {', '.join(shown)}", "dim"))
     for problem in pod["problems"]:
         yield line(StyledText("! ", "bad"), problem)
 
@@ -270,10 +270,13 @@ def _metadata(pod: Row, sources: Sequence[Row]) -> Iterator[Block]:
         yield line(StyledText(f"{source['name']}: {age}; {source['detail']}", "dim"), indent=2)
 
 
-def _claim(claim: Row) -> Iterator[Block]:
-    """What its pool, or it alone, asked of the CPUs and got."""
+def _claim(claim: Row, known: str) -> Iterator[Block]:
+    """What its pool, or it alone, asked of the CPUs and got. ``known``: the reason that is shown above."""
     where = f" on NUMA node {','.join(map(str, claim['nodes']))}" if claim["nodes"] else ""
-    text = f"asked {claim['asked']}, got {claim['got']} CPUs{where}: {claim['rule']}"
+    whose = "" if claim["owner"].startswith("dedicated/") else "its whole pool "
+    text = f"{whose}asked {claim['asked']}, got {claim['got']} CPUs{where}"
+    if claim["rule"] != known:
+        text += f": {claim['rule']}"
     if claim["cut"]:
         yield field("claim", StyledText("cut ", "bad"), text)
         yield line(f"what prevented it: {claim['against']}", indent=9)
@@ -288,7 +291,7 @@ def _signal(facts: Row) -> Iterator[Block]:
         shown = name.partition("/")[0] if name.startswith("dedicated/") else name
         yield field("pool", f"{shown}: CPUs {value_text(cpus)}")
     for claim in facts["claims"]:
-        yield from _claim(claim)
+        yield from _claim(claim, facts["decided"]["reason"])
     budget = facts["budget"]
     if not budget or facts["pod"].get("class") != "reclaimed":
         return
@@ -409,8 +412,9 @@ def _event(fields: Row) -> Iterator[Block]:
     if fields["kind"] == "touch":
         change = f" was {file_text(fields['file'], fields['before'])}"
     elif fields["after"] is not None or fields["before"] is not None:
-        change = f" {before_text(fields)} > {file_text(fields['file'], fields['after'])}"
+        change = f" {before_text(fields)} -> {file_text(fields['file'], fields['after'])}"
     who = fields["process"] or fields["writer"]
+    # "us" beside a quota reads as its unit.
     why = "; ".join(part for part in ("bypassd" if who == "us" else who, fields["error"] or fields["reason"]) if part)
     yield line(
         StyledText(fmt.clock(fields["at"], exact=True), "dim"),

@@ -9,10 +9,11 @@ from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, head, line, show
-from reconciler.cli.watched import STYLES
+from reconciler.cli.watched import SHOWN, STYLES
 from reconciler.runtime import format as fmt
 
 _MOST_UNKNOWN: Final = 5
+_NO_SUSPECT: Final = "no suspect found"
 _OF_VICTIMS: Final = ("findings", "ladder")
 
 
@@ -40,7 +41,7 @@ def run(options: Namespace) -> int:
 
 
 def _blocks(seen: Row) -> Iterator[Block]:
-    yield Table(("RULE", "MODE", "OK", "SUSPECT", "INTERFERED", "UNKNOWN", "RESPONSES"), list(_rules(seen)), _NUMBERS)
+    yield Table(("RULE", "MODE", "OK", "SUSPECTED", "INTERFERED", "UNKNOWN", "RESPONSES"), list(_rules(seen)), _NUMBERS)
     yield from _records(seen)
     suffering = [finding for finding in seen["findings"] if finding["verdict"] in {"interfered", "suspect"}]
     for entry in sorted(
@@ -91,17 +92,17 @@ def _count(counts: Row, verdict: str) -> Cell:
 def _finding(fields: Row) -> Iterator[Block]:
     since = fmt.duration(fields["for_s"])
     yield line(
-        StyledText(fields["verdict"], STYLES[fields["verdict"]]),
-        f" {fields['title']}",
-        StyledText(f"  rule {fields['rule']}, for {since}, severity {fields['severity']:.2f}", "dim"),
+        f"victim {fields['title']}  ",
+        StyledText(str(SHOWN.get(fields["verdict"], fields["verdict"])), STYLES[fields["verdict"]]),
+        StyledText(f" by rule {fields['rule']}, for {since}, severity {fields['severity']:.2f}", "dim"),
     )
     for text in fields["evidence"]:
         yield line(text, indent=2)
     rows = [(f"{suspect['score']:.2f}", suspect["title"], suspect["reason"]) for suspect in fields["suspects"]]
     if rows:
         yield Table(("  SCORE", "SUSPECT", "WHY"), rows, frozenset({0}))
-    else:
-        yield line(StyledText("no suspect found", "dim"), indent=2)
+    elif _NO_SUSPECT not in fields["evidence"]:
+        yield line(StyledText(_NO_SUSPECT, "dim"), indent=2)
 
 
 def _steps(climb: Row) -> Iterator[tuple[Cell, ...]]:
@@ -135,8 +136,11 @@ def _unknown(seen: Row) -> Iterator[Block]:
 
 
 def _signals(seen: Row) -> Iterator[Block]:
-    problems = seen["signals"]["problems"]
-    if problems:
+    by_reason: dict[str, list[str]] = {}
+    for name, why in sorted(seen["signals"]["problems"].items()):
+        by_reason.setdefault(why, []).append(name)
+    if by_reason:
         yield blank()
         yield head("Signals missing on this node")
-        yield Table(("SIGNAL", "WHY"), sorted(problems.items()))
+        for why, names in by_reason.items():
+            yield line(StyledText(", ".join(names), "warn"), f": {why}", indent=2)

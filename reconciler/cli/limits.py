@@ -25,6 +25,8 @@ Row = dict[str, Any]
 SAMPLE_S: Final = 0.5
 _MOST_THREADS: Final = 2000
 _MOST_GROUPS: Final = 200
+OWN_LIMIT: Final = "its own limit (resources.limits.cpu)"
+OWN_SUM: Final = "its own limit (the sum of its containers)"
 _LEAST: Final = 0.005
 """Of the periods, or of a CPU: less than this is shown as none."""
 
@@ -167,7 +169,7 @@ def measured(limits: PodLimits, files: Sequence[Row], seconds: float = SAMPLE_S)
                 "role": group.role,
                 "path": group.path,
                 **bound,
-                "quota_by": None if bound["quota_milli"] is None else _owner(group, ours.get(group.path)),
+                "quota_by": None,
                 "use_milli": rates.cpu_milli if rates is not None else None,
                 "throttled_share": rates.throttled_share if rates is not None else None,
                 "throttled_milli": rates.throttled_milli if rates is not None else None,
@@ -175,6 +177,10 @@ def measured(limits: PodLimits, files: Sequence[Row], seconds: float = SAMPLE_S)
                 "throttled_periods": known.throttled_periods,
             }
         )
+    unlimited = any(group["quota_milli"] is None for group in groups if group["role"].startswith("container "))
+    for row in groups:
+        if row["quota_milli"] is not None:
+            row["quota_by"] = owner(row["role"], ours.get(row["path"]), unlimited=unlimited)
     waits = [waited - before.waits[thread] for thread, waited in after.waits.items() if thread in before.waits]
     interval_s = after.at_s - before.at_s
     return {
@@ -189,13 +195,20 @@ def _positive(number: int) -> int:
     return max(0, number)
 
 
-def _owner(group: ChainGroup, row: Row | None) -> str:
-    """Who set a group's quota."""
+def owner(role: str, row: Row | None, *, unlimited: bool) -> str:
+    """Who set a group's quota. ``row``: of the ledger; ``unlimited``: a container of the pod has no quota.
+
+    Source: kubelet pkg/kubelet/cm/helpers_linux.go: a pod has the sum of its containers' quotas, and none where one of
+    them has none, unless the pod has resources of its own; cm/qos_container_manager_linux.go and
+    cm/node_container_manager_linux.go write no quota above the pods.
+    """
     if row is not None and row.get("written_at"):
         return f"bypassd ({row['policy']})"
-    if group.role.startswith("container "):
-        return "its own limit (resources.limits.cpu)"
-    return "its own limit (the sum of its containers)" if group.role == "pod" else "kubelet or another program"
+    if role.startswith("container "):
+        return OWN_LIMIT
+    if role != "pod":
+        return "another program (a kubelet sets no quota there)"
+    return "the pod's own resources.limits.cpu, or another program" if unlimited else OWN_SUM
 
 
 def throttlers(groups: Sequence[Row]) -> list[Row]:

@@ -24,7 +24,7 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     yield line(StyledText(f"configuration: {node['config']}", "dim"))
     yield line(
         StyledText(
-            f"kubelet {node['kubelet_policy']}, cgroups {node['cgroups']}/{node['driver']}; "
+            f"cgroups {node['cgroups']}/{node['driver']}, CPU manager {node['kubelet_policy']}; "
             + ", ".join(f"{name}: {message}" for name, message in fields["sources"].items()),
             "dim",
         )

@@ -2,9 +2,9 @@
 
 from argparse import Namespace
 
-from reconciler.cli.client import quoted
+from reconciler.cli.client import DaemonRefused, quoted
 from reconciler.cli.control import hold_target, order
-from reconciler.cli.exits import Exit
+from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
 
@@ -12,7 +12,12 @@ from reconciler.cli.screen import line, show
 def run(options: Namespace) -> int:
     """End the hold. Errors: `CliError` (`Exit.NOT_FOUND`) when there is none."""
     named = hold_target(options, options.target)
-    answer = order(options, "DELETE", f"/holds/{quoted(named.target)}")
+    try:
+        answer = order(options, "DELETE", f"/holds/{quoted(named.target)}")
+    except DaemonRefused as exc:
+        if exc.status != 404:
+            raise
+        raise CliError(f"no hold on {named.title}; bypassctl holds lists them", Exit.NOT_FOUND) from exc
     if options.output != "table":
         emit(answer, options.output)
     else:

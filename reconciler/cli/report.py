@@ -51,6 +51,13 @@ _ANY_MODE: Final = frozenset({"held", "missing"})
 """Bounds that are known also where nothing was enforced."""
 
 
+_NOT_MEASURED: Final = {
+    "wait_milli": "not measured on this node: no cpu.pressure (cgroup v2), and no wait_sum in cpu.stat "
+    "(kernel.sched_schedstats=1)",
+    "throttled_milli": "no online pod was measured",
+}
+
+
 class GateState(StrEnum):
     """What one bound, or the whole gate, says."""
 
@@ -284,15 +291,18 @@ def _ratio(total: Row, name: str) -> tuple[float | None, str]:
     measured = "throttled_samples" if name == "throttled_milli" else "samples"
     sides = [{**_side(total[side]), "samples": total[side].get(measured, 0)} for side in ("with_be", "without_be")]
     busy, quiet = sides[0][name], sides[1][name]
+    if not any(side["samples"] for side in sides) and sum(side["minutes"] for side in sides) >= _FEWEST_MINUTES:
+        # Before the minutes of one kind, which no time would complete.
+        return None, _NOT_MEASURED[name]
     for side, what in zip(sides, ("with", "without"), strict=True):
         if side["minutes"] < _FEWEST_MINUTES:
             return None, f"only {fmt.plural(side['minutes'], 'minute')} {what} BE work; {_FEWEST_MINUTES} are needed"
-    if busy is None or quiet is None:
-        return None, "not measured on this node: no cpu.pressure and no kernel.sched_schedstats"
     for side, what in zip(sides, ("with", "without"), strict=True):
         if side["samples"] < _FEWEST_MINUTES:
             few = fmt.plural(side["samples"], "minute")
             return None, f"only {few} of online pods measured {what} BE work; {_FEWEST_MINUTES} are needed"
+    assert busy is not None  # as it has samples
+    assert quiet is not None
     detail = f"{fmt.percent(busy / 10)} of a CPU with, {fmt.percent(quiet / 10)} without"
     return (1.0 if busy <= _NOISE_MILLI else busy / max(quiet, _NOISE_MILLI)), detail
 

@@ -42,7 +42,7 @@ def _table(block: Table, console: Console) -> Iterator[Text]:
     heads = [Text(text_of(name), style="dim") for name in block.columns]
     rows = [*([heads] if has_headings(block) else []), *([_text(cell) for cell in row] for row in block.rows)]
     last = len(block.columns) - 1
-    widths = [max(cell_len(row[column].plain) for row in rows) for column in range(last)]
+    *widths, widest = (max(cell_len(row[column].plain) for row in rows) for column in range(last + 1))
     for row in rows:
         before = Text()
         for column, width in enumerate(widths):
@@ -51,7 +51,7 @@ def _table(block: Table, console: Console) -> Iterator[Text]:
             before.append_text(row[column])
             before.append(_GAP if column in block.right else blanks + _GAP)
         # Only the last one may give way: a cut-off value would be a wrong value.
-        if not goes_below(cell_len(before.plain), console.width):
+        if not goes_below(cell_len(before.plain), console.width, widest):
             yield from _beside(before, row[last], console)
             continue
         yield before

@@ -104,7 +104,7 @@ def _table(block: Table, width: int | None) -> list[str]:
     last = len(block.columns) - 1
     widths = [max(len(row[column]) for row in rows) for column in range(last)]
     left = sum(widths) + 2 * last
-    below = goes_below(left, width)
+    below = goes_below(left, width, max(len(row[last]) for row in rows))
     room = None if width is None else width - (BELOW if below else left)
     lines: list[str] = []
     for row in rows:
@@ -121,9 +121,9 @@ def _table(block: Table, width: int | None) -> list[str]:
     return lines
 
 
-def goes_below(left: int, width: int | None) -> bool:
-    """Whether a table's last column gets lines of its own: beside the others it has no room."""
-    return width is not None and width - left < NARROW
+def goes_below(left: int, width: int | None, widest: int) -> bool:
+    """Whether a table's last column gets lines of its own: beside the others its ``widest`` cell has no room."""
+    return width is not None and width - left < min(NARROW, widest)
 
 
 def wrapped(text: str, width: int | None) -> list[str]:

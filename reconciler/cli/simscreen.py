@@ -135,10 +135,11 @@ def _resources(document: dict[str, Any]) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for policy in policies:
         reasons = [str(plan["reasons"].get(policy, "off")) for plan in plans]
-        rows.append((policy, *reasons, *(_count(plan, policy) for plan in plans)))
+        # The texts last: the last column is the one that is wrapped.
+        rows.append((policy, *(_count(plan, policy) for plan in plans), *reasons))
     against = len(plans) > 1
-    columns = ("POLICY", "PLAN", "AGAINST", "ITEMS", "AGAINST") if against else ("POLICY", "PLAN", "ITEMS")
-    yield Table(columns, rows)
+    columns = ("POLICY", "ITEMS", "AGAINST", "PLAN", "AGAINST") if against else ("POLICY", "ITEMS", "PLAN")
+    yield Table(columns, rows, frozenset({1, 2} if against else {1}))
 
 
 def _count(plan: dict[str, Any], policy: str) -> str:

@@ -88,6 +88,7 @@ def summary(document: FetchedDocument) -> Row:
         "configured_mode": agent.get("configured_mode"),
         "dry_run": agent.get("dry_run", []),
         "ready": bool(agent.get("ready", False)),
+        "not_ready": agent.get("not_ready", []),
         "pods": {row["class"]: row["pods"] for row in sums if row["class"] is not None},
         "settings": dict(states),
         "ledger": agent.get("ledger", {}),
@@ -110,6 +111,8 @@ def summary(document: FetchedDocument) -> Row:
 def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     agent = document.body["agent"]
     yield line(*_title(document, facts))
+    for reason in facts["not_ready"]:
+        yield line(StyledText("not ready: ", "bad"), reason)
     if document.live:
         if (period_s := facts["kubelet_reasserts_s"]) is not None:
             text = (
@@ -118,9 +121,9 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
             yield line(StyledText(text, "warn"))
         yield line(
             StyledText(
-                f"kubelet {agent['kubelet_policy']}, cgroups {agent['cgroups']}/{agent['driver']}, "
+                f"cgroups {agent['cgroups']}/{agent['driver']}, CPU manager {agent['kubelet_policy']}, "
                 f"CPUs {agent['cpus']}, {fmt.size(agent['rss_bytes'])}, "
-                f"reconciled in {fmt.duration(agent['last_look_s'])}",
+                f"last pass {fmt.duration(agent['last_look_s'])}",
                 "dim",
             )
         )

@@ -12,7 +12,7 @@ from reconciler.cli.blocks import Cell, StyledText
 from reconciler.cli.document import Row
 from reconciler.cli.drawing import RECLAIMED, marks, node_rows, placement
 from reconciler.cli.pods import AMOUNTS, pod_cells, sort_rows
-from reconciler.cli.watched import STYLES, node_cells, of_node
+from reconciler.cli.watched import SHOWN, STYLES, node_cells, of_node
 from reconciler.runtime import format as fmt
 from state.printable import printable
 
@@ -182,9 +182,10 @@ def _head(facts: TopFacts, choices: Choices, signs: Glyphs) -> Iterator[Line]:
     findings = [row for row in facts.body.get("interference", {}).get("findings", ()) if row["verdict"] in _RANK]
     findings.sort(key=lambda row: (_RANK[row["verdict"]], -row["severity"]))
     for row in findings[:_FINDINGS]:
-        suspects = "".join(f", first suspect {suspect['title']}" for suspect in row["suspects"][:1])
-        text = f" {row['title']} for {fmt.duration(row['for_s'])}{suspects}; rule {row['rule']}"
-        yield ["          ", StyledText(row["verdict"], STYLES[row["verdict"]]), plain_ascii(text)]
+        suspects = "".join(f", top suspect {suspect['title']}" for suspect in row["suspects"][:1])
+        text = f" for {fmt.duration(row['for_s'])}{suspects}; rule {row['rule']}"
+        verdict = StyledText(SHOWN.get(row["verdict"], row["verdict"]), STYLES[row["verdict"]])
+        yield ["          victim ", plain_ascii(row["title"]), " ", verdict, plain_ascii(text)]
     if len(findings) > _FINDINGS:
         yield [StyledText(f"          and {len(findings) - _FINDINGS} more: bypassctl interference", "dim")]
 

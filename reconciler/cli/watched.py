@@ -9,6 +9,8 @@ from reconciler.cli.screen import blank, head, line
 from reconciler.runtime import format as fmt
 
 STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
+SHOWN: Final = {"suspect": "suspected"}
+"""Verdicts whose name in the document is another word's on the screen: a suspect is who slows the victim down."""
 OUTCOMES: Final = {"done": "ok", "gone": "ok", "refused": "warn", "abandoned": "dim", "failed": "bad"}
 _ONLINE: Final = frozenset({"shared", "dedicated"})
 _ENDED: Final = 3
@@ -82,7 +84,7 @@ def _pod_lines(fields: Row) -> Iterator[Block]:
     for finding in fields["findings"]:
         since = f"  for {fmt.duration(finding['for_s'])}, severity {finding['severity']:.2f}"
         yield line(
-            StyledText(finding["verdict"], STYLES[finding["verdict"]]),
+            StyledText(_verdict(finding), STYLES[finding["verdict"]]),
             f" by rule {finding['rule']}",
             StyledText(since, "dim"),
             indent=2,
@@ -98,7 +100,7 @@ def _pod_lines(fields: Row) -> Iterator[Block]:
     for finding in fields["blamed"]:
         cells = (
             StyledText("suspected", "warn"),
-            f" number {finding['place']} for victim {finding['title']} ({finding['verdict']}, {finding['rule']})",
+            f" number {finding['place']} for victim {finding['title']} ({_verdict(finding)}, {finding['rule']})",
         )
         yield line(*cells, f": {finding['score']:.2f}: {finding['reason']}", indent=2)
     for step in fields["in_force"]:
@@ -108,6 +110,12 @@ def _pod_lines(fields: Row) -> Iterator[Block]:
     for finding in fields["evictions"]:
         yield line(*_eviction(finding), indent=2)
         yield line(StyledText(f"{finding['cause']}: {finding['evidence']}", "dim"), indent=4)
+
+
+def _verdict(finding: Row) -> str:
+    """Of the pod as a victim."""
+    name = finding["verdict"]
+    return f"{SHOWN[name]} victim" if name in SHOWN else str(name)
 
 
 def _step_cells(whose: str, step: Row) -> Iterator[Cell]:

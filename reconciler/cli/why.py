@@ -17,7 +17,7 @@ from reconciler.cli.document import FetchedDocument, Row, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.explain import collect, detail_blocks, pod_processes, title_blocks
 from reconciler.cli.format import setting_text
-from reconciler.cli.limits import PodLimits, measured, throttlers
+from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, PodLimits, measured, throttlers
 from reconciler.cli.output import emit
 from reconciler.cli.screen import field, line, show
 from reconciler.cli.sparkline import sparkline
@@ -106,16 +106,30 @@ def _decided(facts: Row, body: Row) -> Row:
         for setting in group["settings"]
         if setting["knob"] == "cpu.set" and setting["wanted"] is not None and setting["wanted"] == setting["actual"]
     ]
+    others = [setting["file"] for setting in _given_up(facts["groups"]) if setting["knob"] == "cpu.set"]
     reasons = body.get("budget", {}).get("reasons", {})
     pool = (pod.get("pool") or "").partition("/")[0]
     # The reason of a BE pool is bypassd's own; it decides nothing where its CPU set is not in force.
     reason = ours[0]["reason"] if ours else reasons.get(pool, "") if pool != "reclaimed" else ""
+    by = f"bypassd ({ours[0]['policy']})" if ours else "kubelet and runtime"
+    if others and not ours:
+        by, reason = _writer(others[0]), "bypassd gave the file up to it"
     return {
-        "by": f"bypassd ({ours[0]['policy']})" if ours else "kubelet and runtime",
+        "by": by,
         "class": pod.get("class"),
         "class_source": pod.get("class_source"),
         "reason": reason,
     }
+
+
+def _given_up(groups: Sequence[Row]) -> list[Row]:
+    """Settings whose file another program keeps changing."""
+    settings = [setting for group in groups for setting in group["settings"]]
+    return [setting for setting in settings if setting["file"] is not None and setting["file"]["yielded"]]
+
+
+def _writer(file: Row) -> str:
+    return str(file["process"] or file["writer"] or "another program")
 
 
 def _ours(group: Row) -> bool:
@@ -145,16 +159,13 @@ def _actions(facts: Row) -> Iterator[Row]:
     title = shlex.quote(pod["title"])
     off = f'bypassctl off {title} --for 1h --reason "..."'
     ours_above = any(group["ours"] and not _own(group) for group in facts["throttled_by"])
-    for group in facts["throttled_by"]:
-        if group["ours"]:
-            continue
-        if group["role"].startswith("container "):
-            text = (
-                f"raise resources.limits.cpu of {group['role']} (now {fmt.cpu(group['quota_milli'])}) in its manifest"
-            )
-            yield {"why": text, "command": ""}
-        else:
-            yield {"why": f"find who set the quota of {group['path']}: {group['quota_by']}", "command": ""}
+    for group in _causes(facts["throttled_by"]):
+        if not group["ours"]:
+            yield {"why": _lifted(group), "command": ""}
+    for setting in _given_up(facts["groups"]):
+        file = setting["file"]
+        text = f"stop {_writer(file)} from writing {file['file']}; bypassd tries it again later, or at once after"
+        yield {"why": text, "command": "systemctl restart bypassd"}
     held = [hold for hold in facts["holds"] if hold["target"].partition(":")[0] in {"pod", "off", "node"}]
     for hold in held:
         yield {"why": f"end the hold of {hold['by']}", "command": release_command(title_of(hold, pod))}
@@ -171,6 +182,24 @@ def _actions(facts: Row) -> Iterator[Row]:
         }
     if facts["would_write"]:
         yield {"why": "see all that enforce would write on this node", "command": "bypassctl diff"}
+
+
+def _causes(throttled: Sequence[Row]) -> list[Row]:
+    """Without the pod's sum where a container's own limit is at work: it is the same limit, and raised by it."""
+    own = any(group["quota_by"] == OWN_LIMIT for group in throttled)
+    return [group for group in throttled if not (own and group["quota_by"] == OWN_SUM)]
+
+
+def _lifted(group: Row) -> str:
+    """What lifts a quota that bypassd did not set."""
+    now = f"(now {fmt.cpu(group['quota_milli'])})"
+    if group["role"].startswith("container "):
+        return f"raise resources.limits.cpu of {group['role']} {now} in its manifest"
+    if group["quota_by"] == OWN_SUM:
+        return f"raise resources.limits.cpu of its containers {now} in its manifest"
+    if group["role"] == "pod":
+        return f"look for resources.limits.cpu {now} in its manifest; if not there, for who writes {group['path']}"
+    return f"find who set the quota {now} of {group['path']}: {group['quota_by']}"
 
 
 # The screen
@@ -229,7 +258,7 @@ def _numbers(now: Row) -> Iterator[Block]:
 
 
 def _throttling(facts: Row) -> Iterator[Block]:
-    stopped, groups = facts["throttled_by"], facts["now"]["groups"]
+    stopped, groups = _causes(facts["throttled_by"]), facts["now"]["groups"]
     for number, group in enumerate(stopped):
         yield field("limits" if not number else "", *_throttled(group))
     if stopped or not groups:
@@ -291,9 +320,10 @@ def _enforce(facts: Row) -> Iterator[Block]:
         return
     if not changes:
         managed = any(setting["wanted"] is not None for group in facts["groups"] for setting in group["settings"])
-        yield field(
-            "enforce", "nothing is left to write" if managed else "changes nothing: bypassd sets nothing of this pod"
-        )
+        text = "nothing is left to write" if managed else "changes nothing: bypassd sets nothing of this pod"
+        if given_up := _given_up(facts["groups"]):
+            text = f"{fmt.plural(len(given_up), 'value')} given up to other programs: bypassctl diff"
+        yield field("enforce", text)
         return
     yield field("enforce", f"would write {fmt.plural(len(changes), 'value')}; nothing of them is written now")
     for change in changes[:_CHANGES]:

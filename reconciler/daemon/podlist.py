@@ -111,9 +111,9 @@ def name_rows(agent: Agent) -> Iterator[dict[str, object]]:
 def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
     """One short row for each pod, with the kernel's present values and counters.
 
-    ``quota_milli``: of the pod's own group, set by any program; ``wait_percent``: of the run queue, null while
-    interference detection is off. ``counters``: by group, the pod's own under the key "", from which a reader makes
-    rates.
+    ``quota_milli``: in force on the pod, set by any program (`pod_quota_milli`); ``wait_percent``: of the run queue,
+    null while interference detection is off. ``counters``: by group, the pod's own under the key "", from which a
+    reader makes rates.
     """
     pools, measures, observer = agent.reconciler.pools, agent.inventory.readings.measures, agent.watching.observer
     samples = observer.frame.samples if observer is not None and observer.frame is not None else {}
@@ -183,8 +183,22 @@ def _cpus(agent: Agent, pod: Pod) -> str | None:
 
 
 def pod_quota_milli(agent: Agent, pod: Pod) -> int | None:
-    """The quota in force on the pod's own group, set by any program; None: none, or not known."""
-    quota, period = (_value(agent, pod.group.path, knob) for knob in ("cpu.quota", "cpu.period"))
+    """The quota in force on the pod, set by any program; None: none, or not known.
+
+    That of its own group or, where bypassd sets quotas on its containers, their sum, if that is less: a BE pod outside
+    the besteffort directory is bounded there.
+    """
+    quotas = [_quota_milli(agent, pod.group.path)]
+    paths = [container.group.path for container in _apps(pod)]
+    if any("cpu.quota" in agent.judge.statuses.by_group.get(path, {}) for path in paths):
+        parts = [_quota_milli(agent, path) for path in paths]
+        quotas.append(None if None in parts else sum(milli for milli in parts if milli is not None))
+    return min((milli for milli in quotas if milli is not None), default=None)
+
+
+def _quota_milli(agent: Agent, path: str) -> int | None:
+    """Of one group; None: no limit, or not known."""
+    quota, period = (_value(agent, path, knob) for knob in ("cpu.quota", "cpu.period"))
     return quota * 1000 // period if isinstance(quota, int) and isinstance(period, int) and period else None
 
 

@@ -302,12 +302,13 @@ class StatusReport:
         return [{"path": path, "settings": self._group(path)} for path in sorted(above)]
 
     def _agent_facts(self) -> dict[str, object]:
-        agent = self._agent
+        agent, not_ready = self._agent, list(self.not_ready())
         return {
             "mode": AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
             "configured_mode": agent.config.mode.value,
             "dry_run": list(dry_run_parts(agent.config)),
-            "ready": not self.not_ready(),
+            "ready": not not_ready,
+            "not_ready": not_ready,
             "cgroups": agent.place.hierarchy.mode.value,
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,

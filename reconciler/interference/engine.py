@@ -286,7 +286,10 @@ class InterferenceEngine:
         finding = replace(finding, suspects=_weighed(finding, suspects, sight))
         likely = any(suspect.score >= self.config.responses.min_score for suspect in finding.suspects)
         if finding.verdict is Verdict.INTERFERED and rule.needs_suspect and not likely:
-            return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, _NOBODY))
+            # Those with a lower score are listed below it: "none" would contradict the list.
+            least = f"no suspect reaches the score of {self.config.responses.min_score:g}"
+            reason = least if finding.suspects else _NOBODY
+            return replace(finding, verdict=Verdict.SUSPECT, evidence=(*finding.evidence, reason))
         return finding
 
     def _transitions(self, every: Sequence[RuleVerdict]) -> tuple[tuple[RuleVerdict, ...], tuple[RuleVerdict, ...]]:

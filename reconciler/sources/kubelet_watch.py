@@ -130,7 +130,7 @@ class KubeletWatch:
         texts = list(config.problems)
         if self.pending:
             texts.append(f"changed since the kubelet started, in effect when it restarts: {_joined(self.pending)}")
-        running = "not running" if config.pid is None else f"process {config.pid}"
+        running = "no kubelet is running" if config.pid is None else f"process {config.pid}"
         return SourceStatus(name=NAME, ok=not config.problems, age_s=0.0, detail="; ".join(texts) or running)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

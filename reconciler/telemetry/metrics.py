@@ -23,7 +23,8 @@ from state.owners import OwnerAccount
 class PodMetrics(Struct, frozen=True, kw_only=True):
     """One pod's series: thirteen at most. ``wanted_cpus`` and ``cpus``: how many its containers shall and may run on.
 
-    ``wanted_quota_milli`` and ``quota_milli``: planned, and in force on the pod's own group; None: none, or not known.
+    ``wanted_quota_milli`` and ``quota_milli``: planned, and in force on the pod or on its containers; None: none, or
+    not known.
     ``used``: CPU time since the daemon first read the pod's group. ``llc_bytes`` and ``memory_bytes_s``: what it has of
     the cache and of the memory bus, None: not known.
     """

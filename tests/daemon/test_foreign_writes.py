@@ -94,6 +94,27 @@ def test_another_program_is_corrected_then_waited_for_then_left_alone_with_an_al
     assert [file["undo"] for file in answer["files"] if file["file"] == "cpuset.cpus"] == ["already as before"]
 
 
+def test_a_restart_takes_a_given_up_file_up_again(node: DirectoryNode, daemon: Make) -> None:
+    """As the runbook has it: a reload, which configuration management makes, does not."""
+    pod = node.add("be")
+    item = daemon(writes={"foreign": {"rounds": 1, "backoff_s": 0.05, "backoff_max_s": 0.1}}).up()
+    named(item)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    ours, path = node.cpus(pod.main), node.path(pod.main.group, "cpuset", "cpuset.cpus")
+    with Scribe("tuned") as tuned:
+        tuned.write(path, "0-1")
+        wait_for(lambda: answered(item, 1), told=item.tail)
+        tuned.write(path, "0-1")
+        wait_for(lambda: _is(item, pod.main.group, "cpu.set", "yielded"), told=item.tail)
+    item.look_again(1)
+    assert node.cpus(pod.main) == "0-1"
+    item.stop()
+    item.up()
+    wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
+    item.look_again(1)
+    assert not any(row["yielded"] for row in item.state("files")["files"])
+
+
 def test_the_kubelets_and_the_runtimes_writes_are_corrected_without_delay(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
     # A wait of a minute: only an answer at once can be seen.

@@ -89,7 +89,10 @@ def svg(phases: Sequence[tuple[str, Sequence[Second]]]) -> str:
     for number, (name, seconds) in enumerate(phases):
         parts.append(f'<text x="{x + len(seconds) * step / 2:.1f}" y="22" text-anchor="middle">{name}</text>')
         if number:
-            parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="310" stroke="#666" stroke-dasharray="4 3"/>')
+            # In two parts: between them is the heading of the lower bars.
+            for top, bottom in ((30, 186), (210, 310)):
+                ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"'
+                parts.append(f'<line {ends} stroke="#666" stroke-dasharray="4 3"/>')
         for second in seconds:
             wide = f'x="{x + step * 0.1:.1f}" width="{step * 0.8:.1f}"'
             if second.p99 is not None:

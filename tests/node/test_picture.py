@@ -39,3 +39,15 @@ def test_the_svg_has_two_bars_for_each_second_within_the_picture() -> None:
         assert y >= 30
         assert tall >= 0
         assert y + tall <= 311
+
+
+def test_no_line_crosses_the_heading_of_the_lower_bars() -> None:
+    phases = [("alone", [Second(3.0, None)] * 3), ("agent", [Second(9.0, 10.0)] * 3)]
+    root = ET.fromstring(svg(phases))
+    (heading,) = [text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("BE work")]
+    baseline = float(heading.get("y", ""))
+    upright = [line for line in root.iter(f"{SVG}line") if line.get("x1") == line.get("x2")]
+    assert upright
+    for line in upright:
+        top, bottom = float(line.get("y1", "")), float(line.get("y2", ""))
+        assert bottom <= baseline - 12 or top >= baseline + 3

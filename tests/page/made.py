@@ -19,6 +19,7 @@ SECTIONS: Final = (
     *("agent", "budget", "holds", "history", "sources", "alerts", "interference", "eviction", "problems", "files"),
 )
 _ONLINE: Final = ("checkout", "search", "cart", "prices", "login", "catalog", "stock", "mail", "images", "reviews")
+_STATES: Final = {6: "held", 8: "yielded"}
 _BATCH: Final = ("train", "index", "report", "transcode", "backfill")
 
 
@@ -136,7 +137,7 @@ class MadeNode:
                     ),
                     "quota_milli": {"reclaimed": 1500, "shared": 2000 if number % 2 else None}.get(kind),
                     "wait_percent": None if kind == "system" else (number * 13 % 23) / 2,
-                    "state": "held" if number == 6 else "yielded" if number == 8 else "managed",
+                    "state": _STATES.get(number, "managed" if kind in {"reclaimed", "dedicated"} else "unmanaged"),
                     "counters": {"": counters},
                 }
             )
@@ -191,8 +192,9 @@ class MadeNode:
         for point in range(360):
             online.append(round(10_500 + 3_000 * math.sin(point / 55) + 900 * math.sin(point / 3.1)))
             system.append(round(700 + 120 * math.sin(point / 7)))
-            budget.append(round(24_500 - 1.05 * online[-1]))
-            squeeze = 0.35 if 205 <= point < 250 else 0.93
+            # At the end as in `_budget`: what is in the tiles is in the picture.
+            budget.append(round(21_700 - 1.05 * online[-1]))
+            squeeze = 0.35 if 205 <= point < 250 else 0.74
             be.append(round(budget[-1] * squeeze * (0.94 + 0.05 * math.sin(point / 2.3))) if point > 60 else 0)
         idle = [1000 * CPUS - a - b - c for a, b, c in zip(online, be, system, strict=True)]
         return {
@@ -270,7 +272,7 @@ class MadeNode:
         return {
             "findings": [finding, suspect],
             "ladder": [{"rule": "run-queue", "title": first, "steps": steps}],
-            "signals": {"problems": ["LLC misses: no hardware counters on this machine"]},
+            "signals": {"problems": {"llc.misses": "no hardware counter for it on this machine"}},
         }
 
     def _eviction(self) -> dict[str, object] | None:
@@ -297,7 +299,8 @@ class MadeNode:
         }
         ages = (40, 640, 1240, 1840, 2440, 3040)
         rows: list[dict[str, object]] = [{**row, "at": time.time() - age, "after": "-1"} for age in ages]
-        return rows
+        given_up: dict[str, object] = {**row, "kind": "yield", "at": time.time() - 30, "after": None, "process": ""}
+        return [given_up, *rows]
 
     def _files(self) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []

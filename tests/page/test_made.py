@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from reconciler.cli.events import _TYPES
 from reconciler.daemon.status import StatusReport
 from tests.fakes.livenode import BATCH, PINNED, LiveNode
 from tests.fakes.web import FakePulse
 from tests.page.made import SECTIONS, VIEWS, MadeNode
+from tests.reconciler.cli.test_watched import BLAME, HELD, SQUEEZED, SUFFERS, watched
 
 WANTED = (*SECTIONS, *VIEWS)
 
@@ -24,6 +28,22 @@ async def test_every_key_of_the_made_node_is_one_of_a_daemon(tmp_path: Path) -> 
     assert real.keys() >= made.keys()
     for name in ("podlist", "cpumap", "nodehour", "agent", "budget", "files", "sources"):
         assert lacking(made[name], real[name]) == set(), name
+
+
+def test_the_interference_of_the_made_node_is_as_the_daemons() -> None:
+    real = watched(replace(SUFFERS, suspects=(BLAME,)), steps=(HELD, SQUEEZED))
+    made = MadeNode(30)._interference()
+    assert made.keys() <= real.keys()
+    for name in ("findings", "ladder", "signals"):
+        assert lacking(made[name], real[name]) == set(), name
+    for values in (made, real):
+        signals = values["signals"]
+        assert isinstance(signals, Mapping)
+        assert isinstance(signals["problems"], Mapping)
+
+
+def test_the_kinds_of_the_made_history_are_the_ledgers() -> None:
+    assert {str(row["kind"]) for row in MadeNode(30)._history()} <= _TYPES.keys()
 
 
 def lacking(made: object, real: object) -> set[str]:

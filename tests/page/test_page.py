@@ -96,6 +96,31 @@ def test_the_filter_is_one_key_away_and_takes_words_and_classes(browser: Browser
         assert sorted(browser.value(NAMES)) == ["shop/cart-1", "shop/search-0"]
 
 
+def test_a_missing_signal_a_yielded_file_and_a_suspected_victim_are_shown_by_these_words(browser: Browser) -> None:
+    with served(MadeNode(30)) as url:
+        opened(browser, url)
+        browser.until("document.querySelectorAll('#lacks li').length > 1")
+        lacks = browser.value("document.getElementById('lacks').innerText")
+        assert "llc.misses: no hardware counter" in lacks
+        kinds = browser.value("[...document.querySelectorAll('#events li b')].map((b) => b.textContent)")
+        assert {"yielded", "suspected", "interfered"} <= set(kinds)
+        assert "suspect" not in kinds
+        assert browser.value("document.getElementById('holds').innerText").startswith("until")
+        clean(browser, url)
+
+
+@pytest.mark.parametrize("width", [360, 390, 1280])
+def test_no_state_is_cut_off(browser: Browser, width: int) -> None:
+    browser.size(width, 1300)
+    with served(MadeNode(30)) as url:
+        opened(browser, url)
+        browser.until(f"{ROWS}.length > 10")
+        cells = f"{ROWS}.map((row) => row.querySelector('td:last-child'))"
+        assert "unmanaged" in browser.value(f"{cells}.map((cell) => cell.textContent)")
+        cut = f"{cells}.filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"
+        assert browser.value(cut) == []
+
+
 def test_hostile_names_are_text(browser: Browser) -> None:
     with served(MadeNode(30, HOSTILE)) as url:
         opened(browser, url)

@@ -128,9 +128,31 @@ def test_text_names_pods_and_foreign_writers(run: Run, daemon: FakeDaemon, monke
     Feed(daemon, monkeypatch, answer(event(1), foreign))
     ran = run("events", "--socket", daemon.socket)
     assert "u7" not in ran.out
+    Feed(daemon, monkeypatch, answer(event(1, "foreign", writer="other", process="koordlet (pid 8)")))
+    assert run("events", "--socket", daemon.socket).out.rstrip().endswith("written by koordlet (pid 8)")
+    taken = event(1, "alert:response", file="", before=None, after=None, reason="victim ci/old-1 (cpu), applied: hold")
+    Feed(daemon, monkeypatch, answer(taken))
+    assert run("events", "--socket", daemon.socket).out.count("ci/old-1") == 1
     first, second = ran.out.splitlines()
     assert first.split()[1:3] == ["write", "ci/old-1:"]
     assert "person bash" in second
+
+
+def test_writes_of_one_kind_that_follow_each_other_are_one_line_of_a_node_and_many_of_a_pod(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotas = [event(number, path=f"/kubepods/pod{number % 3}", after=str(1000 * number)) for number in range(1, 7)]
+    plan = event(7, "plan", pod="", pod_uid=None, file="", before=None, after=None, reason="reclaimed 1 -> 2")
+    sets = [event(number, path=f"/{number}", file="cpuset.cpus", after=cpus) for number, cpus in ((8, "1"), (9, "2"))]
+    told = {}
+    for options in ((), ("-o", "wide"), ("--pod", "old-1")):
+        Feed(daemon, monkeypatch, answer(*quotas, plan, *sets))
+        told[options] = run("events", "--socket", daemon.socket, *options).out.splitlines()
+    folded = told[()]
+    assert [line.split()[1] for line in folded] == ["write", "plan", "write", "write"]
+    assert "-1 -> 1000" in folded[0]
+    assert "5 more such writes in 3 groups" in folded[0]
+    assert [len(told[options]) for options in told if options] == [9, 8]
 
 
 @pytest.mark.parametrize(

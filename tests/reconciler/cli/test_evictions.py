@@ -79,8 +79,8 @@ def test_a_dry_run_shows_who_would_go_with_the_ranking(run: Run, tmp_path: Path)
         "eviction is a dry run: no pod is evicted; eviction budget left: 3 (limit per pass)",
         "TRIGGER             MODE     STATE",
     ]
-    assert "node_memory         dry-run  80 GiB of 100 GiB used, 80 % (threshold 70 %)" in lines
-    assert "memory_pressure     dry-run  unknown: memory.free, memory.pressure not measured" in lines
+    assert "node_memory         dry run  80 GiB of 100 GiB used, 80 % (threshold 70 %)" in lines
+    assert "memory_pressure     dry run  unknown: memory.free, memory.pressure not measured" in lines
     assert not any(line.startswith("numa_memory") for line in lines)
     start = lines.index("would be evicted: ci/batch-7")
     assert lines[start + 1].startswith("  node_memory: 80 GiB of 100 GiB used")

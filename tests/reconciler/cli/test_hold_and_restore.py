@@ -35,6 +35,13 @@ def offline(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> LiveNode:
     return live
 
 
+def test_a_hold_that_is_not_there_is_named_as_it_was_typed_and_not_by_uid(run: Run, daemon: FakeDaemon) -> None:
+    ran = run("release", "pod:ci/batch-7", "--socket", daemon.socket)
+    assert ran.code == Exit.NOT_FOUND
+    assert "pod:ci/batch-7" in ran.err
+    assert BATCH not in ran.err
+
+
 def test_a_hold_has_the_pods_uid_and_its_requester(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /holds"] = (201, {"target": f"pod:{BATCH}", "reason": "debug", "by": "ana", "until": None})
     ran = run("hold", "pod:ci/batch-7", "--for", "90m", "--reason", "debug", "--socket", daemon.socket)

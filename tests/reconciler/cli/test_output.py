@@ -4,11 +4,13 @@ import json
 
 import pytest
 
+from reconciler.cli.blocks import Table
 from reconciler.cli.examples import EXAMPLES
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import exact_text, file_text
 from reconciler.cli.jsonpath import LONGEST, parse, select
 from reconciler.cli.options import COMMANDS, parser
+from reconciler.cli.screen import plain
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -128,3 +130,11 @@ def test_tables_have_units_and_documents_the_files_own_texts(run: Run, daemon: F
             text = run(*command, *words, "-o", form).out
             assert " shares" not in text
             assert " µs" not in text
+
+
+def test_a_tables_last_column_goes_below_the_others_only_where_its_widest_cell_has_no_room() -> None:
+    rows = (("x" * 66, "short"), ("y", "a reason of several words that is wrapped"))
+    narrow = plain([Table(("NAME", "LATE"), rows[:1])], 80).splitlines()
+    assert narrow[1].split() == ["x" * 66, "short"]
+    below = plain([Table(("NAME", "LATE"), rows)], 80).splitlines()
+    assert below[2:4] == ["x" * 66, "    short"]

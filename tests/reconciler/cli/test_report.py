@@ -105,6 +105,15 @@ def test_what_is_not_measured_is_neither_met_nor_broken() -> None:
     assert states([unknown])["wait"] is GateState.UNKNOWN
 
 
+def test_a_node_that_measures_no_waits_is_named_before_the_minutes_that_would_not_help() -> None:
+    row = effect_row(1) | {"with_be": side(60) | {"samples": 0}, "without_be": side(0)}
+    (wait,) = gate(sums([row]), {"wait": 1.2}, 60.0)
+    assert wait.state is GateState.UNKNOWN
+    assert "kernel.sched_schedstats" in wait.detail
+    (throttled,) = gate(sums([row | {"with_be": side(60) | {"throttled_samples": 0}}]), {"throttled": 1.2}, 60.0)
+    assert "schedstats" not in throttled.detail
+
+
 @pytest.mark.parametrize("at", ["with_be", "without_be"])
 @pytest.mark.parametrize(("bound", "samples"), [("wait", "samples"), ("throttled", "throttled_samples")])
 def test_one_minute_of_one_pod_is_no_measurement(at: str, bound: str, samples: str) -> None:

@@ -20,7 +20,9 @@ from reconciler.cli.document import standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
+from reconciler.daemon.status import StatusReport
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode
+from tests.fakes.web import FakePulse
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -65,10 +67,21 @@ def test_a_daemon_without_sums_is_asked_for_its_pods(run: Run, daemon: FakeDaemo
 
 
 def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> None:
-    daemon.document["agent"]["ready"] = False
+    daemon.document["agent"] |= {"ready": False, "not_ready": ["the first reconciliation is not finished"]}
     ran = run("status", "--socket", daemon.socket)
     assert ran.code == Exit.NOT_OK
-    assert ran.out.splitlines()[0].endswith("enforce, not ready")
+    first, reason = ran.out.splitlines()[:2]
+    assert first.endswith("enforce, not ready")
+    assert reason == "not ready: the first reconciliation is not finished"
+
+
+def test_a_daemons_document_has_the_reasons_for_which_it_is_not_ready(live: LiveNode) -> None:
+    with live.agent() as agent:
+        report = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        facts = report.state(("agent",))["agent"]
+        assert isinstance(facts, dict)
+        assert facts["ready"] is False
+        assert facts["not_ready"] == list(report.not_ready()) != []
 
 
 def test_status_distinguishes_observing_from_a_restore(run: Run, daemon: FakeDaemon) -> None:

@@ -111,7 +111,7 @@ def test_a_map_that_does_not_fit_is_named_and_not_cut() -> None:
 def test_verdicts_name_victim_suspect_and_rule() -> None:
     text = "\n".join(shown(facts(30), 200))
     assert "1 victim confirmed" in text
-    assert "interfered shop/cart-0 for 95 s, first suspect batch/transcode-3; rule run-queue" in text
+    assert "victim shop/cart-0 interfered for 95 s, top suspect batch/transcode-3; rule run-queue" in text
 
 
 def test_a_narrow_terminal_leaves_columns_out_and_keeps_names() -> None:

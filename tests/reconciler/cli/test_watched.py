@@ -208,7 +208,7 @@ def test_explain_as_json_has_all_of_it(run: Run, watching: FakeDaemon) -> None:
 
 
 def test_status_has_one_line_of_what_is_watched_and_stays_on_its_screen(run: Run, watching: FakeDaemon) -> None:
-    unsure = replace(SUFFERS, victim="pod:x", verdict=Verdict.SUSPECT)
+    unsure = replace(SUFFERS, victim="pod:x", title="shop/web-9", verdict=Verdict.SUSPECT)
     # Two rules say something of one victim: it is counted once, by the worse.
     again = replace(SUFFERS, rule="memory", verdict=Verdict.SUSPECT)
     unknown = replace(SUFFERS, rule="cache", victim="pod:x", verdict=Verdict.UNKNOWN)
@@ -225,6 +225,22 @@ def test_status_has_one_line_of_what_is_watched_and_stays_on_its_screen(run: Run
     facts_ = json.loads(run("status", "-o", "json", "--socket", watching.socket).out)["interference"]
     assert (facts_["interfered"], facts_["steps"]) == (1, 2)
     assert facts_["evictions"] == {"dry_run": True, "open": 0, "would": 1}
+
+
+def test_a_victim_is_never_called_a_suspect_and_a_missing_signal_has_its_reason_once(
+    run: Run, watching: FakeDaemon
+) -> None:
+    unsure = replace(SUFFERS, verdict=Verdict.SUSPECT, evidence=("waits", "no suspect reaches the score of 0.5"))
+    seen = watched(unsure)
+    seen["signals"]["problems"] = {"cpi": "no counter", "llc.misses": "no counter", "cpu.wait": "no file"}
+    watching.document["interference"] = seen
+    lines = run("interference", "--socket", watching.socket).out.splitlines()
+    assert lines[0].split()[3] == "SUSPECTED"
+    assert [line for line in lines if line.startswith("victim shop/web-0  suspected by rule cpu")]
+    assert "  cpi, llc.misses: no counter" in lines
+    assert "  suspected victim by rule cpu  for 14 s, severity 4.81" in section_of(
+        run("why", WEB, "--socket", watching.socket).out
+    )
 
 
 def test_status_says_nothing_of_it_while_nothing_is_watched(run: Run, daemon: FakeDaemon) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from reconciler.cli import why
 from reconciler.cli.exits import Exit
-from reconciler.cli.limits import ChainGroup, _owner, chain, throttlers
+from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, ChainGroup, chain, owner, throttlers
 from reconciler.cli.screen import plain
 from reconciler.cli.sparkline import sparkline
 from reconciler.config.model import AgentMode
@@ -98,6 +98,27 @@ def test_an_online_pod_has_its_cpus_its_pool_and_who_decided(
     assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "bypassd (reclaimed)"
 
 
+def test_a_file_that_was_given_up_names_its_writer_and_what_takes_it_up_again(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
+    before = facts_of(run, daemon, "batch-7")
+    assert "systemctl restart bypassd" not in [action["command"] for action in before["do"]]
+    (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
+    for container in pod["containers"]:
+        for setting in container["settings"]:
+            if setting["knob"] == "cpu.set":
+                setting |= {"state": "yielded", "actual": "0-7"}
+    for file in daemon.document["files"]:
+        if file["knob"] == "cpu.set":
+            file |= {"process": "koordlet (pid 812)", "writer": "other", "yielded": True}
+    facts = facts_of(run, daemon, "batch-7")
+    assert facts["decided"]["by"] == "koordlet (pid 812)"
+    (action,) = [action for action in facts["do"] if action["command"] == "systemctl restart bypassd"]
+    assert "koordlet (pid 812)" in action["why"]
+    assert "nothing is left to write" not in run("why", "batch-7", "--socket", daemon.socket).out
+
+
 def test_the_hour_is_the_daemons_and_an_older_daemon_has_none(
     run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,10 +188,38 @@ def test_the_chain_is_the_containers_the_pod_and_all_above_it() -> None:
 
 def test_a_quota_is_ours_only_where_we_wrote_it() -> None:
     row = {"written_at": 5.0, "policy": "reclaimed"}
-    above = ChainGroup("QoS class", ABOVE)
-    assert _owner(above, row) == "bypassd (reclaimed)"
-    assert _owner(above, {"written_at": 0.0, "policy": "reclaimed"}) == _owner(above, None)
-    assert not _owner(ChainGroup("container main", "/c"), None).startswith("bypassd")
+    unwritten = {"written_at": 0.0, "policy": "reclaimed"}
+    assert owner("QoS class", row, unlimited=False) == "bypassd (reclaimed)"
+    assert owner("QoS class", unwritten, unlimited=False) == owner("QoS class", None, unlimited=True)
+    assert owner("container main", None, unlimited=True) == OWN_LIMIT
+
+
+def test_a_pods_quota_is_the_sum_of_its_containers_only_where_each_has_one(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert owner("pod", None, unlimited=False) == OWN_SUM
+    other = owner("pod", None, unlimited=True)
+    assert "another program" in other
+    pod = kernel_group("pod", "/kubepods/burstable/podx", quota_milli=150, quota_by=other, throttled_share=0.9)
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, pod))
+    (action,) = [action for action in facts_of(run, daemon, WEB)["do"] if not action["command"]]
+    assert "0.15 CPU" in action["why"]
+    assert "/kubepods/burstable/podx" in action["why"]
+
+
+def test_a_containers_own_limit_is_named_once_and_not_again_as_its_pods_sum(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = {**OWN, "quota_by": OWN_LIMIT}
+    pod = kernel_group("pod", "/p", quota_milli=500, quota_by=OWN_SUM, throttled_share=0.4)
+    monkeypatch.setattr(why, "_now", lambda *_: now(container, pod))
+    facts = facts_of(run, daemon, WEB)
+    assert [group["role"] for group in facts["throttled_by"]] == ["container main", "pod"]
+    assert ["container main" in action["why"] for action in facts["do"] if not action["command"]] == [True]
+    assert run("why", WEB, "--socket", daemon.socket).out.count("throttled by its own limit") == 1
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, pod))
+    (action,) = [action for action in facts_of(run, daemon, WEB)["do"] if not action["command"]]
+    assert "resources.limits.cpu of its containers" in action["why"]
 
 
 def test_a_group_without_a_counter_is_no_throttler() -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.podlist import pod_quota_milli
 from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest, OffRequest
 from state.model import Hold, PodClass
@@ -59,6 +60,26 @@ def on_a_node(path: Path, act: Callable[[OffScene], Any]) -> None:
             await act(OffScene(node, agent))
 
     trio.run(run)
+
+
+def test_the_quota_of_a_pod_is_that_of_its_containers_where_bypassd_bounds_those(tmp_path: Path) -> None:
+    async def act(scene: OffScene) -> None:
+        agent, pod = scene.agent, scene.agent.inventory.pods[BATCH]
+        directory = agent.place.hierarchy.directory("cpu", MAIN)
+        assert pod_quota_milli(agent, pod) is None
+        scene.node.kernel.write(directory, "cpu.cfs_quota_us", "20000")
+        # Of another program, and this container alone: the pod as a whole has no quota.
+        before = agent.judge.statuses.by_group.pop(MAIN, {})
+        assert pod_quota_milli(agent, pod) is None
+        status = next(iter(before.values()))
+        agent.judge.statuses.by_group[MAIN] = {**before, "cpu.quota": status}
+        assert pod_quota_milli(agent, pod) == 200
+        above = agent.place.hierarchy.directory("cpu", pod.group.path)
+        scene.node.kernel.write(directory, "cpu.cfs_quota_us", "-1")
+        scene.node.kernel.write(above, "cpu.cfs_quota_us", "50000")
+        assert pod_quota_milli(agent, pod) == 500
+
+    on_a_node(tmp_path, act)
 
 
 def test_a_freed_pod_has_its_values_back_and_is_managed_again_when_the_time_is_over(tmp_path: Path) -> None:
