@@ -150,7 +150,7 @@ def test_writes_of_one_kind_that_follow_each_other_are_one_line_of_a_node_and_ma
         told[options] = run("events", "--socket", daemon.socket, *options).out.splitlines()
     folded = told[()]
     assert [line.split()[1] for line in folded] == ["write", "plan", "write", "write"]
-    assert "-1 -> 1000" in folded[0]
+    assert "-> 1000 µs" in folded[0]
     assert "5 more such writes in 3 groups" in folded[0]
     assert [len(told[options]) for options in told if options] == [9, 8]
 
