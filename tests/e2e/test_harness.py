@@ -116,11 +116,11 @@ def test_a_removed_pod_leaves_no_group(containerd_node: Node, run_pod: PodFactor
     assert not os.path.exists(containerd_node.cgroups.directory("cpuset", containerd_node.cgroups.pod_group(pod.spec)))
 
 
-def _traces(root: str) -> list[str]:
-    """What is left of a kubelet's cgroup root, by either driver's name, and of mounts."""
+def _traces(root: str, directory: str) -> list[str]:
+    """What is left of a kubelet's cgroup root, by either driver's name, and of the mounts in a node's directory."""
     names = (root, f"{root.replace('-', '_')}.slice")
     traces = [mount + name for mount in directories() for name in names if os.path.exists(mount + name)]
-    traces += [mount.target for mount in mounts() if "/bypassd-e2e-" in mount.target]
+    traces += [mount.target for mount in mounts() if mount.target.startswith(f"{directory}/")]
     return traces
 
 
@@ -138,7 +138,7 @@ def test_a_static_kubelet_gives_cpus_and_nothing_is_left_after_the_node() -> Non
         assert shared["main"].read("cpuset", "cpuset.cpus") == node.cpus.cpus_of(shared.spec, "main")
         directory = node.directory
         sockets = set(glob.glob(f"{leftovers.SHIM_SOCKETS}/*"))
-    assert _traces(root) == []
+    assert _traces(root, directory) == []
     assert not os.path.exists(directory)
     # A killed process is in the process table, and a shim's socket there, until each has been scheduled once more.
     eventually("no process is left", lambda: not list(leftovers.processes_of(directory)), within_s=60)
@@ -168,7 +168,7 @@ def test_what_a_crashed_run_left_is_removed_by_the_next() -> None:
     assert list(leftovers.processes_of(directory))
     wiped = leftovers.clean_up_crashed_runs()
     assert any(what.startswith("processes") for what in wiped[directory])
-    assert _traces("/bypassd-test-crash") == []
+    assert _traces("/bypassd-test-crash", directory) == []
     eventually("no process is left", lambda: not list(leftovers.processes_of(directory)), within_s=60)
     assert not os.path.exists(directory)
     assert leftovers.clean_up_crashed_runs() == {}

@@ -1,10 +1,13 @@
 """The parts of the harness that need no container: formulas, checkpoint, parsers."""
 
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.cri import Cri, CriError
 from tests.e2e.pods import PodSpec, best_effort, burstable, guaranteed, pod_values, shares_of
 from tests.e2e.traceparse import parse_bpftrace, parse_strace, parse_tracefs
 from tests.fakes.kubelet.cgroups import SYSTEMD, KubeletCgroups
@@ -112,3 +115,31 @@ def test_strace_lines_give_writes_below_the_cgroup_mounts_on_the_monotonic_clock
     )
     (write,) = parse_strace(text, offset_ns=1_600_000_000_000_000_000)
     assert (write.t_ns, write.pid, write.text) == (100_000_000_000_123_000, 42, "3")
+
+
+@pytest.mark.parametrize("call", ["stop_container", "remove_container", "stop_sandbox", "remove_sandbox"])
+def test_a_call_on_its_way_to_a_shim_that_exits_is_made_again(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """containerd 1.6's answers for a pod whose processes were killed just now, as recorded; a kubelet asks again."""
+    answers = ['failed to kill container "11f3": ttrpc: closed: unknown', "container is still running", None]
+    left = iter(answers)
+
+    def answer(self: Cri, service: str, name: str, *_: Any) -> None:
+        if (text := next(left)) is not None:
+            raise CriError(name, "UNKNOWN", text)
+
+    monkeypatch.setattr(Cri, "_call", answer)
+    getattr(Cri("/nowhere"), call)("11f3")
+    assert next(left, "all used") == "all used"
+
+
+def test_any_other_refusal_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    def answer(self: Cri, service: str, name: str, *_: Any) -> None:
+        next(calls)
+        raise CriError(name, "NOT_FOUND", "no such container")
+
+    monkeypatch.setattr(Cri, "_call", answer)
+    with pytest.raises(CriError, match="no such container"):
+        Cri("/nowhere").stop_container("11f3")
+    assert next(calls) == 1
