@@ -152,6 +152,17 @@ class PodIsolation(Struct, frozen=True, kw_only=True):
     calm_since: float | None = None
 
 
+class KernelScheduler(Struct, frozen=True, kw_only=True):
+    """What a kernel's fair scheduler does with an idle class, where that differs by version.
+
+    ``threads_yield``: SCHED_IDLE of a thread is heeded beyond the thread's own group (until Linux 6.5). ``eevdf``: the
+    next task is chosen by lag and deadline (from 6.6 on). Neither is known where both are False.
+    """
+
+    threads_yield: bool = True
+    eevdf: bool = False
+
+
 class HarmReading(Struct, frozen=True, kw_only=True):
     """The state of the harm law (`reconciler.policies.harm`) as the planner needs it; None in its place: not measured.
 

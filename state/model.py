@@ -18,6 +18,7 @@ from state.cpu import (
     GroupUse,
     HarmReading,
     HarmTerms,
+    KernelScheduler,
     PodIndicators,
     PodIsolation,
     PoolSize,
@@ -362,7 +363,8 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     when the budget last changed; ``unknown_since``: since when CPU use is not known (both on the view's clock).
     ``quota_ratio``: speed of this node's CPU relative to the CPU that limits were made for; quotas are divided by it.
     ``terms``: what online pools will need, while the plan is made; None in every finished plan.
-    ``harm``: what the harm law works with; None: BE pods run in no effective idle class, or it is not configured.
+    ``harm``: what the harm law works with; None: BE pods do not all yield, or it is not configured.
+    ``weight_yields``: the least weight of the besteffort directory is to do what an idle class would for its pods.
     """
 
     online_cpus: CpuSet
@@ -389,6 +391,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     reasons: Mapping[str, str] = {}
     terms: PoolTerms | None = None
     harm: HarmTerms | None = None
+    weight_yields: bool = False
 
     @property
     def dedicated_cpus(self) -> CpuSet:
@@ -437,7 +440,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     budget: bool = False
 
 
-class NodeView(Struct, frozen=True, kw_only=True):
+class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     """The node at one moment. The only input of policies.
 
     ``versions`` maps a controller's name to 1 or 2 (absent: not mounted); ``kubepods``, ``besteffort`` and
@@ -455,7 +458,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     ``harm``: the harm law's ceiling of BE; None: nothing is measured for it. ``idle_threads``: group paths of the
     containers whose threads are all in the idle class, on kernels where that is effective beyond their own group.
     ``realtime``: uids of BE pods with real-time threads.
-    ``threads_yield``: whether this kernel heeds SCHED_IDLE of a thread beyond the thread's own group.
+    ``scheduler``: what of this kernel's scheduler decides which idle class is used.
     ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
     """
 
@@ -487,4 +490,9 @@ class NodeView(Struct, frozen=True, kw_only=True):
     harm: HarmReading | None = None
     idle_threads: frozenset[str] = frozenset()
     realtime: frozenset[str] = frozenset()
-    threads_yield: bool = True
+    scheduler: KernelScheduler = KernelScheduler()
+
+    @cached_property
+    def online_in_besteffort(self) -> bool:
+        """Whether an online pod is in the besteffort directory, beside the BE pods there."""
+        return any(pod.pod_class.online and pod.qos is QosClass.BESTEFFORT for pod in self.pods.values())

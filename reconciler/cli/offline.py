@@ -31,6 +31,7 @@ from reconciler.control.planner import plan
 from reconciler.pods.marks import MarkReader
 from reconciler.policies.cachelevel import begin
 from reconciler.policies.cacheplan import plan_cache
+from reconciler.policies.yielding import scheduler_of
 from reconciler.runtime.safe_files import FileRule
 from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
 from reconciler.signals.memory import parse_meminfo
@@ -103,6 +104,7 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
         disks=lambda: disks.found,
         indicators=dict,
         marks=marks,
+        scheduler=scheduler_of((read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()),
     )
     knowledge.take(knobs=offered(node.hierarchy, node.layout.kubepods, files))
     for uid, dirs in node.pods.items():

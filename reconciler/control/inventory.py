@@ -24,7 +24,7 @@ from reconciler.sources.bundles import read_bundle
 from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
-from state.cpu import GroupUse, HarmReading, PodIndicators
+from state.cpu import GroupUse, HarmReading, KernelScheduler, PodIndicators
 from state.disk import Disk
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
@@ -117,7 +117,7 @@ class Inventory:
         marks: MarkReader,
         classes: Mapping[str, LastClass] | None = None,
         errors: ObjectErrors | None = None,
-        threads_yield: bool = True,
+        scheduler: KernelScheduler | None = None,
     ) -> None:
         """``metas``: a uid's metadata from the pod lists.
 
@@ -127,14 +127,14 @@ class Inventory:
         ``disks``: those that the configuration names, by that name. ``indicators``: by uid of the pod. ``marks``
         receives the labels and annotations to keep. ``classes``: by uid, those of an earlier run. A container whose
         files cannot be read keeps its last known state, and is in ``errors`` until they can be read.
-        ``threads_yield``: as in the view.
+        ``scheduler``: as in the view.
         """
         self.layout = layout
         self.pods: dict[str, Pod] = {}
         self._readings = NodeReadings(topology=topology)
         self._rules = rules
         self._disks = disks
-        self._threads_yield = threads_yield
+        self._scheduler = scheduler or KernelScheduler()
         self._indicators = indicators
         self._versions = dict(versions)
         self._runtime = dirs
@@ -298,7 +298,7 @@ class Inventory:
             harm=readings.harm,
             idle_threads=readings.idle_threads,
             realtime=readings.realtime,
-            threads_yield=self._threads_yield,
+            scheduler=self._scheduler,
             indicators=self._indicators(),
             arrived={cid: at for cid, at in self._arrived.items() if at is not None},
         )

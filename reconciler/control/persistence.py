@@ -80,6 +80,8 @@ def plan_row(plan: NodePlan) -> bytes:
         del row["isolation"]
     if plan.pools.harm is None:
         del row["harm"]
+    if not plan.pools.weight_yields:
+        del row["weight_yields"]
     return encoded({**row, "reasons": {**plan.pools.reasons, **plan.reasons}, "lists": pool_lists(plan.pools)})
 
 

@@ -432,8 +432,10 @@ class Reconciler:
         return view, plan, moved
 
     def _plan_parents(self, view: NodeView, plan: NodePlan) -> list[GroupTarget]:
+        control_files = self.actuator.judge.control_files
         for path in (view.kubepods, view.besteffort, view.burstable):
-            self.actuator.judge.control_files.load(path)
+            control_files.load(path)
+        control_files.load(view.besteffort, ("cpu.weight",))  # what of the harm law depends on it
         settings, self.refusals[""] = plan_parents(view, plan, self.policies)
         wanted = _by_group(settings)
         paths = {*wanted, *(path for path in ("/", view.besteffort, view.burstable) if self._ledger.group(path))}

@@ -61,7 +61,7 @@ from reconciler.interference import service
 from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims
 from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.selectors import ClassRules
-from reconciler.policies.yielding import threads_count
+from reconciler.policies.yielding import scheduler_of
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.priority import LoopPriority
@@ -193,7 +193,7 @@ class Agent:
             marks=self.marks,
             classes=read_classes(self.store),
             errors=self.errors,
-            threads_yield=threads_count(side_actuators.kernel_release(place.root, files)),
+            scheduler=scheduler_of(side_actuators.kernel_release(place.root, files)),
         )
         self.ledger.title_of = lambda uid: pod.title if (pod := self.inventory.pods.get(uid)) is not None else ""
         self.marks.use(read_keys(config, self.inventory.rules))

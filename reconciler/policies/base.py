@@ -73,8 +73,8 @@ class ForPod(Protocol[C_contra]):
 class Policy(Struct, Generic[C], frozen=True, kw_only=True):
     """One policy. ``precedence``: where two want different values of one knob, the lower number wins.
 
-    ``announce``: what it will need (``Pools.terms``); called before any policy takes CPUs, so that those before it in
-    the table leave that much.
+    ``announce``: what those before it in the table have to know: what it will need (``Pools.terms``), what it leaves to
+    a weight (``Pools.weight_yields``). Called before any policy takes CPUs.
     """
 
     name: str

@@ -10,6 +10,12 @@ From Linux 6.6 on the kernel heeds a thread's policy within its own group only. 
 harm: a CPU that runs nothing but such threads is chosen for an online task that wakes up, and is not given up
 (measured on 6.18: docs/cpu.md). So both sides together mean groups alone on those kernels.
 
+There, the group side has a price, too. The kernel balances a CPU whose tasks are all in the idle class as often as an
+idle one, so BE threads change CPUs ten times as often, and a group that comes to a CPU may run until the next tick,
+before a server that was interrupted there (measured on 6.18: docs/protection.md). A BE pod in besteffort needs no idle
+class, as the directory's least weight puts it after every online pod outside; so on those kernels only a BE pod with
+online pods beside it gets one (``always``: all).
+
 Group side: only a pod's own directory. While ``cpu.idle`` is 1 writing shares fails (EINVAL), and the kubelet writes
 those of the QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the
 runtime those of its containers. Inside the pod the containers keep their weights among each other. The kernel drops the
@@ -27,6 +33,7 @@ from msgspec.structs import replace
 from cgroupfs.scheduling import IDLE
 from reconciler.policies.base import Policy, PolicyConfig, containers_of, owns_cpus, setting_of
 from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.yielding import weight_suffices
 from state.cpu import THREAD_POLICY
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan, ProcessValuePlan
@@ -45,6 +52,10 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         bool,
         Meta(description="BE containers' threads in the idle class (SCHED_IDLE); from Linux 6.6 on not beside `group`"),
     ] = False
+    always: Annotated[
+        bool,
+        Meta(description="`group` also where the least weight of besteffort does the same (from Linux 6.6 on)"),
+    ] = False
     sweep_s: Annotated[
         float,
         Meta(ge=1, le=3600, description="seconds between two searches for threads that were not forked by known ones"),
@@ -55,11 +66,20 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("enabled: true without a side; expected group or threads")
 
 
+def announce(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
+    """Whether the least weight is to do it, for the budget's law."""
+    del previous
+    return replace(
+        pools, weight_yields=config.group and not config.always and not config.dry_run and view.scheduler.eevdf
+    )
+
+
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
     """Say what this kernel can, of the sides that are on."""
     del previous
     lacking = unsupported_reason(view, KNOB) if config.group else None
-    sides = (["groups"] if config.group and lacking is None else []) + (["threads"] if _threads(view, config) else [])
+    groups = "groups beside online pods, else the least weight" if pools.weight_yields else "groups"
+    sides = ([groups] if config.group and lacking is None else []) + (["threads"] if _threads(view, config) else [])
     texts = [f"BE pods run only on idle CPU time ({', '.join(sides)})"] if sides else []
     reason = "; ".join([*texts, *([lacking] if lacking is not None else [])])
     return replace(pools, reasons={**pools.reasons, NAME: reason})
@@ -83,12 +103,14 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 def _threads(view: NodeView, config: IdleClassConfig) -> bool:
     """Whether threads have the class: not beside idle groups where the kernel heeds it within groups only."""
     groups = config.group and unsupported_reason(view, KNOB) is None
-    return config.threads and (view.threads_yield or not groups)
+    return config.threads and (view.scheduler.threads_yield or not groups)
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -> list[Setting]:
     """The idle class for a BE pod's directory."""
     if not config.group or unsupported_reason(view, KNOB) is not None or not _is_idle(pod, plan.pools):
+        return []
+    if weight_suffices(pod, view, plan.pools):
         return []
     return [setting_of(pod, None, KNOB, 1, policy=NAME, reason=_REASON)]
 
@@ -105,6 +127,7 @@ POLICY = Policy(
     summary="BE pods in the kernel's idle class",
     config_type=IdleClassConfig,
     precedence=42,
+    announce=announce,
     decide_node=decide_node,
     decide_resources=decide_resources,
     pod=for_pod,

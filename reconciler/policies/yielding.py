@@ -1,5 +1,8 @@
 """Whether BE pods yield the CPU to every other task by themselves: an idle class is in force, and effective, for each.
 
+Or the least weight of the besteffort directory, where the idle class policy leaves the class out for it
+(`Pools.weight_yields`) and no online pod is in that directory.
+
 What is in force is read from the kernel, never from the configuration. Group side: ``cpu.idle`` of the pod's directory
 (Linux 5.15), openEuler's ``cpu.qos_level``, Anolis' ``cpu.bvt_warp_ns``. Thread side (SCHED_IDLE): only where the
 kernel compares tasks of different groups by it, see `threads_count`; containers with threads of another policy are not
@@ -21,6 +24,7 @@ from typing import Final
 
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import SHARES_MIN, containers_of, owns_cpus
+from state.cpu import KernelScheduler
 from state.model import NodeView, Phase, Pod, PodClass, Pools
 
 _GROUP_SIDES: Final = (("cpu.idle", 1), ("cpu.qos", -1), ("cpu.identity", -1))
@@ -29,15 +33,22 @@ _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _WITHIN_GROUPS: Final = (6, 6)
 """Commit faa42d29419d is in 6.12, and in the stable releases of 6.6, 6.10 and 6.11 from October 2024 on. From which of
 them on is not compared: distributions take such commits earlier."""
+_EEVDF: Final = (6, 6)
+"""Commit 147f3efaa241."""
+
+
+def scheduler_of(release: str) -> KernelScheduler:
+    """What is known of the scheduler of a kernel by its ``release``, as in /proc/sys/kernel/osrelease."""
+    match = _RELEASE.match(release)
+    if match is None:
+        return KernelScheduler(threads_yield=False)
+    number = int(match[1]), int(match[2])
+    return KernelScheduler(threads_yield=number < _WITHIN_GROUPS, eevdf=number >= _EEVDF)
 
 
 def threads_count(release: str) -> bool:
-    """Whether SCHED_IDLE of a thread is effective beyond its own group in this kernel; False where it is not known.
-
-    ``release``: as in /proc/sys/kernel/osrelease.
-    """
-    match = _RELEASE.match(release)
-    return match is not None and (int(match[1]), int(match[2])) < _WITHIN_GROUPS
+    """Whether SCHED_IDLE of a thread is effective beyond its own group in this kernel; False where it is not known."""
+    return scheduler_of(release).threads_yield
 
 
 def obstacle(view: NodeView, pools: Pools) -> str | None:
@@ -46,13 +57,14 @@ def obstacle(view: NodeView, pools: Pools) -> str | None:
     if not pods:
         return "no BE pod"
     others = [pod for pod in view.pods.values() if pod.pod_class.online]
-    online_inside = any(pod.qos is QosClass.BESTEFFORT for pod in others)
     guaranteed = min((pod.title for pod in others if _shares_from_above(pod, pools)), default=None)
     seen = False
     for pod in sorted(pods, key=lambda pod: pod.title):
         if pod.uid in view.realtime:
             return f"{pod.title} has real-time threads, to which no idle class applies"
-        yields = _yields(pod, view, pools, least=online_inside or pod.qos is not QosClass.BESTEFFORT)
+        yields = (weight_suffices(pod, view, pools) and _is_last(view.besteffort, view, unread=False)) or _yields(
+            pod, view, pools, least=view.online_in_besteffort or pod.qos is not QosClass.BESTEFFORT
+        )
         if yields is False:
             return f"{pod.title} is in no effective idle class"
         if pod.qos is QosClass.BURSTABLE and guaranteed is not None:
@@ -62,6 +74,16 @@ def obstacle(view: NodeView, pools: Pools) -> str | None:
         seen = seen or yields is True
     # New pods are believed only beside one whose class was read back: the class may not be configured at all.
     return None if seen else "no BE pod has been in an idle class for two seconds"
+
+
+def weight_suffices(pod: Pod, view: NodeView, pools: Pools) -> bool:
+    """Whether a BE pod needs no idle class of its own. A weight that was not read is taken for the kubelet's."""
+    return (
+        pools.weight_yields
+        and pod.qos is QosClass.BESTEFFORT
+        and _is_last(view.besteffort, view, unread=True)
+        and not view.online_in_besteffort
+    )
 
 
 def _shares_from_above(pod: Pod, pools: Pools) -> bool:

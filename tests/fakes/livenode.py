@@ -100,6 +100,7 @@ class LiveNode(DirectoryNode):
         kubelet.cpu_manager(STATIC, "0-6", {PINNED: {"main": "7"}})
         for qos in ("/kubepods/burstable", "/kubepods/besteffort"):
             self.kernel.make_group(qos)
+        self.least_weight("/kubepods/besteffort")
         for uid, (namespace, name) in NAMES.items():
             self.admit(uid, namespace, name)
             self.run(uid)

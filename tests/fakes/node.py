@@ -172,6 +172,7 @@ class DirectoryNode:
         for path in (self.cgroup_root, self.kubepods, self.besteffort, f"{self.kubepods}/burstable"):
             if path:
                 self._kernel.make_group(path)
+        self.least_weight(self.besteffort)
         self.kubelet.api.start()
         return self
 
@@ -372,6 +373,13 @@ class DirectoryNode:
     def write(self, group: str, controller: str, file: str, text: str) -> None:
         """Write as this very process."""
         self._kernel.write(self.path(group, controller), file, text)
+
+    def least_weight(self, group: str) -> None:
+        """What a kubelet gives the besteffort directory and each pod in it."""
+        if self._mounts["cpu"] == self._mounts.get("unified"):
+            self.write(group, "cpu", "cpu.weight", "1")
+        else:
+            self.write(group, "cpu", "cpu.shares", "2")
 
     def cpus(self, box: Box) -> str:
         return self.read(box.group, "cpuset", "cpuset.cpus")

@@ -34,7 +34,7 @@ def _idle(**sides: bool) -> dict[str, Any]:
 
 
 def _bare(*, idle: bool) -> dict[str, Any]:
-    idle_class = {"enabled": idle, "group": True, "threads": False}
+    idle_class = {"enabled": idle, "group": True, "threads": False, "always": True}
     # Each its own: the daemon refuses a configuration with aliases.
     return {"policies": {"reclaimed": {"enabled": False}, "idle_buffer": {"enabled": False}, "idle_class": idle_class}}
 
@@ -51,7 +51,7 @@ LAWS: Final = {
         Law(name="memory", config={"protect": "cpu+memory"}),
         Law(name="full", config={"protect": "full"}),
         Law(name="kept", config={"protect": "cpu", "policies": {"reserve": {"cpus": "0"}}}),
-        Law(name="idle_groups", config=_idle(group=True, threads=False)),
+        Law(name="idle_groups", config=_idle(group=True, threads=False, always=True)),
         Law(name="idle_threads", config=_idle(group=False, threads=True)),
         Law(name="idle_only", config=_bare(idle=True)),
         Law(name="agent_only", config=_bare(idle=False)),

@@ -6,10 +6,11 @@ from typing import Final
 import pytest
 
 from cgroupfs.knobs import CATALOG
+from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
-from reconciler.policies.yielding import threads_count
+from reconciler.policies.yielding import scheduler_of, threads_count
 from tests.protection.idle import Kernel, measured, tables
 from tests.protection.report import read_record
 from tests.reconciler.nodes import MAINLINE, node, pod
@@ -37,14 +38,16 @@ def test_the_document_has_the_tables_of_the_record() -> None:
 @pytest.mark.parametrize("kernel", FOUND.groups, ids=lambda kernel: kernel.title)
 def test_the_forms_of_the_preset_are_the_ones_that_do_no_harm_on_each_kernel(kernel: Kernel) -> None:
     knobs = MAINLINE if FOUND.groups[kernel]["idle"] else MAINLINE - {"cpu.idle"}
-    view = node(pod("batch"), knobs=knobs, threads_yield=threads_count(f"{kernel.series}.0"))
-    desired = plan(view, None, PoliciesConfig(idle_class=IdleClassConfig(enabled=True, threads=True)))
-    groups = any(knob == "cpu.idle" for _, knob in desired.settings)
-    threads = desired.plan.idle_threads is not None
-    form = {(True, True): " both", (True, False): " group", (False, True): " threads"}[groups, threads]
-    for place in ("besteffort", "beside"):
-        assert FOUND.waits[kernel, place + form]["light"]["at_once"] > SERVED
-        assert waits(kernel, place + form) < NO_HARM
+    for place, qos in (("besteffort", QosClass.BESTEFFORT), ("beside", QosClass.BURSTABLE)):
+        view = node(pod("batch", qos=qos), knobs=knobs, scheduler=scheduler_of(f"{kernel.series}.0"))
+        desired = plan(view, None, PoliciesConfig(idle_class=IdleClassConfig(enabled=True, threads=True)))
+        groups = any(knob == "cpu.idle" for _, knob in desired.settings)
+        threads = desired.plan.idle_threads is not None
+        form = place + {(True, True): " both", (True, False): " group", (False, True): " threads"}.get(
+            (groups, threads), ""
+        )
+        assert FOUND.waits[kernel, form]["light"]["at_once"] > SERVED
+        assert waits(kernel, form) < NO_HARM
     assert CATALOG["cpu.idle"].forms[1 if kernel.layout == "v1" else 2].since == "5.15"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs.naming import QosClass
 from reconciler.cli.checks.offers import offers_of
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.options import parser
@@ -13,7 +14,7 @@ from reconciler.config.load import Loaded, load, reload
 from reconciler.config.presets import effects
 from reconciler.control.planner import plan
 from reconciler.daemon.agent import Agent
-from reconciler.policies.yielding import threads_count
+from reconciler.policies.yielding import scheduler_of
 from state.model import Setting
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import BATCH, LiveNode, group
@@ -79,9 +80,11 @@ def test_doctor_and_explain_name_the_forms_of_the_idle_class_that_the_plan_has(
         path.unlink()
     loaded = load(write(live, "full"))
     inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
-    view = node(pod("batch"), knobs=inspected.knobs, threads_yield=threads_count(release))
+    # In burstable: in besteffort the least weight takes the place of the class from 6.6 on.
+    beside = pod("batch", qos=QosClass.BURSTABLE)
+    view = node(beside, knobs=inspected.knobs, scheduler=scheduler_of(release))
     desired = plan(view, None, loaded.config.policies)
-    assert (("/kubepods/besteffort/podbatch", "cpu.idle") in desired.settings) is groups
+    assert (("/kubepods/burstable/podbatch", "cpu.idle") in desired.settings) is groups
     assert (desired.plan.idle_threads is not None) is used
 
     offers = offers_of(inspected)

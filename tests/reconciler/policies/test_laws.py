@@ -9,9 +9,10 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
 from reconciler.policies.budget import BudgetConfig, BudgetLaw
 from reconciler.policies.harm import HarmConfig
+from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
-from reconciler.policies.yielding import threads_count
+from reconciler.policies.yielding import scheduler_of, threads_count
 from state.cpu import HarmReading
 from state.measures import Restrictions
 from state.model import NodeView, Phase, Pod, Pools, Resources
@@ -121,6 +122,29 @@ def test_each_group_side_counts(knob: str, value: int) -> None:
 
 def test_threads_count_where_the_view_has_them() -> None:
     assert in_force(pools_of(view(actual={}, idle_threads=frozenset({BATCH.containers[0].group.path}))))
+
+
+@pytest.mark.parametrize(
+    ("weight", "idle", "counts"),
+    [(2, True, True), (2, False, False), (None, True, False), (1024, True, False)],
+    ids=["least weight", "no idle class configured", "not read", "raised by somebody"],
+)
+def test_from_linux_6_6_on_the_least_weight_that_was_read_counts_in_place_of_the_class(
+    weight: int | None, idle: bool, counts: bool
+) -> None:
+    config = PoliciesConfig(idle_class=IdleClassConfig(enabled=idle), reclaimed=ReclaimedConfig())
+    actual = {} if weight is None else {(DIRECTORY, "cpu.weight"): weight}
+    scene = view(actual=actual, scheduler=scheduler_of("6.12.0"))
+    assert in_force(plan(scene, None, config).plan.pools) is counts
+    assert not in_force(plan(replace(scene, scheduler=scheduler_of("6.1.0")), None, config).plan.pools)
+    beside = online("inside", qos=QosClass.BESTEFFORT)
+    assert not in_force(plan(replace(scene, pods={**scene.pods, "inside": beside}), None, config).plan.pools)
+
+
+def test_in_shadow_the_idle_class_changes_no_law() -> None:
+    config = PoliciesConfig(idle_class=IdleClassConfig(enabled=True, dry_run=True))
+    scene = view(actual={(DIRECTORY, "cpu.weight"): 2}, scheduler=scheduler_of("6.12.0"))
+    assert not in_force(plan(scene, None, config).plan.pools)
 
 
 def test_idle_threads_beside_online_pods_count_only_with_the_least_weight() -> None:

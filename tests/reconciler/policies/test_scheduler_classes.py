@@ -10,6 +10,7 @@ from reconciler.policies.group_identity import GroupIdentityConfig
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.qos_level import QosLevelConfig
 from reconciler.policies.table import PoliciesConfig
+from state.cpu import KernelScheduler
 from state.model import ContainerKind, Phase, Pod, PodClass
 from state.plan import Desired
 from tests.reconciler.nodes import MAINLINE, V1, V2, container, kubelet, node, online, pod
@@ -98,10 +99,33 @@ def test_threads_are_left_out_beside_idle_groups_where_the_kernel_heeds_them_wit
     group: bool, offers: bool, threads: bool
 ) -> None:
     knobs = frozenset({"cpu.set", "cpu.quota", "cpu.weight"} | ({"cpu.idle"} if offers else set()))
-    view = node(pod("be", container("main")), knobs=knobs, threads_yield=False)
+    view = node(pod("be", container("main")), knobs=knobs, scheduler=KernelScheduler(threads_yield=False))
     desired = plan(view, None, sides(group=group, threads=True))
     assert bool(idle_threads(desired)) is threads
     assert bool(of(desired, "cpu.idle")) is (group and offers)
+
+
+@pytest.mark.parametrize(
+    ("more", "actual", "pods", "groups"),
+    [
+        ({}, {}, (), False),
+        ({}, {("/kubepods/besteffort", "cpu.weight"): 2}, (), False),
+        ({}, {("/kubepods/besteffort", "cpu.weight"): 1024}, (), True),
+        ({}, {}, (online("inside", qos=QosClass.BESTEFFORT),), True),
+        ({"always": True}, {}, (), True),
+    ],
+    ids=["as the kubelet has it", "as read", "raised by somebody", "an online pod beside it", "always"],
+)
+def test_from_linux_6_6_on_the_least_weight_of_besteffort_takes_the_place_of_the_class(
+    more: dict[str, bool], actual: dict[tuple[str, str], int], pods: tuple[Pod, ...], groups: bool
+) -> None:
+    late = pod("late", qos=QosClass.BURSTABLE)
+    for eevdf in (False, True):
+        scheduler = KernelScheduler(threads_yield=False, eevdf=eevdf)
+        view = node(pod("be"), late, *pods, scheduler=scheduler, actual=actual)
+        idle = of(plan(view, None, sides(**more)), "cpu.idle")
+        assert (BE in idle) is (groups or not eevdf)
+        assert f"{BURSTABLE}/podlate" in idle
 
 
 def test_a_container_in_creation_is_planned_too_and_one_with_its_own_cpus_is_not() -> None:
