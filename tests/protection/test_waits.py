@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.protection.waits import by_kind, main, table, waits
+from tests.protection.waits import by_kind, main, moves, table, waits
 
 SERVER = 100
 BE, OTHER = 200, 300
@@ -38,6 +38,12 @@ def microseconds(lines: Iterable[str]) -> list[tuple[int, dict[int, int]]]:
 
 
 WOKEN_BESIDE_BE = [switch(0, 0, 0, BE), woken(100, SERVER, 0), switch(350, 0, BE, SERVER)]
+
+
+def test_moves_are_counted_by_name_and_only_where_the_kernel_moved_a_thread() -> None:
+    lines = [moved(10, BE, 1), woken(20, BE, 0), moved(30, OTHER, 1), "CPU:0 [LOST 12 EVENTS]", switch(40, 0, BE, OTHER)]
+    assert moves(lines, {"a b"}) == 2
+    assert moves(lines, {"a"}) == 0
 
 
 @pytest.mark.parametrize(
@@ -95,11 +101,11 @@ def test_the_table_has_medians_over_the_rounds(tmp_path: Path, capsys: pytest.Ca
     stalls = ("BE", "server", "generator", "agent", "machine")
     same = {"service": "redis", "share": 0.3, "hog": "int 2x", "law": "cpu", "rate": 1.0, "waited": {}, "be": [1, 2]}
     rows = [
-        {**same, "round": number, "p99": p99, "stalls": dict.fromkeys(stalls, number)}
+        {**same, "round": number, "p99": p99, "stalls": dict.fromkeys(stalls, number), "moves": 30 * number}
         for number, p99 in enumerate((100, 900, 300))
     ]
     assert table(rows).splitlines()[2] == (
-        "| redis | 30% | int 2x | cpu | 300 us | 1 us, 2 us | 1.0 | 1.0 | 1.0 | 1.0 | 1.0 |"
+        "| redis | 30% | int 2x | cpu | 300 us | 1 us, 2 us | 1.0 | 1.0 | 1.0 | 1.0 | 1.0 | 30 |"
     )
     record = tmp_path / "record"
     record.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -6,7 +6,7 @@
 A latency has the machine's own disturbances in it; this has each apart. While the server is under open-loop load the
 kernel's scheduler events are recorded (tracefs, a buffer of our own), and every moment in which one of the server's
 threads was runnable and did not run is counted for what ran on its CPU: BE work, the server's other threads, the
-generator, the agent, or the machine's other tasks. The events cost the server CPU time; they cost it the same under
+generator, the agent, or the machine's other tasks; and how often BE threads were moved to another CPU. The events cost the server CPU time; they cost it the same under
 every law.
 
 Controls measure a law once more in each round: ``stopped`` with the agent stopped (SIGSTOP; what it has written is in
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -51,7 +51,7 @@ _SWITCH: Final = re.compile(
     r"prev_comm=.* prev_pid=(\d+) prev_prio=-?\d+ prev_state=(\S+) ==> next_comm=(.*) next_pid=(\d+)"
 )
 _WOKEN: Final = re.compile(r"comm=.* pid=(\d+) prio=-?\d+ target_cpu=(\d+)")
-_MOVED: Final = re.compile(r"comm=.* pid=(\d+) prio=-?\d+ orig_cpu=\d+ dest_cpu=(\d+)")
+_MOVED: Final = re.compile(r"comm=(.*) pid=(\d+) prio=-?\d+ orig_cpu=\d+ dest_cpu=(\d+)")
 
 
 class Wait(NamedTuple):
@@ -105,10 +105,16 @@ def waits(lines: Iterable[str], server: frozenset[int]) -> tuple[list[Wait], flo
             pid = int(woken[1])
             if pid in server and pid not in waiting:
                 waiting[pid] = _Waiting(at, int(woken[2]))
-        elif (moved := _MOVED.search(text)) is not None and (one := waiting.get(int(moved[1]))) is not None:
+        elif (moved := _MOVED.search(text)) is not None and (one := waiting.get(int(moved[2]))) is not None:
             count(one.cpu)
-            one.cpu, one.counted = int(moved[2]), at
+            one.cpu, one.counted = int(moved[3]), at
     return found, at - first
+
+
+def moves(lines: Iterable[str], tasks: Collection[str]) -> int:
+    """How often threads of these names were moved to another CPU."""
+    found = (_MOVED.search(line) for line in lines if " sched_migrate_task: " in line)
+    return sum(match is not None and match[1] in tasks for match in found)
 
 
 @contextmanager
@@ -257,7 +263,7 @@ def cell(
         return "BE" if name in be else "machine"
 
     found, took = waits(lines, frozenset(server))
-    return {**by_kind(found, took, kind), "p99": load.p99}
+    return {**by_kind(found, took, kind), "p99": load.p99, "moves": round(moves(lines, be) / took, 1)}
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -266,8 +272,8 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     for row in rows:
         cells.setdefault((row["service"], row["share"], row["hog"], row["law"]), []).append(row)
     shown = [kind for kind in KINDS if kind != "idle"]
-    lines = ["| service | load | BE work | law | p99 | of BE, p99 and p99.9 | " + " | ".join(shown) + " |"]
-    lines.append("|---|---|---|---|---:|---:|" + "---:|" * len(shown))
+    lines = ["| service | load | BE work | law | p99 | of BE, p99 and p99.9 | " + " | ".join(shown) + " | BE moves |"]
+    lines.append("|---|---|---|---|---:|---:|" + "---:|" * (len(shown) + 1))
     for (service, share, hog, law), some in cells.items():
         stalls = [statistics.median(one["stalls"][kind] for one in some) for kind in shown]
         of_be = [statistics.median(one["be"][number] for one in some) for number in (0, 1)]
@@ -275,7 +281,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         lines.append(
             f"| {service} | {share:.0%} | {hog} | {law} | {p99:.0f} us | {of_be[0]:.0f} us, {of_be[1]:.0f} us | "
             + " | ".join(f"{one:.1f}" for one in stalls)
-            + " |"
+            + f" | {statistics.median(one['moves'] for one in some):.0f} |"
         )
     return "\n".join(lines)
 

@@ -176,7 +176,7 @@ def test_a_planted_process_uses_no_more_than_its_cpu_time() -> None:
         child._ended = usage
     assert os.WIFSIGNALED(status)
     # Only the limit ends it so. It counts the ticks that found the process running: beside four that run for 3 ms and
-    # sleep for 1 ms, its second was 0.58 to 1.05 s of what ``ru_utime`` and ``ru_stime`` say, and 1.00 on a quiet machine.
+    # sleep for 1 ms, its second was 0.58 to 1.05 s by what ``wait4`` says, and 1.00 s on a quiet machine.
     assert os.WTERMSIG(status) in {signal.SIGKILL, signal.SIGXCPU}
     assert usage.ru_utime + usage.ru_stime < 1.5
 
