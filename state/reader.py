@@ -8,6 +8,7 @@ in which bypassd has run is an error of its own, unless the store's second copy 
 
 import os
 import sqlite3
+from collections.abc import Collection
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
@@ -244,8 +245,10 @@ def _copied(path: str) -> sqlite3.Connection:
         return memory
 
 
-def read_dump(path: str = DEFAULT_PATH, *, history: int = 200) -> dict[str, object]:
+def read_dump(path: str = DEFAULT_PATH, *, history: int = 200, about: Collection[str] = ()) -> dict[str, object]:
     """Everything the store holds, decoded, as one consistent snapshot of plain values; the history may be newer.
+
+    ``about``: as of `read_history`.
 
     Keys: ``meta`` (dict), ``files`` (list in the order of first touch), ``settings`` (list), ``assignments`` (dict),
     ``holds`` (list), ``history`` (list, newest first, at most ``history``), ``problems`` (list of messages: rows that
@@ -261,7 +264,7 @@ def read_dump(path: str = DEFAULT_PATH, *, history: int = 200) -> dict[str, obje
     entries: list[dict[str, object]] = []
     try:
         with closing(open_readonly(path)) as connection:
-            entries = _history(connection, path, history, problems)
+            entries = _history(connection, path, history, problems, [text.encode() for text in about])
     except (StoreError, sqlite3.Error) as exc:
         if not tables.problems:
             raise StoreError(f"{path}: cannot be read: {exc}") from exc
@@ -277,18 +280,25 @@ def read_dump(path: str = DEFAULT_PATH, *, history: int = 200) -> dict[str, obje
     }
 
 
-def read_history(path: str, limit: int) -> list[dict[str, object]]:
-    """The newest entries of the history, newest first; damaged ones are left out. Errors: as `read_dump`."""
+def read_history(path: str, limit: int, about: Collection[str] = ()) -> list[dict[str, object]]:
+    """The newest entries of the history, newest first; damaged ones are left out. Errors: as `read_dump`.
+
+    ``about``: of these ``limit``, only entries whose row contains one of the texts; the others are not decoded.
+    """
     with closing(open_readonly(path)) as connection:
         try:
-            return _history(connection, path, limit, [])
+            return _history(connection, path, limit, [], [text.encode() for text in about])
         except sqlite3.Error as exc:
             raise StoreError(f"{path}: cannot be read: {exc}") from exc
 
 
-def _history(connection: sqlite3.Connection, path: str, limit: int, problems: list[str]) -> list[dict[str, object]]:
+def _history(
+    connection: sqlite3.Connection, path: str, limit: int, problems: list[str], about: Collection[bytes] = ()
+) -> list[dict[str, object]]:
     entries = []
     for seq, row in connection.execute("SELECT seq, row FROM history ORDER BY seq DESC LIMIT ?", (limit,)):
+        if about and isinstance(row, bytes) and not any(text in row for text in about):
+            continue
         try:
             body = decoded(msgpack.unpackb, unseal("history", row), deepest=_DEEPEST)
             entries.append({"seq": seq, **body})

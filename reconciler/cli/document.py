@@ -13,6 +13,8 @@ from reconciler.runtime.streams import complain
 
 UNKNOWN_SECTION: Final = 400
 """Status of a request for a section that the daemon does not have."""
+_SEARCHED: Final = 10_000
+"""Rows of the stored history in which those of a pod are looked for; as the daemon does."""
 Row = dict[str, Any]
 """A part of the document: what JSON holds has no static type; docs/state.md describes it."""
 
@@ -33,7 +35,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is reported.
 
     ``pod``: at least what is of the pods that it may mean (names, uids or container ids, with commas between them).
-    The store's document, and that of an older daemon, has all pods.
+    The store's document, and that of an older daemon, has all pods; the store's history only rows with those texts.
     Errors: `CliError` when neither the daemon nor the store is available, or this user may not use the socket.
     """
     where = places.find(options)
@@ -47,7 +49,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
             return FetchedDocument(query(where.socket, where.reader, target), None)
         except Unreachable as exc:
             down = str(exc)
-    body = _stored(where.store, down)
+    body = _stored(where.store, down, pod)
     if say:
         complain(f"{down}; showing the state file {where.store}")
     return FetchedDocument(body, down)
@@ -89,7 +91,7 @@ def _group(path: str) -> str | None:
         return None
 
 
-def _stored(path: str, down: str) -> Row:
+def _stored(path: str, down: str, pod: str) -> Row:
     # Here, because SQLite and msgpack cost 15 ms, and mostly the daemon answers.
     from cgroupfs.errors import StoreError
     from state.dump import from_store
@@ -97,7 +99,8 @@ def _stored(path: str, down: str) -> Row:
     from state.schema import NewerSchemaError
 
     try:
-        dump = read_dump(path)
+        # Of one pod, what is in the newest rows may be of others only.
+        dump = read_dump(path, history=_SEARCHED, about=pod.split(",")) if pod else read_dump(path)
         if dump["newer"] is not None:
             complain(str(dump["newer"]))
         return from_store(dump, time.time())

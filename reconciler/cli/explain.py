@@ -184,7 +184,7 @@ def detail_blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         for setting in group["settings"]:
             yield from _setting(setting)
     yield from _elsewhere(facts["elsewhere"])
-    if not any(group["settings"] for group in facts["groups"]):
+    if not facts["pod"].get("gone") and not any(group["settings"] for group in facts["groups"]):
         yield blank()
         yield line("not managed: bypassd changes nothing here")
     for setting in facts["refusals"]:
@@ -233,7 +233,9 @@ def _elsewhere(rows: Sequence[Row]) -> Iterator[Block]:
 
 def _title(pod: Row) -> Iterator[Block]:
     if pod.get("gone"):
-        yield line(StyledText(pod["uid"], "head"), ": this pod no longer exists; below is what was written for it")
+        yield line(StyledText(pod["title"], "head"), ": this pod no longer exists; below is what was written for it")
+        if pod["title"] != pod["uid"]:
+            yield line(StyledText(f"uid {pod['uid']}", "dim"))
         return
     yield line(
         StyledText(pod["title"], "head"), ": class ", StyledText(pod["class"], "head"), f", from {pod['class_source']}"

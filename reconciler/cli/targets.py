@@ -30,10 +30,11 @@ def fetch_pod(
     sections: Sequence[str] = ("pods", "files", "history"),
     *,
     say: bool = False,
+    removed: bool = False,
 ) -> tuple[FetchedDocument, Row]:
     """The one pod that ``wanted`` names, and the document with what is of it: not of all pods, where the daemon can.
 
-    ``sections``: at least the default. Errors: as of `find_pod` and `fetch`.
+    ``sections``: at least the default. ``removed``: as of `find_pod`. Errors: as of `find_pod` and `fetch`.
     """
     document = fetch(options, sections, say=say, pod=sought(wanted, options.root))
 
@@ -43,7 +44,8 @@ def fetch_pod(
         return [f"{row['namespace']}/{row['name']}" for row in rows]
 
     others = titles if document.live else None
-    return document, find_pod(document.body, wanted, options.namespace, root=options.root, titles=others)
+    pod = find_pod(document.body, wanted, options.namespace, root=options.root, titles=others, removed=removed)
+    return document, pod
 
 
 def sought(wanted: str, root: str) -> str:
@@ -71,17 +73,22 @@ def find_pod(
     *,
     root: str = "/",
     titles: Callable[[], Sequence[str]] | None = None,
+    removed: bool = False,
 ) -> Row:
     """The one pod of the document that ``wanted`` names; see `FORMS`. An exact name comes before the start of one.
 
     The document has at least ``pods``, ``files`` and ``history``: removed pods are found by uid. ``root``: of the node
-    whose ``/proc`` is read for a PID. ``titles``: those of all pods, where the document has not all. Errors:
-    `CliError` with `Exit.AMBIGUOUS` and the list, or with `Exit.NOT_FOUND` and the nearest names.
+    whose ``/proc`` is read for a PID. ``titles``: those of all pods, where the document has not all. ``removed``: by
+    the name that the history or an ended eviction has, too, the last pod of that name, unless a pod of the node is
+    meant. Errors: `CliError` with `Exit.AMBIGUOUS` and the list, or with `Exit.NOT_FOUND` and the nearest names.
     """
-    pods = [pod for pod in _all(body) if namespace is None or pod.get("namespace") == namespace]
+    everyone = _all(body) if not removed else _with_names(_all(body), body)
+    pods = [pod for pod in everyone if namespace is None or pod.get("namespace") == namespace]
     text = _without_kind(wanted[:_LONGEST])
-    for step in (_by_uid, _exactly, _by_start):
-        matches = {pod["uid"]: pod for pod in step(body, pods, text, root)}
+    here, gone = ([pod for pod in pods if bool(pod.get("gone")) == left] for left in (False, True))
+    groups = (here, _last_of_each_name(gone)) if removed else (pods,)
+    for step, among in ((_by_uid, pods), *((step, group) for step in (_exactly, _by_start) for group in groups)):
+        matches = {pod["uid"]: pod for pod in step(body, among, text, root)}
         if len(matches) == 1:
             return next(iter(matches.values()))
         if matches:
@@ -118,6 +125,35 @@ def _all(body: Mapping[str, Any]) -> list[Row]:
             known.add(uid)
             pods.append({"uid": uid, "title": uid, "gone": True})
     return pods
+
+
+def _with_names(pods: Sequence[Row], body: Mapping[str, Any]) -> list[Row]:
+    """Removed pods with their names, those that ended last first. An eviction's end is known longer than the rest."""
+    evicted = (body.get("eviction") or {}).get("ended", ())
+    named = dict[str, str]()
+    for uid, title in (
+        *((row["pod_uid"], row.get("pod")) for row in body.get("history", ())),
+        *((row["uid"], row["title"]) for row in evicted),
+    ):
+        if uid and title and "/" in title:
+            named.setdefault(uid, title)
+    rows = {pod["uid"]: pod for pod in pods}
+    order = [uid for uid in named if uid not in rows or rows[uid].get("gone")]
+    rows |= {uid: {"uid": uid, "title": named[uid], "gone": True, **_parts(named[uid])} for uid in order}
+    return [rows[uid] for uid in dict.fromkeys([*order, *rows])]
+
+
+def _parts(title: str) -> Row:
+    namespace, _, name = title.partition("/")
+    return {"namespace": namespace, "name": name}
+
+
+def _last_of_each_name(gone: Sequence[Row]) -> list[Row]:
+    """``gone``: in the order of `_with_names`. A pod whose name is not known stays: its title is its uid."""
+    last: dict[str, Row] = {}
+    for pod in gone:
+        last.setdefault(pod["title"], pod)
+    return list(last.values())
 
 
 def _by_uid(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str) -> Iterator[Row]:

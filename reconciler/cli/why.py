@@ -22,6 +22,7 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import field, line, show
 from reconciler.cli.sparkline import sparkline
 from reconciler.cli.targets import fetch_pod
+from reconciler.cli.watched import OUTCOMES
 from reconciler.runtime import format as fmt
 
 _SECTIONS: Final = ("agent", "pools", "budget", "pods", "settings", "files", "holds", "history", "sources")
@@ -29,13 +30,19 @@ _WATCHED: Final = ("interference", "eviction")
 _WAITS: Final = 20
 """Thousandths of a CPU: a pod that waits less has no problem."""
 _HOUR: Final = (("use", "use_milli"), ("throttled", "throttled_milli"), ("wait", "wait_milli"))
+_ENDS_OF_EVICTIONS: Final = {
+    "alert:eviction-done": "done",
+    "alert:eviction-failed": "failed",
+    "alert:eviction-refused": "refused",
+}
+"""Kinds of the history by the outcome of the eviction."""
 _CHANGES: Final = 8
 """Settings that are listed as what enforce would write."""
 
 
 def run(options: Namespace) -> int:
     """Show one pod. Errors: `CliError` for no such pod, or several."""
-    document, pod = fetch_pod(options, options.target, (*_SECTIONS, *_WATCHED), say=True)
+    document, pod = fetch_pod(options, options.target, (*_SECTIONS, *_WATCHED), say=True, removed=True)
     facts = collect(document, pod, options.history)
     facts["processes"] = pod_processes(facts["groups"]) if options.processes and document.live else []
     facts["hour"] = _hour(options, document, pod)
@@ -44,6 +51,7 @@ def run(options: Namespace) -> int:
     facts["decided"] = _decided(facts, document.body)
     facts["throttled_by"] = [group | {"ours": _ours(group)} for group in throttlers(facts["now"].get("groups", ()))]
     facts["would_write"] = list(_would_write(facts["groups"]))
+    facts["evicted"] = _evicted(facts, document.body["history"])
     facts["mode"] = document.body["agent"].get("mode")
     facts["do"] = list(_actions(facts))
     if options.output == "table":
@@ -145,6 +153,21 @@ def _would_write(groups: Sequence[Row]) -> Iterator[Row]:
                 }
 
 
+def _evicted(facts: Row, history: Sequence[Row]) -> Row | None:
+    """The last eviction of a removed pod: the daemon's own record of two hours, else the history's alert of its end."""
+    pod = facts["pod"]
+    if not pod.get("gone"):
+        return None
+    ended = [case for case in facts["interference"].get("evictions", ()) if case["state"] == "ended"]
+    if ended:
+        case = ended[0]
+        keys = ("outcome", "means", "cause", "evidence", "detail", "tried", "decided_at")
+        return {"at": case["ended_at"], "text": ""} | {key: case[key] for key in keys}
+    ends = (row for row in history if row["kind"] in _ENDS_OF_EVICTIONS and row["pod_uid"] == pod["uid"])
+    row = next(ends, None)
+    return None if row is None else {"at": row["at"], "outcome": _ENDS_OF_EVICTIONS[row["kind"]], "text": row["reason"]}
+
+
 def _waits_unthrottled(now: Row) -> int | None:
     """Run-queue wait that throttling does not explain: the kernel counts a throttled thread as waiting, too."""
     if now.get("wait_milli") is None:
@@ -207,7 +230,10 @@ def _lifted(group: Row) -> str:
 
 def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield from title_blocks(facts)
-    if not facts["pod"].get("gone"):
+    if facts["pod"].get("gone"):
+        yield from _end(facts["evicted"])
+    else:
+        yield from _coming(facts["interference"].get("evictions", ()))
         yield from _where(facts)
         yield from _numbers(facts["now"])
         yield from _throttling(facts)
@@ -219,6 +245,33 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
             # On a line of its own, to be copied.
             yield line(StyledText(action["command"], "head"), indent=11)
     yield from detail_blocks(document, facts)
+
+
+def _end(evicted: Row | None) -> Iterator[Block]:
+    """Of a removed pod: when and why it was evicted, or that it was not."""
+    if evicted is None:
+        yield field("evicted", StyledText("not by bypassd, as far as its history goes", "dim"))
+        return
+    outcome = StyledText(evicted["outcome"], OUTCOMES.get(evicted["outcome"], ""))
+    if evicted["text"]:
+        yield field("evicted", f"at {fmt.clock(evicted['at'])}, ", outcome, f": {evicted['text']}")
+        return
+    how = f" by {evicted['means']}" if evicted["means"] else ""
+    detail = f": {evicted['detail']}" if evicted["detail"] else ""
+    yield field("evicted", f"at {fmt.clock(evicted['at'])}{how}, ", outcome, detail)
+    yield field("", f"{evicted['cause']}: {evicted['evidence']}; decided {fmt.clock(evicted['decided_at'])}")
+
+
+def _coming(evictions: Sequence[Row]) -> Iterator[Block]:
+    """Of a pod of the node: that it is being evicted, or would be. The details below have the rest."""
+    for case in evictions:
+        if case["state"] == "open":
+            how = f" by {case['means']}" if case["means"] else ""
+            state = StyledText(f"in progress{how}, {case['step']} since {fmt.clock(case['step_at'])}", "bad")
+            yield field("eviction", state, f"; {case['cause']}: {case['evidence']}")
+        elif case["state"] == "would":
+            state = StyledText("would be evicted (dry run)", "warn")
+            yield field("eviction", state, f"; {case['cause']}: {case['evidence']}")
 
 
 def _where(facts: Row) -> Iterator[Block]:

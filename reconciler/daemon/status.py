@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Final, final
 
 import trio
@@ -92,6 +93,11 @@ def nothing_in_force(agent: Agent) -> str | None:
 IDENTITY: Final = ("schema", "kind", "source", "at")
 """In every document, whatever sections it has."""
 _HISTORY: Final = 200
+"""Rows of the history in one document."""
+_SEARCHED: Final = 10_000
+"""Newest rows in which those of a pod are looked for: beside 500 pods, 200 rows are a minute or two."""
+_FEW_PODS: Final = 32
+"""As many uids are looked for besides the texts, of which a name finds every row that has the pod's title."""
 _NAMES: Final = 4
 """At most, before a problem's text."""
 _LINES: Final = 20
@@ -106,6 +112,17 @@ _SECTIONS: Final = (
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
 _VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect", "podnames")
+
+
+def _removed(history: Sequence[Mapping[str, object]], starts: tuple[str, ...]) -> set[str]:
+    """Uids of the pods that the history names so: of a removed pod nothing else has the name."""
+    return {
+        uid
+        for row in history
+        if isinstance(uid := row.get("pod_uid"), str)
+        and isinstance(title := row.get("pod"), str)
+        and (title.startswith(starts) or title.rpartition("/")[2].startswith(starts))
+    }
 
 
 @final
@@ -162,7 +179,7 @@ class StatusReport:
 
     def state(self, sections: Sequence[str]) -> Mapping[str, object]:
         """The document at one moment; with ``sections`` only those (and what identifies it)."""
-        parts = self._parts(sections, self._history() if not sections or "history" in sections else (), "")
+        parts = self._parts(sections, self._history("", ()) if not sections or "history" in sections else (), "")
         return {name: list(value) if isinstance(value, Iterator) else value for name, value in parts}
 
     def hour(self, uid: str) -> Mapping[str, object] | None:
@@ -181,7 +198,8 @@ class StatusReport:
         history: Sequence[Mapping[str, object]] = ()
         spent_s = 0.0
         if not sections or "history" in sections:
-            history, spent_s = await trio.to_thread.run_sync(self._timed_history)
+            pods = pods_named(self._agent, pod) if pod else ()
+            history, spent_s = await trio.to_thread.run_sync(self._timed_history, pod, [each.uid for each in pods])
         return self._parts(sections, history, pod), spent_s
 
     def _parts(
@@ -190,7 +208,8 @@ class StatusReport:
         """In the document's order; what is not wanted is not made."""
         wanted = frozenset(sections) or frozenset(_SECTIONS)
         pods = pods_named(self._agent, pod)
-        uids, starts = {each.uid for each in pods}, tuple(pod.split(","))
+        starts = tuple(pod.split(","))
+        uids = {each.uid for each in pods} | (_removed(history, starts) if pod else set())
 
         def concerns(uid: object) -> bool:
             # By the start of the uid, too: a removed pod is in the ledger and the history only.
@@ -218,7 +237,9 @@ class StatusReport:
                 _plain(asdict(entry)) for entry in sorted(filter(wanted_row, self._agent.ledger), key=_by_order)
             ),
             "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
-            "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history if concerns(row.get("pod_uid"))),
+            "history": lambda: islice(
+                ({**EVENT_DEFAULTS, **row} for row in history if concerns(row.get("pod_uid"))), _HISTORY
+            ),
             "sources": lambda: [asdict(status) for status in self._agent.statuses()],
             "alerts": self._agent.alert_service.status,
             "interference": self._agent.watching.status,
@@ -401,16 +422,18 @@ class StatusReport:
             for settings in wanted.values():
                 yield from settings.values()
 
-    def _history(self) -> list[dict[str, Any]]:
+    def _history(self, pod: str, uids: Sequence[str]) -> list[dict[str, Any]]:
+        """The newest rows; of a pod, with its uids, all that may be of it."""
+        about = (*pod.split(","), *(uids if len(uids) <= _FEW_PODS else ())) if pod else ()
         # By a connection of its own: the store's belongs to its thread, which may be busy.
         try:
-            return read_history(self._agent.store.path, _HISTORY)
+            return read_history(self._agent.store.path, _SEARCHED if pod else _HISTORY, about)
         except AgentError:
             return []
 
-    def _timed_history(self) -> tuple[list[dict[str, Any]], float]:
+    def _timed_history(self, pod: str, uids: Sequence[str]) -> tuple[list[dict[str, Any]], float]:
         began = time.thread_time()
-        return self._history(), time.thread_time() - began
+        return self._history(pod, uids), time.thread_time() - began
 
     def _problems(self) -> list[str]:
         agent = self._agent

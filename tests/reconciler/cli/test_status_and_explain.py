@@ -247,7 +247,7 @@ def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(run: Run, dae
 def test_a_pod_that_is_gone_is_explained_from_what_was_written(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["pods"] = [pod for pod in daemon.document["pods"] if pod["uid"] != BATCH]
     out = run("explain", "bbbb", "--socket", daemon.socket).out
-    assert out.startswith(f"{BATCH}: this pod no longer exists")
+    assert out.startswith(f"ci/batch-7: this pod no longer exists; below is what was written for it\nuid {BATCH}\n")
     assert "no longer managed" in out or "last known" in out
 
 

@@ -93,3 +93,32 @@ def test_no_text_is_a_pod_by_accident(document: dict[str, Any], wanted: str) -> 
         found(document, wanted)
     assert raised.value.code in {Exit.NOT_FOUND, Exit.AMBIGUOUS}
     assert "\x1b" not in str(raised.value)
+
+
+GONE = "dddddddd-4444-4444-8444-444444444444"
+EARLIER = "eeeeeeee-5555-4555-8555-555555555555"
+
+
+def test_a_removed_pod_is_found_by_its_name_where_that_is_wanted(document: dict[str, Any]) -> None:
+    rows = [{"pod_uid": GONE, "pod": "ci/train-0"}, {"pod_uid": EARLIER, "pod": "ci/train-0"}]
+    document["history"] = [*rows, *document["history"]]
+    document["eviction"] = {"ended": [{"uid": "f" * 32, "title": "ci/index-1"}]}
+    for wanted in ("ci/train-0", "train-0", "train", "pod/train-0", GONE):
+        pod = find_pod(document, wanted, removed=True)
+        assert (pod["uid"], pod["title"], pod["gone"]) == (GONE, "ci/train-0", True)
+    assert find_pod(document, "train", "ci", removed=True)["uid"] == GONE
+    assert find_pod(document, EARLIER, removed=True)["uid"] == EARLIER
+    assert find_pod(document, "index-1", removed=True)["title"] == "ci/index-1"
+    # Orders are for pods of the node, and of a removed one for its uid.
+    with pytest.raises(CliError):
+        find_pod(document, "train-0")
+    assert find_pod(document, GONE)["uid"] == GONE
+
+
+def test_a_pod_of_the_node_comes_before_a_removed_one_but_an_exact_name_before_a_start(
+    document: dict[str, Any],
+) -> None:
+    names = ("ci/batch-7", "ci/batch", "ci/batch-70")
+    document["history"] = [{"pod_uid": f"{number}" * 32, "pod": name} for number, name in enumerate(names)]
+    for wanted, uid in (("batch-7", BATCH), ("batch-", BATCH), ("batch", "1" * 32), ("batch-70", "2" * 32)):
+        assert find_pod(document, wanted, removed=True)["uid"] == uid

@@ -12,6 +12,7 @@ from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, ChainGroup, chain, owner, 
 from reconciler.cli.screen import plain
 from reconciler.cli.sparkline import sparkline
 from reconciler.config.model import AgentMode
+from state.dump import EVENT_DEFAULTS
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
@@ -256,3 +257,71 @@ def test_in_observe_the_budget_is_planned_and_not_written(run: Run, daemon: Fake
     assert "planned, not written" not in run(*words).out
     daemon.document["agent"]["mode"] = "observe"
     assert "planned, not written" in run(*words).out
+
+
+GONE = "dddddddd-4444-4444-8444-444444444444"
+
+
+def end_of_eviction(kind: str = "alert:eviction-done", text: str = "ci/train-0 was evicted") -> dict[str, Any]:
+    return {**EVENT_DEFAULTS, "at": 1.7e9, "kind": kind, "pod_uid": GONE, "pod": "ci/train-0", "reason": text}
+
+
+def evicted_case(**fields: object) -> dict[str, Any]:
+    order = {
+        "uid": GONE,
+        "title": "ci/train-0",
+        "cause": "rss_overuse",
+        "evidence": "98 of 50 MiB",
+        "decided_at": 1.6e9,
+    }
+    case = {
+        "outcome": "done",
+        "means": "signal",
+        "detail": "ended by SIGTERM",
+        "tried": [],
+        "decided_at": 1.6e9,
+        "ended_at": 1.7e9,
+    }
+    return {"enabled": True, "dry_run": False, "open": [], "would": [], "ended": [order | case | fields]}
+
+
+def test_of_an_evicted_pod_that_is_gone_it_says_when_how_and_why(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["eviction"] = evicted_case()
+    lines = run("why", "train-0", "--socket", daemon.socket).out.splitlines()
+    assert lines[0].startswith("ci/train-0: this pod no longer exists")
+    assert lines[1] == f"uid {GONE}"
+    assert lines[2] == "evicted  at 2023-11-14 22:13:20 by signal, done: ended by SIGTERM"
+    assert lines[3].startswith("         rss_overuse: 98 of 50 MiB; decided 2020-09-13")
+    assert "not managed" not in "\n".join(lines)
+    facts = facts_of(run, daemon, "ci/train-0")
+    assert (facts["evicted"]["outcome"], facts["evicted"]["cause"]) == ("done", "rss_overuse")
+    assert facts_of(run, daemon, "batch-7")["evicted"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [("alert:eviction-done", "done"), ("alert:eviction-failed", "failed"), ("alert:cpu", None)]
+)
+def test_without_the_daemons_record_the_history_tells_of_the_eviction(
+    run: Run, daemon: FakeDaemon, kind: str, outcome: str | None
+) -> None:
+    daemon.document["history"] = [end_of_eviction(kind)]
+    evicted = facts_of(run, daemon, "train-0", "--history", "0")["evicted"]
+    assert (None if evicted is None else evicted["outcome"]) == outcome
+    line = run("why", "train-0", "--socket", daemon.socket).out.splitlines()[2]
+    assert line.startswith("evicted  ")
+    assert ("not by bypassd" in line) == (outcome is None)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("open", "in progress by signal, wait since "), ("would", "would be evicted (dry run)")]
+)
+def test_of_a_pod_that_is_or_would_be_evicted_it_says_so_among_the_answers(
+    run: Run, daemon: FakeDaemon, state: str, words: str
+) -> None:
+    case = evicted_case(uid=BATCH, step="wait", step_at=1.7e9)["ended"]
+    daemon.document["eviction"] = {**evicted_case(), "ended": [], state: case}
+    lines = run("why", "batch-7", "--socket", daemon.socket).out.splitlines()
+    line = next(line for line in lines if line.startswith("eviction "))
+    assert words in line
+    assert line.endswith("; rss_overuse: 98 of 50 MiB")
+    assert lines.index(line) < next(number for number, text in enumerate(lines) if text.startswith("runs on"))

@@ -21,6 +21,7 @@ from reconciler.telemetry.prometheus import OPENMETRICS, TEXT, SnapshotCollector
 from reconciler.web.answers import Answers
 from reconciler.web.limits import HttpCounts
 from state.dump import document
+from state.entry import LedgerEvent
 from state.model import Hold
 from state.setting_state import SettingState
 from tests.fakes.livenode import BATCH, NAMES, WEB, LiveNode, container_id, group
@@ -262,3 +263,26 @@ async def test_a_removed_pod_is_found_by_the_start_of_its_uid(live: LiveNode) ->
         body = json.loads(await Answers(show, HttpCounts()).state(OF_PODS, "json", BATCH[:5]))
     assert body["pods"] == []
     assert find_pod(body, BATCH) == {"uid": BATCH, "title": BATCH, "gone": True}
+
+
+async def test_of_one_pod_the_history_reaches_further_back_and_of_a_removed_one_its_name_finds_it(
+    live: LiveNode,
+) -> None:
+    gone = "dddddddd-4444-4444-8444-444444444444"
+    with live.agent() as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        agent.ledger.note(LedgerEvent(at=1.0, kind="alert:eviction-done", pod_uid=gone, pod="ci/train-0"))
+        for number in range(300):
+            agent.ledger.note(LedgerEvent(at=2.0, kind="plan", reason=f"plan {number}"))
+        await agent.keeper.flush()
+        rows = {
+            wanted: list(dict((await show.parts(["history"], wanted))[0])["history"])  # type: ignore[call-overload]
+            for wanted in ("", "train-0", "ci/tra", gone, "batch-7", "web")
+        }
+    assert len(rows[""]) == 200
+    assert not any(row["pod_uid"] for row in rows[""])
+    for wanted in ("train-0", "ci/tra", gone):
+        assert [row["pod_uid"] for row in rows[wanted]] == [gone], wanted
+    assert {row["pod_uid"] for row in rows["batch-7"]} == {BATCH}
+    assert rows["web"] == []
