@@ -8,7 +8,7 @@ in which bypassd has run is an error of its own, unless the store's second copy 
 
 import os
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
@@ -264,7 +264,7 @@ def read_dump(path: str = DEFAULT_PATH, *, history: int = 200, about: Collection
     entries: list[dict[str, object]] = []
     try:
         with closing(open_readonly(path)) as connection:
-            entries = _history(connection, path, history, problems, [text.encode() for text in about])
+            entries = list(_history(connection, path, history, problems, about))
     except (StoreError, sqlite3.Error) as exc:
         if not tables.problems:
             raise StoreError(f"{path}: cannot be read: {exc}") from exc
@@ -285,26 +285,33 @@ def read_history(path: str, limit: int, about: Collection[str] = ()) -> list[dic
 
     ``about``: of these ``limit``, only entries whose row contains one of the texts; the others are not decoded.
     """
+    return list(history_rows(path, limit, about))
+
+
+def history_rows(path: str, limit: int, about: Collection[str] = ()) -> Iterator[dict[str, object]]:
+    """The same one by one: what is not taken is not read. Close it, or take all; in one thread."""
     with closing(open_readonly(path)) as connection:
         try:
-            return _history(connection, path, limit, [], [text.encode() for text in about])
+            yield from _history(connection, path, limit, [], about)
         except sqlite3.Error as exc:
             raise StoreError(f"{path}: cannot be read: {exc}") from exc
 
 
 def _history(
-    connection: sqlite3.Connection, path: str, limit: int, problems: list[str], about: Collection[bytes] = ()
-) -> list[dict[str, object]]:
-    entries = []
-    for seq, row in connection.execute("SELECT seq, row FROM history ORDER BY seq DESC LIMIT ?", (limit,)):
-        if about and isinstance(row, bytes) and not any(text in row for text in about):
-            continue
+    connection: sqlite3.Connection, path: str, limit: int, problems: list[str], about: Collection[str] = ()
+) -> Iterator[dict[str, object]]:
+    texts = [text.encode() for text in about]
+    # By SQLite, which lets other threads run meanwhile.
+    contains = " OR ".join(["instr(CAST(row AS BLOB), ?) > 0"] * len(texts)) or "1"
+    newest = "SELECT max(seq) - ? FROM history"
+    query = f"SELECT seq, row FROM history WHERE seq > ({newest}) AND ({contains}) ORDER BY seq DESC"  # noqa: S608
+    for seq, row in connection.execute(query, (limit, *texts)):
         try:
-            body = decoded(msgpack.unpackb, unseal("history", row), deepest=_DEEPEST)
-            entries.append({"seq": seq, **body})
+            entry = {"seq": seq, **decoded(msgpack.unpackb, unseal("history", row), deepest=_DEEPEST)}
         except (ValueError, TypeError) as exc:
             _note(problems, f"{path}: history {seq!s:.20}: {exc}")
-    return entries
+        else:
+            yield entry
 
 
 def _decoded(table: str, rows: dict[str, bytes], problems: list[str]) -> dict[str, object]:

@@ -8,7 +8,8 @@ the groups above the pods) and ``budget``. Everything is gathered from the agent
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from enum import StrEnum
 from itertools import islice
 from typing import Any, Final, final
@@ -53,7 +54,7 @@ from reconciler.web.interface import AlertTest, HoldRequest, OffRequest, Restore
 from state.dump import EVENT_DEFAULTS, document
 from state.entry import US, LedgerEntry
 from state.model import Container, Hold, Pod, PodClass, Setting
-from state.reader import read_history
+from state.reader import history_rows
 from state.setting_state import SettingState
 from state.summary import budget_facts, pod_facts, pool_lists
 
@@ -114,15 +115,22 @@ _SECTIONS: Final = (
 _VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect", "podnames")
 
 
-def _removed(history: Sequence[Mapping[str, object]], starts: tuple[str, ...]) -> set[str]:
-    """Uids of the pods that the history names so: of a removed pod nothing else has the name."""
-    return {
-        uid
-        for row in history
-        if isinstance(uid := row.get("pod_uid"), str)
-        and isinstance(title := row.get("pod"), str)
-        and (title.startswith(starts) or title.rpartition("/")[2].startswith(starts))
-    }
+def _of_pods(
+    history: Iterator[Mapping[str, object]], uids: Collection[str], starts: tuple[str, ...]
+) -> Iterator[Mapping[str, object]]:
+    """The rows of these pods, and of removed ones with such a uid or name: nothing else has a removed pod's name.
+
+    ``history``: newest first. A pod's rows that are newer than its newest with its name are of a known uid only.
+    """
+    known = set(uids)
+    for row in history:
+        uid, title = row.get("pod_uid"), row.get("pod")
+        if not isinstance(uid, str):
+            continue
+        if isinstance(title, str) and (title.startswith(starts) or title.rpartition("/")[2].startswith(starts)):
+            known.add(uid)
+        if uid in known or uid.startswith(starts):
+            yield row
 
 
 @final
@@ -209,7 +217,7 @@ class StatusReport:
         wanted = frozenset(sections) or frozenset(_SECTIONS)
         pods = pods_named(self._agent, pod)
         starts = tuple(pod.split(","))
-        uids = {each.uid for each in pods} | (_removed(history, starts) if pod else set())
+        uids = {each.uid for each in pods} | ({str(row["pod_uid"]) for row in history} if pod else set())
 
         def concerns(uid: object) -> bool:
             # By the start of the uid, too: a removed pod is in the ledger and the history only.
@@ -237,9 +245,7 @@ class StatusReport:
                 _plain(asdict(entry)) for entry in sorted(filter(wanted_row, self._agent.ledger), key=_by_order)
             ),
             "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
-            "history": lambda: islice(
-                ({**EVENT_DEFAULTS, **row} for row in history if concerns(row.get("pod_uid"))), _HISTORY
-            ),
+            "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
             "sources": lambda: [asdict(status) for status in self._agent.statuses()],
             "alerts": self._agent.alert_service.status,
             "interference": self._agent.watching.status,
@@ -422,16 +428,21 @@ class StatusReport:
             for settings in wanted.values():
                 yield from settings.values()
 
-    def _history(self, pod: str, uids: Sequence[str]) -> list[dict[str, Any]]:
-        """The newest rows; of a pod, with its uids, all that may be of it."""
-        about = (*pod.split(","), *(uids if len(uids) <= _FEW_PODS else ())) if pod else ()
+    def _history(self, pod: str, uids: Sequence[str]) -> list[Mapping[str, object]]:
+        """The newest rows; of a pod, with the uids of those of the node, the newest that are of it."""
         # By a connection of its own: the store's belongs to its thread, which may be busy.
+        path = self._agent.store.path
         try:
-            return read_history(self._agent.store.path, _SEARCHED if pod else _HISTORY, about)
+            if not pod:
+                return list(history_rows(path, _HISTORY))
+            texts = pod.split(",")
+            about = (*texts, *(uids if len(uids) <= _FEW_PODS else ()))
+            with closing(history_rows(path, _SEARCHED, about)) as rows:
+                return list(islice(_of_pods(rows, uids, tuple(texts)), _HISTORY))
         except AgentError:
             return []
 
-    def _timed_history(self, pod: str, uids: Sequence[str]) -> tuple[list[dict[str, Any]], float]:
+    def _timed_history(self, pod: str, uids: Sequence[str]) -> tuple[list[Mapping[str, object]], float]:
         began = time.thread_time()
         return self._history(pod, uids), time.thread_time() - began
 

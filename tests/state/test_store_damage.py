@@ -4,9 +4,10 @@ import os
 import shutil
 import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from state.mirror import copy_path
 from state.quarantine import KEEP
 from state.reader import read_history
 from state.schema import FILES, HOLDS
-from state.store import NewerSchemaError, Store
+from state.store import NewerSchemaError, Store, StoreBatch
 from tests.state.storing import batch_of, content, usable
 
 
@@ -60,6 +61,27 @@ def test_a_reader_beside_the_daemon_is_no_other_writer(path: str) -> None:
         assert store.check() is None
     os.utime(f"{path}-wal", ns=(1, 1))
     assert store.check() is not None
+
+
+def test_of_the_history_only_rows_with_one_of_the_texts_are_read_and_damaged_ones_are_left_out(path: str) -> None:
+    store = Store(path)
+    batch = StoreBatch()
+    batch.history = [msgpack.packb({"pod": f"ci/Ä-{number}"}) for number in range(12)]
+    store.apply(batch)
+    store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE history SET row = 'ci/Ä-7 as a text' WHERE seq = 8")
+        connection.execute("UPDATE history SET row = CAST(row AS TEXT) WHERE seq = 9")
+        connection.commit()
+
+    def pods(limit: int, *about: str) -> list[object]:
+        return [row["pod"] for row in read_history(path, limit, about)]
+
+    assert pods(100, "Ä-1", "ci/Ä-5") == ["ci/Ä-11", "ci/Ä-10", "ci/Ä-5", "ci/Ä-1"]
+    assert pods(6, "Ä-1", "ci/Ä-5") == ["ci/Ä-11", "ci/Ä-10"]
+    assert pods(100, "Ä-7", "Ä-8", "ä-1", "%", "' OR 1 --") == []
+    assert len(pods(100)) == 10
+    assert pods(0) == pods(0, "ci") == []
 
 
 def test_a_row_that_changed_by_itself_is_left_out_and_the_others_are_saved(path: str) -> None:

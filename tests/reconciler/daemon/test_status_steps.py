@@ -4,6 +4,7 @@ import json
 import time
 from collections import Counter
 
+import msgspec
 import pytest
 import trio
 from msgspec.structs import replace
@@ -286,3 +287,28 @@ async def test_of_one_pod_the_history_reaches_further_back_and_of_a_removed_one_
         assert [row["pod_uid"] for row in rows[wanted]] == [gone], wanted
     assert {row["pod_uid"] for row in rows["batch-7"]} == {BATCH}
     assert rows["web"] == []
+
+
+async def test_of_one_pod_the_newest_rows_are_shown_and_a_text_in_rows_of_others_finds_none(live: LiveNode) -> None:
+    gone, other = "dddddddd-4444-4444-8444-444444444444", "eeeeeeee-5555-4555-8555-555555555555"
+    with live.agent() as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        for number in range(250):
+            event = LedgerEvent(
+                at=float(number),
+                kind="write",
+                path="/kubepods/x",
+                reason="as ci/train-0",
+                pod_uid=gone,
+                pod="ci/train-0",
+            )
+            agent.ledger.note(event)
+            agent.ledger.note(msgspec.structs.replace(event, pod_uid=other, pod="ci/other-0"))
+        await agent.keeper.flush()
+        rows = {
+            wanted: list(dict((await show.parts(["history"], wanted))[0])["history"])  # type: ignore[call-overload]
+            for wanted in ("train-0", "kubepods")
+        }
+    assert [(row["pod_uid"], row["at"]) for row in rows["train-0"]] == [(gone, 249.0 - back) for back in range(200)]
+    assert rows["kubepods"] == []
