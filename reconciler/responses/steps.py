@@ -130,6 +130,10 @@ def next_step(chance: ActionContext) -> ResponseStep | None:
 def _hold(chance: ActionContext) -> ResponseStep | None:
     if any(step.response is Response.HOLD for step in chance.taken):
         return None
+    if chance.frame.be_yields and chance.finding.resource is ContendedResource.CPU:
+        # What it would begin to use nobody waits for, and its bound is a quota (docs/cpu.md, "A quota beside the least
+        # weight").
+        return None
     budget, use = chance.sample(NODE, "be.budget"), chance.sample(NODE, "be.use")
     if budget is None:
         return None

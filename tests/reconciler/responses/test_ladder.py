@@ -47,6 +47,14 @@ def test_first_be_work_stops_growing_then_the_likeliest_suspect_gives_what_the_v
     ]
 
 
+def test_be_work_that_yields_is_not_held_for_waiting_for_a_cpu_but_for_memory() -> None:
+    for resource, held in ((ContendedResource.CPU, False), (ContendedResource.MEMORY, True)):
+        world = World(HOLD, resource=resource)
+        world.be_yields = True
+        world.go(BAD, 4.0)
+        assert bool(world.measures.budget_milli) is held
+
+
 def test_nothing_else_is_changed_while_an_effect_is_waited_for() -> None:
     world = World(SQUEEZE)
     world.go(BAD, 4.0)
