@@ -108,8 +108,8 @@ class SampleFrame(Struct, frozen=True, kw_only=True):
     """Everything known at one moment. ``at_s`` is the monotonic clock, ``wall_s`` seconds since the epoch.
 
     ``samples``: by subject, then by signal. ``pods`` by uid. ``knobs``: what this kernel lets us set (names of the
-    catalog). ``disks``: ``major:minor`` of the whole disks. ``enforce``: what is planned is also written. ``be_yields``:
-    every BE pod leaves the CPU to online pods by itself (`reconciler.policies.yielding`).
+    catalog). ``disks``: ``major:minor`` of the whole disks. ``enforce``: what is planned is also written.
+    ``be_yields``: every BE pod leaves the CPU to online pods by itself (`reconciler.policies.yielding`).
     """
 
     at_s: float
