@@ -34,13 +34,15 @@ class Field(NamedTuple):
 class Table(NamedTuple):
     """Rows under headings. Columns keep their width; the last one is wrapped. ``right``: numbers.
 
-    ``headings``: whether they are printed.
+    ``headings``: whether they are printed. ``names``: columns whose words may be shortened in the middle, where a
+    terminal has no room for them.
     """
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
     right: frozenset[int] = frozenset()
     headings: bool = True
+    names: frozenset[int] = frozenset()
 
 
 Block = Line | Field | Table

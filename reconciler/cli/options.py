@@ -13,7 +13,7 @@ from state.machine_syntax import SYNTAX
 JSONPATH: Final = "jsonpath="
 SHORT_FORMATS: Final = ("table", "wide", "json", "yaml", JSONPATH)
 FORMATS: Final = (*SHORT_FORMATS, "msgpack")
-_WIDE: Final = frozenset({"pods", "events", "hold", "off"})
+_WIDE: Final = frozenset({"pods", "events", "hold", "off", "diff", "plan"})
 """Commands whose ``wide`` has more than their ``table``."""
 EVENT_TYPES: Final = (
     *("action", "alert", "daemon", "eviction", "failed", "foreign", "gap", "hold", "mode", "off", "plan", "verdict"),

@@ -4,15 +4,19 @@ A pipe gets plain text without wrapping, so that grep and awk work on it.
 """
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Final, TextIO
 
+from reconciler.cli import names
 from reconciler.cli.blocks import LABEL, Block, Cell, Field, Line, StyledText, Table
 from reconciler.runtime import streams
 from state.printable import LONGEST, printable
 
 HEADINGS: Final = {"printed": True}
 """Whether tables have their headings: ``--no-headers``."""
+WHOLE_NAMES: Final = {"shown": False}
+"""Whether names keep their length on a terminal, too: ``-o wide``."""
 NARROW: Final = 20
 """Columns of a terminal: with less the last column of a table gets lines of its own."""
 BELOW: Final = 4
@@ -75,6 +79,42 @@ def plain(blocks: Iterable[Block], width: int | None = None) -> str:
     return "".join(f"{text.rstrip()}\n" for text in lines)
 
 
+def on_terminal() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def fitted(table: Table, width: int | None) -> Table:
+    """The table with its names shortened to a terminal of ``width`` columns; both ways of drawing begin with it.
+
+    A column other than the last gives way as far as the others leave `NARROW` columns, or all that it needs, to the last.
+    """
+    if width is None or not table.names or not table.rows or WHOLE_NAMES["shown"]:
+        return table
+    columns = range(len(table.columns))
+    last, sign = columns[-1], names.mark()
+    heads = [table.columns] if has_headings(table) else []
+    widths = [max(len(text_of(row[column])) for row in [*heads, *table.rows]) for column in columns]
+    room: dict[int, int] = {}
+    for column in sorted(table.names - {last}):
+        others = sum(widths[:-1]) - widths[column] + 2 * last
+        room[column] = max(NARROW, width - others - min(widths[last], NARROW))
+        widths[column] = min(widths[column], room[column])
+    if last in table.names:
+        left = sum(widths[:-1]) + 2 * last
+        room[last] = width - (BELOW if goes_below(left, width, widths[last]) else left)
+    rows = [tuple(_short(cell, room.get(column), sign) for column, cell in enumerate(row)) for row in table.rows]
+    return table._replace(rows=rows)
+
+
+def _short(cell: Cell, room: int | None, sign: str) -> Cell:
+    text = text_of(cell)
+    if room is None or len(text) <= room:
+        return cell
+    short = names.shortened_words(text, room, sign)
+    return cell._replace(text=short) if isinstance(cell, StyledText) else short
+
+
 def has_headings(table: Table) -> bool:
     """Whether this table's headings are printed."""
     return table.headings and HEADINGS["printed"]
@@ -100,6 +140,7 @@ def _field(block: Field, width: int | None) -> list[str]:
 def _table(block: Table, width: int | None) -> list[str]:
     if not block.rows:
         return []
+    block = fitted(block, width)
     rows = [*([block.columns] if has_headings(block) else []), *(tuple(map(text_of, row)) for row in block.rows)]
     last = len(block.columns) - 1
     widths = [max(len(row[column]) for row in rows) for column in range(last)]

@@ -9,6 +9,7 @@ from typing import Any, Final
 from reconciler.cli.client import quoted
 from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.names import stands_for, start_of
 from state.printable import printable
 
 FORMS: Final = "name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
@@ -52,7 +53,8 @@ def sought(wanted: str, root: str) -> str:
     path = text if text.startswith("/") else _cgroup_of_pid(text, root)
     uid = uid_in(path)[0] if path is not None else None
     uid = uid.replace("_", "-") if uid is not None else None
-    parts = [*([] if text.startswith("/") else [text.partition("://")[2] or text]), *([uid] if uid else [])]
+    start = start_of(text.partition("://")[2] or text)
+    parts = [*([] if text.startswith("/") else [start]), *([uid] if uid else [])]
     joined = ",".join(parts)
     usable = joined.isprintable() and len(quoted(joined)) <= _LONGEST_SOUGHT and not any("," in part for part in parts)
     return joined if usable else ""
@@ -145,7 +147,7 @@ def _by_start(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str
     cid = text.partition("://")[2] if "://" in text else text
     for pod in pods:
         if (
-            (text and any((pod.get(key) or "").startswith(text) for key in ("name", "title")))
+            (text and any(stands_for(text, pod.get(key) or "") for key in ("name", "title")))
             or (len(text) >= _SHORTEST_UID and pod["uid"].startswith(text))
             or (len(cid) >= _SHORTEST_ID and any(known.startswith(cid) for known in container_ids(body, pod)))
         ):
