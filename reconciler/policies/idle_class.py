@@ -11,7 +11,7 @@ harm: a CPU that runs nothing but such threads is chosen for an online task that
 (measured on 6.18: docs/cpu.md). So both sides together mean groups alone on those kernels.
 
 There, the group side has a price, too. The kernel balances a CPU whose tasks are all in the idle class as often as an
-idle one, so BE threads change CPUs ten times as often, and a group that comes to a CPU may run until the next tick,
+idle one, so BE threads change CPUs several times as often, and a group that comes to a CPU may run until the next tick,
 before a server that was interrupted there (measured on 6.18: docs/protection.md). A BE pod in besteffort needs no idle
 class, as the directory's least weight puts it after every online pod outside; so on those kernels only a BE pod with
 online pods beside it gets one (``always``: all).

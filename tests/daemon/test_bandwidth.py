@@ -61,9 +61,10 @@ def test_bursts_come_with_the_configuration_and_go_with_it(node: DirectoryNode, 
     assert item.lines("warning", "error") == []
 
 
-# By the quota law: under the harm law BE pods in the idle class have no quota.
+# By the quota law: under the harm law BE pods in the idle class have no quota. ``always``: from Linux 6.6 on
+# the least weight of besteffort takes the place of the idle class otherwise.
 IDLE = {
-    "idle_class": {"enabled": True},
+    "idle_class": {"enabled": True, "always": True},
     "reclaimed": {"budget": {"limit_percent": 1, "floor_percent": 50, "law": "quota"}},
 }
 

@@ -41,7 +41,8 @@ WOKEN_BESIDE_BE = [switch(0, 0, 0, BE), woken(100, SERVER, 0), switch(350, 0, BE
 
 
 def test_moves_are_counted_by_name_and_only_where_the_kernel_moved_a_thread() -> None:
-    lines = [moved(10, BE, 1), woken(20, BE, 0), moved(30, OTHER, 1), "CPU:0 [LOST 12 EVENTS]", switch(40, 0, BE, OTHER)]
+    others = [woken(20, BE, 0), "CPU:0 [LOST 12 EVENTS]", switch(40, 0, BE, OTHER)]
+    lines = [moved(10, BE, 1), *others, moved(30, OTHER, 1)]
     assert moves(lines, {"a b"}) == 2
     assert moves(lines, {"a"}) == 0
 

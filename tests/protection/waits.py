@@ -6,8 +6,8 @@
 A latency has the machine's own disturbances in it; this has each apart. While the server is under open-loop load the
 kernel's scheduler events are recorded (tracefs, a buffer of our own), and every moment in which one of the server's
 threads was runnable and did not run is counted for what ran on its CPU: BE work, the server's other threads, the
-generator, the agent, or the machine's other tasks; and how often BE threads were moved to another CPU. The events cost the server CPU time; they cost it the same under
-every law.
+generator, the agent, or the machine's other tasks; and how often BE threads were moved to another CPU. The events cost
+the server CPU time; they cost it the same under every law.
 
 Controls measure a law once more in each round: ``stopped`` with the agent stopped (SIGSTOP; what it has written is in
 force), so the difference is the running agent's part; ``pinned`` with each BE thread kept on one CPU, so the difference
