@@ -64,7 +64,7 @@ def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[B
         )
         for row in shown
     ]
-    yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), cells, names=frozenset({4}))
+    yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), cells, names=4)
     if differing:
         yield line(f"{fmt.plural(len(differing), 'setting')} of {len(rows)} not in force")
     elif rows:

@@ -198,7 +198,7 @@ def _off(parser: argparse.ArgumentParser) -> None:
 
 
 def _target(parser: argparse.ArgumentParser) -> None:
-    forms = "pod: name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
+    forms = "pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path"
     _named(parser.add_argument("target", metavar="TARGET", help=forms), "pods")
     _in_namespace(parser, "namespace of the pod")
 

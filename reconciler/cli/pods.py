@@ -1,7 +1,7 @@
 """``bypassctl pods``: the pods of the node, one line each, with their use between two readings of their counters.
 
-A pod is throttled by its own quota, or by that of a directory above it, which it shares with other pods: the amount shown
-is the larger one, and a mark tells which. Both are judged as ``why`` judges them (`reconciler.cli.limits`).
+A pod is throttled by its own quota, or by that of a directory above it, which it shares with other pods: the larger
+amount is shown, with a mark for a directory's. What throttles is judged as for ``why`` (`reconciler.cli.limits`).
 """
 
 import time
@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.document import UNKNOWN_SECTION, FetchedDocument, Row, fetch
-from reconciler.cli.client import DaemonRefused
+from reconciler.cli.document import FetchedDocument, Row, fetch_newest
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.names import stands_for
+from reconciler.cli.names import MARK, stands_for
 from reconciler.cli.output import emit
 from reconciler.cli.screen import HEADINGS, blank, fitted, line, on_terminal, plain, show
 from reconciler.runtime import format as fmt
@@ -93,13 +92,7 @@ def _read(options: Namespace) -> tuple[list[Row], list[Row]]:
 
 def fetch_list(options: Namespace, sections: Sequence[str]) -> FetchedDocument:
     """The ``sections``, and the directories above the pods where the daemon knows that section."""
-    try:
-        return fetch(options, (*sections, PARENTS), say=False)
-    except DaemonRefused as exc:
-        if exc.status != UNKNOWN_SECTION:
-            raise
-        # A daemon of an older version.
-        return fetch(options, sections, say=False)
+    return fetch_newest(options, (*sections, PARENTS), sections, say=False)
 
 
 def throttling_parents(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Row]:
@@ -108,12 +101,12 @@ def throttling_parents(before: Sequence[Row], after: Sequence[Row]) -> dict[str,
         return {}
     from reconciler.cli.limits import directories, throttlers  # the models: only for a rate
 
-    return {row["path"]: row for row in throttlers(directories(before, after))}
+    # Without a quota now, it was removed meanwhile.
+    known = (row for row in directories(before, after) if row["quota_milli"] is not None)
+    return {row["path"]: row for row in throttlers(list(known))}
 
 
-def listed(
-    pods: list[Row], before: Mapping[str, Row], throttling: Mapping[str, Row], options: Namespace
-) -> list[Row]:
+def listed(pods: list[Row], before: Mapping[str, Row], throttling: Mapping[str, Row], options: Namespace) -> list[Row]:
     """The chosen pods in order, with their rates since ``before``. ``throttling``: of `throttling_parents`."""
     rows = [pod_row(pod, before.get(pod["uid"]), throttling) for pod in pods]
     rows = [row for row in rows if wanted(row, options)]
@@ -133,12 +126,17 @@ def wanted(row: Row, options: Namespace) -> bool:
         (options.namespace is None or row["namespace"] == options.namespace)
         and (options.pod_class is None or row["class"] == options.pod_class)
         and (options.pool is None or row["pool"] == options.pool)
-        and stands_for(options.prefix.rpartition("/")[2], row["name"] or row["uid"])
-        and ("/" not in options.prefix or row["namespace"] == options.prefix.partition("/")[0])
+        and _named(row, options.prefix)
     )
 
 
-def pod_row(pod: Row, before: Row | None, throttling: Mapping[str, Row] | None = None) -> Row:
+def _named(row: Row, prefix: str) -> bool:
+    # What has no namespace is no start of one.
+    whole = "/" in prefix or MARK in prefix
+    return stands_for(prefix, row["name"] or row["uid"]) or (whole and stands_for(prefix, row["title"]))
+
+
+def pod_row(pod: Row, before: Row | None, throttling: Mapping[str, Row]) -> Row:
     """A pod with its rates between two answers of the daemon. ``throttling``: of `throttling_parents`."""
     counters, old = pod["counters"], {} if before is None else before["counters"]
     use_milli, shares = None, []
@@ -157,7 +155,7 @@ def pod_row(pod: Row, before: Row | None, throttling: Mapping[str, Row] | None =
         **{key: pod[key] for key in ("uid", "namespace", "name", "class", "pool", "cpus", "quota_milli")},
         "use_milli": use_milli,
         "throttled_percent": round(max(shares), 1) if shares else None,
-        "throttled_above": _above(pod.get("parent", ""), throttling or {}),
+        "throttled_above": _above(pod.get("parent", ""), throttling),
         "wait_percent": pod["wait_percent"],
         "state": pod["state"],
     }
@@ -179,7 +177,8 @@ def _above(path: str, throttling: Mapping[str, Row]) -> Row | None:
 
 def _throttled(row: Row) -> float | None:
     """By whatever throttles the pod most."""
-    return row["throttled_above"]["percent"] if _by_parent(row) else row["throttled_percent"]
+    percent: float | None = row["throttled_above"]["percent"] if _by_parent(row) else row["throttled_percent"]
+    return percent
 
 
 def _by_parent(row: Row) -> bool:
@@ -192,8 +191,8 @@ def parent_texts(rows: Sequence[Row]) -> list[str]:
     """One line for each directory that an `ABOVE` stands for."""
     parents = {row["throttled_above"]["path"]: row["throttled_above"] for row in rows if _by_parent(row)}
     return [
-        f"{parent['path']} has {fmt.cpu(parent['quota_milli'])}, by {parent['quota_by']}; "
-        f"throttled in {fmt.percent(parent['percent'])} of its periods"
+        f"{parent['path']}: throttled in {fmt.percent(parent['percent'])} of its periods; "
+        f"it has {fmt.cpu(parent['quota_milli'])}, set by {parent['quota_by']}"
         for _, parent in sorted(parents.items())
     ]
 
@@ -226,7 +225,7 @@ def _blocks(rows: list[Row], total: int, *, wide: bool) -> Iterator[Block]:
         cells = pod_cells(row)
         lines.append(tuple(cells[head] for head in heads))
     amounts = frozenset(heads.index(head) for head in AMOUNTS)
-    yield Table(heads, lines, right=amounts, names=frozenset({len(heads) - 1}))
+    yield Table(heads, lines, right=amounts, names=len(heads) - 1)
     # A pipe gets the rows alone, for awk; -o wide names the directory.
     if not wide and HEADINGS["printed"] and on_terminal():
         for text in parent_texts(rows):
@@ -243,11 +242,18 @@ def pod_cells(row: Row) -> dict[str, Cell]:
         "QUOTA": fmt.cpus(row["quota_milli"]),
         "USE": fmt.cpus(row["use_milli"]),
         "THROT": _percent(_throttled(row), ABOVE if _by_parent(row) else ""),
-        "BY": row["throttled_above"]["path"] if _by_parent(row) else "own" if row["throttled_percent"] else fmt.NONE,
+        "BY": _by(row),
         "WAIT": _percent(row["wait_percent"]),
         "UID": row["uid"],
         "POD": row["title"],
     }
+
+
+def _by(row: Row) -> str:
+    if not _by_parent(row):
+        return "own" if row["throttled_percent"] else fmt.NONE
+    parent = row["throttled_above"]
+    return f"{parent['path']}: {parent['quota_by'].partition(' (')[0]}"
 
 
 def _percent(value: float | None, mark: str = "") -> str:

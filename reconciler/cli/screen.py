@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable
 from typing import Final, TextIO
 
-from reconciler.cli import names
 from reconciler.cli.blocks import LABEL, Block, Cell, Field, Line, StyledText, Table
+from reconciler.cli.names import shortened
 from reconciler.runtime import streams
 from state.printable import LONGEST, printable
 
@@ -87,31 +87,32 @@ def on_terminal() -> bool:
 def fitted(table: Table, width: int | None) -> Table:
     """The table with its names shortened to a terminal of ``width`` columns; both ways of drawing begin with it.
 
-    A column other than the last gives way as far as the others leave `NARROW` columns, or all that it needs, to the last.
+    Another column than the last leaves at least `NARROW` columns to the last, which is wrapped.
     """
-    if width is None or not table.names or not table.rows or WHOLE_NAMES["shown"]:
+    column = table.names
+    if width is None or column is None or not table.rows or WHOLE_NAMES["shown"]:
         return table
-    columns = range(len(table.columns))
-    last, sign = columns[-1], names.mark()
-    heads = [table.columns] if has_headings(table) else []
-    widths = [max(len(text_of(row[column])) for row in [*heads, *table.rows]) for column in columns]
-    room: dict[int, int] = {}
-    for column in sorted(table.names - {last}):
-        others = sum(widths[:-1]) - widths[column] + 2 * last
-        room[column] = max(NARROW, width - others - min(widths[last], NARROW))
-        widths[column] = min(widths[column], room[column])
-    if last in table.names:
-        left = sum(widths[:-1]) + 2 * last
-        room[last] = width - (BELOW if goes_below(left, width, widths[last]) else left)
-    rows = [tuple(_short(cell, room.get(column), sign) for column, cell in enumerate(row)) for row in table.rows]
-    return table._replace(rows=rows)
+    last = len(table.columns) - 1
+    rows = [*([table.columns] if has_headings(table) else []), *table.rows]
+    widths = [max(len(text_of(row[number])) for row in rows) for number in range(last + 1)]
+    left = sum(widths[:-1]) + 2 * last
+    if column != last:
+        room = max(NARROW, width - left + widths[column] - min(widths[last], NARROW))
+    else:
+        room = width - (BELOW if goes_below(left, width, widths[last]) else left)
+    # Another one than the last is not wrapped: there its words are one name.
+    return table._replace(
+        rows=[
+            (*row[:column], _short(row[column], room, words=column == last), *row[column + 1 :]) for row in table.rows
+        ]
+    )
 
 
-def _short(cell: Cell, room: int | None, sign: str) -> Cell:
+def _short(cell: Cell, room: int, *, words: bool) -> Cell:
     text = text_of(cell)
-    if room is None or len(text) <= room:
+    if len(text) <= room:
         return cell
-    short = names.shortened_words(text, room, sign)
+    short = " ".join(shortened(word, room) for word in text.split(" ")) if words else shortened(text, room)
     return cell._replace(text=short) if isinstance(cell, StyledText) else short
 
 

@@ -32,7 +32,13 @@ HELP: Final = (
     ("up, down, PgUp, PgDn, Home, End", "move in the list"),
     ("?, h", "this help; any key closes it"),
 )
-_COLUMNS: Final = (("STATE", 9), ("CLASS", 9), ("POOL", 12), ("CPUS", 14), *((name, 7 if name == "THROT" else 6) for name in AMOUNTS))
+_COLUMNS: Final = (
+    ("STATE", 9),
+    ("CLASS", 9),
+    ("POOL", 12),
+    ("CPUS", 14),
+    *((name, 7 if name == "THROT" else 6) for name in AMOUNTS),
+)
 _DROPPED_FIRST: Final = ("POOL", "CPUS", "QUOTA", "CLASS")
 _HEAD_OF: Final = {"throttled": "THROT"}
 """The headings of `SORTS` where they differ."""
@@ -181,7 +187,7 @@ def _head(facts: TopFacts, choices: Choices, signs: Glyphs) -> Iterator[Line]:
     ]
     yield list(_budget(facts, signs))
     for text in parent_texts(facts.pods)[:_PARENTS]:
-        yield [StyledText(f"{ABOVE}         ", "warn"), plain_ascii(text)]
+        yield [StyledText(f"{ABOVE} above   ", "warn"), plain_ascii(text)]
     fields = of_node(facts.body)
     yield ["verdicts  ", *(node_cells(fields) if fields else [StyledText("interference detection is off", "dim")])]
     findings = [row for row in facts.body.get("interference", {}).get("findings", ()) if row["verdict"] in _RANK]
@@ -355,7 +361,7 @@ def table(pods: Sequence[Row], choices: Choices, page: Page, height: int | None,
             text, style = plain_ascii(_text(cells[name])), _style_of(cells[name])
             text = text if len(text) <= size or page.whole else text[: size - 1] + signs.cut
             line += [StyledText(text.rjust(size) if name in AMOUNTS else text.ljust(size), style), "  "]
-        yield [*line, title if page.whole else shortened(title, page.width - left, signs.cut)]
+        yield [*line, title if page.whole else shortened(title, page.width - left)]
 
 
 def first_row(wanted: int, count: int, height: int | None) -> int:
