@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cgroupfs.usage import UsageCounters
-from reconciler.cli import top
 from reconciler.cli import pods as module
+from reconciler.cli import top
 from reconciler.cli.exits import Exit
 from reconciler.cli.limits import ChainGroup, ChainSample, directories, measured, throttlers
 from tests.fakes.terminal import CLI, OnTerminal
