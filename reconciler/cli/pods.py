@@ -191,8 +191,7 @@ def parent_texts(rows: Sequence[Row]) -> list[str]:
     """One line for each directory that an `ABOVE` stands for."""
     parents = {row["throttled_above"]["path"]: row["throttled_above"] for row in rows if _by_parent(row)}
     return [
-        f"{parent['path']}: throttled in {fmt.percent(parent['percent'])} of its periods; "
-        f"it has {fmt.cpu(parent['quota_milli'])}, set by {parent['quota_by']}"
+        f"{parent['path']}: quota of {fmt.cpu(parent['quota_milli'])}, by {parent['quota_by']}"
         for _, parent in sorted(parents.items())
     ]
 

@@ -162,9 +162,7 @@ def test_a_terminal_says_below_the_list_what_the_mark_stands_for(throttled: Fake
     with OnTerminal(*CLI, "pods", "--socket", throttled.socket, "--interval", "0.1") as screen:
         assert screen.ended() == Exit.OK
         text = " ".join(screen.terminal.text.split())
-    assert text.endswith(
-        f"^ {BESTEFFORT}: throttled in 60 % of its periods; it has 0.40 CPU, set by bypassd (reclaimed)"
-    )
+    assert text.endswith(f"^ {BESTEFFORT}: quota of 0.40 CPU, by bypassd (reclaimed)")
 
 
 def test_top_names_the_directory_once_above_the_verdicts(run: Run, throttled: FakeDaemon) -> None:
@@ -174,5 +172,5 @@ def test_top_names_the_directory_once_above_the_verdicts(run: Run, throttled: Fa
     assert ran.code == Exit.OK, ran.err
     above = [line for line in ran.out.splitlines() if line.startswith("^ above")]
     assert len(above) == 1
-    assert f"{BESTEFFORT}: throttled in 60 % of its periods" in above[0]
+    assert f"{BESTEFFORT}: quota of 0.40 CPU, by bypassd (reclaimed)" in above[0]
     assert [line.split()[-1] for line in ran.out.splitlines() if "60 %^" in line] == ["shop/be-0"]
