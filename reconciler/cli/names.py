@@ -1,7 +1,7 @@
 """Long names on a terminal: shortened in the middle, and accepted so where a pod is named.
 
-systemctl shortens the names of units so, on a terminal only. The start of a pod's name has its workload, the end tells
-the pods of a workload apart.
+systemctl shortens the names of units in this way, on a terminal only. The start of a pod's name has its workload, and
+by the end the pods of a workload differ.
 """
 
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 MARK: Final = "..."
 """In place of the middle. No name of a pod has it (DNS labels); shells leave it as it is, and every terminal has it."""
 LEAST: Final = 12
-"""Columns below which no name is shortened: what is left would be no name."""
+"""Columns that a shortened name has at least: with fewer, many pods would have the same."""
 
 
 def shortened(text: str, width: int) -> str:
@@ -18,17 +18,17 @@ def shortened(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     end = (width - len(MARK)) // 2
-    return f"{text[: width - len(MARK) - end]}{MARK}{text[-end:]}"
+    # A dot before the mark would be taken for a part of it.
+    return f"{text[: width - len(MARK) - end].rstrip('.')}{MARK}{text[-end:]}"
 
 
 def start_of(text: str) -> str:
-    """What each name begins with for which ``text`` may stand."""
+    """What each name begins with that ``text`` may mean."""
     return text.partition(MARK)[0]
 
 
-def stands_for(text: str, name: str) -> bool:
-    """Whether ``text`` is the start of a name, or the name as it was shortened."""
+def may_mean(text: str, name: str) -> bool:
+    """Whether ``text`` is the start of a name, or the whole name shortened."""
     start, _, end = text.partition(MARK)
-    if not start or not end:
-        return name.startswith(text)
-    return len(name) > len(text) and name.startswith(start) and name.endswith(end)
+    short = start and end and len(name) > len(text) and name.startswith(start) and name.endswith(end)
+    return name.startswith(text) or bool(short)

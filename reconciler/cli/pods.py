@@ -12,7 +12,7 @@ from typing import Final
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch_newest
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.names import MARK, stands_for
+from reconciler.cli.names import MARK, may_mean
 from reconciler.cli.output import emit
 from reconciler.cli.screen import HEADINGS, blank, fitted, line, on_terminal, plain, show
 from reconciler.runtime import format as fmt
@@ -131,9 +131,9 @@ def wanted(row: Row, options: Namespace) -> bool:
 
 
 def _named(row: Row, prefix: str) -> bool:
-    # What has no namespace is no start of one.
+    # Without a slash it is a name, not the start of a namespace.
     whole = "/" in prefix or MARK in prefix
-    return stands_for(prefix, row["name"] or row["uid"]) or (whole and stands_for(prefix, row["title"]))
+    return may_mean(prefix, row["name"] or row["uid"]) or (whole and may_mean(prefix, row["title"]))
 
 
 def pod_row(pod: Row, before: Row | None, throttling: Mapping[str, Row]) -> Row:
@@ -188,7 +188,7 @@ def _by_parent(row: Row) -> bool:
 
 
 def parent_texts(rows: Sequence[Row]) -> list[str]:
-    """One line for each directory that an `ABOVE` stands for."""
+    """One line for each directory that the rows have an `ABOVE` for."""
     parents = {row["throttled_above"]["path"]: row["throttled_above"] for row in rows if _by_parent(row)}
     return [
         f"{parent['path']}: quota of {fmt.cpu(parent['quota_milli'])}, by {parent['quota_by']}"

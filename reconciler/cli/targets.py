@@ -9,7 +9,7 @@ from typing import Any, Final
 from reconciler.cli.client import quoted
 from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.names import MARK, stands_for, start_of
+from reconciler.cli.names import MARK, may_mean, start_of
 from state.printable import printable
 
 FORMS: Final = "name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path"
@@ -156,7 +156,7 @@ def _by_start(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str
     cid = text.partition("://")[2] if "://" in text else text
     for pod in pods:
         if (
-            (text and any(stands_for(text, pod.get(key) or "") for key in ("name", "title")))
+            (text and any(may_mean(text, pod.get(key) or "") for key in ("name", "title")))
             or (len(text) >= _SHORTEST_UID and pod["uid"].startswith(text))
             or (len(cid) >= _SHORTEST_ID and any(known.startswith(cid) for known in container_ids(body, pod)))
         ):

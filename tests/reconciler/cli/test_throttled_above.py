@@ -148,7 +148,7 @@ def test_the_nearest_directories_of_a_pod_count_and_the_worst_is_named() -> None
     assert module.pod_row(pod, None, throttling)["throttled_above"]["path"] == "/kubepods"
 
 
-def test_a_terminal_says_below_the_list_what_the_mark_stands_for(throttled: FakeDaemon) -> None:
+def test_a_terminal_says_below_the_list_what_the_mark_may_mean(throttled: FakeDaemon) -> None:
     answered(throttled, 10.0, own=0, above=0)
     answers = iter([(10.0, 0), (12.0, 12)])
     answer = throttled.answer
