@@ -53,7 +53,7 @@ SDA = Disk(device="8:0", kernel="sda", scheduler="bfq")
     ],
     ids=str,
 )
-def test_a_partition_may_mean_its_disk(tmp_path: Path, name: str, disk: Disk) -> None:
+def test_a_partition_stands_for_its_disk(tmp_path: Path, name: str, disk: Disk) -> None:
     assert find_disk(name, made(tmp_path)) == disk
 
 
@@ -81,7 +81,7 @@ def test_a_file_system_on_no_disk_is_told() -> None:
 
 
 @pytest.mark.kernel
-def test_a_directory_may_mean_the_disk_below_it(tmp_path: Path) -> None:
+def test_a_directory_stands_for_the_disk_below_it(tmp_path: Path) -> None:
     number = os.stat(tmp_path).st_dev
     if not os.path.isdir(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"):
         pytest.skip("REAL KERNEL TEST NOT RUN: the temporary directory is on no block device")

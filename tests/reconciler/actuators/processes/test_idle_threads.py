@@ -455,7 +455,7 @@ def test_names_of_policies_are_read_back_and_others_refused() -> None:
 
 
 @pytest.mark.parametrize("tid", [0, -1])
-def test_a_process_outside_the_pid_namespace_never_may_mean_the_daemon(tid: int) -> None:
+def test_a_process_outside_the_pid_namespace_never_stands_for_the_daemon(tid: int) -> None:
     own = REAL_SCHEDULER.policy(threading.get_native_id())
     with pytest.raises(ProcessLookupError):
         REAL_SCHEDULER.set_policy(tid, IDLE)
