@@ -131,8 +131,7 @@ def _hold(chance: ActionContext) -> ResponseStep | None:
     if any(step.response is Response.HOLD for step in chance.taken):
         return None
     if chance.frame.be_yields and chance.finding.resource is ContendedResource.CPU:
-        # What it would begin to use nobody waits for, and its bound is a quota (docs/cpu.md, "A quota beside the least
-        # weight").
+        # It takes no CPU for which online pods wait, and its bound would be a quota, for which they do (docs/cpu.md).
         return None
     budget, use = chance.sample(NODE, "be.budget"), chance.sample(NODE, "be.use")
     if budget is None:

@@ -26,7 +26,7 @@ _STRICT = HarmConfig(wait_us=1.0)
 
 
 def table() -> str:
-    """A line for each trace, by whole CPUs and by quota, after the first minute; settle time and overshoot of the step."""
+    """A line for each trace, by whole CPUs and by quota, after the first minute; settle time and overshoot."""
     lines = [
         "| trace | settle | overshoot | harmed | turns a minute | BE work lost | by quota: harmed | turns | lost |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
