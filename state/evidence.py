@@ -109,6 +109,7 @@ class SampleFrame(Struct, frozen=True, kw_only=True):
 
     ``samples``: by subject, then by signal. ``pods`` by uid. ``knobs``: what this kernel lets us set (names of the
     catalog). ``disks``: ``major:minor`` of the whole disks. ``enforce``: what is planned is also written.
+    ``be_yields``: every BE pod leaves the CPU to online pods by itself (`reconciler.policies.yielding`).
     """
 
     at_s: float
@@ -118,6 +119,7 @@ class SampleFrame(Struct, frozen=True, kw_only=True):
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
     enforce: bool = True
+    be_yields: bool = False
 
 
 class Verdict(StrEnum):

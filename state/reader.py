@@ -8,7 +8,7 @@ in which bypassd has run is an error of its own, unless the store's second copy 
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
@@ -288,7 +288,7 @@ def read_history(path: str, limit: int, about: Collection[str] = ()) -> list[dic
     return list(history_rows(path, limit, about))
 
 
-def history_rows(path: str, limit: int, about: Collection[str] = ()) -> Iterator[dict[str, object]]:
+def history_rows(path: str, limit: int, about: Collection[str] = ()) -> Generator[dict[str, object], None, None]:
     """The same one by one: what is not taken is not read. Close it, or take all; in one thread."""
     with closing(open_readonly(path)) as connection:
         try:

@@ -34,13 +34,15 @@ class Field(NamedTuple):
 class Table(NamedTuple):
     """Rows under headings. Columns keep their width; the last one is wrapped. ``right``: numbers.
 
-    ``headings``: whether they are printed.
+    ``headings``: whether they are printed. ``names``: a column of names, which are shortened where a terminal has no
+    room for them.
     """
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
     right: frozenset[int] = frozenset()
     headings: bool = True
+    names: int | None = None
 
 
 Block = Line | Field | Table

@@ -21,7 +21,7 @@ def run(options: Namespace) -> int:
     if options.namespace is not None:
         rows = [row for row in rows if row["place"].startswith(f"{options.namespace}/")]
     differing = [row for row in rows if not (_state(row).is_in_force() or _state(row).is_absent())]
-    if options.output == "table":
+    if options.output in {"table", "wide"}:
         show(_blocks(rows, differing, every=options.all))
     else:
         shown = rows if options.all else [row for row in rows if not _state(row).is_in_force()]
@@ -64,7 +64,7 @@ def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[B
         )
         for row in shown
     ]
-    yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), cells)
+    yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), cells, names=4)
     if differing:
         yield line(f"{fmt.plural(len(differing), 'setting')} of {len(rows)} not in force")
     elif rows:

@@ -57,13 +57,19 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
 
 def fetch_named(options: Namespace, sections: Sequence[str], *, say: bool = True) -> FetchedDocument:
     """As `fetch`, with the names of the pods: ``podnames`` if there is that section, else ``pods``."""
+    return fetch_newest(options, (*sections, "podnames"), (*sections, "pods"), say=say)
+
+
+def fetch_newest(
+    options: Namespace, sections: Sequence[str], older: Sequence[str], *, say: bool = True
+) -> FetchedDocument:
+    """As `fetch`; with the sections ``older`` from a daemon of an older version, which lacks one of ``sections``."""
     try:
-        return fetch(options, (*sections, "podnames"), say=say)
+        return fetch(options, sections, say=say)
     except DaemonRefused as exc:
         if exc.status != UNKNOWN_SECTION:
             raise
-        # A daemon of an older version.
-        return fetch(options, (*sections, "pods"), say=say)
+        return fetch(options, older, say=say)
 
 
 def query(path: str, reader: str | None, target: str, *, timeout_s: float = ANSWER_S) -> Row:

@@ -16,6 +16,7 @@ from reconciler.cli.controlfiles import LARGEST as LARGEST_CONTROL
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.cli.sink import ArchiveWriter
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, read_file
+from reconciler.sources.runtime_files import announce_reading
 from reconciler.sources.runtime_roots import CONTAINERD_CONFIG
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
 from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
@@ -111,6 +112,7 @@ class CaptureCollector:
             if bundle is not None:
                 self.one(f"{self._relative(bundle)}/config.json", masks.mask_bundle_text)
             if state is not None:
+                announce_reading(state)
                 self.one(self._relative(state), masks.mask_bundle_text)
 
     def own(self) -> None:

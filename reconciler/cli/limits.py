@@ -50,7 +50,7 @@ def chain(pod: Row) -> list[ChainGroup]:
     above = []
     while (path := path.rpartition("/")[0]) not in {"", "/"}:
         above.append(path)
-    groups += [ChainGroup("all pods" if path == above[-1] else "QoS class", path) for path in above]
+    groups += [ChainGroup(_role_above(path), path) for path in above]
     return groups
 
 
@@ -156,13 +156,12 @@ def measured(limits: PodLimits, files: Sequence[Row], seconds: float = SAMPLE_S)
     before = limits.sample()
     time.sleep(seconds)
     after = limits.sample()
-    ours = {row["path"]: row for row in files if row["knob"] == "cpu.quota" and row["wanted"] == row["seen"]}
+    ours = {row["path"]: row for row in files if row["knob"] == "cpu.quota"}
     groups: list[Row] = []
     for group in limits.groups:
         known = after.usage.get(group.path)
         if known is None:
             continue
-        rates = rates_between(before.usage.get(group.path, known), known)
         bound = limits.limits(group.path)
         groups.append(
             {
@@ -170,11 +169,7 @@ def measured(limits: PodLimits, files: Sequence[Row], seconds: float = SAMPLE_S)
                 "path": group.path,
                 **bound,
                 "quota_by": None,
-                "use_milli": rates.cpu_milli if rates is not None else None,
-                "throttled_share": rates.throttled_share if rates is not None else None,
-                "throttled_milli": rates.throttled_milli if rates is not None else None,
-                "periods": known.periods,
-                "throttled_periods": known.throttled_periods,
+                **_between(before.usage.get(group.path, known), known),
             }
         )
     unlimited = any(group["quota_milli"] is None for group in groups if group["role"].startswith("container "))
@@ -191,18 +186,56 @@ def measured(limits: PodLimits, files: Sequence[Row], seconds: float = SAMPLE_S)
     }
 
 
+def _between(before: UsageCounters, after: UsageCounters) -> Row:
+    rates = rates_between(before, after)
+    return {
+        "use_milli": rates.cpu_milli if rates is not None else None,
+        "throttled_share": rates.throttled_share if rates is not None else None,
+        "throttled_milli": rates.throttled_milli if rates is not None else None,
+        "periods": after.periods,
+        "throttled_periods": after.throttled_periods,
+    }
+
+
+def directories(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
+    """The same of the directories above all pods, from two answers of the daemon (``podparents``)."""
+    earlier = {row["path"]: row["counters"] for row in before}
+    rows: list[Row] = []
+    for row in after:
+        path, counters = row["path"], row["counters"]
+        if counters is None:
+            continue
+        known = UsageCounters(**counters)
+        then = earlier.get(path)
+        role = _role_above(path)
+        rows.append(
+            {
+                "role": role,
+                "path": path,
+                "quota_milli": row["quota_milli"],
+                "quota_by": owner(role, row["file"], unlimited=False) if row["quota_milli"] is not None else None,
+                **_between(UsageCounters(**then) if then is not None else known, known),
+            }
+        )
+    return rows
+
+
+def _role_above(path: str) -> str:
+    return "QoS class" if "/" in path[1:] else "all pods"
+
+
 def _positive(number: int) -> int:
     return max(0, number)
 
 
 def owner(role: str, row: Row | None, *, unlimited: bool) -> str:
-    """Who set a group's quota. ``row``: of the ledger; ``unlimited``: a container of the pod has no quota.
+    """Who set a group's quota. ``row``: of the ledger, None: none; ``unlimited``: a container of the pod has no quota.
 
     Source: kubelet pkg/kubelet/cm/helpers_linux.go: a pod has the sum of its containers' quotas, and none where one of
     them has none, unless the pod has resources of its own; cm/qos_container_manager_linux.go and
     cm/node_container_manager_linux.go write no quota above the pods.
     """
-    if row is not None and row.get("written_at"):
+    if row is not None and row["written_at"] and row["wanted"] == row["seen"]:
         return f"bypassd ({row['policy']})"
     if role.startswith("container "):
         return OWN_LIMIT

@@ -83,6 +83,7 @@ def _until_written(parts: Sequence[str], only: str | None, name: str) -> int:
         # What cannot be read without it, the command itself reports.
         join_host_cgroups()
         screen.HEADINGS["printed"] = not getattr(options, "no_headers", False)
+        screen.WHOLE_NAMES["shown"] = getattr(options, "output", None) == "wide"
         command = cast(Callable[[Namespace], int], load(f"reconciler.cli.{options.module}:run"))
         code = _run(command, options)
     except SystemExit as exc:

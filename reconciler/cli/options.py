@@ -13,7 +13,7 @@ from state.machine_syntax import SYNTAX
 JSONPATH: Final = "jsonpath="
 SHORT_FORMATS: Final = ("table", "wide", "json", "yaml", JSONPATH)
 FORMATS: Final = (*SHORT_FORMATS, "msgpack")
-_WIDE: Final = frozenset({"pods", "events", "hold", "off"})
+_WIDE: Final = frozenset({"pods", "events", "hold", "off", "diff", "plan"})
 """Commands whose ``wide`` has more than their ``table``."""
 EVENT_TYPES: Final = (
     *("action", "alert", "daemon", "eviction", "failed", "foreign", "gap", "hold", "mode", "off", "plan", "verdict"),
@@ -198,7 +198,7 @@ def _off(parser: argparse.ArgumentParser) -> None:
 
 
 def _target(parser: argparse.ArgumentParser) -> None:
-    forms = "pod: name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
+    forms = "pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path"
     _named(parser.add_argument("target", metavar="TARGET", help=forms), "pods")
     _in_namespace(parser, "namespace of the pod")
 

@@ -67,7 +67,7 @@ def run(options: Namespace) -> int:
         document = _node(options) if options.machine is None else _machine(options)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
-    if options.output == "table":
+    if options.output in {"table", "wide"}:
         show(blocks(document))
     else:
         emit(document, options.output)

@@ -38,11 +38,13 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     yield Table(
         ("", "POOL", "CPUS"),
         [(letters[name], _pool(name, names), value_text(fields["pools"][name])) for name in letters],
+        names=1,
     )
     if claims := [claim for claim in fields["claims"] if claim["asked"]]:
         yield blank()
         yield head("claims on CPUs")
-        yield Table(("CLAIM", "ASKED", "GOT", "NUMA", "RULE"), [_claim(claim, names) for claim in claims])
+        rows = [_claim(claim, names) for claim in claims]
+        yield Table(("CLAIM", "ASKED", "GOT", "NUMA", "RULE"), rows, names=0)
     budget = fields["budget"]
     yield blank()
     yield field("CPU", f"BE budget {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
@@ -55,7 +57,7 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     if fields["settings"]:
         yield blank()
         yield head("settings")
-        rows: list[tuple[Cell, ...]] = [
+        settings: list[tuple[Cell, ...]] = [
             (
                 setting["knob"],
                 exact_text(setting["knob"], setting["wanted"], setting["control_file"]),
@@ -65,7 +67,7 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
             )
             for setting in fields["settings"]
         ]
-        yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), rows)
+        yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), settings, names=4)
     yield from resources(fields["resources"], titles, names)
     for refusal in fields["refusals"]:
         yield blank()
@@ -85,7 +87,7 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
             )
             for write in fields["writes"]
         ]
-        yield Table(("FILE", "VALUE", "GROUP"), steps)
+        yield Table(("FILE", "VALUE", "GROUP"), steps, names=2)
     else:
         yield line(StyledText("nothing to write", "ok"))
     for problem in fields["problems"]:
@@ -109,7 +111,7 @@ def resources(fields: dict[str, Any], titles: dict[str, str], names: dict[str, s
     if rows:
         yield blank()
         yield head("wanted beside the control files")
-        yield Table(("KNOB", "WANTED", "WHERE"), rows)
+        yield Table(("KNOB", "WANTED", "WHERE"), rows, names=2)
     cache = fields["cache"] or {}
     if cache.get("groups"):
         yield blank()

@@ -1,23 +1,31 @@
-"""``bypassctl pods``: the pods of the node, one line each, with their use between two readings of their counters."""
+"""``bypassctl pods``: the pods of the node, one line each, with their use between two readings of their counters.
 
-import sys
+A pod is throttled by its own quota, or by that of a directory above it, which it shares with other pods: the larger
+amount is shown, with a mark for a directory's. What throttles is judged as for ``why`` (`reconciler.cli.limits`).
+"""
+
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.document import Row, fetch
+from reconciler.cli.document import FetchedDocument, Row, fetch_newest
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.names import MARK, may_mean
 from reconciler.cli.output import emit
-from reconciler.cli.screen import blank, line, plain, show
+from reconciler.cli.screen import HEADINGS, blank, fitted, line, on_terminal, plain, show
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
 
 _LONGEST_S: Final = 60.0
 _HEADS: Final = ("STATE", "CLASS", "CPUS", "QUOTA", "USE", "THROT", "WAIT", "POD")
-_WIDE: Final = ("STATE", "CLASS", "POOL", "CPUS", "QUOTA", "USE", "THROT", "WAIT", "UID", "POD")
+_WIDE: Final = ("STATE", "CLASS", "POOL", "CPUS", "QUOTA", "USE", "THROT", "BY", "WAIT", "UID", "POD")
 AMOUNTS: Final = ("QUOTA", "USE", "THROT", "WAIT")
+PARENTS: Final = "podparents"
+"""The section with the directories above the pods."""
+ABOVE: Final = "^"
+"""Behind an amount of throttling: by a directory above the pod."""
 _KEYS: Final[dict[str, Callable[[Row], tuple[bool, float] | str]]] = {
     "pod": lambda pod: str(pod["title"]),
     "class": lambda pod: str(pod["class"]),
@@ -25,7 +33,7 @@ _KEYS: Final[dict[str, Callable[[Row], tuple[bool, float] | str]]] = {
     "cpus": lambda pod: str(pod["cpus"]),
     "quota": lambda pod: _amount(pod["quota_milli"]),
     "use": lambda pod: _amount(pod["use_milli"]),
-    "throttled": lambda pod: _amount(pod["throttled_percent"]),
+    "throttled": lambda pod: _amount(_throttled(pod)),
     "wait": lambda pod: _amount(pod["wait_percent"]),
     "state": lambda pod: str(pod["state"]),
 }
@@ -49,13 +57,15 @@ def run(options: Namespace) -> int:
 
 def _run(options: Namespace) -> int:
     before: dict[str, Row] = {}
-    pods = _read(options)
+    throttling: dict[str, Row] = {}
+    pods, parents = _read(options)
     if options.interval:
-        before = {pod["uid"]: pod for pod in pods}
+        before, parents_before = {pod["uid"]: pod for pod in pods}, parents
         _wait(options.interval)
-        pods = _read(options)
+        pods, parents = _read(options)
+        throttling = throttling_parents(parents_before, parents)
     while True:
-        rows = listed(pods, before, options)
+        rows = listed(pods, before, throttling, options)
         if options.output in {"table", "wide"}:
             _show(rows, len(pods), options)
         else:
@@ -63,26 +73,42 @@ def _run(options: Namespace) -> int:
         if not options.watch:
             return Exit.OK
         streams.finish()
-        before = {pod["uid"]: pod for pod in pods}
+        before, parents_before = {pod["uid"]: pod for pod in pods}, parents
         _wait(options.interval)
-        pods = _read(options)
+        pods, parents = _read(options)
+        throttling = throttling_parents(parents_before, parents)
 
 
 def _wait(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _read(options: Namespace) -> list[Row]:
-    document = fetch(options, ("podlist",), say=False)
+def _read(options: Namespace) -> tuple[list[Row], list[Row]]:
+    document = fetch_list(options, ("podlist",))
     if not document.live:
         raise CliError(f"{document.down}; only a running daemon lists pods", Exit.UNREACHABLE)
-    pods: list[Row] = document.body["podlist"]
-    return pods
+    return document.body["podlist"], document.body.get(PARENTS, [])
 
 
-def listed(pods: list[Row], before: dict[str, Row], options: Namespace) -> list[Row]:
-    """The chosen pods in order, with their rates since ``before``."""
-    rows = [pod_row(pod, before.get(pod["uid"])) for pod in pods]
+def fetch_list(options: Namespace, sections: Sequence[str]) -> FetchedDocument:
+    """The ``sections``, and the directories above the pods where the daemon knows that section."""
+    return fetch_newest(options, (*sections, PARENTS), sections, say=False)
+
+
+def throttling_parents(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Row]:
+    """The directories above pods that throttled them between two answers, by path."""
+    if not before or not after:
+        return {}
+    from reconciler.cli.limits import directories, throttlers  # the models: only for a rate
+
+    # Without a quota now, it was removed meanwhile.
+    known = (row for row in directories(before, after) if row["quota_milli"] is not None)
+    return {row["path"]: row for row in throttlers(list(known))}
+
+
+def listed(pods: list[Row], before: Mapping[str, Row], throttling: Mapping[str, Row], options: Namespace) -> list[Row]:
+    """The chosen pods in order, with their rates since ``before``. ``throttling``: of `throttling_parents`."""
+    rows = [pod_row(pod, before.get(pod["uid"]), throttling) for pod in pods]
     rows = [row for row in rows if wanted(row, options)]
     if options.sort is not None:
         sort_rows(rows, options.sort)
@@ -100,13 +126,18 @@ def wanted(row: Row, options: Namespace) -> bool:
         (options.namespace is None or row["namespace"] == options.namespace)
         and (options.pod_class is None or row["class"] == options.pod_class)
         and (options.pool is None or row["pool"] == options.pool)
-        and (row["name"] or row["uid"]).startswith(options.prefix.rpartition("/")[2])
-        and ("/" not in options.prefix or row["namespace"] == options.prefix.partition("/")[0])
+        and _named(row, options.prefix)
     )
 
 
-def pod_row(pod: Row, before: Row | None) -> Row:
-    """A pod with its rates between two answers of the daemon."""
+def _named(row: Row, prefix: str) -> bool:
+    # Without a slash it is a name, not the start of a namespace.
+    whole = "/" in prefix or MARK in prefix
+    return may_mean(prefix, row["name"] or row["uid"]) or (whole and may_mean(prefix, row["title"]))
+
+
+def pod_row(pod: Row, before: Row | None, throttling: Mapping[str, Row]) -> Row:
+    """A pod with its rates between two answers of the daemon. ``throttling``: of `throttling_parents`."""
     counters, old = pod["counters"], {} if before is None else before["counters"]
     use_milli, shares = None, []
     for group, now in counters.items():
@@ -124,9 +155,45 @@ def pod_row(pod: Row, before: Row | None) -> Row:
         **{key: pod[key] for key in ("uid", "namespace", "name", "class", "pool", "cpus", "quota_milli")},
         "use_milli": use_milli,
         "throttled_percent": round(max(shares), 1) if shares else None,
+        "throttled_above": _above(pod.get("parent", ""), throttling),
         "wait_percent": pod["wait_percent"],
         "state": pod["state"],
     }
+
+
+def _above(path: str, throttling: Mapping[str, Row]) -> Row | None:
+    """Of the directories above a pod the one that throttles most; None: none does, or none is known."""
+    found = []
+    while path not in {"", "/"}:
+        if path in throttling:
+            found.append(throttling[path])
+        path = path.rpartition("/")[0]
+    if not found:
+        return None
+    worst = max(found, key=lambda row: float(row["throttled_share"]))
+    percent = round(100 * worst["throttled_share"], 1)
+    return {"path": worst["path"], "percent": percent, **{key: worst[key] for key in ("quota_milli", "quota_by")}}
+
+
+def _throttled(row: Row) -> float | None:
+    """By whatever throttles the pod most."""
+    percent: float | None = row["throttled_above"]["percent"] if _by_parent(row) else row["throttled_percent"]
+    return percent
+
+
+def _by_parent(row: Row) -> bool:
+    """Whether a directory above the pod throttles it more than its own quota."""
+    parent = row["throttled_above"]
+    return parent is not None and parent["percent"] > (row["throttled_percent"] or 0.0)
+
+
+def parent_texts(rows: Sequence[Row]) -> list[str]:
+    """One line for each directory that the rows have an `ABOVE` for."""
+    parents = {row["throttled_above"]["path"]: row["throttled_above"] for row in rows if _by_parent(row)}
+    return [
+        f"{parent['path']}: quota of {fmt.cpu(parent['quota_milli'])}, by {parent['quota_by']}"
+        for _, parent in sorted(parents.items())
+    ]
 
 
 def _grown(before: int | None, after: int | None) -> int | None:
@@ -141,7 +208,7 @@ def _show(rows: list[Row], total: int, options: Namespace) -> None:
     blocks = list(_blocks(rows, total, wide=options.output == "wide"))
     if not options.watch:
         show(blocks)
-    elif sys.stdout is not None and sys.stdout.isatty():
+    elif on_terminal():
         _redraw(blocks)
     else:
         show([line(fmt.clock(time.time())), *blocks, blank()])
@@ -157,7 +224,11 @@ def _blocks(rows: list[Row], total: int, *, wide: bool) -> Iterator[Block]:
         cells = pod_cells(row)
         lines.append(tuple(cells[head] for head in heads))
     amounts = frozenset(heads.index(head) for head in AMOUNTS)
-    yield Table(heads, lines, right=amounts)
+    yield Table(heads, lines, right=amounts, names=len(heads) - 1)
+    # A pipe gets the rows alone, for awk; -o wide names the directory.
+    if not wide and HEADINGS["printed"] and on_terminal():
+        for text in parent_texts(rows):
+            yield line(StyledText(f"{ABOVE} ", "warn"), text)
 
 
 def pod_cells(row: Row) -> dict[str, Cell]:
@@ -169,15 +240,23 @@ def pod_cells(row: Row) -> dict[str, Cell]:
         "CPUS": row["cpus"] or fmt.NONE,
         "QUOTA": fmt.cpus(row["quota_milli"]),
         "USE": fmt.cpus(row["use_milli"]),
-        "THROT": _percent(row["throttled_percent"]),
+        "THROT": _percent(_throttled(row), ABOVE if _by_parent(row) else ""),
+        "BY": _by(row),
         "WAIT": _percent(row["wait_percent"]),
         "UID": row["uid"],
         "POD": row["title"],
     }
 
 
-def _percent(value: float | None) -> str:
-    return fmt.NONE if value is None else fmt.percent(value)
+def _by(row: Row) -> str:
+    if not _by_parent(row):
+        return "own" if row["throttled_percent"] else fmt.NONE
+    parent = row["throttled_above"]
+    return f"{parent['path']}: {parent['quota_by'].partition(' (')[0]}"
+
+
+def _percent(value: float | None, mark: str = "") -> str:
+    return fmt.NONE if value is None else f"{fmt.percent(value)}{mark}"
 
 
 def _redraw(blocks: list[Block]) -> None:
@@ -185,7 +264,8 @@ def _redraw(blocks: list[Block]) -> None:
     import shutil
 
     width, height = shutil.get_terminal_size()
-    lines = [text[:width] for text in plain(blocks).splitlines()]
+    shown = [fitted(block, width) if isinstance(block, Table) else block for block in blocks]
+    lines = [text[:width] for text in plain(shown).splitlines()]
     if len(lines) > height - 1:
         lines = [*lines[: height - 2], f"and {len(lines) - height + 2} more"[:width]]
     with streams.guarded() as out:

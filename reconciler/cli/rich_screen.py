@@ -1,6 +1,7 @@
 """The same blocks drawn with rich: colours, and the last cell of a row wrapped. Imported on terminals only.
 
-A word that is wider than the terminal stays whole, as in plain text: a broken name cannot be copied or searched.
+A word that is wider than the terminal stays whole, as in plain text: a broken name cannot be copied or searched. Names
+in tables that allow it are shortened before.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from reconciler.cli.blocks import LABEL, Block, Cell, Field, StyledText, Table
-from reconciler.cli.screen import BELOW, NARROW, goes_below, has_headings, text_of, wrapped
+from reconciler.cli.screen import BELOW, NARROW, fitted, goes_below, has_headings, text_of, wrapped
 from reconciler.cli.styles import STYLES
 
 _GAP: Final = "  "
@@ -39,6 +40,7 @@ def draw(blocks: Iterable[Block], out: TextIO) -> None:
 def _table(block: Table, console: Console) -> Iterator[Text]:
     if not block.rows:
         return
+    block = fitted(block, console.width)
     heads = [Text(text_of(name), style="dim") for name in block.columns]
     rows = [*([heads] if has_headings(block) else []), *([_text(cell) for cell in row] for row in block.rows)]
     last = len(block.columns) - 1

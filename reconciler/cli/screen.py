@@ -4,15 +4,19 @@ A pipe gets plain text without wrapping, so that grep and awk work on it.
 """
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Final, TextIO
 
 from reconciler.cli.blocks import LABEL, Block, Cell, Field, Line, StyledText, Table
+from reconciler.cli.names import shortened
 from reconciler.runtime import streams
 from state.printable import LONGEST, printable
 
 HEADINGS: Final = {"printed": True}
 """Whether tables have their headings: ``--no-headers``."""
+WHOLE_NAMES: Final = {"shown": False}
+"""Whether names keep their length on a terminal, too: ``-o wide``."""
 NARROW: Final = 20
 """Columns of a terminal: with less the last column of a table gets lines of its own."""
 BELOW: Final = 4
@@ -75,6 +79,43 @@ def plain(blocks: Iterable[Block], width: int | None = None) -> str:
     return "".join(f"{text.rstrip()}\n" for text in lines)
 
 
+def on_terminal() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def fitted(table: Table, width: int | None) -> Table:
+    """The table with its names shortened to a terminal of ``width`` columns; both ways of drawing begin with it.
+
+    Another column than the last leaves at least `NARROW` columns to the last, which is wrapped.
+    """
+    column = table.names
+    if width is None or column is None or not table.rows or WHOLE_NAMES["shown"]:
+        return table
+    last = len(table.columns) - 1
+    rows = [*([table.columns] if has_headings(table) else []), *table.rows]
+    widths = [max(len(text_of(row[number])) for row in rows) for number in range(last + 1)]
+    left = sum(widths[:-1]) + 2 * last
+    if column != last:
+        room = max(NARROW, width - left + widths[column] - min(widths[last], NARROW))
+    else:
+        room = width - (BELOW if goes_below(left, width, widths[last]) else left)
+    # Another one than the last is not wrapped: there its words are one name.
+    return table._replace(
+        rows=[
+            (*row[:column], _short(row[column], room, words=column == last), *row[column + 1 :]) for row in table.rows
+        ]
+    )
+
+
+def _short(cell: Cell, room: int, *, words: bool) -> Cell:
+    text = text_of(cell)
+    if len(text) <= room:
+        return cell
+    short = " ".join(shortened(word, room) for word in text.split(" ")) if words else shortened(text, room)
+    return cell._replace(text=short) if isinstance(cell, StyledText) else short
+
+
 def has_headings(table: Table) -> bool:
     """Whether this table's headings are printed."""
     return table.headings and HEADINGS["printed"]
@@ -100,6 +141,7 @@ def _field(block: Field, width: int | None) -> list[str]:
 def _table(block: Table, width: int | None) -> list[str]:
     if not block.rows:
         return []
+    block = fitted(block, width)
     rows = [*([block.columns] if has_headings(block) else []), *(tuple(map(text_of, row)) for row in block.rows)]
     last = len(block.columns) - 1
     widths = [max(len(row[column]) for row in rows) for column in range(last)]

@@ -4,14 +4,16 @@ import os
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, Final
 
 from reconciler.cli.client import quoted
 from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.names import MARK, may_mean, start_of
 from state.printable import printable
 
-FORMS: Final = "name, its start, NAMESPACE/NAME, pod/NAME, uid, container id, PID or cgroup path"
+FORMS: Final = "name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path"
 _KINDS: Final = frozenset({"pod", "pods", "po"})
 _UID: Final = re.compile(r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}")
 _SHORTEST_UID: Final = 4
@@ -54,7 +56,8 @@ def sought(wanted: str, root: str) -> str:
     path = text if text.startswith("/") else _cgroup_of_pid(text, root)
     uid = uid_in(path)[0] if path is not None else None
     uid = uid.replace("_", "-") if uid is not None else None
-    parts = [*([] if text.startswith("/") else [text.partition("://")[2] or text]), *([uid] if uid else [])]
+    start = "/".join(start_of(text.partition("://")[2] or text).split("/")[:2])
+    parts = [*([] if text.startswith("/") else [start]), *([uid] if uid else [])]
     joined = ",".join(parts)
     usable = joined.isprintable() and len(quoted(joined)) <= _LONGEST_SOUGHT and not any("," in part for part in parts)
     return joined if usable else ""
@@ -87,8 +90,9 @@ def find_pod(
     text = _without_kind(wanted[:_LONGEST])
     here, gone = ([pod for pod in pods if bool(pod.get("gone")) == left] for left in (False, True))
     groups = (here, _last_of_each_name(gone)) if removed else (pods,)
-    for step, among in ((_by_uid, pods), *((step, group) for step in (_exactly, _by_start) for group in groups)):
-        matches = {pod["uid"]: pod for pod in step(body, among, text, root)}
+    steps = ((_by_uid, pods), *((step, group) for step in (_exactly, _by_start) for group in groups))
+    for name, (step, among) in product(_meanings(text), steps):
+        matches = {pod["uid"]: pod for pod in step(body, among, name, root)}
         if len(matches) == 1:
             return next(iter(matches.values()))
         if matches:
@@ -100,6 +104,14 @@ def find_pod(
     near = nearest(text, list(dict.fromkeys(known)))
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise CliError(f"no pod {printable(wanted, 200)!r}{where} on this node{hint} (TARGET: {FORMS})", Exit.NOT_FOUND)
+
+
+def _meanings(text: str) -> Iterator[str]:
+    """The text; and without its last part, where that is a container's name as in the tables of ``diff``."""
+    yield text
+    pod, _, _ = text.rpartition("/")
+    if not text.startswith("/") and ("/" in pod or MARK in pod):
+        yield pod
 
 
 def nearest(text: str, titles: Sequence[str]) -> list[str]:
@@ -181,7 +193,7 @@ def _by_start(body: Mapping[str, Any], pods: Sequence[Row], text: str, root: str
     cid = text.partition("://")[2] if "://" in text else text
     for pod in pods:
         if (
-            (text and any((pod.get(key) or "").startswith(text) for key in ("name", "title")))
+            (text and any(may_mean(text, pod.get(key) or "") for key in ("name", "title")))
             or (len(text) >= _SHORTEST_UID and pod["uid"].startswith(text))
             or (len(cid) >= _SHORTEST_ID and any(known.startswith(cid) for known in container_ids(body, pod)))
         ):

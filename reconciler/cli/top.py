@@ -18,11 +18,11 @@ from typing import Final, NamedTuple, final
 
 from reconciler.cli import places
 from reconciler.cli.blocks import StyledText
-from reconciler.cli.document import Row, fetch, query
+from reconciler.cli.document import Row, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.livescreen import EndedError, LiveScreen
 from reconciler.cli.output import emit
-from reconciler.cli.pods import pod_row, wanted
+from reconciler.cli.pods import PARENTS, fetch_list, pod_row, throttling_parents, wanted
 from reconciler.cli.sparkline import levels
 from reconciler.cli.styles import RESET, codes
 from reconciler.cli.topframe import (
@@ -64,7 +64,7 @@ def run(options: Namespace) -> int:
         raise CliError(
             f"--interval {options.interval:g}: expected {INTERVALS[0]} to {INTERVALS[-1]:g} seconds", Exit.USAGE
         )
-    document = fetch(options, (*_OFTEN, "cpumap", *_SELDOM), say=False)
+    document = fetch_list(options, (*_OFTEN, "cpumap", *_SELDOM))
     if not document.live:
         raise CliError(f"{document.down}; top needs the running daemon", Exit.UNREACHABLE)
     node = ShownNode(options, document.body)
@@ -98,6 +98,9 @@ class ShownNode:
         self.body: Row = {}
         self.pods: list[Row] = []
         self._before: Mapping[str, Row] = {}
+        self._parents: Sequence[Row] = ()
+        self.often = (*_OFTEN, PARENTS) if PARENTS in body else _OFTEN
+        """What each request asks for: an older daemon does not know all."""
         self.take(body)
 
     def ask(self, sections: Sequence[str]) -> Row:
@@ -107,7 +110,10 @@ class ShownNode:
     def take(self, body: Row) -> None:
         """Replace the sections that the answer has."""
         self.body = {**self.body, **body}
-        rows = [pod_row(pod, self._before.get(pod["uid"])) for pod in body["podlist"]]
+        parents = body.get(PARENTS, ())
+        throttling = throttling_parents(self._parents, parents)
+        rows = [pod_row(pod, self._before.get(pod["uid"]), throttling) for pod in body["podlist"]]
+        self._parents = parents
         self.pods = [row for row in rows if wanted(row, self._options)]
         self._before = {pod["uid"]: pod for pod in body["podlist"]}
 
@@ -119,7 +125,7 @@ class ShownNode:
 def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
     interval_s = options.interval or _INTERVAL_S
     _sleep(interval_s)
-    node.take(node.ask(_OFTEN))
+    node.take(node.ask(node.often))
     if options.output != "table":
         keys = ("at", "agent", "budget", "cpumap")
         fields = {**{key: node.body[key] for key in keys}, "watched": of_node(node.body), "pods": node.pods}
@@ -175,7 +181,7 @@ def _live(node: ShownNode, options: Namespace, screen: LiveScreen) -> None:
             schedule.answered(poller.took_s)
         if not choices.paused:
             if poller.idle and schedule.due():
-                poller.request([*_OFTEN, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
+                poller.request([*node.often, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
             if choices.map == "load":
                 load.sample(schedule.cpu_interval_s)
         columns, rows = screen.size()

@@ -11,7 +11,8 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.cli.blocks import Cell, StyledText
 from reconciler.cli.document import Row
 from reconciler.cli.drawing import RECLAIMED, marks, node_rows, placement
-from reconciler.cli.pods import AMOUNTS, pod_cells, sort_rows
+from reconciler.cli.names import shortened
+from reconciler.cli.pods import ABOVE, AMOUNTS, parent_texts, pod_cells, sort_rows
 from reconciler.cli.watched import SHOWN, STYLES, node_cells, of_node
 from reconciler.runtime import format as fmt
 from state.printable import printable
@@ -31,7 +32,13 @@ HELP: Final = (
     ("up, down, PgUp, PgDn, Home, End", "move in the list"),
     ("?, h", "this help; any key closes it"),
 )
-_COLUMNS: Final = (("STATE", 9), ("CLASS", 9), ("POOL", 12), ("CPUS", 14), *((name, 6) for name in AMOUNTS))
+_COLUMNS: Final = (
+    ("STATE", 9),
+    ("CLASS", 9),
+    ("POOL", 12),
+    ("CPUS", 14),
+    *((name, 7 if name == "THROT" else 6) for name in AMOUNTS),
+)
 _DROPPED_FIRST: Final = ("POOL", "CPUS", "QUOTA", "CLASS")
 _HEAD_OF: Final = {"throttled": "THROT"}
 """The headings of `SORTS` where they differ."""
@@ -40,6 +47,8 @@ _NAME: Final = 34
 _GAP: Final = 2
 """Between two NUMA nodes beside each other."""
 _FINDINGS: Final = 3
+_PARENTS: Final = 2
+"""Directories above the pods that the head names, at most; there are seldom more than kubepods and besteffort."""
 _BAR: Final = 20
 _LEAST_ROWS: Final = 4
 """Lines for pods before the map is cut."""
@@ -177,6 +186,8 @@ def _head(facts: TopFacts, choices: Choices, signs: Glyphs) -> Iterator[Line]:
         StyledText(f"{fmt.plural(len(facts.pods), 'pod')}{': ' if by_class else ''}{by_class}", "dim"),
     ]
     yield list(_budget(facts, signs))
+    for text in parent_texts(facts.pods)[:_PARENTS]:
+        yield [StyledText(f"{ABOVE} above   ", "warn"), plain_ascii(text)]
     fields = of_node(facts.body)
     yield ["verdicts  ", *(node_cells(fields) if fields else [StyledText("interference detection is off", "dim")])]
     findings = [row for row in facts.body.get("interference", {}).get("findings", ()) if row["verdict"] in _RANK]
@@ -342,6 +353,7 @@ def table(pods: Sequence[Row], choices: Choices, page: Page, height: int | None,
     yield heads
     first = first_row(choices.first, len(pods), height)
     last = len(pods) if height is None else min(len(pods), first + height)
+    left = sum(size + 2 for _, size in columns)
     for row, title in zip(pods[first:last], names[first:last], strict=True):
         cells = pod_cells(row)
         line: Line = []
@@ -349,7 +361,7 @@ def table(pods: Sequence[Row], choices: Choices, page: Page, height: int | None,
             text, style = plain_ascii(_text(cells[name])), _style_of(cells[name])
             text = text if len(text) <= size or page.whole else text[: size - 1] + signs.cut
             line += [StyledText(text.rjust(size) if name in AMOUNTS else text.ljust(size), style), "  "]
-        yield [*line, title]
+        yield [*line, title if page.whole else shortened(title, page.width - left)]
 
 
 def first_row(wanted: int, count: int, height: int | None) -> int:

@@ -360,7 +360,7 @@ def _past(hour: Row, *, live: bool) -> Iterator[Block]:
         known = [value for value in values if value is not None]
         if not known or (name != "use" and not any(known)):
             continue
-        shown = f"{name:<10}{sparkline(values)}  peak {fmt.cpu(max(known))}"
+        shown = f"{name:<9} {sparkline(values)}  peak {fmt.cpu(max(known))}"
         yield field(label, shown)
         label = ""
     if hour["wait"] is None:

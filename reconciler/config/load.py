@@ -138,9 +138,7 @@ def _texts(path: str, *, required: bool, problems: list[ConfigProblem]) -> Itera
     except (FileNotFoundError, NotADirectoryError):
         names = []
     except OSError as exc:
-        problems.append(
-            ConfigProblem(SourceLocation(directory, 1, 1), "", f"cannot be listed: {errno_name(exc.errno)}")
-        )
+        problems.append(ConfigProblem(SourceLocation(directory), "", f"cannot be listed: {errno_name(exc.errno)}"))
         names = []
     for file in (path, *(os.path.join(directory, name) for name in names)):
         try:
@@ -149,11 +147,11 @@ def _texts(path: str, *, required: bool, problems: list[ConfigProblem]) -> Itera
             yield Text(file, content.decode())
         except FileNotFoundError:
             if file != path or required:
-                problems.append(ConfigProblem(SourceLocation(file, 1, 1), "", "no such file"))
+                problems.append(ConfigProblem(SourceLocation(file), "", "no such file"))
         except PermissionError:
-            problems.append(ConfigProblem(SourceLocation(file, 1, 1), "", "permission denied: run with sudo"))
+            problems.append(ConfigProblem(SourceLocation(file), "", "permission denied: run with sudo"))
         except OSError as exc:
-            problems.append(ConfigProblem(SourceLocation(file, 1, 1), "", f"cannot be read: {errno_name(exc.errno)}"))
+            problems.append(ConfigProblem(SourceLocation(file), "", f"cannot be read: {errno_name(exc.errno)}"))
         except UnicodeDecodeError as exc:
             line = content.count(b"\n", 0, exc.start) + 1
             column = exc.start - content.rfind(b"\n", 0, exc.start)

@@ -105,11 +105,12 @@ class HarmWatch:
         pools, state = self._reconciler.pools, self._state
         terms = pools.harm if pools is not None else None
         config = self.config().harm
-        return (
-            config.interval_s
-            if state is None or terms is None
-            else harm.interval_s(state, terms.top_milli, now, config)
-        )
+        if state is None or terms is None:
+            return config.interval_s
+        if terms.floor_milli >= terms.top_milli:
+            # Nothing to cut.
+            return max(config.interval_s, config.calm_interval_s)
+        return harm.interval_s(state, terms.top_milli, now, config)
 
     async def round(self, now: float) -> None:
         """Measure, step the law, and mark the node when the result differs."""

@@ -15,6 +15,7 @@ from cgroupfs.usage import UsageCounters
 from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import pod_hold
+from reconciler.control.pod_minutes import directories_above
 from reconciler.daemon.agent import Agent
 from state.measures import Restrictions
 from state.model import Container, ContainerKind, Pod, PodClass
@@ -113,7 +114,7 @@ def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
 
     ``quota_milli``: in force on the pod, set by any program (`pod_quota_milli`); ``wait_percent``: of the run queue,
     null while interference detection is off. ``counters``: by group, the pod's own under the key "", from which a
-    reader makes rates.
+    reader makes rates. ``parent``: the directory above the pod, one of `parent_rows`.
     """
     pools, measures, observer = agent.reconciler.pools, agent.inventory.readings.measures, agent.watching.observer
     samples = observer.frame.samples if observer is not None and observer.frame is not None else {}
@@ -130,6 +131,27 @@ def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
             "wait_percent": wait.value if wait is not None else None,
             "state": state_of(agent, pod, measures),
             "counters": _counters(agent, pod),
+            "parent": pod.group.path.rpartition("/")[0],
+        }
+
+
+def parent_rows(agent: Agent) -> Iterator[dict[str, object]]:
+    """One row for each directory above the pods: a quota there throttles every pod below it.
+
+    ``quota_milli``: in force, set by any program; ``file``: what the ledger has of it, null: bypassd never wrote it;
+    ``counters``: null where they cannot be read.
+    """
+    parents = {pod.group.path.rpartition("/")[0] for pod in agent.inventory.pods.values()}
+    paths = parents | {above for parent in parents for above in directories_above(parent)}
+    for path in sorted(paths - {"", "/"}):
+        entry = next((entry for entry in agent.ledger.group(path) if entry.knob == "cpu.quota"), None)
+        yield {
+            "path": path,
+            "quota_milli": _quota_milli(agent, path),
+            "file": None
+            if entry is None
+            else {key: getattr(entry, key) for key in ("policy", "wanted", "seen", "written_at")},
+            "counters": _read_counters(agent, path),
         }
 
 
@@ -158,17 +180,22 @@ def _counters(agent: Agent, pod: Pod) -> dict[str, dict[str, object]]:
     """By group, "" for the pod's own. A group that was removed meanwhile is missing."""
     rows: dict[str, dict[str, object]] = {}
     for key, path in (("", pod.group.path), *((container.id, container.group.path) for container in _apps(pod))):
-        try:
-            counters: UsageCounters = agent.usage.read_cpu(path)
-        except (CgroupError, InputError):
-            continue
-        rows[key] = {
-            "at_s": counters.at_s,
-            "cpu_ns": counters.cpu_ns,
-            "periods": counters.periods,
-            "throttled_periods": counters.throttled_periods,
-        }
+        if (row := _read_counters(agent, path)) is not None:
+            rows[key] = row
     return rows
+
+
+def _read_counters(agent: Agent, path: str) -> dict[str, object] | None:
+    try:
+        counters: UsageCounters = agent.usage.read_cpu(path)
+    except (CgroupError, InputError):
+        return None
+    return {
+        "at_s": counters.at_s,
+        "cpu_ns": counters.cpu_ns,
+        "periods": counters.periods,
+        "throttled_periods": counters.throttled_periods,
+    }
 
 
 def _apps(pod: Pod) -> list[Container]:

@@ -38,6 +38,7 @@ from reconciler.daemon.podlist import (
     class_rows,
     name_rows,
     outcomes_of,
+    parent_rows,
     pod_rows,
     pods_in_order,
     pods_named,
@@ -112,7 +113,7 @@ _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
-_VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect", "podnames")
+_VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect", "podnames", "podparents")
 
 
 def _of_pods(
@@ -257,6 +258,7 @@ class StatusReport:
             "classes": lambda: class_rows(self._agent),
             "podnames": lambda: name_rows(self._agent),
             "podlist": lambda: pod_rows(self._agent),
+            "podparents": lambda: parent_rows(self._agent),
             "effect": self._agent.effect.status,
             "cpumap": lambda: cpu_rows(self._agent),
             "nodehour": self._agent.hour.series,

@@ -418,6 +418,7 @@ class InterferenceMonitor:
             knobs=tuple(sorted(view.knobs)),
             disks=self._disks,
             enforce=self._node.enforces(),
+            be_yields=pools is not None and pools.harm is not None and pools.harm.in_force,
         )
 
     def _ended_by_us(self) -> set[str]:

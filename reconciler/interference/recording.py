@@ -77,6 +77,7 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
     disks: list[str] | None
     samples: list[_Samples]
     step: bytes = b""
+    be_yields: bool = False
 
 
 class _Block(Struct, frozen=True, array_like=True, gc=False):
@@ -122,6 +123,7 @@ class RecordingWriter:
                 disks=list(frame.disks) if last is None or last.disks != frame.disks else None,
                 samples=[self._samples(name, samples) for name, samples in frame.samples.items()],
                 step=b"" if step is None else self._steps.change(step),
+                be_yields=frame.be_yields,
             )
         )
         self._pods, self._last = frame.pods, frame
@@ -229,6 +231,7 @@ def _unpack(block: _Block) -> Iterator[NodeStep | SampleFrame]:
             knobs=knobs,
             disks=disks,
             enforce=row.enforce,
+            be_yields=row.be_yields,
         )
 
 

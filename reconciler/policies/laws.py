@@ -31,7 +31,7 @@ def choose_law(
 ) -> LawChoice:
     """Which law. ``counted``: the CPUs that BE work may use; ``squeezed``: why they are others' own, if they are.
 
-    ``least_milli``: what no cut takes, as BE work has so many whole CPUs and no quota.
+    ``least_milli``: what no cut takes, as a cut takes whole CPUs and writes no quota.
     """
     if config.law is BudgetLaw.QUOTA:
         return LawChoice(None, None, "quota (configured)")
@@ -79,10 +79,11 @@ def harm_budget(
             left = min(left, budget_control(terms.cpus, view.cpu, outside, replace(config, limit_percent=100)))
         if left - arriving < room:
             room, text = left - arriving, f"{fmt.cpus(arriving)} kept for starting online containers"
-    if room > ceiling:
-        room, text = ceiling, f"limited to {fmt.cpu(max(0, ceiling))} by a response to interference"
-    milli = min(max(room, terms.floor_milli), terms.top_milli)
-    if milli == terms.floor_milli:
+    milli, least = min(max(room, terms.floor_milli), terms.top_milli), terms.floor_milli
+    if milli > ceiling:
+        least = min(milli, floor(view.topology.online, terms.cpus, config))
+        milli, text = max(ceiling, least), f"limited to {fmt.cpu(max(0, ceiling))} by a response to interference"
+    if milli == least < terms.top_milli:
         text += f"; limited to the minimum, {fmt.cpu(milli)}"
     same = previous is not None and milli == previous.budget_milli
     at = previous.budget_at if previous is not None and same else view.now
@@ -98,6 +99,8 @@ def at_top(choice: LawChoice, budget: Budget, config: BudgetConfig) -> bool:
 def _cause(view: NodeView, reading: HarmReading, terms: HarmTerms) -> str:
     if reading.unknown_since is not None:
         return "what online pods wait for a CPU is unknown; no increase"
+    if terms.floor_milli >= terms.top_milli:
+        return "BE pods yield by themselves, and have no CPU that a cut could take away"
     if reading.comparing:
         return "comparing what online pods wait with and without BE work, as cuts did not end their waiting"
     if reading.ceiling_milli >= terms.top_milli:

@@ -56,9 +56,10 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     form: Annotated[
         ReclaimedForm,
         Meta(
-            description="cpuset: BE work runs only on its CPUs; quota: its total CPU time is limited; both: "
-            "both. At the top of the harm law (budget.law): all CPUs that it may use, and no quota. The CPU set is "
-            "skipped if the kubelet rewrites every container (static CPU manager up to 1.21)"
+            description="cpuset: BE work runs only on its CPUs; quota: its total CPU time is limited; both: both. "
+            "Under the harm law (budget.law): all CPUs that it may use at its top, whole CPUs less when cut, and a "
+            "quota only with quota, or for a response to interference. The CPU set is skipped if the kubelet rewrites "
+            "every container (static CPU manager up to 1.21)"
         ),
     ] = ReclaimedForm.BOTH
     minimum_cpus: Annotated[int, Meta(ge=1, le=8192, description="minimum CPUs in the BE CPU set, if available")] = 1
@@ -111,12 +112,16 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     # CPUs that are BE work's alone may be filled: no online work on them needs room.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
-    bounded = config.form is not ReclaimedForm.CPUSET or not confined or squeezed is not None
-    least = 0 if bounded else 1000 * max(1, config.minimum_cpus)
+    movable = confined and squeezed is None
+    bounded = config.form is not ReclaimedForm.CPUSET or not movable
+    timed = config.form is ReclaimedForm.QUOTA or law.harm.reserve_percent > 0
+    least = 0 if timed else 1000 * (max(1, config.minimum_cpus) if movable else len(counted))
     choice = choose_law(view, pools, counted, squeezed if alone else None, law, least_milli=least)
     given = pools.budget_milli
     if choice.reading is not None:
         budget = harm_budget(view, choice, previous, law, outside=outside, ceiling=given, arriving=arriving)
+        # BE work that yields waits by itself; after each pause of a quota it has a claim that it had used up before.
+        bounded = timed or (bounded and choice.terms is not None and given < choice.terms.top_milli)
     else:
         budget = next_budget(view, counted, previous, law, outside=outside, ceiling=given, arriving=arriving)
     unlimited = at_top(choice, budget, law)
@@ -156,7 +161,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     elif unlimited:
         reasons["quota"] = "not used: BE work may have all idle CPU"
     else:
-        reasons["quota"] = "not used: the CPU set limits BE work (form: cpuset)"
+        reasons["quota"] = "not used: the CPU set limits BE work"
     return replace(
         pools,
         reclaimed=reclaimed,

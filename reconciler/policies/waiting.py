@@ -109,11 +109,12 @@ def disprove(known: OwnWaiting, waiting: PodWaiting) -> OwnWaiting:
 def expected(known: OwnWaiting, waiting: PodWaiting, now: float) -> float:
     """The waiting, in percent, that this pod has without BE work at most; 0 while nothing is known.
 
-    Of the range of its CPU use, else of the nearest lower one.
+    Of the range of its CPU use, else of the nearest lower one, else of the next one above, as use varies from sample
+    to sample, and a pod that waits runs less.
     """
     key = _range(waiting)
-    near = max((number for number in known if number <= key), default=None)
-    if near is None:
+    near = max((number for number in known if number <= key), default=key + 1)
+    if near not in known:
         return 0.0
     item = known[near]
     faded: float = 0.5 ** (max(0.0, now - item.at) / (_HALF_S * 2**item.confirmed))

@@ -130,6 +130,8 @@ def next_step(chance: ActionContext) -> ResponseStep | None:
 def _hold(chance: ActionContext) -> ResponseStep | None:
     if any(step.response is Response.HOLD for step in chance.taken):
         return None
+    if _only_left(chance):
+        return None
     budget, use = chance.sample(NODE, "be.budget"), chance.sample(NODE, "be.use")
     if budget is None:
         return None
@@ -149,11 +151,21 @@ def _squeeze(chance: ActionContext) -> ResponseStep | None:
 
 def _ways(chance: ActionContext) -> Iterator[Dimension]:
     """What to limit for the shortage. CPU last for the others: a pod that runs less also allocates and reads less."""
+    if _only_left(chance):
+        return
     if chance.finding.resource is ContendedResource.MEMORY and "memory.high" in chance.frame.knobs:
         yield Dimension.MEMORY
     if chance.finding.resource is ContendedResource.IO and _DISK_KNOBS & set(chance.frame.knobs) and chance.frame.disks:
         yield Dimension.DISK
     yield Dimension.CPU
+
+
+def _only_left(chance: ActionContext) -> bool:
+    """Whether a CPU is what lacks, and BE work runs only where no online pod wants one.
+
+    Its bound would be a quota, and that makes online pods wait (docs/cpu.md, "A quota beside the least weight").
+    """
+    return chance.frame.be_yields and chance.finding.resource is ContendedResource.CPU
 
 
 def _tighter(chance: ActionContext, suspect: Suspect, pod: PodSnapshot, what: Dimension) -> ResponseStep | None:

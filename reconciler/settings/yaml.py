@@ -35,14 +35,14 @@ _FOREIGN_DEPTH: Final = 64
 
 
 class SourceLocation(NamedTuple):
-    """A place in a file; line and column count from 1."""
+    """A place in a file; line and column count from 1. Without a line: the file as a whole, which was not read."""
 
     file: str
-    line: int
-    column: int
+    line: int = 0
+    column: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 class ConfigProblem(NamedTuple):

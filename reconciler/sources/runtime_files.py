@@ -35,6 +35,7 @@ Source: strace of crun 1.8.1 (Debian 12); youki's ``libcontainer`` (container st
 """
 
 import os
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -103,11 +104,22 @@ _YOUKI: Final = msgspec.json.Decoder(_Youki)
 _CREATING: Final = "creating"
 
 
+def announce_reading(path: str) -> None:
+    """Open and close a record's directory, before the record is opened: a running daemon then knows that it is read.
+
+    The opening of the file alone is a command of the runtime (`reconciler.sources.runtime_signal`). Source: strace of
+    runc 1.1.5 (exec, kill, update) and crun 1.8.1 (exec, kill), which open it by its path and never its directory.
+    """
+    with suppress(OSError):
+        os.close(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
 def read_record(path: str) -> RuntimeState:
     """Read one runtime's record of a container; the file's name and its shape give the runtime.
 
     Errors: `SourceError` when it is not there or cannot be read; `InputError` for other contents.
     """
+    announce_reading(path)
     try:
         text = read_file(path, _LARGEST)
     except OSError as exc:

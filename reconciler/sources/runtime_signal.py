@@ -12,7 +12,8 @@ Each command of the runtime on a container that exists (an exec, a kill, a start
 makes a process in the container's groups or signals one: an event of its own (``commanded``), reported at once, because
 that process may wait for CPU time already. An update opens it, too, and replaces it some milliseconds later: where the
 signal follows within `_UPDATE_S`, the command is taken back. Where the kubelet updates containers by itself
-(``updates``), a command is reported only after that time. bypassd's own readings of the file are such events, too.
+(``updates``), a command is reported only after that time. Who only reads the file (the daemon, ``bypassctl``) opens its
+directory before (`announce_reading`), which takes that one opening out.
 
 The handler is called within the task that read the event, before anything else of the batch is done: this is the fast
 path, and every microsecond here delays the setting for the container's first instruction.
@@ -42,6 +43,8 @@ _RESYNC_S: Final = 60.0
 _SILENT_S: Final = 2.0
 """From a container's first directory to its event 30 ms were recorded, a few hundred at a load of 16."""
 _UPDATE_S: Final = 0.05
+_READING_S: Final = 1.0
+"""At most this long after its directory a reader opens the file, on a busy node, too."""
 _FRESH_S: Final = 0.1
 """A program is executed within that time of its container's event; crun's event comes with the directory itself."""
 _SHOWN: Final = 3
@@ -124,6 +127,8 @@ class RuntimeEvents:
         self.updates: Callable[[], bool] = _never
         """Whether the kubelet updates running containers, as its CPU manager's static policy does."""
         self._opened: dict[str, float] = {}
+        self._read: dict[str, float] = {}
+        """Announced readings whose opening of the file is still to come."""
         self._base = os.path.join(root, "run")
         self._root = root
         self._resync_s = resync_s
@@ -226,6 +231,8 @@ class RuntimeEvents:
                 if mask & OPENED:
                     if spot is not None and name in _STATES:
                         self._on_opened(nursery, spot.container_id, at)
+                    elif spot is not None and not name and spot.expects is _STATES:
+                        self._read[spot.container_id] = at
                 elif spot is not None and (which := spot.expects.get(name)) is not None:
                     self._fresh_until = at + _FRESH_S
                     settled(spot.container_id, at, which)
@@ -242,6 +249,8 @@ class RuntimeEvents:
                     self._resync(watcher, again=True)
 
     def _on_opened(self, nursery: trio.Nursery, container_id: str, at: float) -> None:
+        if at - self._read.pop(container_id, -math.inf) < _READING_S:
+            return
         # A command opens the file several times: it is one.
         if at - self._opened.get(container_id, -math.inf) < _UPDATE_S:
             return
@@ -365,6 +374,7 @@ class RuntimeEvents:
             watcher.remove(f"{root.path}/{name}")
             if not self._watches(name):
                 self._opened.pop(name, None)
+                self._read.pop(name, None)
                 self._evidence.pop(name, None)
                 self._silent_at.pop(name, None)
                 self._handler.gone(name)

@@ -1,5 +1,7 @@
 """What the harm law does with made and recorded traces: a table. The machine is a model, so this needs none."""
 
+from msgspec.structs import replace
+
 from reconciler.policies.harm import HarmConfig
 from tests.reconciler.policies.harm_loop import (
     HARMLESS,
@@ -24,10 +26,10 @@ _STRICT = HarmConfig(wait_us=1.0)
 
 
 def table() -> str:
-    """A line for each trace, after the first minute; settle time and overshoot of the step."""
+    """A line for each trace, by whole CPUs and by quota, after the first minute; settle time and overshoot."""
     lines = [
-        "| trace | settle | overshoot | harmed | turns a minute | BE work lost |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| trace | settle | overshoot | harmed | turns a minute | BE work lost | by quota: harmed | turns | lost |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [_line(name, trace, MACHINE) for name, trace in TRACES.items()]
     lines += [_line(name, trace, HARMLESS) for name, trace in OWN_TRACES.items()]
@@ -42,7 +44,8 @@ def _recorded(limits: str, config: HarmConfig) -> str:
 
 
 def _line(name: str, trace: Trace, machine: Machine) -> str:
-    moments = list(run(trace, _SECONDS, machine))
+    moments = list(run(trace, _SECONDS, replace(machine, whole=True)))
+    by_quota = [moment for moment in run(trace, _SECONDS, machine) if moment.at >= _SINCE_S]
     late = [moment for moment in moments if moment.at >= _SINCE_S]
     settle = overshoot = "-"
     if name == "step":
@@ -52,5 +55,6 @@ def _line(name: str, trace: Trace, machine: Machine) -> str:
     minutes = (late[-1].at - late[0].at) / 60
     return (
         f"| {name} | {settle} | {overshoot} | {harmed_share(late):.1%} | {turns(late) / minutes:.1f} "
-        f"| {lost_share(late):.0%} |"
+        f"| {lost_share(late):.0%} "
+        f"| {harmed_share(by_quota):.1%} | {turns(by_quota) / minutes:.1f} | {lost_share(by_quota):.0%} |"
     )

@@ -24,6 +24,8 @@ from tests.node.values import Difference, Place, Values, groups_of
 from tests.node.workload import Latency, ServiceMeter, WorkMeter
 
 REFRESH_S: Final = 0.5
+VIEW_S: Final = 3.0
+"""Seconds between two requests to the agent: its answer takes CPU time of the phase that is measured."""
 SETTLE_S: Final = 2.0
 """The first seconds of each phase are not counted: what the phase is about has only just been started."""
 JOB_EVERY_S: Final = 2.5
@@ -143,6 +145,7 @@ class Demo(Generic[P]):
         self._work = WorkMeter()
         self._meter: ServiceMeter | None = None
         self._view: View | None = None
+        self._viewed_at = 0.0
         self._agent: Bypassd | None = None
         self._churn = Churn(stage)
         self._starts: dict[str, Start] = {}
@@ -178,7 +181,7 @@ class Demo(Generic[P]):
             ready = time.monotonic()
             phases.append(self._phase(2))
             self._churn.stop()
-            self._look()
+            self._look(last=True)
             return self._undo(tuple(phases), before, [cid for cid, at in self._churn.started.items() if at >= ready])
 
     def _undo(self, phases: tuple[Measured, ...], before: Mapping[Place, str], fresh: Sequence[str]) -> Outcome:
@@ -228,7 +231,7 @@ class Demo(Generic[P]):
             self._rows[number] = frame.rows
             self._screen.show(frame)
             time.sleep(max(0.0, min(REFRESH_S, begin + length - time.monotonic())))
-        self._look()
+        self._look(last=True)
         end = time.monotonic()
         seconds = end - counted
         return Measured(
@@ -240,8 +243,8 @@ class Demo(Generic[P]):
             series=seconds_of(begin, end, self._meter.samples, self._totals if number else ()) if self._meter else (),
         )
 
-    def _look(self) -> None:
-        """Read meters and the agent; what has broken ends the demo."""
+    def _look(self, *, last: bool = False) -> None:
+        """Read meters, and the agent where it is due or ``last``; what has broken ends the demo."""
         if self._churn.problem is not None:
             raise DemoFailed(f"the pods that come and go: {self._churn.problem}")
         if self._stage.kubelet.failures:
@@ -253,8 +256,9 @@ class Demo(Generic[P]):
         self._work.update(self._pods(), self._stage.out_directory)
         self._totals.append((time.monotonic(), self._work.total))
         self._rates = self._totals[-7:]
-        if self._agent is not None:
-            self._view = self._agent.view()
+        now = time.monotonic()
+        if self._agent is not None and (self._view is None or last or now - self._viewed_at >= VIEW_S):
+            self._view, self._viewed_at = self._agent.view(), now
             self._starts.update(self._view.starts)
 
     def _pods(self) -> list[P]:

@@ -199,6 +199,7 @@ def running(program: str) -> Iterator[Chromium]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": profile},
+            start_new_session=True,
         )
         os.close(command_read)
         os.close(event_write)

@@ -108,6 +108,30 @@ _FILES: Final = {
 }
 
 
+QUOTAS: Final = {
+    "besteffort": "none",
+    "besteffort long quota": "40 % in 1 s",
+    "besteffort quota": "40 % in 100 ms",
+    "besteffort small quota": "10 % in 100 ms",
+    "besteffort group quota": "40 % in 100 ms, BE pod in the idle class",
+}
+
+
+def quota_table(found: Measured) -> str:
+    """What online pods wait, at both loads, while besteffort has a quota: a column for each kernel."""
+    kernels = list(found.groups)
+    lines = [_line("quota of besteffort", *(kernel.title for kernel in kernels)), "|---" * (1 + len(kernels)) + "|"]
+    for form, title in QUOTAS.items():
+        rows = [found.waits.get((kernel, form)) for kernel in kernels]
+        texts = ["-" if row is None else f"{_waited(row, 'light')}, {_waited(row, 'heavy')}" for row in rows]
+        lines.append(_line(title, *texts))
+    return "\n".join(lines)
+
+
+def _waited(row: Row, load: str) -> str:
+    return f"{row[load]['waited']:.2%}"
+
+
 def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -129,7 +153,8 @@ def _value(value: object) -> str:
 
 def main(files: Sequence[str]) -> int:
     """Print the tables."""
-    print(tables(measured(row for file in files for row in read_record(Path(file)))))
+    found = measured(row for file in files for row in read_record(Path(file)))
+    print(f"{tables(found)}\n\n{quota_table(found)}")
     return 0
 
 

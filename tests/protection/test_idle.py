@@ -11,7 +11,7 @@ from reconciler.control.planner import plan
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.yielding import scheduler_of, threads_count
-from tests.protection.idle import Kernel, measured, tables
+from tests.protection.idle import QUOTAS, Kernel, measured, quota_table, tables
 from tests.protection.report import read_record
 from tests.reconciler.nodes import MAINLINE, node, pod
 
@@ -31,7 +31,9 @@ def waits(kernel: Kernel, form: str) -> float:
 
 
 def test_the_document_has_the_tables_of_the_record() -> None:
-    assert tables(FOUND) in (DOCS / "cpu.md").read_text()
+    document = (DOCS / "cpu.md").read_text()
+    assert tables(FOUND) in document
+    assert quota_table(FOUND) in document
     assert {kernel.title for kernel in FOUND.groups} == {"5.10 v1", "5.10 v2", "6.1 v1", "6.1 v2", "6.12 v2"}
 
 
@@ -49,6 +51,15 @@ def test_the_forms_of_the_preset_are_the_ones_that_do_no_harm_on_each_kernel(ker
         assert FOUND.waits[kernel, form]["light"]["at_once"] > SERVED
         assert waits(kernel, form) < NO_HARM
     assert CATALOG["cpu.idle"].forms[1 if kernel.layout == "v1" else 2].since == "5.15"
+
+
+@pytest.mark.parametrize("kernel", FOUND.groups, ids=lambda kernel: kernel.title)
+def test_beside_the_least_weight_a_quota_makes_online_pods_wait(kernel: Kernel) -> None:
+    """Why a cut of the harm law takes CPUs and writes no quota."""
+    waited = {form: FOUND.waits[kernel, form]["light"]["waited"] for form in QUOTAS if (kernel, form) in FOUND.waits}
+    without = waited["besteffort"]
+    assert max(waited["besteffort quota"], waited["besteffort small quota"]) >= 4 * without
+    assert all(share >= without - 0.001 for share in waited.values())
 
 
 @pytest.mark.parametrize("kernel", V2, ids=lambda kernel: kernel.title)

@@ -218,23 +218,29 @@ static void group_files(void)
 struct form {
 	const char *name, *be, *online;
 	bool least, threads, group;
+	/* Of besteffort: a percentage of the CPU in each period; 0: none. */
+	int quota, period_us;
 };
 
 static const struct form forms[] = {
-	{"besteffort", BESTEFFORT "/be", BURSTABLE "/online", true, false, false},
-	{"besteffort threads", BESTEFFORT "/be", BURSTABLE "/online", true, true, false},
-	{"besteffort group", BESTEFFORT "/be", BURSTABLE "/online", true, false, true},
-	{"besteffort both", BESTEFFORT "/be", BURSTABLE "/online", true, true, true},
-	{"beside equal", BURSTABLE "/be", BURSTABLE "/online", false, false, false},
-	{"beside equal threads", BURSTABLE "/be", BURSTABLE "/online", false, true, false},
-	{"beside", BURSTABLE "/be", BURSTABLE "/online", true, false, false},
-	{"beside threads", BURSTABLE "/be", BURSTABLE "/online", true, true, false},
-	{"beside group", BURSTABLE "/be", BURSTABLE "/online", true, false, true},
-	{"beside both", BURSTABLE "/be", BURSTABLE "/online", true, true, true},
-	{"above", BURSTABLE "/be", "kubepods/guaranteed", true, false, false},
-	{"above threads", BURSTABLE "/be", "kubepods/guaranteed", true, true, false},
-	{"above group", BURSTABLE "/be", "kubepods/guaranteed", true, false, true},
-	{"above both", BURSTABLE "/be", "kubepods/guaranteed", true, true, true},
+	{"besteffort", BESTEFFORT "/be", BURSTABLE "/online", true, false, false, 0, 0},
+	{"besteffort threads", BESTEFFORT "/be", BURSTABLE "/online", true, true, false, 0, 0},
+	{"besteffort group", BESTEFFORT "/be", BURSTABLE "/online", true, false, true, 0, 0},
+	{"besteffort both", BESTEFFORT "/be", BURSTABLE "/online", true, true, true, 0, 0},
+	{"besteffort quota", BESTEFFORT "/be", BURSTABLE "/online", .least = true, .quota = 40, .period_us = 100000},
+	{"besteffort small quota", BESTEFFORT "/be", BURSTABLE "/online", .least = true, .quota = 10, .period_us = 100000},
+	{"besteffort long quota", BESTEFFORT "/be", BURSTABLE "/online", .least = true, .quota = 40, .period_us = 1000000},
+	{"besteffort group quota", BESTEFFORT "/be", BURSTABLE "/online", .least = true, .group = true, .quota = 40, .period_us = 100000},
+	{"beside equal", BURSTABLE "/be", BURSTABLE "/online", false, false, false, 0, 0},
+	{"beside equal threads", BURSTABLE "/be", BURSTABLE "/online", false, true, false, 0, 0},
+	{"beside", BURSTABLE "/be", BURSTABLE "/online", true, false, false, 0, 0},
+	{"beside threads", BURSTABLE "/be", BURSTABLE "/online", true, true, false, 0, 0},
+	{"beside group", BURSTABLE "/be", BURSTABLE "/online", true, false, true, 0, 0},
+	{"beside both", BURSTABLE "/be", BURSTABLE "/online", true, true, true, 0, 0},
+	{"above", BURSTABLE "/be", "kubepods/guaranteed", true, false, false, 0, 0},
+	{"above threads", BURSTABLE "/be", "kubepods/guaranteed", true, true, false, 0, 0},
+	{"above group", BURSTABLE "/be", "kubepods/guaranteed", true, false, true, 0, 0},
+	{"above both", BURSTABLE "/be", "kubepods/guaranteed", true, true, true, 0, 0},
 };
 
 static pid_t hogs[HOGS];
@@ -255,6 +261,16 @@ static void pin(int cpu)
 	CPU_SET(cpu, &set);
 	if (sched_setaffinity(0, sizeof(set), &set))
 		die("affinity");
+}
+
+static void set_quota(int percent, int period_us)
+{
+	char period[32], quota[32];
+	snprintf(period, sizeof(period), "%d", period_us);
+	snprintf(quota, sizeof(quota), v2 ? (percent ? "%d %s" : "max") : (percent ? "%d" : "-1"), percent * period_us / 100, period);
+	if ((!v2 && percent && write_to(BESTEFFORT, "cpu.cfs_period_us", period)) ||
+	    write_to(BESTEFFORT, v2 ? "cpu.max" : "cpu.cfs_quota_us", quota))
+		die("quota");
 }
 
 static pid_t start_hog(const char *pod, bool threads, int cpu)
@@ -286,6 +302,8 @@ static bool start(const struct form *form, int cpu)
 	set_weight(form->be, form->least);
 	if (form->group && write_to(form->be, "cpu.idle", "1"))
 		die("cpu.idle");
+	if (form->quota)
+		set_quota(form->quota, form->period_us);
 	for (int i = 0; i < HOGS; i++)
 		hogs[i] = start_hog(form->be, form->threads, cpu);
 	sleep_until(clock_ns(CLOCK_MONOTONIC) + 100 * MS);
@@ -296,6 +314,8 @@ static void stop(const struct form *form)
 {
 	for (int i = 0; i < HOGS; i++)
 		end(hogs[i]);
+	if (form->quota)
+		set_quota(0, 0);
 	if (form->group)
 		write_to(form->be, "cpu.idle", "0");
 }
@@ -545,10 +565,10 @@ int main(int count, char **arguments)
 		measure(NULL, tick.tv_nsec);
 	for (size_t i = 0; i < sizeof(forms) / sizeof(*forms); i++)
 		if (chosen(forms[i].name)) {
-			if (placing)
+			if (placing && !forms[i].quota)
 				for (int kept = 0; kept < online_cpus / 2; kept = kept ? 2 * kept : 1)
 					place(&forms[i], kept);
-			else
+			else if (!placing)
 				measure(&forms[i], tick.tv_nsec);
 		}
 	printf("{\"end\": true}\n");

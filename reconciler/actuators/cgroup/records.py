@@ -23,7 +23,7 @@ from cgroupfs.knobs import Knob
 from cgroupfs.naming import parse
 from reconciler.actuators.cgroup.compare import spec_text
 from reconciler.sources.bundles import RuntimeState, parse_bundle
-from reconciler.sources.runtime_files import parse_record
+from reconciler.sources.runtime_files import announce_reading, parse_record
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
 from state.entry import LedgerEntry
 from state.kubelet import CPU_STATE, KUBELET_ROOT, CpuManagerState, parse_cpu_manager_state
@@ -115,6 +115,8 @@ class Records:
             return None
         if container not in self._states:
             path = self._dirs.state_file(container)
+            if path is not None:
+                announce_reading(path)
             runtime_state = _parsed(path, parse_record) if path is not None else None
             # A record without values (crun's) restores nothing: the original and the baseline count.
             usable = (

@@ -171,6 +171,10 @@ class KubeletCgroups(KubeletNames):
         if "shares" in values:
             weight = 1 + (values["shares"] - 2) * 9999 // 262142
             name, value = ("cpu.weight", weight) if self.v2 else ("cpu.shares", values["shares"])
+            if self.driver == SYSTEMD:
+                # As libcontainer does: systemd writes its own value again with the next slice below this one.
+                known = f"CPUWeight={value}" if self.v2 else f"CPUShares={value}"
+                self._systemctl("set-property", "--runtime", os.path.basename(group), known)
             write(self.directory("cpu", group), name, value)
         if "quota" in values:
             if self.v2:

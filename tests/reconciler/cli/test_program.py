@@ -104,7 +104,9 @@ def test_completion_imports_nothing_heavy(daemon: FakeDaemon) -> None:
 
 
 def test_a_live_view_draws_with_the_models_alone(daemon: FakeDaemon) -> None:
-    daemon.document |= {"podlist": [], "cpumap": []}
+    counters = {"at_s": 1.0, "cpu_ns": 0, "periods": 1, "throttled_periods": 1}
+    parent = {"path": "/kubepods", "quota_milli": 1, "file": None, "counters": counters}
+    daemon.document |= {"podlist": [], "cpumap": [], "podparents": [parent]}
     words = ("top", "--once", "--interval", "0.1", "--socket", daemon.socket)
     assert heavy(*words, allowed=frozenset({"msgspec"})) == (0, set())
 

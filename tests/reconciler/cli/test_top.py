@@ -55,7 +55,7 @@ def facts(pods: int, *, cpus: int = 32) -> TopFacts:
             }
             for cpu in range(cpus)
         ]
-    return TopFacts(body, [pod_row(pod, None) for pod in body["podlist"]], body["cpumap"], {}, 2.0)
+    return TopFacts(body, [pod_row(pod, None, {}) for pod in body["podlist"]], body["cpumap"], {}, 2.0)
 
 
 def texts(lines: Sequence[Line]) -> list[str]:
@@ -207,7 +207,7 @@ def test_moving_ends_at_both_ends_of_the_list() -> None:
 @pytest.fixture
 def made(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
     """A daemon with 30 pods, and a second answer two seconds later."""
-    daemon.document = document(30)
+    daemon.document = document(30) | {"podparents": []}
 
     def later(_: float) -> None:
         for pod in daemon.document["podlist"]:
@@ -226,8 +226,8 @@ def test_without_a_terminal_it_is_one_plain_frame_with_rates_and_whole_lines(run
     assert "web-" + "x" * 200 in ran.out
     assert len(re.findall(r" 0\.50 .* batch/", ran.out)) == 10
     assert [text for text, _ in made.asked] == [
-        "GET /state?section=podlist,budget,cpumap,agent,interference,eviction",
-        "GET /state?section=podlist,budget",
+        "GET /state?section=podlist,budget,cpumap,agent,interference,eviction,podparents",
+        "GET /state?section=podlist,budget,podparents",
     ]
 
 

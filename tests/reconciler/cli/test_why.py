@@ -188,10 +188,10 @@ def test_the_chain_is_the_containers_the_pod_and_all_above_it() -> None:
 
 
 def test_a_quota_is_ours_only_where_we_wrote_it() -> None:
-    row = {"written_at": 5.0, "policy": "reclaimed"}
-    unwritten = {"written_at": 0.0, "policy": "reclaimed"}
+    row = {"written_at": 5.0, "policy": "reclaimed", "wanted": "1000", "seen": "1000"}
     assert owner("QoS class", row, unlimited=False) == "bypassd (reclaimed)"
-    assert owner("QoS class", unwritten, unlimited=False) == owner("QoS class", None, unlimited=True)
+    for other in (row | {"written_at": 0.0}, row | {"seen": "2000"}):
+        assert owner("QoS class", other, unlimited=False) == owner("QoS class", None, unlimited=True)
     assert owner("container main", None, unlimited=True) == OWN_LIMIT
 
 

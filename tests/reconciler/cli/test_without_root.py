@@ -50,14 +50,14 @@ def test_a_configuration_of_root_is_not_taken_for_none(
     assert (ran.code, ran.err) == (Exit.UNREACHABLE, f"bypassctl: {tmp_path / inside}: {WORDS}\n")
 
 
-def test_config_reports_it_with_its_place(run: Run, tmp_path: Path, nobody: Nobody) -> None:
+def test_config_reports_it_with_its_name(run: Run, tmp_path: Path, nobody: Nobody) -> None:
     (tmp_path / "config.yaml").write_text("mode: observe\n")
     (tmp_path / "config.yaml").chmod(0)
     # First as root, who can read the libraries, too.
     assert run("config", "show", "--config", f"{tmp_path}/config.yaml").code == Exit.OK
     with nobody():
         ran = run("config", "show", "--config", f"{tmp_path}/config.yaml")
-    assert ran.err == f"{tmp_path}/config.yaml:1:1: {WORDS}\n"
+    assert ran.err == f"{tmp_path}/config.yaml: {WORDS}\n"
 
 
 def test_a_plan_has_the_store_as_not_readable_and_not_as_empty(run: Run, live: LiveNode, nobody: Nobody) -> None:

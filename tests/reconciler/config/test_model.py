@@ -50,7 +50,7 @@ def test_without_files_the_defaults_hold(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_asked_for_and_is_missing_is_a_problem(tmp_path: Path) -> None:
-    assert refused(str(tmp_path / "config.yaml"), required=True) == ["config.yaml:1:1: no such file"]
+    assert refused(str(tmp_path / "config.yaml"), required=True) == ["config.yaml: no such file"]
 
 
 def test_parts_of_conf_d_win_in_name_order_and_dot_files_are_left_out(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ static_manifests: here
     (tmp_path / "conf.d" / "c.yaml").mkdir()
     assert refused(path) == [
         "conf.d/b.yaml:2:14: not UTF-8 text",
-        "conf.d/c.yaml:1:1: cannot be read: EISDIR",
+        "conf.d/c.yaml: cannot be read: EISDIR",
         "config.yaml:1:7: mode: expected one of observe, enforce; got 'enforse'; did you mean 'enforce'?",
         "config.yaml:3:3: kubelet.tiemout_s: unknown key 'tiemout_s'; did you mean 'timeout_s'?",
         "config.yaml:3:3: kubelet: client_cert_file and client_key_file must both be set; one is missing",

@@ -134,8 +134,11 @@ async def test_only_pods_that_share_cpus_with_be_are_measured(node: LiveNode) ->
         assert rounds.waits.asked[-1] == [WEB]
 
 
-async def test_harm_cuts_at_once_names_the_pod_and_is_a_quota(node: LiveNode) -> None:
-    async with watching(node) as rounds:
+@pytest.mark.parametrize("form", list(ReclaimedForm))
+async def test_harm_cuts_at_once_and_names_the_pod(node: LiveNode, form: ReclaimedForm) -> None:
+    """By whole CPUs, or where only a quota is configured by that."""
+    law = ReclaimedConfig(form=form)
+    async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
         before = await rounds.next(150)
         assert before is not None
         rounds.waits.now = HARM
@@ -143,14 +146,17 @@ async def test_harm_cuts_at_once_names_the_pod_and_is_a_quota(node: LiveNode) ->
         assert reading is not None
         assert reading.ceiling_milli == before.ceiling_milli // 2
         assert (reading.uid, reading.waits_percent, rounds.watch.cuts) == (WEB, 50.0, 1)
-        assert rounds.limited
+        pools = rounds.agent.reconciler.pools
+        assert pools is not None
+        assert len(pools.reclaimed) == reading.ceiling_milli // 1000
+        assert pools.confined is not rounds.limited is (form is ReclaimedForm.QUOTA)
 
 
-@pytest.mark.parametrize(("form", "floor"), [(ReclaimedForm.BOTH, 160), (ReclaimedForm.CPUSET, 1000)])
+@pytest.mark.parametrize(("form", "floor"), [(ReclaimedForm.BOTH, 1000), (ReclaimedForm.QUOTA, 160)])
 async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
     node: LiveNode, form: ReclaimedForm, floor: int
 ) -> None:
-    """Without a quota no cut takes the last CPU: there BE work is at its minimum."""
+    """By whole CPUs no cut takes the last one: there BE work is at its minimum."""
     law = ReclaimedConfig(form=form)
     async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
         await rounds.next(150)
@@ -168,7 +174,7 @@ async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
 
 async def test_a_comparison_is_at_the_minimum_is_explained_and_ends(node: LiveNode) -> None:
     harm = HarmConfig(compare_s=1.0, compare_after_s=2.0)
-    law = ReclaimedConfig(budget=BudgetConfig(harm=harm))
+    law = ReclaimedConfig(budget=BudgetConfig(harm=harm), form=ReclaimedForm.QUOTA)
     async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
         await rounds.next(150)
         seen: list[tuple[bool, bool]] = []

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from cgroupfs.usage import UsageCounters
 from reconciler.cli.document import standings
 from reconciler.cli.targets import find_pod, sought
 from reconciler.control.pod_minutes import CpuSeconds
@@ -80,6 +81,31 @@ async def test_lists_and_sums_are_only_made_by_name_and_agree_with_the_pods(live
         assert batch["state"] == "managed"
         assert batch["cpus"] == body["pools"]["reclaimed"]
         assert set(batch["counters"]) == {"", container_id(BATCH)}
+
+
+async def test_the_directories_above_the_pods_have_their_quota_its_row_of_the_ledger_and_their_counters(
+    live: LiveNode,
+) -> None:
+    with live.agent() as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        body = json.loads(await Answers(show, HttpCounts()).state(["podlist", "podparents", "files"], "json"))
+        rows = {row["path"]: row for row in body["podparents"]}
+        assert set(rows) == {"/kubepods", "/kubepods/besteffort", "/kubepods/burstable"}
+        above = {row["parent"] for row in body["podlist"]}
+        assert above == {group(uid).rpartition("/")[0] for uid in NAMES}
+        assert above <= set(rows)
+        (file,) = [row for row in body["files"] if (row["path"], row["knob"]) == ("/kubepods/besteffort", "cpu.quota")]
+        besteffort = rows["/kubepods/besteffort"]
+        assert besteffort["file"] == {key: file[key] for key in ("policy", "wanted", "seen", "written_at")}
+        quota, period = (live.read("/kubepods/besteffort", "cpu", f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        assert besteffort["quota_milli"] == int(quota) * 1000 // int(period) > 0
+        assert UsageCounters(**besteffort["counters"]).at_s > 0
+        assert [rows["/kubepods"][key] for key in ("quota_milli", "file")] == [None, None]
+        live.kernel.remove_group(group(WEB))
+        live.kernel.remove_group("/kubepods/burstable")
+        gone = show.state(["podparents"])["podparents"]
+        assert [row["counters"] for row in gone if row["path"] == "/kubepods/burstable"] == [None]  # type: ignore[attr-defined]
 
 
 async def test_names_of_pods_are_made_without_reading_the_kernel(

@@ -22,7 +22,10 @@ CONFIG = HarmConfig()
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The parameters. ``noise``: relative deviation of each sample, normally distributed."""
+    """The parameters. ``noise``: relative deviation of each sample, normally distributed.
+
+    ``whole``: a cut takes whole CPUs, as with a CPU set; else parts of one, as with a quota.
+    """
 
     cpus: int = 8
     floor_milli: int = 160
@@ -31,6 +34,16 @@ class Machine(Struct, frozen=True, kw_only=True):
     steep: float = 2.0
     noise: float = 0.0
     seed: int = 1
+    whole: bool = False
+
+    @property
+    def least_milli(self) -> int:
+        """What no cut takes."""
+        return 1000 if self.whole else self.floor_milli
+
+    def usable(self, ceiling_milli: int) -> int:
+        """What BE work can use of a ceiling."""
+        return ceiling_milli // 1000 * 1000 if self.whole else ceiling_milli
 
 
 MACHINE = Machine()
@@ -109,7 +122,7 @@ class Moment(Struct, frozen=True, kw_only=True):
     @property
     def fair(self) -> int:
         """The most that BE work could use below the limits; its minimum at least."""
-        return max(fair_use(self.machine, self.item), min(self.machine.floor_milli, self.used))
+        return max(fair_use(self.machine, self.item), min(self.machine.least_milli, self.used))
 
 
 def waited(machine: Machine, item: Input, used: float) -> PodWaiting:
@@ -123,16 +136,20 @@ def waited(machine: Machine, item: Input, used: float) -> PodWaiting:
 
 def true_level(machine: Machine, item: Input, used: float) -> float:
     """The harm in multiples of the limits, with the pod's own waiting known: what it waits with BE at its minimum."""
-    least = waited(machine, item, min(used, machine.floor_milli)).percent
+    least = waited(machine, item, min(used, machine.least_milli)).percent
     return level_of(waited(machine, item, used), least, CONFIG)
 
 
 @lru_cache(maxsize=65536)
 def fair_use(machine: Machine, item: Input) -> int:
     """The most that BE work can use while the harm is below the limits."""
-    low, high = 0, min(item.want, max(0, int(1000 * machine.cpus - item.load)))
+    high = min(item.want, max(0, int(1000 * machine.cpus - item.load)))
     if true_level(machine, item, high) < 1:
         return high
+    if machine.whole:
+        fair = (milli for milli in range(high // 1000 * 1000, 0, -1000) if true_level(machine, item, milli) < 1)
+        return next(fair, 0)
+    low = 0
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if true_level(machine, item, middle) < 1 else (low, middle)
@@ -149,14 +166,14 @@ def run(
 ) -> Iterator[Moment]:
     """The law and the machine together."""
     source = random.Random(machine.seed)
-    top = top_of(machine.cpus, machine.floor_milli, config)
+    top = top_of(machine.cpus, machine.least_milli, config)
     state, pod = start(top if begin is None else begin), PodJudgement()
     at = clock = 0.0
     late: PodWaiting | None = None
     while at < seconds:
         took = interval_s(state, top, clock, config)
         item = trace(at)
-        used = min(state.ceiling_milli, item.want, max(0, int(1000 * machine.cpus - item.load)))
+        used = min(machine.usable(state.ceiling_milli), item.want, max(0, int(1000 * machine.cpus - item.load)))
         yield Moment(at=at, took_s=took, used=used, state=state, machine=machine, item=item)
         at += took
         clock += took + item.jump_s
@@ -165,10 +182,10 @@ def run(
         seen, late = late, noisy
         levels = None
         if item.known and seen is not None:
-            quiet = is_quiet(used, state.ceiling_milli, machine.floor_milli)
+            quiet = is_quiet(used, state.ceiling_milli, machine.least_milli)
             pod = judge(pod, seen, clock, config, quiet=quiet)
             levels = {POD: pod.level}
-        sample = HarmSample(top_milli=top, floor_milli=machine.floor_milli, used_milli=used, levels=levels)
+        sample = HarmSample(top_milli=top, floor_milli=machine.least_milli, used_milli=used, levels=levels)
         state = step(state, sample, clock, config)
 
 
@@ -192,7 +209,7 @@ def lost_share(moments: Sequence[Moment]) -> float:
 
 def harmed_share(moments: Sequence[Moment], level: float = 1.0) -> float:
     """The share of the time in which the pod was really harmed, by BE work that could have been cut."""
-    harmed = (m.took_s for m in moments if m.level >= level and m.used > 1.4 * m.machine.floor_milli)
+    harmed = (m.took_s for m in moments if m.level >= level and m.used > 1.4 * m.machine.least_milli)
     return sum(harmed) / sum(m.took_s for m in moments)
 
 

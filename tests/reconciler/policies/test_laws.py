@@ -68,15 +68,35 @@ def test_back_at_the_top_it_has_all_cpus_again(form: ReclaimedForm) -> None:
     assert planned(view(), form=form, before=before).plan.pools.reclaimed == cpus("0-7")
 
 
-def test_cut_it_has_a_quota_and_fewer_cpus() -> None:
-    desired = planned(view(harm=CUT))
+@pytest.mark.parametrize("form", [ReclaimedForm.BOTH, ReclaimedForm.CPUSET])
+@pytest.mark.parametrize(("ceiling", "count"), [(3999, 3), (3000, 3), (1000, 1), (0, 1)])
+def test_cut_it_has_fewer_whole_cpus_and_no_quota(form: ReclaimedForm, ceiling: int, count: int) -> None:
+    desired = planned(view(harm=replace(CUT, ceiling_milli=ceiling)), form=form)
+    assert (desired.plan.pools.quota_milli, len(desired.plan.pools.reclaimed)) == (None, count)
+    assert not [knob for _, knob in desired.settings if knob == "cpu.quota"]
+
+
+def test_the_law_cuts_down_to_the_configured_number_of_cpus() -> None:
+    config = PoliciesConfig(reclaimed=ReclaimedConfig(minimum_cpus=2))
+    pools = plan(view(harm=replace(CUT, ceiling_milli=0)), None, config).plan.pools
+    assert pools.harm is not None
+    assert (pools.harm.floor_milli, len(pools.reclaimed)) == (2000, 2)
+
+
+def test_by_quota_alone_it_is_cut_by_a_quota() -> None:
+    desired = planned(view(harm=CUT), form=ReclaimedForm.QUOTA)
     assert desired.settings[DIRECTORY, "cpu.quota"].value == 300_000
-    assert len(desired.plan.pools.reclaimed) == 3
 
 
-def test_by_the_cpu_set_alone_no_quota_is_needed_when_cut_either() -> None:
-    pools = pools_of(view(harm=CUT), form=ReclaimedForm.CPUSET)
-    assert (pools.quota_milli, len(pools.reclaimed)) == (None, 3)
+def test_without_a_cpu_set_that_could_be_narrowed_there_is_no_cut_and_no_quota() -> None:
+    """The static CPU manager up to 1.21 writes every container's CPU set again."""
+    scene = view(harm=CUT, kubelet=kubelet(default="0-7", reasserts_s=10.0))
+    pools = pools_of(scene)
+    assert pools.harm is not None
+    assert (pools.confined, pools.quota_milli, pools.budget_milli) == (False, None, 8000)
+    assert pools.harm.floor_milli == pools.harm.top_milli
+    assert "yield" in pools.reasons["law"]
+    assert pools_of(scene, form=ReclaimedForm.QUOTA).quota_milli == {DIRECTORY: 3000}
 
 
 def test_a_reserve_is_a_quota() -> None:
@@ -225,6 +245,8 @@ def test_on_reserved_cpus_the_harm_law_decides_where_online_pods_run_too() -> No
     assert (in_force(top), top.budget_milli, top.quota_milli, top.reclaimed) == (True, 1000, None, cpus("0"))
     assert "quota" not in top.reasons["reclaimed"]
     cut = pools_of(replace(scene, harm=replace(CUT, ceiling_milli=400)))
+    assert (in_force(cut), cut.budget_milli, cut.quota_milli) == (True, 1000, None)
+    cut = pools_of(replace(scene, harm=replace(CUT, ceiling_milli=400)), form=ReclaimedForm.QUOTA)
     assert (in_force(cut), cut.budget_milli) == (True, 400)
     assert cut.quota_milli == {DIRECTORY: 400}
 
@@ -241,15 +263,24 @@ def test_on_reserved_cpus_beside_the_system_alone_the_quota_law_stays() -> None:
 def test_the_idle_buffer_and_the_limit_do_not_apply_but_a_response_does() -> None:
     scene = view(cpu=cpu(online=7900))
     assert pools_of(scene).budget_milli == 8000
-    held = view(measures=Restrictions(budget_milli=2000, budget_reason="test"))
-    assert pools_of(held).budget_milli == 2000
+    held = pools_of(view(measures=Restrictions(budget_milli=500, budget_reason="test")))
+    assert (held.budget_milli, held.quota_milli) == (500, {DIRECTORY: 500})
+    least = pools_of(view(measures=Restrictions(budget_milli=0, budget_reason="test")))
+    assert (least.budget_milli, least.quota_milli) == (160, {DIRECTORY: 160})
+
+
+def test_a_response_on_a_node_where_nothing_can_be_cut_is_a_quota_too() -> None:
+    scene = view(topology=2, kubelet=kubelet(default="0", reserved="0", exclusive={"g/main": "1"}))
+    scene = replace(scene, harm=HarmReading(ceiling_milli=1000))
+    held = pools_of(replace(scene, measures=Restrictions(budget_milli=300, budget_reason="test")))
+    assert (held.budget_milli, held.quota_milli) == (300, {DIRECTORY: 300})
 
 
 def test_an_arrival_is_kept_free_of_what_is_idle_now() -> None:
     scene = view(cpu=cpu(online=3000), arrived={WEB.containers[0].id: 98.0})
     desired = planned(scene)
     assert desired.plan.pools.budget_milli == 3000
-    assert desired.settings[DIRECTORY, "cpu.quota"].value == 300_000
+    assert len(desired.plan.pools.reclaimed) == 3
 
 
 def test_unknown_for_a_moment_keeps_the_budget_without_an_increase() -> None:
@@ -258,9 +289,10 @@ def test_unknown_for_a_moment_keeps_the_budget_without_an_increase() -> None:
 
 
 def test_never_below_the_floor() -> None:
-    pools = pools_of(view(harm=replace(CUT, ceiling_milli=0)))
-    assert pools.harm is not None
-    assert pools.budget_milli == pools.harm.floor_milli == 160
+    for form, least in ((ReclaimedForm.BOTH, 1000), (ReclaimedForm.CPUSET, 1000), (ReclaimedForm.QUOTA, 160)):
+        pools = pools_of(view(harm=replace(CUT, ceiling_milli=0)), form=form)
+        assert pools.harm is not None
+        assert pools.budget_milli == pools.harm.floor_milli == least
 
 
 def test_the_reason_names_the_pod_and_its_waiting_but_not_to_tenants() -> None:

@@ -68,6 +68,16 @@ def test_it_is_learned_by_use_and_a_lower_use_stands_in_for_a_higher_one() -> No
     assert expected(known, PodWaiting(4000.0, 100.0), 0.0) == expected(known, BUSY, 0.0)
 
 
+def test_where_no_lower_use_is_known_the_next_higher_one_stands_in() -> None:
+    """Use varies from sample to sample about a power of two: one such pod was cut for, over and over."""
+    known = learned(PodWaiting(520.0, 520.0))
+    below = PodWaiting(500.0, 500.0)
+    assert level_of(below, expected(known, below, 0.0), CONFIG) == 0.0
+    assert expected(known, PodWaiting(250.0, 250.0), 0.0) == 0.0
+    lower = {**known, **learned(PodWaiting(100.0, 1.0))}
+    assert expected(lower, below, 0.0) == expected(lower, PodWaiting(100.0, 1.0), 0.0) < 5.0
+
+
 def test_what_was_learned_fades() -> None:
     known = learned(BUSY)
     assert expected(known, BUSY, 300.0) == pytest.approx(expected(known, BUSY, 0.0) / 2)

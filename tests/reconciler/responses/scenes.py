@@ -76,6 +76,7 @@ class World:
         self.suspects: tuple[tuple[str, float], ...] = (("hog", 0.9), ("calm", 0.3))
         self.log: list[str] = []
         self.evicts = True
+        self.be_yields = False
 
     def go(
         self,
@@ -120,6 +121,7 @@ class World:
             samples=samples,
             knobs=self.knobs,
             disks=("8:0",),
+            be_yields=self.be_yields,
         )
 
     @property

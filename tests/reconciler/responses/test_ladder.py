@@ -8,7 +8,7 @@ from reconciler.responses.config import FreezeConfig, LadderConfig, SqueezeConfi
 from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
 from reconciler.responses.steps import Dimension
 from state.evidence import NODE, ContendedResource, Verdict
-from state.measures import Restrictions, SqueezeLimit
+from state.measures import Response, Restrictions, SqueezeLimit
 from state.model import PodClass
 from tests.reconciler.responses.scenes import (
     BAD,
@@ -45,6 +45,22 @@ def test_first_be_work_stops_growing_then_the_likeliest_suspect_gives_what_the_v
         "applied: hold: BE budget at most 2.00 CPU",
         "applied: squeeze ns/hog: 1.80 -> 1.20 CPU",
     ]
+
+
+@pytest.mark.parametrize("response", [HOLD, SQUEEZE])
+def test_be_work_that_yields_gets_no_quota_for_waiting_for_a_cpu_but_for_memory(response: Response) -> None:
+    for resource, bounded in ((ContendedResource.CPU, False), (ContendedResource.MEMORY, True)):
+        world = World(response, resource=resource, knobs=("cpu.quota",))
+        world.be_yields = True
+        world.go(BAD, 4.0)
+        assert (world.measures != Restrictions()) is bounded
+
+
+def test_be_work_that_yields_is_frozen_for_waiting_for_a_cpu_where_that_is_configured() -> None:
+    world = World(HOLD, SQUEEZE, FREEZE)
+    world.be_yields = True
+    world.go(BAD, 4.0)
+    assert any("freeze" in text for text in world.log)
 
 
 def test_nothing_else_is_changed_while_an_effect_is_waited_for() -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,8 @@ import pytest
 import trio
 import trio.testing
 
+from cgroupfs.errors import InputError
+from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 
@@ -148,6 +151,28 @@ async def test_each_command_of_the_runtime_is_reported_at_once_and_taken_back_fo
     runtime.settle("new")
     await until(lambda: len(handler.log) == 2)
     assert commands == [("new", True)] * 2 + [("new", False)]
+
+
+async def test_a_reader_that_opens_the_directory_before_is_no_command_and_hides_no_other(
+    runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    source, _ = make(runtime, tmp_path)
+    commands: list[str] = []
+    source.commanded = lambda container_id, at: commands.append(container_id)
+    for name in ("read", "other", "bundle"):
+        runtime.create(name)
+        runtime.settle(name)
+    await nursery.start(source.run)
+    with suppress(InputError):
+        read_record(str(runtime.state("read") / "state.json"))
+    os.listdir(runtime.bundle("bundle"))
+    for name in ("other", "bundle"):
+        (runtime.state(name) / "state.json").read_text()
+    await until(lambda: len(commands) == 2)
+    assert commands == ["other", "bundle"]
+    (runtime.state("read") / "state.json").read_text()
+    await until(lambda: len(commands) == 3)
+    assert commands[-1] == "read"
 
 
 async def test_where_the_kubelet_updates_containers_a_command_is_reported_once_it_is_no_update(
