@@ -250,7 +250,7 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
 def _end(evicted: Row | None) -> Iterator[Block]:
     """Of a removed pod: when and why it was evicted, or that it was not."""
     if evicted is None:
-        yield field("evicted", StyledText("not by bypassd, as far as its history goes", "dim"))
+        yield field("evicted", StyledText("not by bypassd, in the history that is stored", "dim"))
         return
     outcome = StyledText(evicted["outcome"], OUTCOMES.get(evicted["outcome"], ""))
     if evicted["text"]:
