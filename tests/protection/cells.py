@@ -56,6 +56,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     p999: float
     worst: float
     late_p99: float
+    generator: float
     unanswered: int
     busy: float
     steal: float
@@ -188,6 +189,7 @@ class Stage:
             p999=load.p999,
             worst=load.worst,
             late_p99=load.late_p99,
+            generator=load.cpu,
             unanswered=load.unanswered,
             busy=(after.busy - before.busy) / took,
             steal=(after.steal - before.steal) / took,

@@ -2,18 +2,23 @@
  *
  *   generator PROTOCOL PORT RATE CONNECTIONS WARMUP SECONDS SEED [TARGET]
  *
- * PROTOCOL   redis (GET and, one of ten, SET), http (GET TARGET), postgres (SELECT by key, database and user TARGET)
+ * PROTOCOL   redis (how many members two of TARGET sets share; without TARGET GET and, one of ten, SET), http (GET
+ *            TARGET, compressed where the server does so), postgres (the sum of a thousand rows by their keys, database and
+ *            user TARGET)
  * RATE       requests a second, Poisson arrivals; they do not wait for answers
  *
  * A request goes out on the connection with the fewest open ones, at once, whatever the server does. A late answer, and
  * a generator that was itself late, count in full: there is no coordinated omission. "late" reports the generator's own
- * part (from the intended time to the system call), which must be small for a figure to mean anything. It asks for
- * real-time priority and reports whether it got it. One line of JSON on standard output; times in microseconds.
+ * part (from the intended time to the system call), which must be small for a figure to mean anything. A request should
+ * cost the server several times what it costs the generator: one that needs most of a CPU makes the server wait for it,
+ * and from Linux 6.12 on is itself stopped for 50 ms of a second. It asks for real-time priority and reports whether it
+ * got it, and the CPU that it used. One line of JSON on standard output; times in microseconds.
  *
  * Source: G. Tene, "How NOT to Measure Latency"; wrk2.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -26,6 +31,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -155,6 +161,24 @@ static size_t whole_redis(const char *text, size_t have)
 	return have >= line + length + 2 ? line + length + 2 : 0;
 }
 
+/* The end of a body in chunks that begins at ``at``; 0: it is not whole. */
+static size_t whole_chunks(const char *text, size_t have, size_t at)
+{
+	for (;;) {
+		const char *line = memmem(text + at, have - at, "\r\n", 2);
+		if (!line)
+			return 0;
+		size_t size = 0;
+		for (const char *digit = text + at; digit < line && isxdigit((unsigned char)*digit) && size <= IN; digit++)
+			size = size * 16 + (*digit <= '9' ? *digit - '0' : (*digit | 32) - 'a' + 10);
+		at = line - text + 2 + size + 2;
+		if (at > have)
+			return 0;
+		if (!size)
+			return at;
+	}
+}
+
 static size_t whole_http(struct connection *c, const char *text, size_t have)
 {
 	const char *end = memmem(text, have, "\r\n\r\n", 4);
@@ -162,8 +186,13 @@ static size_t whole_http(struct connection *c, const char *text, size_t have)
 		return 0;
 	size_t head = end - text + 4;
 	const char *field = memmem(text, head, "ength: ", 7);
-	if (memcmp(text, "HTTP/1.1 200", 12) || !field)
-		errors++;
+	int wrong = !!memcmp(text, "HTTP/1.1 200", 12);
+	if (!field && memmem(text, head, "ncoding: chunked", 16)) {
+		size_t whole = whole_chunks(text, have, head);
+		errors += whole && wrong;
+		return whole;
+	}
+	errors += wrong || !field;
 	c->skip = field ? strtoul(field + 7, 0, 10) : 0;
 	return head;
 }
@@ -252,15 +281,22 @@ static size_t request(char *to, size_t room)
 {
 	unsigned key = dice() % KEYS;
 	if (protocol == HTTP)
-		return snprintf(to, room, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", target);
+		return snprintf(to, room, "GET %s HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n", target);
 	if (protocol == POSTGRES) {
 		char text[128];
-		uint32_t size = snprintf(text, sizeof text, "SELECT abalance FROM pgbench_accounts WHERE aid = %u", key + 1) + 1;
+		uint32_t size = 1 + snprintf(text, sizeof text, "SELECT sum(abalance) FROM pgbench_accounts WHERE aid "
+					     "BETWEEN %u AND %u", key + 1, key + 1000);
 		uint32_t length = htonl(size + 4);
 		to[0] = 'Q';
 		memcpy(to + 1, &length, 4);
 		memcpy(to + 5, text, size);
 		return size + 5;
+	}
+	unsigned sets = atoi(target);
+	if (sets > 1) {
+		unsigned other = (key + 1 + dice() % (sets - 1)) % sets;
+		return snprintf(to, room, "*4\r\n$10\r\nSINTERCARD\r\n$1\r\n2\r\n$6\r\ns:%04u\r\n$6\r\ns:%04u\r\n",
+				key % sets, other);
 	}
 	if (dice() % 10 == 0)
 		return snprintf(to, room, "*3\r\n$3\r\nSET\r\n$10\r\nkey:%06u\r\n$256\r\n%0256u\r\n", key, key);
@@ -417,14 +453,18 @@ int main(int argc, char **argv)
 		for (; all[i].first != all[i].last; all[i].first++, open++)
 			if (all[i].due[all[i].first % OPEN] >= measured_from)
 				note(&latencies, end - all[i].due[all[i].first % OPEN]);
+	struct rusage used;
+	getrusage(RUSAGE_SELF, &used);
+	double cpu = (used.ru_utime.tv_sec + used.ru_stime.tv_sec + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6)
+		/ ((end - begin) / 1e9);
 	printf("{\"count\": %llu, \"rate\": %.1f, \"errors\": %llu, \"dropped\": %llu, \"unanswered\": %llu, \"realtime\": %s, "
 	       "\"mean\": %.1f, \"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"p999\": %.1f, \"max\": %.1f, \"late_p99\": %.1f, "
-	       "\"windows_p99\": [",
+	       "\"cpu\": %.3f, \"windows_p99\": [",
 	       (unsigned long long)latencies.total, latencies.total / seconds, (unsigned long long)errors,
 	       (unsigned long long)dropped, (unsigned long long)open, realtime ? "true" : "false",
 	       latencies.total ? latencies.sum / latencies.total / 1000 : 0, percentile(&latencies, 0.5),
 	       percentile(&latencies, 0.9), percentile(&latencies, 0.99), percentile(&latencies, 0.999),
-	       latencies.max / 1000.0, percentile(&late, 0.99));
+	       latencies.max / 1000.0, percentile(&late, 0.99), cpu);
 	for (unsigned i = 0; i < window_count; i++)
 		printf("%s%.1f", i ? ", " : "", windows[i]);
 	printf("]}\n");

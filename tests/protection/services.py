@@ -3,7 +3,9 @@
 import json
 import os
 import pwd
+import random
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Final, NamedTuple
 
 from tests.fakes.ports import listening
 
+SETS: Final = 200
 NODE_PROGRAM: Final = """
 const http = require('http');
 const rows = Array.from({length: 200}, (_, n) => ({id: n, name: 'row ' + n, tags: ['a', 'b', String(n)]}));
@@ -45,16 +48,39 @@ class Service(NamedTuple):
 
 
 def _redis(directory: str, port: int) -> list[str]:
+    """Sets of 1000 members, made once: to intersect two of them is some 50 us of hash look-ups."""
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", directory]
-    return ["/usr/bin/redis-server", *options]
+    server = ["/usr/bin/redis-server", *options]
+    if not Path(directory, "dump.rdb").exists():
+        draw = random.Random(1)
+        sets = (f"SADD s:{number:04} {' '.join(map(str, draw.sample(range(10_000), 1000)))}" for number in range(SETS))
+        with subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+            try:
+                listening(port, within_s=30)
+                with (
+                    socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+                    client.makefile("rwb") as file,
+                ):
+                    for command in (*sets, "SAVE"):
+                        file.write(f"{command}\r\n".encode())
+                        file.flush()
+                        answer = file.readline()
+                        if answer[:1] not in b":+":
+                            raise RuntimeError(f"redis: {command[:40]}: {answer!r}")
+            finally:
+                running.terminate()
+    return server
 
 
 def _nginx(directory: str, port: int) -> list[str]:
+    """A file of 58 kB, compressed at each request, which is some 300 us."""
     root = Path(directory)
-    (root / "file").write_bytes(os.urandom(2048).hex().encode())
+    rows = [{"id": number, "name": f"row {number}", "tags": ["a", "b", str(number)]} for number in range(1000)]
+    (root / "file").write_text(json.dumps(rows))
     (root / "nginx.conf").write_text(
         "daemon off; user root; worker_processes 2; error_log stderr crit; "
         f"pid {directory}/nginx.pid; events {{ worker_connections 512; }} http {{ access_log off; "
+        "gzip on; gzip_types *; gzip_comp_level 5; "
         f"keepalive_requests 100000000; server {{ listen 127.0.0.1:{port}; root {directory}; }} }}"
     )
     return ["/usr/sbin/nginx", "-p", directory, "-c", f"{directory}/nginx.conf"]
@@ -110,7 +136,7 @@ def _checked(command: list[str]) -> None:
 SERVICES: Final = {
     service.name: service
     for service in (
-        Service("redis", "redis", "-", "/usr/bin/redis-server", 16, _redis),
+        Service("redis", "redis", str(SETS), "/usr/bin/redis-server", 16, _redis),
         Service("nginx", "http", "/file", "/usr/sbin/nginx", 16, _nginx),
         Service("postgres", "postgres", "postgres", "/usr/lib/postgresql/*/bin/postgres", 8, _postgres),
         Service("node", "http", "/", "/usr/bin/node", 16, _node),
@@ -131,7 +157,7 @@ def installed(names: str) -> list[Service]:
 
 
 class Load(NamedTuple):
-    """What the generator measured, open loop. Times in microseconds from the intended arrival."""
+    """What the generator measured, open loop. Times in microseconds from the intended arrival; ``cpu``: CPUs used."""
 
     rate: float
     p50: float
@@ -139,6 +165,7 @@ class Load(NamedTuple):
     p999: float
     worst: float
     late_p99: float
+    cpu: float
     realtime: bool
     errors: int
     unanswered: int
@@ -167,6 +194,7 @@ def loaded(running: subprocess.Popen[str]) -> Load:
         p999=fields["p999"],
         worst=fields["max"],
         late_p99=fields["late_p99"],
+        cpu=fields["cpu"],
         realtime=fields["realtime"],
         errors=fields["errors"],
         unanswered=fields["unanswered"] + fields["dropped"],
