@@ -225,8 +225,11 @@ def pod_quota_milli(agent: Agent, pod: Pod) -> int | None:
 
 def _quota_milli(agent: Agent, path: str) -> int | None:
     """Of one group; None: no limit, or not known."""
-    quota, period = (_value(agent, path, knob) for knob in ("cpu.quota", "cpu.period"))
-    return quota * 1000 // period if isinstance(quota, int) and isinstance(period, int) and period else None
+    quota = _value(agent, path, "cpu.quota")
+    if not isinstance(quota, int):  # most pods have no limit: their period is not read
+        return None
+    period = _value(agent, path, "cpu.period")
+    return quota * 1000 // period if isinstance(period, int) and period else None
 
 
 def _value(agent: Agent, path: str, knob: str) -> Value:

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -184,6 +185,16 @@ class Browser:
             self.problems.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With its children: each of them would write into the profile while that is removed."""
+    deadline = time.monotonic() + 5
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.poll()
+            time.sleep(0.01)
+
+
 @contextlib.contextmanager
 def running(program: str) -> Iterator[Chromium]:
     """A browser that has no profile yet, gone after the block."""
@@ -206,8 +217,7 @@ def running(program: str) -> Iterator[Chromium]:
         try:
             yield Chromium(command_write, event_read)
         finally:
-            process.kill()
-            process.wait()
+            _end(process)
             os.close(command_write)
             os.close(event_read)
 

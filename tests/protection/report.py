@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 CPUS: Final = os.cpu_count() or 1
+LATE_US: Final = 500.0
+"""A generator that is itself later than this (p99) measures itself."""
 
 
 class Outcome(NamedTuple):
@@ -125,7 +127,20 @@ def summary(known: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def tables(rows: Iterable[Mapping[str, Any]]) -> str:
+def generator(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What the generator took and how late it was itself; of a record with its use. Else an empty text."""
+    cells = [row for row in rows if "generator" in row]
+    if not cells:
+        return ""
+    late = sum(row["late_p99"] > LATE_US for row in cells)
+    return (
+        f"The generator used at most {max(row['generator'] for row in cells):.2f} CPU (median "
+        f"{statistics.median(row['generator'] for row in cells):.2f}); in {late} of {len(cells)} measurements it was "
+        f"itself late by more than {LATE_US:.0f} us (p99)."
+    )
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each service, load and kind of work; a column for each law: p99 and p99.9 as ratios, and BE's work."""
     known = outcomes(rows)
     laws = list(dict.fromkeys(one.law for one in known))
@@ -142,5 +157,7 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> str:
             + " |"
         )
     lines += ["", "Each cell: p99 and p99.9 as multiples of alone, BE's work as a share of what is left for it."]
+    itself = generator(rows)
+    lines += ["", itself] if itself else []
     lines += ["", summary(known)]
     return "\n".join(lines)

@@ -12,11 +12,17 @@ from tests.protection.services import SERVICES, Load, loaded, start_load
 
 pytestmark = pytest.mark.kernel
 RATE, SECONDS, STALL_S = 400.0, 2.0, 0.6
+_CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"B;name=value\r\n\r\n0\r\nHTTP\r\n\r\n1a\r\n" + b"x" * 26 + b"\r\n0\r\n\r\n"
+)
+"""With what could be taken for an end in a chunk, and an extension."""
 
 
-@pytest.fixture
-def stalling() -> Iterator[int]:
+@pytest.fixture(params=["plain", "chunked"])
+def stalling(request: pytest.FixtureRequest) -> Iterator[int]:
     """A server of one thread that speaks HTTP and sleeps once, in the middle; its port."""
+    answer = _CHUNKED if request.param == "chunked" else b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
     listener = socket.create_server(("127.0.0.1", 0))
     began = time.monotonic()
 
@@ -40,7 +46,7 @@ def stalling() -> Iterator[int]:
                     continue  # nothing there, or closed at the end
                 answers = data.count(b"\r\n\r\n")
                 if answers:
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" * answers)
+                    connection.sendall(answer * answers)
         for connection in connections:
             connection.close()
 

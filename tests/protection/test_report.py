@@ -1,8 +1,10 @@
 """The table says what the record says: ratios to alone in the same round, and BE's work by what online leaves."""
 
+import re
+
 import pytest
 
-from tests.protection.report import CPUS, outcomes, summary, tables
+from tests.protection.report import CPUS, LATE_US, generator, outcomes, summary, tables
 
 
 def cell(
@@ -88,3 +90,11 @@ def test_the_table_has_a_line_for_each_load_and_a_column_for_each_law() -> None:
     assert rule.count("|") == head.count("|") == line.count("|")
     assert "1.10 1.10, 80%" in line
     assert "5.00 5.00, 120%" in line
+
+
+def test_the_generators_own_use_and_lateness_are_reported_where_the_record_has_them() -> None:
+    rows = [{**cell("cpu", 0, p99=1.0), "generator": use, "late_p99": late} for use, late in ((0.1, 60.0), (0.9, 2e4))]
+    text = generator([*ROWS, *rows, {**rows[0], "late_p99": LATE_US}])
+    assert re.findall(r"\b\d+(?:\.\d+)?", text) == ["0.90", "0.10", "1", "3", "500"]
+    assert text in tables([*ROWS, *rows, {**rows[0], "late_p99": LATE_US}])
+    assert generator(ROWS) == ""
