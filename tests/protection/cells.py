@@ -1,14 +1,17 @@
 """One cell of the table: a service under load, beside one kind of BE work, under one law; and all of them in turn.
 
 Rounds are interleaved: each runs every law and every kind once, so that what the machine does meanwhile is in all of
-them alike. A cell has the online latencies, the work of BE, and the machine's use during exactly that time.
+them alike. Each cell follows its own measurement of alone at once: minutes in which the machine is slow are in both.
+A cell has the online latencies, the work of BE, and the machine's use during exactly that time.
 """
 
 import os
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,13 +29,15 @@ from tests.node.ending import terminated_like_ctrl_c
 from tests.node.reaper import watched
 from tests.node.scripted import ScriptedNode
 from tests.protection.hogs import CPUS, Hog, units
-from tests.protection.laws import FIXED_PERCENT, Law
+from tests.protection.laws import FIXED_PERCENT, LAWS, Law
 from tests.protection.services import Load, Service, loaded, start_load
 
 _BE: Final = {"koordinator.sh/qosClass": "BE"}
 _LIVE: Final = {"koordinator.sh/qosClass": "LS"}
 GROUP: Final = f"/bypassd-protection-{os.getpid()}"
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
+ALONE_SETTLE_S: Final = 1.0
+"""Before alone is measured: the load itself settles at once, and there is no BE work that would have to."""
 
 
 class Cell(Struct, frozen=True, kw_only=True):
@@ -40,7 +45,7 @@ class Cell(Struct, frozen=True, kw_only=True):
 
     ``rate``: requests a second that were asked for; ``done``: that were answered. ``busy`` is the whole machine's.
     ``settle_s``: from the BE pod's start to the measurement. ``windows``: the p99 of each quarter of a second, -1 for
-    one without an answer.
+    one without an answer. ``pair``: the same number for a cell and the alone that it is compared with, within a round.
     """
 
     service: str
@@ -62,6 +67,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     steal: float
     work: float
     windows: tuple[float, ...]
+    pair: int = 0
 
 
 class Uses(Struct, frozen=True):
@@ -160,8 +166,30 @@ class Stage:
         finally:
             self.node.remove_pod(pod)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The agent does nothing meanwhile, as if it did not run; what it has written stays."""
+        pid = self.agent_pid
+        if pid is None:
+            yield
+            return
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def cell(
-        self, hog: Hog | None, law: Law, *, share: float, rate: float, seconds: float, settle_s: float, number: int
+        self,
+        hog: Hog | None,
+        law: Law,
+        *,
+        share: float,
+        rate: float,
+        seconds: float,
+        settle_s: float,
+        number: int,
+        pair: int = 0,
     ) -> Cell:
         """Measure one."""
         with self.hog(hog, law) as done:
@@ -195,6 +223,7 @@ class Stage:
             steal=(after.steal - before.steal) / took,
             work=(work_after - work_before) / took,
             windows=load.windows,
+            pair=pair,
         )
 
     def alone_work(self, hog: Hog, *, seconds: float) -> float:
@@ -251,24 +280,23 @@ def measured(
     say(f"{place.service.name}: sustains {top:.0f} requests a second alone")
     for hog in hogs:
         yield place.service.name, hog.name, place.alone_work(hog, seconds=seconds)
-    alone = next((law for law in laws if law.name == "alone"), Law(name="alone"))
     for number in range(rounds):
         for share in shares:
             rate = top * share
-            for law in [law for law in laws if law.name != "alone"] or [alone]:
-                # Beside each law again: the machine's own disturbances last for seconds. The report has their median.
+            measure = partial(place.cell, share=share, rate=rate, seconds=seconds, number=number)
+            pair = 0
+            for law in laws:
                 place.unrule()
-                online = place.cell(
-                    None, alone, share=share, rate=rate, seconds=seconds, settle_s=settle_s, number=number
-                )
-                yield online
-                place.rule(law, online.busy)
-                for hog in hogs if law is not alone else ():
-                    cell = place.cell(
-                        hog, law, share=share, rate=rate, seconds=seconds, settle_s=settle_s, number=number
-                    )
-                    say(f"  {share:.0%} {law.name:<12} {hog.name:<9} p99 {cell.p99:8.0f} (alone {online.p99:.0f}) us")
-                    yield cell
+                for index, hog in enumerate(hogs):
+                    pair += 1
+                    with place.paused():
+                        alone = measure(None, LAWS["alone"], settle_s=ALONE_SETTLE_S, pair=pair)
+                    yield alone
+                    if index == 0:
+                        place.rule(law, alone.busy)
+                    cell = measure(None if law.control else hog, law, settle_s=settle_s, pair=pair)
+                    say(f"  {share:.0%} {law.name:<12} {hog.name:<9} p99 {cell.p99:8.0f} (alone {alone.p99:.0f}) us")
+                    yield msgspec.structs.replace(cell, hog=hog.name)
             place.unrule()
 
 

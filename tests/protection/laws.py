@@ -1,6 +1,7 @@
 """The laws that are compared: who holds BE work back, and how.
 
-``alone``: there is no BE work. ``unmanaged``: BE pods with the online pod's share of the CPU, and nobody at work.
+``alone``: there is no BE work. ``again``: the same, measured where the others measure BE work, so what it differs from
+alone by is the machine. ``unmanaged``: BE pods with the online pod's share of the CPU, and nobody at work.
 ``kubernetes``: BestEffort pods, shares 2, nobody at work. ``fixed``: a quota on kubepods/besteffort of 65 % of the
 machine less what online work uses alone, as the peers' law has it once it has settled. The others are bypassd with a
 configuration: ``quota`` is plain enforcing (the quota law without the idle class), ``cpu``, ``memory`` and ``full`` are
@@ -20,13 +21,14 @@ FIXED_PERCENT: Final = 65
 class Law(Struct, frozen=True, kw_only=True):
     """One law. ``config``: bypassd's sections, None: it does not run. ``fixed``: the quota of the peers' law.
 
-    ``be``: BE pods are BestEffort for Kubernetes; else they have an online pod's CPU request.
+    ``be``: BE pods are BestEffort for Kubernetes; else they have an online pod's CPU request. ``control``: no BE work.
     """
 
     name: str
     config: Mapping[str, Any] | None = None
     fixed: bool = False
     be: bool = True
+    control: bool = False
 
 
 def _idle(**sides: bool) -> dict[str, Any]:
@@ -42,7 +44,8 @@ def _bare(*, idle: bool) -> dict[str, Any]:
 LAWS: Final = {
     law.name: law
     for law in (
-        Law(name="alone"),
+        Law(name="alone", control=True),
+        Law(name="again", control=True),
         Law(name="unmanaged", be=False),
         Law(name="kubernetes"),
         Law(name="fixed", fixed=True),
@@ -57,5 +60,5 @@ LAWS: Final = {
         Law(name="agent_only", config=_bare(idle=False)),
     )
 }
-USUAL: Final = ("alone", "unmanaged", "kubernetes", "fixed", "quota", "cpu", "full")
+USUAL: Final = ("again", "unmanaged", "kubernetes", "fixed", "quota", "cpu", "full")
 """Those that are compared when none are named."""

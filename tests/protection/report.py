@@ -44,14 +44,14 @@ def read_record(path: Path) -> list[dict[str, Any]]:
 
 def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
     """The medians."""
-    alone: dict[tuple[str, float, int], list[Mapping[str, Any]]] = {}
+    alone: dict[tuple[str, float, int, int], list[Mapping[str, Any]]] = {}
     machine: dict[tuple[str, str], float] = {}
     cells: dict[tuple[str, float, str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         if "alone_work" in row:
             machine[row["service"], row["hog"]] = row["alone_work"]
         elif row["law"] == "alone":
-            alone.setdefault((row["service"], row["share"], row["round"]), []).append(row)
+            alone.setdefault(_base(row), []).append(row)
         else:
             cells.setdefault((row["service"], row["share"], row["hog"], row["law"]), []).append(row)
     bases = {
@@ -62,11 +62,11 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
         for key, some in alone.items()
     }
     ever: dict[tuple[str, float], list[float]] = {}
-    for (service, share, _), some in alone.items():
+    for (service, share, *_), some in alone.items():
         ever.setdefault((service, share), []).extend(row["p99"] for row in some)
     result = []
     for (service, share, hog, law), some in cells.items():
-        pairs = [(cell, bases[service, share, cell["round"]]) for cell in some]
+        pairs = [(cell, bases[_base(cell)]) for cell in some]
         p99 = [cell["p99"] / base["p99"] for cell, base in pairs]
         # Records from before 2026-11-23 have windows of a second, of which a cell has two.
         typical = [
@@ -94,6 +94,11 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
             )
         )
     return result
+
+
+def _base(row: Mapping[str, Any]) -> tuple[str, float, int, int]:
+    """Which alone a cell is compared with: its own; in records without pairs those of its round."""
+    return row["service"], row["share"], row["round"], row.get("pair", 0)
 
 
 def _typical(windows: Iterable[float]) -> float:
