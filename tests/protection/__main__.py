@@ -1,7 +1,8 @@
 """`make protection`: real services beside BE work under each law; the record, the tables and the pictures.
 
     python -m tests.protection [--services redis,nginx] [--hogs "int 2x,stream"] [--laws alone,kubernetes,bypassd]
-        [--shares 0.3,0.6] [--rounds 3] [--seconds 4] [--record FILE] [--pictures DIRECTORY] [--report]
+        [--shares 0.3,0.6] [--rounds 3] [--seconds 4] [--client apart|beside]
+        [--record FILE] [--pictures DIRECTORY] [--report]
 
 Needs root, cgroup v1 or v2, and Debian's redis-server, nginx, postgresql and nodejs; what is not installed is left out,
 which is said. Nothing else should run on the machine; its use by others is in each figure's ``busy``.
@@ -31,6 +32,7 @@ def main(parts: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=4.0)
     options.add_argument("--settle", type=float, default=2.0)
+    options.add_argument("--client", choices=("apart", "beside"), default="apart", help="a CPU of its own, or all")
     options.add_argument("--record", type=Path, default=Path("protection.jsonl"))
     options.add_argument(
         "--pictures", type=Path, help="write protection-heat.svg and protection-plane.svg into this directory"
@@ -56,7 +58,7 @@ def _measure(given: argparse.Namespace) -> None:
     with given.record.open("ab") as record, tempfile.TemporaryDirectory(prefix="bypassd-protection-") as directory:
         Path(directory).chmod(0o755)
         for service in installed(given.services):
-            with stage(service, directory) as place:
+            with stage(service, directory, apart=given.client == "apart") as place:
                 for cell in measured(
                     place,
                     shares=[float(text) for text in given.shares.split(",")],

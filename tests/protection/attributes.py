@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.protection.cells import stage
-from tests.protection.hogs import HOGS, Hog
+from tests.protection.hogs import CPUS, HOGS, Hog
 from tests.protection.laws import LAWS
 from tests.protection.services import SERVICES, Service
 
@@ -37,8 +37,8 @@ class Set(Hog):
     __slots__ = ()
     before: Sequence[str] = ()
 
-    def command(self, program: str, directory: str) -> list[str]:
-        return [*self.before, *super().command(program, directory)]
+    def command(self, program: str, directory: str, cpus: int = CPUS) -> list[str]:
+        return [*self.before, *super().command(program, directory, cpus)]
 
 
 class Idle(Set):

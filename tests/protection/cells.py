@@ -8,6 +8,7 @@ A cell has the online latencies, the work of BE, and the machine's use during ex
 import os
 import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from tests.protection.services import Load, Service, loaded, start_load
 _BE: Final = {"koordinator.sh/qosClass": "BE"}
 _LIVE: Final = {"koordinator.sh/qosClass": "LS"}
 GROUP: Final = f"/bypassd-protection-{os.getpid()}"
+ALL: Final = frozenset(os.sched_getaffinity(0))
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 ALONE_SETTLE_S: Final = 1.0
 """Before alone is measured: the load itself settles at once, and there is no BE work that would have to."""
@@ -43,7 +45,8 @@ ALONE_SETTLE_S: Final = 1.0
 class Cell(Struct, frozen=True, kw_only=True):
     """One measurement. Times in microseconds, ``busy`` and ``steal`` in CPUs, ``work`` in units a second.
 
-    ``rate``: requests a second that were asked for; ``done``: that were answered. ``busy`` is the whole machine's.
+    ``rate``: requests a second that were asked for; ``done``: that were answered. ``busy`` is that of the node's
+    ``cpus`` CPUs.
     ``settle_s``: from the BE pod's start to the measurement. ``windows``: the p99 of each quarter of a second, -1 for
     one without an answer. ``pair``: the same number for a cell and the alone that it is compared with, within a round.
     """
@@ -68,36 +71,55 @@ class Cell(Struct, frozen=True, kw_only=True):
     work: float
     windows: tuple[float, ...]
     pair: int = 0
+    cpus: int = CPUS
 
 
 class Uses(Struct, frozen=True):
-    """/proc/stat's first line since boot, in seconds of CPU."""
+    """The use of some CPUs since boot by /proc/stat, in seconds of CPU."""
 
     busy: float
     steal: float
     at: float
 
     @classmethod
-    def now(cls) -> "Uses":
-        numbers = [int(word) / _TICKS for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        user, nice, system, _idle, _iowait, irq, softirq, steal = numbers
-        return cls(user + nice + system + irq + softirq, steal, time.monotonic())
+    def now(cls, cpus: frozenset[int] = ALL) -> "Uses":
+        busy = stolen = 0.0
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *words = line.split()
+            if name.removeprefix("cpu").isdigit() and int(name[3:]) in cpus:
+                user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) / _TICKS for word in words[:8])
+                busy, stolen = busy + user + nice + system + irq + softirq, stolen + steal
+        return cls(busy, stolen, time.monotonic())
 
 
 class Stage:
-    """A node with one service on it. BE pods and the agent come and go."""
+    """A node with one service on it. BE pods and the agent come and go.
 
-    def __init__(self, node: ScriptedNode, pod: RunningPod, service: Service, port: int, directory: str) -> None:
+    ``client``: the CPU of the generator, where it has one of its own, which is then none of the node's.
+    """
+
+    def __init__(
+        self, node: ScriptedNode, pod: RunningPod, service: Service, port: int, directory: str, client: int | None
+    ) -> None:
         self.node, self.pod, self.service, self.port, self.directory = node, pod, service, port, directory
+        self.client = client
+        self.cpus = ALL - {client}
         self.generator, self.hogs = str(program("generator")), str(program("hogs"))
         self._agent: BypassdProcess | None = None
         self._law: Law | None = None
 
     def load(self, rate: float, *, warmup_s: float, seconds: float, seed: int) -> Load:
         """Open-loop load, and its result."""
-        return loaded(
-            start_load(self.generator, self.service, self.port, rate, warmup_s=warmup_s, seconds=seconds, seed=seed)
+        return loaded(self.start_load(rate, warmup_s=warmup_s, seconds=seconds, seed=seed))
+
+    def start_load(self, rate: float, *, warmup_s: float, seconds: float, seed: int) -> subprocess.Popen[str]:
+        """Open-loop load, at work."""
+        running = start_load(
+            self.generator, self.service, self.port, rate, warmup_s=warmup_s, seconds=seconds, seed=seed
         )
+        if self.client is not None:
+            os.sched_setaffinity(running.pid, {self.client})
+        return running
 
     def capacity(self, *, most_us: float = 20_000.0) -> float:
         """The highest rate, to a quarter, that it sustains alone with a p99 below ``most_us``."""
@@ -121,12 +143,20 @@ class Stage:
         self.unrule()
         self._law = law
         if law.fixed:
-            self._quota(max(0.1, CPUS * FIXED_PERCENT / 100 - online_busy))
+            self._quota(max(0.1, len(self.cpus) * FIXED_PERCENT / 100 - online_busy))
         if law.config is not None:
             agent = BypassdProcess(self.node, cri_socket=None)
-            agent.write_config({**configuration(self.node, agent.directory, cri_socket=None), **law.config})
+            given = dict(law.config)
+            if self.client is not None:
+                # The kubelet's reservedSystemCPUs: no pod runs there.
+                reserve = {"cpus": str(self.client), "strict": "always"}
+                given["policies"] = {**given.get("policies", {}), "reserve": reserve}
+            agent.write_config({**configuration(self.node, agent.directory, cri_socket=None), **given})
             agent.start()
             agent.wait_ready()
+            if self.client is not None:
+                for tid in os.listdir(f"/proc/{agent.pid}/task"):
+                    os.sched_setaffinity(int(tid), self.cpus)
             self._agent = agent
 
     def unrule(self) -> None:
@@ -156,7 +186,7 @@ class Stage:
         directory = f"{self.directory}/hog-{hog.name.replace(' ', '-')}"
         os.makedirs(directory, exist_ok=True)
         Path(directory, "count").unlink(missing_ok=True)
-        command = hog.command(self.hogs, directory)
+        command = hog.command(self.hogs, directory, len(self.cpus))
         container = ContainerSpec(run=("exec", *command), cpu_request=0 if law.be else 1000)
         pod = self.node.run_pod(
             PodSpec(name="hog", namespace="batch", uid=new_uid(), labels=dict(_BE), containers=(container,))
@@ -194,13 +224,11 @@ class Stage:
         """Measure one."""
         with self.hog(hog, law) as done:
             time.sleep(0.2)
-            running = start_load(
-                self.generator, self.service, self.port, rate, warmup_s=settle_s, seconds=seconds, seed=number + 1
-            )
+            running = self.start_load(rate, warmup_s=settle_s, seconds=seconds, seed=number + 1)
             time.sleep(settle_s)
-            before, work_before = Uses.now(), done()
+            before, work_before = Uses.now(self.cpus), done()
             time.sleep(seconds)
-            after, work_after = Uses.now(), done()
+            after, work_after = Uses.now(self.cpus), done()
             load = loaded(running)
         took = after.at - before.at
         return Cell(
@@ -224,6 +252,7 @@ class Stage:
             work=(work_after - work_before) / took,
             windows=load.windows,
             pair=pair,
+            cpus=len(self.cpus),
         )
 
     def alone_work(self, hog: Hog, *, seconds: float) -> float:
@@ -238,8 +267,16 @@ class Stage:
 
 
 @contextmanager
-def stage(service: Service, directory: str) -> Iterator[Stage]:
-    """A node with the service's pod; all is undone afterwards."""
+def stage(service: Service, directory: str, *, apart: bool = False) -> Iterator[Stage]:
+    """A node with the service's pod; all is undone afterwards.
+
+    ``apart``: the generator has the machine's first CPU to itself, as if it were on another machine, and the node the
+    others: its pods by their cpuset, the agent by its affinity. Else all share all CPUs, and as soon as no CPU is idle
+    the kernel runs the server on the CPU of the generator that wakes it, which then interrupts it at each request.
+    """
+    if apart and len(ALL) < 2:
+        raise RuntimeError("a generator with a CPU of its own needs two CPUs")
+    client = min(ALL) if apart else None
     own = f"{directory}/{service.name}"
     os.makedirs(own, exist_ok=True)
     port = free_port()
@@ -252,11 +289,16 @@ def stage(service: Service, directory: str) -> Iterator[Stage]:
         watched(node.directory),
     ):
         node.kubelet.listen()
+        if client is not None:
+            groups = [node.cgroups.group("kubepods", *qos) for qos in (("burstable",), ("besteffort",), ())]
+            for group in (*groups, GROUP):
+                cpus = ",".join(str(cpu) for cpu in sorted(ALL - {client}))
+                write(node.cgroups.directory("cpuset", group), "cpuset.cpus", cpus)
         pod: RunningPod = node.run_pod(
             PodSpec(name=service.name, namespace="shop", uid=new_uid(), labels=dict(_LIVE), containers=(container,))
         )
         listening(port)
-        result = Stage(node, pod, service, port, own)
+        result = Stage(node, pod, service, port, own, client)
         try:
             yield result
         finally:

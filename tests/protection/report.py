@@ -75,7 +75,10 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
             if "settle_s" in cell and base["typical"]
         ]
         whole = machine.get((service, hog), 0.0)
-        work = [cell["work"] / (whole * max(0.05, 1 - base["busy"] / CPUS)) if whole else 0.0 for cell, base in pairs]
+        work = [
+            cell["work"] / (whole * max(0.05, 1 - base["busy"] / cell.get("cpus", CPUS))) if whole else 0.0
+            for cell, base in pairs
+        ]
         result.append(
             Outcome(
                 service=service,

@@ -1,7 +1,8 @@
 """Who ran while an online server waited for a CPU: the tail of a law, by its cause.
 
     python -m tests.protection.waits [--services redis,node] [--hogs "int 2x,stream"] [--laws alone,kubernetes,cpu]
-        [--shares 0.3] [--rounds 3] [--seconds 2] [--controls stopped,pinned] [--record FILE] [--report]
+        [--shares 0.3] [--rounds 3] [--seconds 2] [--controls stopped,pinned] [--client apart|beside]
+        [--record FILE] [--report]
 
 A latency has the machine's own disturbances in it; this has each apart. While the server is under open-loop load the
 kernel's scheduler events are recorded (tracefs, a buffer of our own), and every moment in which one of the server's
@@ -36,7 +37,7 @@ from tests.protection.cells import Stage, Uses, stage
 from tests.protection.hogs import HOGS, Hog
 from tests.protection.laws import LAWS, Law
 from tests.protection.report import read_record
-from tests.protection.services import installed, loaded, start_load
+from tests.protection.services import installed, loaded
 
 STALL_S: Final = 0.3e-3
 """A wait that is counted as a stall: longer than a server needs for a request."""
@@ -238,9 +239,7 @@ def cell(
         if control == "stopped" and agent is not None:
             os.kill(agent, signal.SIGSTOP)
         try:
-            running = start_load(
-                place.generator, place.service, place.port, rate, warmup_s=0.3, seconds=seconds + 0.4, seed=1
-            )
+            running = place.start_load(rate, warmup_s=0.3, seconds=seconds + 0.4, seed=1)
             time.sleep(0.5)
             server = tids(place.pod)
             look()
@@ -301,9 +300,9 @@ def measured(
     top = statistics.median(place.capacity() for _ in range(3))
     for number in range(rounds):
         for share in shares:
-            before = Uses.now()
+            before = Uses.now(place.cpus)
             place.load(top * share, warmup_s=0, seconds=1, seed=1)
-            after = Uses.now()
+            after = Uses.now(place.cpus)
             for law in laws:
                 place.rule(law, (after.busy - before.busy) / (after.at - before.at))
                 for hog in [None] if law.name == "alone" else hogs:
@@ -326,6 +325,7 @@ def main(parts: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=2.0)
     options.add_argument("--controls", default="stopped,pinned")
+    options.add_argument("--client", choices=("apart", "beside"), default="apart", help="a CPU of its own, or all")
     options.add_argument("--record", type=Path, default=Path("waits.jsonl"))
     options.add_argument("--report", action="store_true", help="only from the record: measure nothing")
     given = options.parse_args(parts)
@@ -338,7 +338,7 @@ def main(parts: Sequence[str] | None = None) -> int:
         ):
             Path(directory).chmod(0o755)
             for service in installed(given.services):
-                with stage(service, directory) as place:
+                with stage(service, directory, apart=given.client == "apart") as place:
                     for row in measured(
                         place,
                         recorder,
