@@ -38,7 +38,9 @@ _LIVE: Final = {"koordinator.sh/qosClass": "LS"}
 GROUP: Final = f"/bypassd-protection-{os.getpid()}"
 ALL: Final = frozenset(os.sched_getaffinity(0))
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-ALONE_SETTLE_S: Final = 1.0
+AGENT_SETTLE_S: Final = 6.0
+"""After the agent's start, which is some tenths of a second of work, and three seconds later 30 ms more."""
+ALONE_SETTLE_S: Final = 0.7
 """Before alone is measured: the load itself settles at once, and there is no BE work that would have to."""
 
 
@@ -136,8 +138,8 @@ class Stage:
                 good, rate = rate, rate * factor
         return good
 
-    def rule(self, law: Law, online_busy: float) -> None:
-        """Put a law in force. ``online_busy``: CPUs that are busy when there is no BE work."""
+    def rule(self, law: Law, online_busy: float, *, settle_s: float = AGENT_SETTLE_S) -> None:
+        """Put a law in force. ``online_busy``: CPUs in use when there is no BE work. ``settle_s``: after an agent's start."""
         if law is self._law:
             return
         self.unrule()
@@ -157,6 +159,7 @@ class Stage:
             if self.client is not None:
                 for tid in os.listdir(f"/proc/{agent.pid}/task"):
                     os.sched_setaffinity(int(tid), self.cpus)
+            time.sleep(settle_s)
             self._agent = agent
 
     def unrule(self) -> None:

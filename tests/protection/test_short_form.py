@@ -53,7 +53,7 @@ def test_a_server_beside_be_work_under_three_laws_gives_a_line_for_each(tmp_path
         alone = place.cell(None, LAWS["alone"], share=0.3, rate=RATE, seconds=1, settle_s=0.5, number=0)
         cells = []
         for name in ("kubernetes", "fixed", "full"):
-            place.rule(LAWS[name], alone.busy)
+            place.rule(LAWS[name], alone.busy, settle_s=0)
             cells.append(place.cell(hog, LAWS[name], share=0.3, rate=RATE, seconds=1, settle_s=1.5, number=0))
         place.unrule()
         assert quota.read_text() == before
