@@ -139,7 +139,7 @@ class Stage:
         return good
 
     def rule(self, law: Law, online_busy: float, *, settle_s: float = AGENT_SETTLE_S) -> None:
-        """Put a law in force. ``online_busy``: CPUs in use when there is no BE work. ``settle_s``: after an agent's start."""
+        """Put a law in force. ``online_busy``: CPUs in use without BE work. ``settle_s``: after an agent starts."""
         if law is self._law:
             return
         self.unrule()
