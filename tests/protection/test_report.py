@@ -56,6 +56,21 @@ def test_alone_is_measured_again_beside_each_law_and_a_round_has_its_median() ->
     assert ours.alone_spread == (80.0, 1000.0)
 
 
+def test_a_cell_is_compared_with_its_own_alone_and_its_work_with_the_cpus_of_the_node() -> None:
+    rows = [
+        {"service": "redis", "hog": "int 2x", "alone_work": 1000.0},
+        *(
+            {**cell("alone", 0, p99=p99, busy=0.5, hog="-"), "pair": pair, "cpus": 1}
+            for pair, p99 in ((1, 100), (2, 900))
+        ),
+        {**cell("kubernetes", 0, p99=200, work=250.0), "pair": 1, "cpus": 1},
+        {**cell("cpu", 0, p99=990, work=500.0), "pair": 2, "cpus": 1},
+    ]
+    theirs, ours = outcomes(rows)
+    assert (theirs.p99, ours.p99) == (2.0, 1.1)
+    assert (theirs.work, ours.work) == (0.5, 1.0)
+
+
 def test_a_disturbance_of_the_machine_is_in_the_p99_and_not_in_the_median_quarter_second() -> None:
     rows = [
         {"service": "redis", "hog": "int 2x", "alone_work": 1000.0},
@@ -76,9 +91,10 @@ def test_the_summary_is_over_the_cells_that_every_law_has() -> None:
     ]
     *_, ours, theirs = summary(outcomes(rows)).splitlines()
     assert [text.strip() for text in ours.strip("|").split("|")] == [
-        *("`bypassd`", "1.1", "1.1", "1.1", "1.1", "-", "1.1", "80%")
+        *("`bypassd`", "1.1", "1.1", "1.1", "1.1", "-", "1.1", "80%", "100%", "100%", "100%")
     ]
     assert "| `kubernetes` | 5 |" in theirs
+    assert theirs.endswith("| 120% | 0% | 0% | 100% |")
 
 
 def test_the_table_has_a_line_for_each_load_and_a_column_for_each_law() -> None:
