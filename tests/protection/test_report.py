@@ -108,6 +108,12 @@ def test_the_table_has_a_line_for_each_load_and_a_column_for_each_law() -> None:
     assert "5.00 5.00, 120%" in line
 
 
+def test_alone_measured_again_has_no_be_work_to_show() -> None:
+    text = tables([*ROWS[:4], cell("again", 0, p99=105.0)])
+    assert "1.05 1.05 |" in text
+    assert "%" not in text.splitlines()[2].split("|", 3)[3]
+
+
 def test_the_generators_own_use_and_lateness_are_reported_where_the_record_has_them() -> None:
     rows = [{**cell("cpu", 0, p99=1.0), "generator": use, "late_p99": late} for use, late in ((0.1, 60.0), (0.9, 2e4))]
     text = generator([*ROWS, *rows, {**rows[0], "late_p99": LATE_US}])
