@@ -325,8 +325,11 @@ class InterferenceMonitor:
         await self._configure()
         config, before = self._node.config, sum(self.costs().values())
         view, plan = self._node.current()
+        slices = TimeSlice()
         frame = await self._frame(config, view, plan)
+        await slices.checkpoint()
         judgement, judging_s = await self._judge(frame)
+        await slices.checkpoint()
         self.pass_s = sum(self.costs().values()) - before + judging_s
         self._decide(config, frame, judgement)
         self._publish(self._announced(config, self._allowed(judgement.measures), frame.at_s))
@@ -340,6 +343,7 @@ class InterferenceMonitor:
             response = change.step.response.value if change.step is not None else ""
             self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
         self.judgement = judgement
+        await slices.checkpoint()
         self.recorder.add(
             config.interference.record,
             frame,
@@ -396,8 +400,11 @@ class InterferenceMonitor:
         wanted = self._wanted(config)
         memory = plan.memory if plan is not None else MemoryPlan()
         scene, sheet = SampleContext(view=view, pools=pools, wanted=wanted, memory=memory), SampleSheet()
+        slices = TimeSlice()
         for reader in self._readers:
             await reader.read(scene, sheet, now)
+            # Most take some tenths of a millisecond and do not yield themselves.
+            await slices.checkpoint()
         holds = self._node.holds_now()
         if pools != self._pools or view.kubelet.default_cpus != self._default_cpus:
             self._known.clear()
