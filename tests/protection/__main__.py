@@ -1,8 +1,8 @@
 """`make protection`: real services beside BE work under each law; the record, the tables and the pictures.
 
     python -m tests.protection [--services redis,nginx] [--hogs "int 2x,stream"] [--laws alone,kubernetes,bypassd]
-        [--shares 0.3,0.6] [--rounds 3] [--seconds 4] [--client apart|beside]
-        [--record FILE] [--pictures DIRECTORY] [--report]
+        [--shares 0.3,0.6] [--rounds 3] [--seconds 4] [--agent-settle 6]
+        [--client apart|beside] [--record FILE] [--pictures DIRECTORY] [--report]
 
 Needs root, cgroup v1 or v2, and Debian's redis-server, nginx, postgresql and nodejs; what is not installed is left out,
 which is said. Nothing else should run on the machine; its use by others is in each figure's ``busy``.
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.protection.cells import encoded, measured, stage
+from tests.protection.cells import AGENT_SETTLE_S, encoded, measured, stage
 from tests.protection.hogs import HOGS
 from tests.protection.laws import LAWS, USUAL
 from tests.protection.pictures import heat_map, plane
@@ -32,6 +32,9 @@ def main(parts: Sequence[str] | None = None) -> int:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=4.0)
     options.add_argument("--settle", type=float, default=2.0)
+    options.add_argument(
+        "--agent-settle", type=float, default=AGENT_SETTLE_S, help="seconds from the agent's start to the first cell"
+    )
     options.add_argument("--client", choices=("apart", "beside"), default="apart", help="a CPU of its own, or all")
     options.add_argument("--record", type=Path, default=Path("protection.jsonl"))
     options.add_argument(
@@ -67,6 +70,7 @@ def _measure(given: argparse.Namespace) -> None:
                     rounds=given.rounds,
                     seconds=given.seconds,
                     settle_s=given.settle,
+                    agent_settle_s=given.agent_settle,
                     say=lambda text: print(text, file=sys.stderr),
                 ):
                     record.write(encoded(cell))

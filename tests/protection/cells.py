@@ -319,6 +319,7 @@ def measured(
     seconds: float,
     settle_s: float,
     say: Callable[[str], None],
+    agent_settle_s: float = AGENT_SETTLE_S,
 ) -> Iterator[Cell | tuple[str, str, float]]:
     """All cells of one service; and as (service, kind, units a second) each kind's work with the machine to itself."""
     top = statistics.median(place.capacity() for _ in range(3))
@@ -338,7 +339,7 @@ def measured(
                         alone = measure(None, LAWS["alone"], settle_s=ALONE_SETTLE_S, pair=pair)
                     yield alone
                     if index == 0:
-                        place.rule(law, alone.busy)
+                        place.rule(law, alone.busy, settle_s=agent_settle_s)
                     cell = measure(None if law.control else hog, law, settle_s=settle_s, pair=pair)
                     say(f"  {share:.0%} {law.name:<12} {hog.name:<9} p99 {cell.p99:8.0f} (alone {alone.p99:.0f}) us")
                     yield msgspec.structs.replace(cell, hog=hog.name)
