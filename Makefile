@@ -110,7 +110,7 @@ bench: setup ## what the daemon costs and how fast it is: idle, starts beside a 
 	$(BIN)/python -m tests.bench churn 1000
 	$(BIN)/python -m tests.bench memory 15
 
-protection: setup ## online latency and BE work of real servers under each law: ARGS="--services redis --rounds 1" (root; hours)
+protection: setup ## online latency and BE work of real servers under each law (root; 15 minutes; ARGS=--whole: a night)
 	RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server nginx=nginx-light pg_lsclusters=postgresql node=nodejs
 	$(BIN)/python -m tests.protection $(ARGS)
 

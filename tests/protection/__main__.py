@@ -1,9 +1,10 @@
 """`make protection`: real services beside BE work under each law; the record, the tables and the pictures.
 
-    python -m tests.protection [--services redis,nginx] [--hogs "int 2x,stream"] [--laws alone,kubernetes,bypassd]
-        [--shares 0.3,0.6] [--rounds 3] [--seconds 4] [--agent-settle 6]
+    python -m tests.protection [--services redis,nginx] [--hogs "int 2x,stream"] [--laws kubernetes,cpu]
+        [--shares 0.3,0.6] [--rounds 1] [--whole] [--seconds 2] [--settle 2] [--agent-settle 6]
         [--client apart|beside] [--record FILE] [--pictures DIRECTORY] [--report]
 
+By default four kinds of BE work at one load, a quarter of an hour. With ``--report`` the laws of the record are shown.
 Needs root, cgroup v1 or v2, and Debian's redis-server, nginx, postgresql and nodejs; what is not installed is left out,
 which is said. Nothing else should run on the machine; its use by others is in each figure's ``busy``.
 """
@@ -14,9 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.protection import hogs, laws
 from tests.protection.cells import AGENT_SETTLE_S, encoded, measured, stage
 from tests.protection.hogs import HOGS
-from tests.protection.laws import LAWS, USUAL
 from tests.protection.pictures import heat_map, plane
 from tests.protection.report import outcomes, read_record, tables
 from tests.protection.services import SERVICES, installed
@@ -26,11 +27,14 @@ def main(parts: Sequence[str] | None = None) -> int:
     """Measure, and write the tables to standard output."""
     options = argparse.ArgumentParser(description="Online latency and BE work under each law.")
     options.add_argument("--services", default=",".join(SERVICES))
-    options.add_argument("--hogs", default=",".join(HOGS))
-    options.add_argument("--laws", default=",".join(USUAL))
-    options.add_argument("--shares", default="0.3,0.6")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--seconds", type=float, default=4.0)
+    options.add_argument("--hogs")
+    options.add_argument("--laws")
+    options.add_argument("--shares")
+    options.add_argument("--rounds", type=int)
+    options.add_argument(
+        "--whole", action="store_true", help="what is not given: every kind, law and load, three rounds"
+    )
+    options.add_argument("--seconds", type=float, default=2.0)
     options.add_argument("--settle", type=float, default=2.0)
     options.add_argument(
         "--agent-settle", type=float, default=AGENT_SETTLE_S, help="seconds from the agent's start to the first cell"
@@ -42,10 +46,14 @@ def main(parts: Sequence[str] | None = None) -> int:
     )
     options.add_argument("--report", action="store_true", help="only from the record: measure nothing")
     given = options.parse_args(parts)
+    given.hogs = given.hogs or ",".join(HOGS if given.whole else hogs.USUAL)
+    given.laws = given.laws or ",".join(laws.LAWS if given.report else laws.WHOLE if given.whole else laws.USUAL)
+    given.shares = given.shares or ("0.3,0.6" if given.whole else "0.3")
+    given.rounds = given.rounds or (3 if given.whole else 1)
     if not given.report:
         _measure(given)
-    laws = {"alone", *given.laws.split(",")}
-    rows = [row for row in read_record(given.record) if row.get("law", "alone") in laws]
+    shown = {"alone", *given.laws.split(",")}
+    rows = [row for row in read_record(given.record) if row.get("law", "alone") in shown]
     if given.pictures is not None:
         known = outcomes(rows)
         given.pictures.mkdir(parents=True, exist_ok=True)
@@ -56,8 +64,6 @@ def main(parts: Sequence[str] | None = None) -> int:
 
 
 def _measure(given: argparse.Namespace) -> None:
-    hogs = [HOGS[name] for name in given.hogs.split(",")]
-    laws = [LAWS[name] for name in given.laws.split(",")]
     with given.record.open("ab") as record, tempfile.TemporaryDirectory(prefix="bypassd-protection-") as directory:
         Path(directory).chmod(0o755)
         for service in installed(given.services):
@@ -65,8 +71,8 @@ def _measure(given: argparse.Namespace) -> None:
                 for cell in measured(
                     place,
                     shares=[float(text) for text in given.shares.split(",")],
-                    hogs=hogs,
-                    laws=laws,
+                    hogs=[HOGS[name] for name in given.hogs.split(",")],
+                    laws=[laws.LAWS[name] for name in given.laws.split(",")],
                     rounds=given.rounds,
                     seconds=given.seconds,
                     settle_s=given.settle,

@@ -82,3 +82,5 @@ HOGS: Final = {
         Hog("tcp", "tcp", 2, whatever=True),
     )
 }
+USUAL: Final = ("int 2x", "stream", "compiler", "writes")
+"""Those that are measured when none are named."""

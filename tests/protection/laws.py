@@ -60,5 +60,7 @@ LAWS: Final = {
         Law(name="agent_only", config=_bare(idle=False)),
     )
 }
-USUAL: Final = ("again", "unmanaged", "kubernetes", "fixed", "quota", "cpu", "full")
+USUAL: Final = ("again", "kubernetes", "fixed", "cpu", "full")
 """Those that are compared when none are named."""
+WHOLE: Final = ("again", "unmanaged", "kubernetes", "fixed", "quota", "cpu", "full")
+"""Those of the whole measurement."""
