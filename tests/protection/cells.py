@@ -5,12 +5,13 @@ them alike. Each cell follows its own measurement of alone at once: minutes in w
 A cell has the online latencies, the work of BE, and the machine's use during exactly that time.
 """
 
+import contextlib
 import os
 import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,8 @@ class Cell(Struct, frozen=True, kw_only=True):
 
     ``rate``: requests a second that were asked for; ``done``: that were answered. ``busy`` is that of the node's
     ``cpus`` CPUs.
+    ``ran_us``, ``waited_us``, ``runs``: what a request had of the server's threads: CPU time, time runnable without a
+    CPU, and times that one of them was put on a CPU.
     ``settle_s``: from the BE pod's start to the measurement. ``windows``: the p99 of each quarter of a second, -1 for
     one without an answer. ``pair``: the same number for a cell and the alone that it is compared with, within a round.
     """
@@ -74,6 +77,9 @@ class Cell(Struct, frozen=True, kw_only=True):
     windows: tuple[float, ...]
     pair: int = 0
     cpus: int = CPUS
+    ran_us: float = 0.0
+    waited_us: float = 0.0
+    runs: float = 0.0
 
 
 class Uses(Struct, frozen=True):
@@ -92,6 +98,44 @@ class Uses(Struct, frozen=True):
                 user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) / _TICKS for word in words[:8])
                 busy, stolen = busy + user + nice + system + irq + softirq, stolen + steal
         return cls(busy, stolen, time.monotonic())
+
+
+def tids(pod: RunningPod) -> set[int]:
+    """All threads of a pod's containers."""
+    found: set[int] = set()
+    for running in pod.containers.values():
+        group = Path(running.directory("cpu"))
+        file = next(file for file in (group / "tasks", group / "cgroup.threads") if file.exists())
+        found.update(int(word) for word in file.read_text().split())
+    return found
+
+
+class Scheduled(Struct, frozen=True):
+    """What the scheduler counted of each of some threads: nanoseconds running, nanoseconds runnable, times it ran.
+
+    Source: Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat.
+    """
+
+    threads: Mapping[int, tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, threads: Iterable[int]) -> "Scheduled":
+        found = {}
+        for tid in threads:
+            with contextlib.suppress(OSError):
+                ran, waited, times = Path(f"/proc/{tid}/schedstat").read_text().split()
+                found[tid] = int(ran), int(waited), int(times)
+        return cls(found)
+
+    def since(self, before: "Scheduled") -> tuple[float, float, float]:
+        """Seconds running, seconds runnable and times run of the threads that were there before."""
+        parts = [
+            [now - then for now, then in zip(self.threads[tid], counts, strict=True)]
+            for tid, counts in before.threads.items()
+            if tid in self.threads
+        ]
+        ran, waited, times = (sum(column) for column in zip(*parts, strict=True)) if parts else (0, 0, 0)
+        return ran / 1e9, waited / 1e9, times
 
 
 class Stage:
@@ -229,11 +273,14 @@ class Stage:
             time.sleep(0.2)
             running = self.start_load(rate, warmup_s=settle_s, seconds=seconds, seed=number + 1)
             time.sleep(settle_s)
-            before, work_before = Uses.now(self.cpus), done()
+            server = tids(self.pod)
+            before, work_before, scheduled = Uses.now(self.cpus), done(), Scheduled.of(server)
             time.sleep(seconds)
             after, work_after = Uses.now(self.cpus), done()
+            ran, waited, runs = Scheduled.of(server).since(scheduled)
             load = loaded(running)
         took = after.at - before.at
+        answered = max(1.0, load.rate * took)
         return Cell(
             service=self.service.name,
             share=share,
@@ -256,6 +303,9 @@ class Stage:
             windows=load.windows,
             pair=pair,
             cpus=len(self.cpus),
+            ran_us=ran / answered * 1e6,
+            waited_us=waited / answered * 1e6,
+            runs=runs / answered,
         )
 
     def alone_work(self, hog: Hog, *, seconds: float) -> float:

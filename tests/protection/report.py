@@ -25,6 +25,8 @@ class Outcome(NamedTuple):
     ``p99``, ``p999``: ratio to alone, median of the rounds; ``spread``: the p99's smallest and largest. ``typical``:
     the same of the median quarter second's p99, None where the record has longer windows. ``work``: of BE, as a share
     of what it does with the machine to itself, in proportion to the CPU that online leaves.
+    ``ran``: CPU time of a request as a multiple of alone; ``waited_us``: what a request waited for a CPU, microseconds;
+    None where the record does not have them.
     ``alone_us``, ``alone_spread``: alone's p99, the median and the smallest and largest of all rounds.
     """
 
@@ -37,6 +39,8 @@ class Outcome(NamedTuple):
     spread: tuple[float, float]
     typical: float | None
     work: float
+    ran: float | None
+    waited_us: float | None
     p99_us: float
     alone_us: float
     alone_spread: tuple[float, float]
@@ -62,7 +66,7 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
             cells.setdefault((row["service"], row["share"], row["hog"], row["law"]), []).append(row)
     bases = {
         key: {
-            **{name: statistics.median(row[name] for row in some) for name in ("p99", "p999", "busy")},
+            **{name: statistics.median(row.get(name, 0) for row in some) for name in ("p99", "p999", "busy", "ran_us")},
             "typical": _typical(window for row in some for window in row["windows"]),
         }
         for key, some in alone.items()
@@ -85,6 +89,7 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
             cell["work"] / (whole * max(0.05, 1 - base["busy"] / cell.get("cpus", CPUS))) if whole else 0.0
             for cell, base in pairs
         ]
+        scheduled = [(cell, base) for cell, base in pairs if base["ran_us"]]
         result.append(
             Outcome(
                 service=service,
@@ -96,6 +101,10 @@ def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
                 spread=(min(p99), max(p99)),
                 typical=statistics.median(typical) if typical else None,
                 work=statistics.median(work),
+                ran=statistics.median(cell["ran_us"] / base["ran_us"] for cell, base in scheduled)
+                if scheduled
+                else None,
+                waited_us=statistics.median(cell["waited_us"] for cell, _ in scheduled) if scheduled else None,
                 p99_us=statistics.median(cell["p99"] for cell, _ in pairs),
                 alone_us=statistics.median(base["p99"] for _, base in pairs),
                 alone_spread=(min(ever[service, share]), max(ever[service, share])),
@@ -122,24 +131,28 @@ def summary(known: Sequence[Outcome]) -> str:
     for one in known:
         cells.setdefault((one.service, one.share, one.hog), {})[one.law] = one
     whole = [some for some in cells.values() if len(some) == len(laws)]
-    head = "| law | p99 | geometric mean | nine of ten below | worst | of a quarter second | p99.9 | BE work "
+    head = (
+        "| law | p99 | geometric mean | nine of ten below | worst | of a quarter second | p99.9 "
+        "| CPU time of a request | its wait for a CPU | BE work "
+    )
     lines = [
         f"Medians over the {len(whole)} cells that all laws have:",
         "",
         f"{head}| p99 at most {AIM_P99} | p99.9 at most {AIM_P999} | BE work at least {AIM_WORK:.0%} |",
-        "|---|" + "---:|" * 10,
+        "|---|" + "---:|" * 12,
     ]
     for law in laws if whole else ():
         some = [cell[law] for cell in whole]
         p99 = sorted(one.p99 for one in some)
-        typical = [one.typical for one in some if one.typical is not None]
+        typical = [one.typical for one in some]
         work = [one.work for one in some]
         of_work = ("-", "-") if is_control(law) else (f"{statistics.median(work):.0%}", _share(work, AIM_WORK.__le__))
         lines.append(
             f"| `{law}` | {statistics.median(p99):.2g} | {statistics.geometric_mean(p99):.2g} "
             f"| {p99[math.ceil(0.9 * len(p99)) - 1]:.2g} | {p99[-1]:.2g} "
-            f"| {f'{statistics.median(typical):.2g}' if typical else '-'} "
-            f"| {statistics.median(one.p999 for one in some):.2g} | {of_work[0]} "
+            f"| {_median(typical, '.2g')} "
+            f"| {statistics.median(one.p999 for one in some):.2g} | {_median([one.ran for one in some], '.2f')} "
+            f"| {_median([one.waited_us for one in some], '.1f', ' us')} | {of_work[0]} "
             f"| {_share(p99, AIM_P99.__ge__)} | {_share([one.p999 for one in some], AIM_P999.__ge__)} | {of_work[1]} |"
         )
     return "\n".join(lines)
@@ -148,6 +161,11 @@ def summary(known: Sequence[Outcome]) -> str:
 def is_control(law: str) -> bool:
     """Whether there is no BE work under it."""
     return law in LAWS and LAWS[law].control
+
+
+def _median(values: Iterable[float | None], form: str, unit: str = "") -> str:
+    some = [value for value in values if value is not None]
+    return f"{statistics.median(some):{form}}{unit}" if some else "-"
 
 
 def _share(values: Sequence[float], reached: Callable[[float], bool]) -> str:

@@ -66,9 +66,12 @@ def test_a_cell_is_compared_with_its_own_alone_and_its_work_with_the_cpus_of_the
         {**cell("kubernetes", 0, p99=200, work=250.0), "pair": 1, "cpus": 1},
         {**cell("cpu", 0, p99=990, work=500.0), "pair": 2, "cpus": 1},
     ]
+    for row in rows[1:]:
+        row["ran_us"], row["waited_us"] = 200.0 if row["law"] == "cpu" else 100.0, 7.0
     theirs, ours = outcomes(rows)
     assert (theirs.p99, ours.p99) == (2.0, 1.1)
     assert (theirs.work, ours.work) == (0.5, 1.0)
+    assert (theirs.ran, ours.ran, ours.waited_us) == (1.0, 2.0, 7.0)
 
 
 def test_a_disturbance_of_the_machine_is_in_the_p99_and_not_in_the_median_quarter_second() -> None:
@@ -91,7 +94,7 @@ def test_the_summary_is_over_the_cells_that_every_law_has() -> None:
     ]
     *_, ours, theirs = summary(outcomes(rows)).splitlines()
     assert [text.strip() for text in ours.strip("|").split("|")] == [
-        *("`bypassd`", "1.1", "1.1", "1.1", "1.1", "-", "1.1", "80%", "100%", "100%", "100%")
+        *("`bypassd`", "1.1", "1.1", "1.1", "1.1", "-", "1.1", "-", "-", "80%", "100%", "100%", "100%")
     ]
     assert "| `kubernetes` | 5 |" in theirs
     assert theirs.endswith("| 120% | 0% | 0% | 100% |")

@@ -32,8 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from tests.e2e.node import RunningPod
-from tests.protection.cells import Stage, Uses, stage
+from tests.protection.cells import Stage, Uses, stage, tids
 from tests.protection.hogs import HOGS, Hog
 from tests.protection.laws import LAWS, Law
 from tests.protection.report import read_record
@@ -164,16 +163,6 @@ class Recorder:
             each()
         self._write("tracing_on", "0")
         return (self._root / "trace").read_text(errors="replace").splitlines()
-
-
-def tids(pod: RunningPod) -> set[int]:
-    """All threads of a pod's containers."""
-    found: set[int] = set()
-    for running in pod.containers.values():
-        group = Path(running.directory("cpu"))
-        file = next(file for file in (group / "tasks", group / "cgroup.threads") if file.exists())
-        found.update(int(word) for word in file.read_text().split())
-    return found
 
 
 def names(pids: Iterable[int]) -> set[str]:
