@@ -129,7 +129,10 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     held = previous.reclaimed & counted if previous is not None else EMPTY
     count = len(counted)
     if not unlimited:
-        count = cpu_count(budget.milli, len(held), count, config.minimum_cpus, bounded=bounded)
+        # The harm law's ceiling is a number of whole CPUs that does not hover: the last of them is not kept back.
+        decided = not bounded and choice.reading is not None and budget.milli == choice.reading.ceiling_milli
+        held_back = 0 if decided else len(held)
+        count = cpu_count(budget.milli, held_back, count, config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
     taken = (pools.reserved | pools.dedicated_cpus) - counted
     reclaimed = EMPTY
