@@ -1,9 +1,10 @@
-"""Knobs that this kernel offers, by the files of a group."""
+"""What the files of a group tell of this kernel and node: the knobs that are offered, the CPUs in effect."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
 from cgroupfs.codecs import Version
+from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.knobs import CATALOG
 
@@ -16,6 +17,22 @@ class HierarchyLookup(Protocol):
 
     def versions(self) -> Mapping[str, Version]:
         """The version of each mounted controller."""
+
+
+def cpus_in_effect(mounts: HierarchyLookup, group: str, files: FileOps = REAL) -> CpuSet:
+    """The CPUs that the kernel gives a group: no group below it has others. Empty: not known.
+
+    v1 takes only CPUs that the parent has, so ``cpuset.cpus`` is in effect; on v2 it is a wish, which may be empty, and
+    ``cpuset.cpus.effective`` has the result.
+    """
+    version = mounts.versions().get("cpuset")
+    if version is None:
+        return EMPTY
+    try:
+        text = files.read(mounts.directory("cpuset", group), "cpuset.cpus" if version == 1 else "cpuset.cpus.effective")
+        return CpuSet.parse(text)
+    except (OSError, ValueError):
+        return EMPTY
 
 
 def offered(mounts: HierarchyLookup, group: str, files: FileOps = REAL) -> frozenset[str]:

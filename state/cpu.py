@@ -181,11 +181,15 @@ class HarmReading(Struct, frozen=True, kw_only=True):
 
 
 class HarmTerms(Struct, frozen=True, kw_only=True):
-    """What the harm law works with. ``cpus``: those that BE work may use; ``in_force``: it decides the BE budget."""
+    """What the harm law works with. ``cpus``: those that BE work may use; ``in_force``: it decides the BE budget.
+
+    ``grain_milli``: its ceilings are multiples of it: whole CPUs, where a cut takes these.
+    """
 
     cpus: CpuSet
     top_milli: int
     floor_milli: int
+    grain_milli: int = 1
     in_force: bool = False
 
 

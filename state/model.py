@@ -346,7 +346,9 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class Pools(Struct, frozen=True, kw_only=True, dict=True):
-    """Every CPU of the node in its pool. ``dedicated`` is keyed ``uid/container``; overlaps are in ``reasons``.
+    """Every CPU that pods can have in its pool. ``dedicated`` is keyed ``uid/container``; overlaps are in ``reasons``.
+
+    ``online_cpus``: these CPUs, as in `NodeView.cpus`.
 
     ``named``: online pools beside the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1``, ``system/NAME``, and
     ``isolation/UID`` of an isolated pod.
@@ -460,6 +462,7 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     ``realtime``: uids of BE pods with real-time threads.
     ``scheduler``: what of this kernel's scheduler decides which idle class is used.
     ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
+    ``kubepods_cpus``: the CPUs in effect in the kubepods directory; empty: could not be read; None: was not read.
     """
 
     topology: Topology
@@ -491,6 +494,13 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     idle_threads: frozenset[str] = frozenset()
     realtime: frozenset[str] = frozenset()
     scheduler: KernelScheduler = KernelScheduler()
+    kubepods_cpus: CpuSet | None = None
+
+    @cached_property
+    def cpus(self) -> CpuSet:
+        """The CPUs that pods can have: the online ones in the kubepods directory's set; all while that is not known."""
+        online = self.topology.online
+        return online & self.kubepods_cpus if self.kubepods_cpus and online & self.kubepods_cpus else online
 
     @cached_property
     def online_in_besteffort(self) -> bool:

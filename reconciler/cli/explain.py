@@ -304,10 +304,10 @@ def _signal(facts: Row) -> Iterator[Block]:
     yield field("signal", known)
     planned = " planned, not written" if facts.get("mode") == "observe" else ""
     yield field("budget", f"BE {fmt.cpu(budget['budget_milli'])}{planned}: {budget['reasons'].get('budget', '')}")
-    for name in ("law", "idle_buffer", "reclaimed", "cpuset", "quota"):
+    for name in ("cpus", "law", "idle_buffer", "reclaimed", "cpuset", "quota"):
         # A policy that is switched off has no part in the budget.
         if budget["reasons"].get(name, "off") != "off":
-            before = "budget law " if name == "law" else ""
+            before = {"cpus": "pods have ", "law": "budget law "}.get(name, "")
             yield field("", StyledText(f"{before}{budget['reasons'][name]}", "dim"))
 
 

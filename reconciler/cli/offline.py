@@ -17,7 +17,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, WritePlan, order_changes
-from cgroupfs.probe import offered
+from cgroupfs.probe import cpus_in_effect, offered
 from reconciler.actuators.holds import active, holding
 from reconciler.cli.kernel import read_value, wanted_text
 from reconciler.cli.nodeview import NO_MARKS, class_rules, read_text
@@ -106,7 +106,10 @@ def plan_node(node: Node, recorded_node: RecordedNode, *, files: FileOps = REAL)
         marks=marks,
         scheduler=scheduler_of((read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()),
     )
-    knowledge.take(knobs=offered(node.hierarchy, node.layout.kubepods, files))
+    knowledge.take(
+        knobs=offered(node.hierarchy, node.layout.kubepods, files),
+        kubepods_cpus=cpus_in_effect(node.hierarchy, node.layout.kubepods, files),
+    )
     for uid, dirs in node.pods.items():
         knowledge.sample(uid, dirs)
     manifests |= _manifests(node, knowledge, marks, problems)

@@ -48,6 +48,8 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     budget = fields["budget"]
     yield blank()
     yield field("CPU", f"BE budget {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
+    if limited := budget["reasons"].get("cpus"):
+        yield field("", f"pods have {limited}")
     titles = {pod["group"]: pod["title"] for pod in fields["pods"]}
     titles |= {
         setting["path"]: f"{titles[above]}/{setting['container']}"

@@ -240,7 +240,7 @@ def _budget(budget: Row) -> Iterator[Block]:
             for name, key in (("online", "online"), ("reclaimed", "reclaimed"), ("system", "system"))
         )
     yield field("CPU", "BE budget ", StyledText(fmt.cpu(budget["budget_milli"]), "head"), f"; {known}")
-    for name, before in (("budget", ""), ("law", "budget law "), ("reclaimed", "")):
+    for name, before in (("cpus", "pods have "), ("budget", ""), ("law", "budget law "), ("reclaimed", "")):
         if reason := budget["reasons"].get(name):
             yield field("", StyledText(f"{before}{reason}", "dim"))
 

@@ -21,6 +21,8 @@ from state.model import Pod, PodClass, Pools
 
 _CHOOSE_S: Final = 1.0
 """Seconds between two choices of the pods that share CPUs with BE work."""
+_MISSED_S: Final = 1.0
+"""Samples that are missing for less are not reported: the law does not rise meanwhile."""
 _OUTSIDE_MOST: Final = 64
 """BE pods outside of the besteffort directory whose use is read; of more it is unknown."""
 
@@ -157,6 +159,7 @@ class HarmWatch:
             HarmSample(
                 top_milli=terms.top_milli,
                 floor_milli=terms.floor_milli,
+                grain_milli=terms.grain_milli,
                 used_milli=used,
                 levels=levels,
                 excused=self._excused(pools, used, now),
@@ -167,7 +170,7 @@ class HarmWatch:
         self._measured = self._measured or levels is not None
         cut = self._state.cuts != before
         self.cuts += cut
-        self._publish(cut=cut)
+        self._publish(now, cut=cut)
 
     def close(self) -> None:
         """Give the source back."""
@@ -182,7 +185,7 @@ class HarmWatch:
             self._reconciler.inventory.take(harm=None)
             self._reconciler.dirty.mark(TICK)
 
-    def _publish(self, *, cut: bool) -> None:
+    def _publish(self, now: float, *, cut: bool) -> None:
         state = self._state
         if state is None or not self._measured:
             return
@@ -192,9 +195,13 @@ class HarmWatch:
         waits, own = (before.waits_percent, before.own_percent) if before is not None else (0.0, 0.0)
         if pod is not None:
             waits, own = round(pod.waits.percent, 1), round(pod.expected, 1)
+        since = state.unknown_since
+        if since is not None and now - since < _MISSED_S:
+            # Not a plan for each missing sample.
+            since = None
         reading = HarmReading(
             ceiling_milli=state.ceiling_milli,
-            unknown_since=state.unknown_since,
+            unknown_since=since,
             cuts=state.cuts,
             uid=uid,
             waits_percent=waits,
@@ -227,8 +234,9 @@ class HarmWatch:
     def _levels(self, waits: dict[str, PodWaiting], used: int | None, terms: HarmTerms, now: float) -> dict[str, float]:
         """The harm of each pod that was measured. Without BE work there is none, and what they wait is learned."""
         config = self.config().harm
-        ceiling = self._state.ceiling_milli if self._state is not None else terms.top_milli
-        quiet = is_quiet(used, ceiling, terms.floor_milli)
+        state = self._state
+        ceiling = state.ceiling_milli if state is not None else terms.top_milli
+        quiet = is_quiet(used, ceiling, terms.floor_milli) and (state is None or harm.settled(state, now, config))
         levels: dict[str, float] = {}
         for uid, waiting in waits.items():
             if (before := self._pods.get(uid)) is not None:

@@ -73,6 +73,7 @@ class NodeReadings(Struct, frozen=True, kw_only=True):
     harm: HarmReading | None = None
     idle_threads: frozenset[str] = frozenset()
     realtime: frozenset[str] = frozenset()
+    kubepods_cpus: CpuSet | None = None
 
 
 class NewReadings(TypedDict, total=False):
@@ -95,6 +96,7 @@ class NewReadings(TypedDict, total=False):
     harm: HarmReading | None
     idle_threads: frozenset[str]
     realtime: frozenset[str]
+    kubepods_cpus: CpuSet | None
 
 
 @final
@@ -298,6 +300,7 @@ class Inventory:
             harm=readings.harm,
             idle_threads=readings.idle_threads,
             realtime=readings.realtime,
+            kubepods_cpus=readings.kubepods_cpus,
             scheduler=self._scheduler,
             indicators=self._indicators(),
             arrived={cid: at for cid, at in self._arrived.items() if at is not None},

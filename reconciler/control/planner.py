@@ -29,7 +29,7 @@ def plan_pools(
     view: NodeView, previous: Pools | None, config: PoliciesConfig, policies: Sequence[AnyPolicy] = POLICIES
 ) -> Pools:
     """Every CPU in its pool, and the BE budget. ``previous`` is the last answer: what is held now, and since when."""
-    online = view.topology.online
+    online = view.cpus
     pools = Pools(
         online_cpus=online,
         reserved=EMPTY,
@@ -37,6 +37,7 @@ def plan_pools(
         shared=online,
         reclaimed=EMPTY,
         budget_milli=1000 * len(online),
+        reasons={"cpus": reason} if (reason := _outside(view)) else {},
     )
     for policy in policies:
         section: PolicyConfig = getattr(config, policy.name)
@@ -49,6 +50,14 @@ def plan_pools(
         elif policy.decide_node is not None:
             pools = replace(pools, reasons={**pools.reasons, policy.name: "off"})
     return replace(pools, terms=None)
+
+
+def _outside(view: NodeView) -> str:
+    """Why pods cannot have all online CPUs, or that this is not known; empty: they can."""
+    if view.kubepods_cpus is not None and view.cpus != view.kubepods_cpus & view.topology.online:
+        return f"all online CPUs: those of {view.kubepods} are not known"
+    outside = view.topology.online - view.cpus
+    return f"CPU {view.cpus} only: CPU {outside} is outside of the CPU set of {view.kubepods}" if outside else ""
 
 
 def plan_node(

@@ -62,7 +62,7 @@ class QuotaLender:
                 self._publish({}, [])
             return
         self._guard = quota_burst.guard(self._guard, knowledge.readings.cpu, pools, now, config.threshold_percent)
-        cpus = len(knowledge.readings.topology.online)
+        cpus = len(pools.online_cpus)
         samples: dict[str, BurstSample] = {}
         for pod, borrower in customers:
             use = knowledge.readings.uses.get(borrower.path)
@@ -100,7 +100,8 @@ class QuotaLender:
             self._load.forget()
         else:
             load, swing = self._load.add(reading, config.swing_window_s)
-        cpus = len(self._reconciler.inventory.readings.topology.online)
+        pools = self._reconciler.pools
+        cpus = len(pools.online_cpus if pools is not None else self._reconciler.inventory.readings.topology.online)
         samples = {borrower.path: self._turbo_sample(borrower, now, config.interval_s) for _, borrower in customers}
         node = TurboNode(cpus=cpus, load_percent=load, swing=swing)
         self.turbo = quota_turbo.step(self.turbo, samples, node, config)

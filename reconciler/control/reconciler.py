@@ -220,6 +220,9 @@ class Reconciler:
                 self._settle(cid, at)
         seen = await self._see(uids, listed)
         looked = {uid for uid, change in seen.items() if change.pod is not None} | self._take_kubelet()
+        if full or NODE in batch.keys:
+            cpus = self.actuator.judge.control_files.cpus_in_effect(self.inventory.layout.kubepods)
+            self.inventory.take(kubepods_cpus=cpus)
         view, plan, moved = self._plan_node()
         if moved or signalled or _caused(batch):
             self._counters.event()

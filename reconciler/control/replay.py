@@ -79,7 +79,7 @@ class PlanTrack(Struct, kw_only=True):
         self.budget_milli_s += pools.budget_milli * seconds
         low = pools.budget_milli
         self.smallest_milli = low if self.smallest_milli is None else min(low, self.smallest_milli)
-        online = view.topology.online
+        online = view.cpus
         if low <= floor(online, online, self.policies.reclaimed.budget):
             self.floor_s += seconds
         self.be_cpu_s += len(be_cpus(pools)) * seconds
@@ -210,6 +210,7 @@ class PlanComparison:
             self._unknown_s += seconds
             return
         used, idle = cpu.reclaimed_milli, max(0, _CPU * len(view.topology.online) - cpu.busy_milli)
+        idle = min(idle, _CPU * len(view.cpus))
         before, now = allowed_milli(first), allowed_milli(second)
         lost = max(0, min(used, before) - now)
         if enforced:

@@ -164,9 +164,10 @@ def _taken(nodes: CpuSet, name: str, view: NodeView, pools: Pools) -> str:
     # The CPUs of pools that run in the shared one are counted once, as those of BE work in mode overlap.
     guests = {key for key, cpus in pools.named.items() if cpus == pools.shared}
     unseen = {name, *guests} if pools.separate else {name, "reclaimed", *guests}
+    outside = view.topology.online - view.cpus
     owners: Mapping[str, CpuSet] = {
         owner: part
-        for owner, cpus in {**by_pool(pools), "isolated": view.topology.isolated}.items()
+        for owner, cpus in {**by_pool(pools), "isolated": view.topology.isolated, "outside": outside}.items()
         if owner not in unseen and (part := cpus & there)
     }
     largest = sorted(owners, key=lambda owner: (-len(owners[owner]), owner))

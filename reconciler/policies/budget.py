@@ -55,13 +55,13 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int, Meta(ge=MILLI_MIN, le=1_000_000, description="minimum BE budget in thousandths of a CPU")
     ] = 100
     floor_percent: Annotated[
-        Percent, Meta(description="minimum BE budget as a share of all online CPUs; the larger of the two applies")
+        Percent, Meta(description="minimum BE budget as a share of all CPUs of the node; the larger of the two applies")
     ] = 2
     grain_percent: Annotated[
-        int, Meta(ge=0, le=25, description="budgets are multiples of this share of all online CPUs")
+        int, Meta(ge=0, le=25, description="budgets are multiples of this share of all CPUs of the node")
     ] = 2
     grow_percent: Annotated[
-        int, Meta(ge=1, le=100, description="largest increase per step, as a share of all online CPUs")
+        int, Meta(ge=1, le=100, description="largest increase per step, as a share of all CPUs of the node")
     ] = 10
     grow_interval_s: Annotated[
         float, Meta(ge=0, le=3600, description="seconds between a change and the next increase")
@@ -148,7 +148,7 @@ def next_budget(
     ``ceiling`` is what the policies before allow (the idle buffer); the floor has precedence over it. ``arriving``: as
     in `arriving_milli`, kept free.
     """
-    online = view.topology.online
+    online = view.cpus
     low, top = floor(online, counted, config), _CPU * len(counted)
     before = min(max(previous.budget_milli, low), top) if previous is not None else None
     cpu = view.cpu

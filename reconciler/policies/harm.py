@@ -10,7 +10,7 @@ bandwidth control.
   time before the cut.
 - Up: a step after a calm while. Close to the use at which harm began last, the steps are smaller; where harm follows a
   step, the step is taken back and the next attempt comes after twice the time.
-- Unknown: never up.
+- Unknown: never up. A missing sample between others is left out: its time is neither calm nor harm.
 - Where cuts repeat for a minute: compare. BE work is at its minimum for some seconds, in which what each pod waits
   without it is learned (`reconciler.policies.waiting`). The next comparison comes after twice the time if this one has
   changed nothing. So waiting that BE work does not cause never holds it down for ever.
@@ -125,7 +125,12 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 10
     calm_s: Annotated[float, Meta(ge=0, le=600, description="seconds without harm before each step up")] = 1.0
     blame_s: Annotated[
-        float, Meta(ge=0, le=60, description="harm within so many seconds after a step up is caused by it")
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="harm within so many seconds after a step up, or sooner than that waited for, is caused by it",
+        ),
     ] = 2.0
     backoff_s: Annotated[
         float, Meta(ge=0, le=3600, description="longest time before a step up that has failed is tried again")
@@ -155,11 +160,13 @@ class HarmSample(Struct, frozen=True, kw_only=True):
 
     ``levels``: by uid, the harm of the online pods that were measured, in multiples of the limits; None: unknown.
     ``used_milli``: BE work's use in the same time; None: unknown. ``excused``: BE work had a start allowance and used
-    more than its ceiling: a lower ceiling would change nothing.
+    more than its ceiling: a lower ceiling would change nothing. ``grain_milli``: ceilings are multiples of it, as a CPU
+    set has no parts of a CPU; so are ``top_milli`` and ``floor_milli`` then.
     """
 
     top_milli: int
     floor_milli: int
+    grain_milli: int = 1
     used_milli: int | None = None
     levels: Mapping[str, float] | None = None
     excused: bool = False
@@ -207,7 +214,8 @@ class HarmState(Struct, frozen=True, kw_only=True):
 
 def interval_s(state: HarmState, top_milli: int, now: float, config: HarmConfig) -> float:
     """Seconds until the next sample."""
-    calm = state.calm_since is not None and now - state.calm_since >= _QUIET_S
+    # At the top for so long: the step to it is watched as any other.
+    calm = state.calm_since is not None and now - max(state.calm_since, state.raised_at) >= _QUIET_S
     if calm and state.ceiling_milli >= top_milli:
         return max(config.interval_s, config.calm_interval_s)
     return config.interval_s
@@ -228,17 +236,46 @@ def unknown(state: HarmState, since: float) -> HarmState:
     return replace(state, hurt=(), calm_since=None, unknown_since=since)
 
 
+def _missed(state: HarmState, last: float, now: float) -> HarmState:
+    """A sample is missing: its time counts neither as calm nor as harm, as if the clock had stopped for so long.
+
+    So one missing sample does not end a calm while, which would never be long enough where some are missing for ever,
+    nor does it separate two harmful samples. After `_GAP_S` without any, everything recent is forgotten.
+    """
+    since = state.unknown_since if state.unknown_since is not None else now
+    if not 0.0 <= now - since <= _GAP_S:
+        return unknown(state, since)
+    skipped = min(max(0.0, now - last), _GAP_S)
+    return replace(
+        state,
+        calm_since=state.calm_since + skipped if state.calm_since is not None else None,
+        harmed_at=min(now, state.harmed_at + skipped),
+        raised_at=min(now, state.raised_at + skipped),
+        unknown_since=since,
+    )
+
+
+def settled(state: HarmState, now: float, config: HarmConfig) -> bool:
+    """Whether a sample is of the time after the last cut for sure.
+
+    Earlier ones may be late: what online pods waited beside BE work would be learned as their own waiting.
+    """
+    return now - state.cut_at >= config.settle_s
+
+
 def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -> HarmState:
     """One step: down at harm, up by one step after a calm while, never up on an unknown."""
     low, top = sample.floor_milli, max(sample.floor_milli, sample.top_milli)
-    state = replace(_resumed(state, now), ceiling_milli=min(max(state.ceiling_milli, low), top))
+    ceiling = _whole(min(max(state.ceiling_milli, low), top), sample)
+    last = state.at
+    state = replace(_resumed(state, now), ceiling_milli=ceiling)
     if state.comparison.until is not None:
         if now < state.comparison.until <= now + _MOST_LONGER * config.compare_s:
             state = replace(state, ceiling_milli=low)
         elif sample.levels is not None:
             state = _compared(state, now, low, top)
     if sample.levels is None:
-        return unknown(state, state.unknown_since if state.unknown_since is not None else now)
+        return _missed(state, now if last is None else last, now)
     if state.comparison.until is not None:
         return replace(state, hurt=(), calm_since=None, unknown_since=None)
     if sample.excused:
@@ -295,13 +332,17 @@ def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: H
     if base <= low:
         # BE work has no more than its minimum: what online pods wait for now is not its doing.
         return state
-    probed = now - state.raised_at <= config.blame_s
+    # Harm that begins sooner than the step had waited for is its doing, too: else two that alternate never slow down.
+    waited = max(state.pause_s, _step_wait_s(sample, config))
+    probed = now - state.raised_at <= max(config.blame_s, waited)
     target = base * (100 - (config.clear_cut_percent if clear else config.cut_percent)) // 100
     if probed and not clear:
-        # A failed attempt costs its step, and a small one more. Lasting harm is the next cut's.
-        target = max(target, min(base, state.raised_from) - _near_step(sample.top_milli, config))
+        # A failed attempt costs its step, and a small one more if that is not a whole CPU. Lasting harm is the next
+        # cut's.
+        small = _near_step(sample.top_milli, config)
+        target = max(target, min(base, state.raised_from) - (small if small >= sample.grain_milli else 0))
     pause = max(state.pause_s, config.calm_s)
-    ceiling = max(low, min(ceiling, target))
+    ceiling = max(low, _whole(min(ceiling, target), sample))
     comparison = _repeated(state.comparison, now, ceiling, config)
     return replace(
         state,
@@ -336,7 +377,7 @@ def _stuck(state: HarmState, low: int, top: int, now: float, config: HarmConfig)
         return state
     if now - last < config.compare_after_s * comparison.pause:
         return state
-    return replace(state, ceiling_milli=low, comparison=_compare(comparison, now, ceiling, config))
+    return replace(state, ceiling_milli=low, comparison=_compare(comparison, now, ceiling, config), cut_at=now)
 
 
 def _compare(comparison: Comparison, now: float, ceiling: int, config: HarmConfig) -> Comparison:
@@ -362,26 +403,42 @@ def _calm(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) 
     tried = now - state.raised_at > config.blame_s
     if wall is not None and tried and ceiling > wall and calm <= state.raised_at + config.blame_s:
         # Beyond the last harm without a new one: it had another reason, or that has ended.
-        state, wall = replace(state, wall_milli=None, pause_s=0.0), None
+        pause = state.pause_s / 2 if state.pause_s > config.calm_s else 0.0
+        state, wall = replace(state, wall_milli=None, pause_s=pause), None
     if ceiling >= top:
         return state
-    rise, wait = _step(top, config), config.calm_s
-    if wall is not None and ceiling + rise > wall * _NEAR_PERCENT // 100:
-        if ceiling < (near := wall * _NEAR_PERCENT // 100):
+    usual = _step(top, config)
+    after, wait = _raised(ceiling, usual, sample), _step_wait_s(sample, config)
+    if wall is not None and after > (near := _whole(wall * _NEAR_PERCENT // 100, sample)):
+        if ceiling < near:
             # Up to there by usual steps.
-            rise = near - ceiling
+            after = near
         else:
             if not tried:
                 return state
             # What is not used shows nothing: then the next step waits longest.
             used = sample.used_milli is not None and sample.used_milli * 2 >= ceiling
-            rise, wait = _near_step(top, config), max(config.calm_s, state.pause_s if used else config.backoff_s)
+            after = _raised(ceiling, _near_step(top, config), sample)
+            wait = max(wait, state.pause_s if used else config.backoff_s)
     # The long wait is one without harm: calm for so long may never be.
     if now - max(calm, state.raised_at) < min(wait, max(config.calm_s, 2 * config.blame_s)):
         return state
     if now - max(state.harmed_at, state.raised_at) < wait:
         return state
-    return replace(state, ceiling_milli=min(top, ceiling + rise), raised_at=now, raised_from=ceiling)
+    return replace(state, ceiling_milli=min(top, after), raised_at=now, raised_from=ceiling)
+
+
+def _step_wait_s(sample: HarmSample, config: HarmConfig) -> float:
+    """A step of a whole CPU comes after the time of the usual steps of which it is made."""
+    return config.calm_s * max(1.0, sample.grain_milli / _step(sample.top_milli, config))
+
+
+def _whole(milli: int, sample: HarmSample) -> int:
+    return milli - milli % sample.grain_milli
+
+
+def _raised(ceiling: int, rise: int, sample: HarmSample) -> int:
+    return _whole(ceiling + max(rise, sample.grain_milli), sample)
 
 
 def _step(top: int, config: HarmConfig) -> int:

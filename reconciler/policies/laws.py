@@ -31,7 +31,7 @@ def choose_law(
 ) -> LawChoice:
     """Which law. ``counted``: the CPUs that BE work may use; ``squeezed``: why they are others' own, if they are.
 
-    ``least_milli``: what no cut takes, as a cut takes whole CPUs and writes no quota.
+    ``least_milli``: what no cut takes, as a cut takes whole CPUs and writes no quota; 0: it is a quota.
     """
     if config.law is BudgetLaw.QUOTA:
         return LawChoice(None, None, "quota (configured)")
@@ -39,8 +39,10 @@ def choose_law(
         return LawChoice(None, None, f"quota: {squeezed}")
     if (why := obstacle(view, pools)) is not None:
         return LawChoice(None, None, f"quota: {why}")
-    low = max(floor(view.topology.online, counted, config), min(least_milli, 1000 * len(counted)))
-    terms = HarmTerms(cpus=counted, top_milli=top_of(len(counted), low, config.harm), floor_milli=low)
+    low, grain = floor(view.cpus, counted, config), 1000 if least_milli else 1
+    low = max(low - low % grain, min(least_milli, 1000 * len(counted)))
+    top = top_of(len(counted), low, config.harm)
+    terms = HarmTerms(cpus=counted, top_milli=top, floor_milli=low, grain_milli=grain)
     reading = view.harm
     if reading is None:
         return LawChoice(terms, None, "quota: what online pods wait for a CPU is not measured yet")
@@ -81,7 +83,7 @@ def harm_budget(
             room, text = left - arriving, f"{fmt.cpus(arriving)} kept for starting online containers"
     milli, least = min(max(room, terms.floor_milli), terms.top_milli), terms.floor_milli
     if milli > ceiling:
-        least = min(milli, floor(view.topology.online, terms.cpus, config))
+        least = min(milli, floor(view.cpus, terms.cpus, config))
         milli, text = max(ceiling, least), f"limited to {fmt.cpu(max(0, ceiling))} by a response to interference"
     if milli == least < terms.top_milli:
         text += f"; limited to the minimum, {fmt.cpu(milli)}"

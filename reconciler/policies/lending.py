@@ -107,7 +107,7 @@ def wanted(pod: Pod, view: NodeView, pools: Pools, *, policy: str, percent: int)
         # The period differs from the runtime's: a quota would mean something else than the law has computed.
         if view.actual.get((borrower.path, "cpu.period"), borrower.period_us) != borrower.period_us:
             continue
-        value = min(lent, ceiling_us(borrower.limit_us, borrower.period_us, percent, len(view.topology.online)))
+        value = min(lent, ceiling_us(borrower.limit_us, borrower.period_us, percent, len(view.cpus)))
         if value > borrower.limit_us:
             above = _share(value - borrower.limit_us, borrower.period_us)
             reason = f"borrows {above} above its limit of {borrower.limit_us} µs"

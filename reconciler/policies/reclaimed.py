@@ -108,7 +108,8 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     if confined and squeezed is None and (config.placement != _AS_EVER or view.irq_cpus):
         counted, tiers, text = by_rules(counted, view.topology, config.placement, interrupts=view.irq_cpus)
     was_confined = previous is not None and previous.confined and confined
-    outside = pools.online_cpus - counted if was_confined else EMPTY
+    # Never in the pods' directories; the others only once it was kept off them.
+    outside = view.topology.online - (counted if was_confined else pools.online_cpus)
     # CPUs that are BE work's alone may be filled: no online work on them needs room.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
@@ -129,7 +130,10 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     held = previous.reclaimed & counted if previous is not None else EMPTY
     count = len(counted)
     if not unlimited:
-        count = cpu_count(budget.milli, len(held), count, config.minimum_cpus, bounded=bounded)
+        # The harm law's ceiling is a number of whole CPUs that does not hover: the last of them is not kept back.
+        decided = not bounded and choice.reading is not None and budget.milli == choice.reading.ceiling_milli
+        held_back = 0 if decided else len(held)
+        count = cpu_count(budget.milli, held_back, count, config.minimum_cpus, bounded=bounded)
     # Siblings of CPUs that are shared on purpose are no longer worth avoiding.
     taken = (pools.reserved | pools.dedicated_cpus) - counted
     reclaimed = EMPTY

@@ -152,8 +152,10 @@ def cpuset_not_online(setting: Setting, scene: RefusalContext) -> str | None:
     """v1 refuses a CPU that is not in the parent's set; v2 accepts it and then does not use it."""
     if not isinstance(setting.value, CpuSet):
         return None
-    gone = setting.value - scene.view.topology.online
-    return f"CPU {gone} is not online" if gone else None
+    if gone := setting.value - scene.view.topology.online:
+        return f"CPU {gone} is not online"
+    outside = setting.value - scene.view.cpus
+    return f"CPU {outside} is outside of the CPU set of {scene.view.kubepods}" if outside else None
 
 
 def cpuset_outside_parent(setting: Setting, scene: RefusalContext) -> str | None:
@@ -178,7 +180,7 @@ def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
         return None
     if setting.path != view.besteffort:
         return "the kubelet places online pods below it"
-    if setting.value >= view.topology.online:
+    if setting.value >= view.cpus:
         return None
     if view.kubelet.policy is not CpuPolicy.NONE:
         return (

@@ -75,13 +75,15 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     kubelets = view.kubelet.reserved if config.from_kubelet else EMPTY
     parts = [f"{name} {cpus}" for name, cpus in (("the kubelet's", kubelets), ("configured", ours)) if cpus]
     if config.count and not parts:
-        ours = spread(config.count, view.topology)
+        ours = spread(config.count, view.topology, pools.online_cpus)
         parts = [f"{len(ours)} chosen by bypassd: {ours}"]
     wanted = ours | kubelets
     reserved = wanted & pools.online_cpus
     reason = " and ".join(parts) if parts else "no reserved CPUs"
-    if wanted != reserved:
-        reason += f"; CPU {wanted - reserved} is not online"
+    if gone := wanted - view.topology.online:
+        reason += f"; CPU {gone} is not online"
+    if outside := (wanted & view.topology.online) - reserved:
+        reason += f"; CPU {outside} is outside of {view.kubepods} in any case"
     strict = config.strict is StrictReserve.ALWAYS or (
         config.strict is StrictReserve.KUBELET and view.kubelet.strict_reserved
     )
@@ -103,13 +105,13 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     )
 
 
-def spread(count: int, topology: Topology) -> CpuSet:
-    """``count`` CPUs, whole cores with the lowest numbers, one node after the other; the last core may be cut.
+def spread(count: int, topology: Topology, within: CpuSet) -> CpuSet:
+    """``count`` of these CPUs, whole cores with the lowest numbers, one node after the other; the last may be cut.
 
     Source: Katalyst's TakeHTByNUMABalance. Difference: Katalyst counts threads, and leaves half a core beside each.
     """
     nodes = [
-        iter(sorted((core for core in topology.cores() if core <= topology.node_cpus(node)), key=min))
+        iter(sorted((core & within for core in topology.cores() if core & within & topology.node_cpus(node)), key=min))
         for node in topology.nodes()
     ]
     taken = EMPTY

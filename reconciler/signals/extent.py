@@ -20,7 +20,7 @@ def own_cpus(uid: str, pools: Pools) -> CpuSet:
 
 
 def pod_cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet:
-    """The CPUs of its containers, if each was read; every online CPU when nothing is known.
+    """The CPUs of its containers, if each was read; every CPU that pods can have when nothing is known.
 
     Its sandbox does not count: it always sleeps, and its CPUs are not read.
     """
@@ -36,4 +36,4 @@ def pod_cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet:
             cpus = own_cpus(pod.uid, pools)
         elif name is not None:
             cpus = pool_cpus(pools).get(name, EMPTY)
-    return cpus & view.topology.online or view.topology.online
+    return cpus & view.cpus or view.cpus

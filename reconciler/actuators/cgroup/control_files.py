@@ -19,7 +19,7 @@ from cgroupfs.errors import CgroupGoneError, cgroup_error
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
-from cgroupfs.probe import offered
+from cgroupfs.probe import cpus_in_effect, offered
 from reconciler.actuators.cgroup.compare import FileWrite, KnobFile
 from state.entry import LedgerEntry
 from state.ledger import Ledger
@@ -93,6 +93,10 @@ class ControlFileCache:
     def offered(self, path: str) -> frozenset[str]:
         """The knobs that this kernel offers, derived from a group's files; empty if the group does not exist."""
         return offered(self.hierarchy, path, self._files)
+
+    def cpus_in_effect(self, path: str) -> CpuSet:
+        """The CPUs that the kernel gives a group; empty: not known."""
+        return cpus_in_effect(self.hierarchy, path, self._files)
 
     def memory_use(self, work: FileWrite) -> int | None:
         """Memory usage of a v2 group in bytes: a limit below it would kill. None if it cannot be read."""

@@ -8,6 +8,7 @@ from typing import get_type_hints
 import pytest
 from msgspec.structs import fields
 
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import Driver, Layout, QosClass
 from reconciler.control.inventory import Inventory, NewReadings, NodeReadings
 from reconciler.pods.selectors import ClassRules
@@ -40,6 +41,7 @@ NEWS: NewReadings = {
     "harm": HarmReading(ceiling_milli=900),
     "idle_threads": frozenset({"/kubepods/besteffort/podb"}),
     "realtime": frozenset({"0a"}),
+    "kubepods_cpus": CpuSet.span(3),
 }
 
 

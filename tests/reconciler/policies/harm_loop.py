@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from reconciler.policies.harm import HarmConfig, HarmSample, HarmState, interval_s, start, step, top_of
+from reconciler.policies.harm import HarmConfig, HarmSample, HarmState, interval_s, settled, start, step, top_of
 from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge, level_of
 
 POD = "a"
@@ -182,10 +182,16 @@ def run(
         seen, late = late, noisy
         levels = None
         if item.known and seen is not None:
-            quiet = is_quiet(used, state.ceiling_milli, machine.least_milli)
+            quiet = is_quiet(used, state.ceiling_milli, machine.least_milli) and settled(state, clock, config)
             pod = judge(pod, seen, clock, config, quiet=quiet)
             levels = {POD: pod.level}
-        sample = HarmSample(top_milli=top, floor_milli=machine.least_milli, used_milli=used, levels=levels)
+        sample = HarmSample(
+            top_milli=top,
+            floor_milli=machine.least_milli,
+            grain_milli=1000 if machine.whole else 1,
+            used_milli=used,
+            levels=levels,
+        )
         state = step(state, sample, clock, config)
 
 

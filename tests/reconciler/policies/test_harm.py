@@ -89,6 +89,63 @@ def test_unknown_never_raises_and_remembers_since_when() -> None:
     assert step(state, CALM, 10.0, CONFIG).unknown_since is None
 
 
+@pytest.mark.parametrize("missing", [2, 3, 5])
+def test_a_missing_sample_is_left_out(missing: int) -> None:
+    """Of so many samples one is known: they are cut by as those alone, and rise as long after as these are calm."""
+    unknowns = [sample(None)] * (missing - 1)
+    assert after(SMALL, *unknowns, SMALL).ceiling_milli == 3000
+    assert after(*[CALM, *unknowns] * 10).ceiling_milli == 6000
+    assert after(*[CALM, *unknowns] * 12).ceiling_milli == 6800
+    gap = [sample(None)] * 40
+    assert after(SMALL, *gap, SMALL).ceiling_milli == 6000
+    assert after(*[CALM] * 8, *gap, *[CALM] * 8).ceiling_milli == 6000
+
+
+def test_it_never_rises_by_a_missing_sample() -> None:
+    state = start(1000)
+    for number in range(600):
+        known = number % 10 < 3
+        before, state = state.ceiling_milli, step(state, CALM if known else sample(None), number / 10, CONFIG)
+        assert known or state.ceiling_milli == before
+    assert state.ceiling_milli == TOP
+
+
+def whole(levels: Mapping[str, float], used: int, top: int = 2000) -> HarmSample:
+    return HarmSample(top_milli=top, floor_milli=1000, grain_milli=1000, used_milli=used, levels=levels)
+
+
+@pytest.mark.parametrize(
+    ("begin", "used", "level", "ceiling"),
+    [(2000, 1480, 9.0, 1000), (2000, 1480, 1.5, 1000), (7000, 6900, 1.5, 5000), (7000, 6900, 9.0, 3000)],
+)
+def test_by_whole_cpus_it_cuts_whole_cpus(begin: int, used: int, level: float, ceiling: int) -> None:
+    item = whole({"a": level}, used, 8000)
+    assert after(item, item, begin=begin).ceiling_milli == ceiling
+
+
+def test_by_whole_cpus_a_step_is_one_and_comes_after_the_time_of_its_parts() -> None:
+    """A tenth of two CPUs a second: a whole one five seconds after the last harm."""
+    harmed, calm = whole({"a": 1.5}, 900), whole({}, 900)
+    ceilings = [after(harmed, *[calm] * count, begin=1000).ceiling_milli for count in (49, 50)]
+    assert ceilings == [1000, 2000]
+
+
+def test_by_whole_cpus_a_step_that_harms_is_taken_back_as_a_whole() -> None:
+    state = replace(start(7000), wall_milli=7000, raised_at=-0.5, raised_from=6000)
+    harmed = whole({"a": 1.5}, 6900, 8000)
+    state = step(step(state, harmed, 0.0, CONFIG), harmed, 0.1, CONFIG)
+    assert (state.ceiling_milli, state.wall_milli, state.pause_s) == (6000, 6900, 2 * CONFIG.calm_s)
+
+
+@pytest.mark.parametrize(("late_s", "pause_s"), [(3.0, 8.0), (5.0, 4.0)])
+def test_harm_sooner_than_the_step_had_waited_is_its_doing_too(late_s: float, pause_s: float) -> None:
+    """Else a step whose harm comes just after ``blame_s`` is repeated at the same pace for ever."""
+    state = replace(start(6200), wall_milli=6000, raised_at=0.0, raised_from=6000, pause_s=4.0)
+    harmed = sample({"a": 1.5}, 6200)
+    state = step(step(state, harmed, late_s - 0.1, CONFIG), harmed, late_s, CONFIG)
+    assert (state.pause_s, state.cuts) == (pause_s, 1)
+
+
 def test_a_step_that_harms_is_taken_back_and_the_next_waits_twice_as_long() -> None:
     state = replace(after(CALM), wall_milli=6000, ceiling_milli=6200, raised_at=0.5, raised_from=6000)
     harmed = sample({"a": 1.5}, 6200)
@@ -221,6 +278,8 @@ def test_samples_are_rarer_after_a_calm_while_at_the_top_only() -> None:
     assert interval_s(state, TOP, 0.0, CONFIG) == usual < rare
     state = step(state, CALM, 0.0, CONFIG)
     assert [interval_s(state, TOP, now, CONFIG) for now in (1.0, 3.0)] == [usual, rare]
+    # The step to the top is watched as any other.
+    assert interval_s(replace(state, raised_at=2.5), TOP, 3.0, CONFIG) == usual
     # Any waiting ends that at once, harm or not.
     waits = step(state, sample({"a": 0.6}), 3.0, CONFIG)
     assert interval_s(waits, TOP, 3.0, CONFIG) == usual

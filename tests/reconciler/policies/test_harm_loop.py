@@ -1,5 +1,7 @@
 """The harm law in a closed loop with a machine: what it guarantees, over the machine's parameters and made traces."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,6 +135,36 @@ def test_never_below_the_minimum_nor_above_the_top_whatever_the_load_and_the_clo
 ) -> None:
     for moment in run(lambda at: loads[int(at / step_s) % len(loads)], 120):
         assert MACHINE.floor_milli <= moment.state.ceiling_milli <= 1000 * MACHINE.cpus
+
+
+@FEW
+@given(
+    machine=MACHINES.map(lambda machine: replace(machine, noise=0.0)),
+    known=st.integers(2, 10),
+    seed=st.integers(0, 1000),
+)
+def test_with_missing_samples_it_cuts_and_recovers(machine: Machine, known: int, seed: int) -> None:
+    """From two of ten samples on, in any order: after a burst BE work has what is fair again."""
+    source = random.Random(seed)
+    quiet, busy = load_of(machine, 0.05), load_of(machine, 0.8)
+
+    def trace(at: float) -> Input:
+        return replace(busy if 20 <= at < 60 else quiet, known=source.random() < known / 10)
+
+    moments = list(run(trace, 300, machine))
+    late = [moment for moment in moments if 30 <= moment.at < 60]
+    assert harmed_share(late, CLEARLY) <= 0.1
+    step = 1000 * machine.cpus * CONFIG.raise_percent / 100 / 4
+    assert all(moment.used + step >= 0.4 * moment.fair for moment in tail(moments, 240))
+
+
+@FEW
+@given(machine=MACHINES, share=st.floats(0.05, 0.9))
+def test_by_whole_cpus_no_step_is_lost_on_a_part_of_one(machine: Machine, share: float) -> None:
+    """Each ceiling is usable in full: what was learned about it is true."""
+    machine = replace(machine, whole=True)
+    for moment in run(lambda _: load_of(machine, share), 120, machine):
+        assert moment.state.ceiling_milli % 1000 == 0
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, -1.0, 5.0, 3600.0])
