@@ -1,7 +1,8 @@
 """Writes deploy/grafana-dashboard.json: the panels are declared here, so that each query stands once and in one place.
 
-Counters of CPU time grow once a minute, so their rates are over five minutes. ``python deploy/dashboard.py`` (or ``make
-docs``); tests/test_monitoring.py compares the file with it and each query with the real exposition.
+Counters of CPU time grow once a minute, so their rates are over five minutes. A panel with a line for each node or pod
+shows at most 20 of each query, or the faulty ones only: a fleet has 1,000 nodes. ``python deploy/dashboard.py`` (or
+``make docs``); tests/test_monitoring.py compares the file with it and each query with the real exposition.
 """
 
 import json
@@ -33,7 +34,11 @@ _SHORT: Final = {
 
 
 def _p99(name: str) -> str:
-    return f"histogram_quantile(0.99, sum by (instance, le) (rate({name}_bucket{{NODE}}[5m])))"
+    return f"topk(20, histogram_quantile(0.99, sum by (instance, le) (rate({name}_bucket{{NODE}}[5m]))))"
+
+
+def _by_node(name: str, labels: str) -> str:
+    return f"topk(20, sum by ({labels}) (rate(bypassd_{name}{{NODE,ONLINE}}[5m])))"
 
 
 def _query(text: str) -> str:
@@ -97,6 +102,18 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             ),
             Panel("CPUs in use", "By kind of work.", "short", (("sum by (by) (bypassd_used_cpus{NODE})", "{{by}}"),)),
             Panel("CPUs by pool", "As planned.", "short", (("sum by (pool) (bypassd_pool_cpus{NODE})", "{{pool}}"),)),
+            Panel(
+                "Nodes by version",
+                "During a rollout.",
+                "short",
+                (("count by (version) (bypassd_build_info{NODE})", "{{version}}"),),
+            ),
+            Panel(
+                "Nodes by mode",
+                "observe: nothing is written, by configuration or after bypassctl restore.",
+                "short",
+                (("sum by (mode) (bypassd_mode{NODE})", "{{mode}}"),),
+            ),
             Panel("Pods by class", "", "short", (("sum by (class) (bypassd_pods{NODE})", "{{class}}"),)),
         ),
     ),
@@ -144,23 +161,13 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Waiting for a CPU",
                 "Seconds of each second in which tasks of online pods waited. No series: the kernel does not count it.",
                 "s",
-                (
-                    (
-                        "sum by (instance) (rate(bypassd_class_cpu_wait_seconds_total{NODE,ONLINE}[5m]))",
-                        "{{instance}}",
-                    ),
-                ),
+                ((_by_node("class_cpu_wait_seconds_total", "instance"), "{{instance}}"),),
             ),
             Panel(
                 "Stopped by quotas",
                 "Run queues of online pods that a quota stopped, on average.",
                 "short",
-                (
-                    (
-                        "sum by (instance, class) (rate(bypassd_class_cpu_throttled_seconds_total{NODE,ONLINE}[5m]))",
-                        "{{instance}} {{class}}",
-                    ),
-                ),
+                ((_by_node("class_cpu_throttled_seconds_total", "instance, class"), "{{instance}} {{class}}"),),
             ),
             Panel(
                 "CPU use",
@@ -201,8 +208,8 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Number of CPUs of managed pods.",
                 "short",
                 (
-                    ("bypassd_pod_wanted_cpuset_cpus{POD}", f"{_POD_LEGEND} wanted"),
-                    ("bypassd_pod_cpuset_cpus{POD}", f"{_POD_LEGEND} in force"),
+                    ("topk(20, bypassd_pod_wanted_cpuset_cpus{POD})", f"{_POD_LEGEND} wanted"),
+                    ("topk(20, bypassd_pod_cpuset_cpus{POD})", f"{_POD_LEGEND} in force"),
                 ),
             ),
             Panel(
@@ -210,17 +217,17 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Of pods with a quota of their own; BestEffort pods share that of their directory.",
                 "short",
                 (
-                    ("bypassd_pod_wanted_quota_cpus{POD}", f"{_POD_LEGEND} wanted"),
-                    ("bypassd_pod_quota_cpus{POD}", f"{_POD_LEGEND} in force"),
+                    ("topk(20, bypassd_pod_wanted_quota_cpus{POD})", f"{_POD_LEGEND} wanted"),
+                    ("topk(20, bypassd_pod_quota_cpus{POD})", f"{_POD_LEGEND} in force"),
                 ),
             ),
             Panel(
                 "Settings not in force",
-                "pending: not written yet, refused or failed; left_alone: under a hold, or given up to another writer.",
+                "pending: not written yet, refused or failed; held_or_yielded: on hold, or left to another writer.",
                 "short",
                 (
                     (
-                        'bypassd_pod_settings{POD,state!="in_force"} > 0',
+                        'topk(20, bypassd_pod_settings{POD,state!="in_force"} > 0)',
                         f"{_POD_LEGEND} {{{{state}}}}",
                     ),
                 ),
@@ -259,16 +266,16 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 ),
             ),
             Panel(
-                "Evictions of the last 2 h",
-                "",
+                "Evictions that ended",
+                "In the last hour. refused and failed: the pod still runs; gone: it ended before.",
                 "short",
-                (("sum by (instance, outcome) (bypassd_evictions{NODE})", "{{instance}} {{outcome}}"),),
+                (("sum by (outcome) (increase(bypassd_evictions_ended_total{NODE}[1h]))", "{{outcome}}"),),
             ),
             Panel(
                 "Evictions that a dry run would order",
                 "",
                 "short",
-                (("sum by (instance) (bypassd_evictions_wanted{NODE})", "{{instance}}"),),
+                (("topk(20, sum by (instance) (bypassd_evictions_wanted{NODE}) > 0)", "{{instance}}"),),
             ),
             Panel(
                 "Alerts",
@@ -307,7 +314,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Starts that a quota delayed",
                 "In the last hour.",
                 "short",
-                (("sum by (instance) (increase(bypassd_starts_late_total{NODE}[1h]))", "{{instance}}"),),
+                (("topk(20, sum by (instance) (increase(bypassd_starts_late_total{NODE}[1h])) > 0)", "{{instance}}"),),
             ),
             Panel(
                 "Loop lag and reconciliation, p99",
@@ -322,13 +329,13 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "CPU of the daemon",
                 "",
                 "percentunit",
-                (('rate(process_cpu_seconds_total{NODE,job="bypassd"}[5m])', "{{instance}}"),),
+                (('topk(20, rate(process_cpu_seconds_total{NODE,job="bypassd"}[5m]))', "{{instance}}"),),
             ),
             Panel(
                 "Memory of the daemon",
                 "",
                 "bytes",
-                (('process_resident_memory_bytes{NODE,job="bypassd"}', "{{instance}}"),),
+                (('topk(20, process_resident_memory_bytes{NODE,job="bypassd"})', "{{instance}}"),),
             ),
             Panel(
                 "Writes by outcome",

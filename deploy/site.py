@@ -87,6 +87,8 @@ class _Faults(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         """Look at a whole paragraph."""
         self._style = False
+        if tag == "code" and self._paragraph is not None:
+            self._paragraph.append("`")
         if tag == "p" and self._paragraph is not None:
             text = "".join(self._paragraph)
             self.found += [f"not rendered: {match[0].strip()} in: {text[:60]!r}" for match in _UNMADE.finditer(text)]

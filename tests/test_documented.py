@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.cli.options import COMMANDS
+from reconciler.config import load
 from reconciler.pods.marks import ANNOTATIONS, LABELS
 from tests.architecture import concept
 from tests.reconciler.telemetry.complete import exposed
@@ -38,6 +39,11 @@ def test_every_metric_is_in_the_manual_page_and_no_other() -> None:
 def test_every_command_has_its_part_of_the_manual_page() -> None:
     titles = re.findall(r"^### bypassctl (\w+)", (DOCS / "bypassctl.1.md").read_text(), re.MULTILINE)
     assert sorted(titles) == sorted(command.name for command in COMMANDS)
+
+
+def test_the_number_of_settings_in_the_manual_is_that_of_the_program() -> None:
+    (named,) = re.findall(r"`FILE: OK \((\d+) settings", (DOCS / "bypassd.8.md").read_text())
+    assert int(named) == load.setting_count()
 
 
 def test_every_label_and_annotation_that_is_read_is_in_its_document() -> None:

@@ -94,6 +94,14 @@ def test_a_counter_is_never_drawn_as_it_is() -> None:
         assert not bare.search(query), origin
 
 
+def test_no_panel_has_a_line_for_each_node_or_pod_of_a_fleet() -> None:
+    bounded = re.compile(r"^topk\(20, | (?:== [01]|> 0)$")
+    for panel in panels():
+        for target in panel["targets"]:
+            if re.search(r"\{\{(?:instance|pod)\}\}", target["legendFormat"]):
+                assert bounded.search(target["expr"]), panel["title"]
+
+
 def test_the_dashboard_is_what_its_program_writes() -> None:
     spec = importlib.util.spec_from_file_location("dashboard", ROOT / "deploy/dashboard.py")
     assert spec is not None

@@ -71,7 +71,9 @@ def test_a_request_to_elsewhere_or_a_list_that_is_none_is_a_fault(
     site: ModuleType, tmp_path: Path, markup: str
 ) -> None:
     page = tmp_path / "page.html"
-    page.write_text('<p><code>- x</code> of\n<a href="https://a.example/">a link</a> - and</p><img src="img/x.png">')
+    page.write_text(
+        '<p><code>- x</code> of <code>a\n500</code>. Of\n<a href="https://a.example/">a</a> - and</p><img src="x.png">'
+    )
     (tmp_path / "a.css").write_text("a { background: url(../x.png), url(data:image/png;base64,AA//) }")
     assert site.faults(tmp_path) == []
     page.write_text(markup)

@@ -130,7 +130,7 @@ def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics
         used=agent.minutes.total(pod),
         in_force=states["in_force"],
         pending=states["pending"],
-        left_alone=states["left_alone"],
+        held_or_yielded=states["held_or_yielded"],
         llc_bytes=use.occupancy_bytes,
         memory_bytes_s=use.total_bytes_s,
     )

@@ -22,7 +22,7 @@ from state.model import Container, ContainerKind, Pod, PodClass
 from state.setting_state import SettingState
 
 BUCKETS: Final[Mapping[SettingState, str]] = {
-    state: "in_force" if state.is_in_force() else "left_alone" if state.is_left_to_others() else "pending"
+    state: "in_force" if state.is_in_force() else "held_or_yielded" if state.is_left_to_others() else "pending"
     for state in SettingState
 }
 """How the metrics count a setting."""

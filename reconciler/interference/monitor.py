@@ -48,7 +48,7 @@ from reconciler.signals.reading import MeteredReader, build, costs
 from reconciler.signals.tasks import ReaderTasks
 from state.cache import CacheUsage
 from state.entry import LedgerEvent
-from state.eviction import EvictionCase, EvictionOrder, EvictionStep
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep
 from state.evidence import ContainerSnapshot, PodSnapshot, SampleFrame
 from state.measures import Restrictions
 from state.memory import MemoryPlan
@@ -206,6 +206,9 @@ class EvictionExecutor(Protocol):
     def cases(self) -> Sequence[EvictionCase]: ...
 
     def ending(self) -> frozenset[str]: ...
+
+    @property
+    def ended(self) -> Mapping[EvictionOutcome, int]: ...
 
 
 @final
@@ -536,6 +539,10 @@ class InterferenceMonitor:
     def cases(self) -> Sequence[EvictionCase]:
         """Evictions under way, and the last that ended."""
         return self._evictor.cases() if self._evictor is not None else ()
+
+    def ended(self) -> Mapping[EvictionOutcome, int]:
+        """Evictions that ended since the daemon's start, by outcome."""
+        return self._evictor.ended if self._evictor is not None else {}
 
     def costs(self) -> dict[str, float]:
         """CPU seconds that each reader has taken so far."""

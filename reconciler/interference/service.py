@@ -50,7 +50,8 @@ class InterferenceCounters(Struct, frozen=True, kw_only=True):
 
     ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: transitions on the ladder,
     by response and turn (a rule in shadow has turns of its own, ``would-applied``). ``read_s``: CPU seconds by reader.
-    ``orders``: evictions by outcome, ``open`` for those under way; ``would``: pods that a dry run would evict now.
+    ``orders``: evictions of the last hours by outcome, ``open`` for those under way; ``ended``: all since the start;
+    ``would``: pods that a dry run would evict now.
     """
 
     verdicts: Mapping[tuple[str, str], int] = {}
@@ -59,6 +60,7 @@ class InterferenceCounters(Struct, frozen=True, kw_only=True):
     read_s: Mapping[str, float] = {}
     pass_s: float = 0.0
     orders: Mapping[str, int] = {}
+    ended: Mapping[str, int] = {}
     would: int = 0
 
 

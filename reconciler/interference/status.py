@@ -66,6 +66,7 @@ def numbers(observer: InterferenceMonitor) -> InterferenceCounters:
         read_s=observer.costs(),
         pass_s=observer.pass_s,
         orders=Counter("open" if case.outcome is None else case.outcome.value for case in cases),
+        ended={outcome.value: count for outcome, count in observer.ended().items()},
         would=len(observer.decision.would),
     )
 

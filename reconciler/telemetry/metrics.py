@@ -41,7 +41,7 @@ class PodMetrics(Struct, frozen=True, kw_only=True):
     used: CpuSeconds = CpuSeconds()
     in_force: int = 0
     pending: int = 0
-    left_alone: int = 0
+    held_or_yielded: int = 0
     """Settings that a hold or a yield keeps from being written."""
     llc_bytes: int | None = None
     memory_bytes_s: float | None = None
@@ -82,7 +82,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     owner_cpu_s: Mapping[str, OwnerAccount] = {}
     """CPU time of BE pods by owner, since the start; empty where the configuration selects sums only."""
     settings: Mapping[tuple[str, str], int] = {}
-    """By knob and state: ``in_force``, ``pending``, ``left_alone``."""
+    """By knob and state: ``in_force``, ``pending``, ``held_or_yielded``."""
     refused: Mapping[str, int] = {}
     """Settings that the planner refuses now, by rule."""
     holds: Mapping[str, int] = {}

@@ -281,6 +281,7 @@ def _watched(now: InterferenceCounters) -> Iterator[Metric]:
     yield _counters("signal_read_seconds", "CPU time of reading signals.", ("reader",), reading)
     yield _gauge("interference_pass_seconds", "CPU time of the last pass over all signals and rules.", now.pass_s)
     yield _gauges("evictions", "Evictions of the last two hours by outcome.", ("outcome",), _single(now.orders))
+    yield _counters("evictions_ended", "Evictions that ended, by outcome.", ("outcome",), _single(now.ended))
     yield _gauge("evictions_wanted", "Pods that a dry run would evict now.", now.would)
 
 
@@ -343,7 +344,7 @@ _POD_FAMILIES: Final = (
         (
             (',state="in_force"', lambda pod: pod.in_force),
             (',state="pending"', lambda pod: pod.pending),
-            (',state="left_alone"', lambda pod: pod.left_alone),
+            (',state="held_or_yielded"', lambda pod: pod.held_or_yielded),
         ),
     ),
     _PodFamily("pod_llc_occupancy_bytes", "Last-level cache occupancy of a pod.", (("", lambda pod: pod.llc_bytes),)),

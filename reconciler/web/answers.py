@@ -40,7 +40,7 @@ class Pace(NamedTuple):
 READERS: Final = Pace(5.0, 0.2)
 """Of the readers' socket and TCP together."""
 ROOT: Final = Pace(1.0, 1.0)
-"""Of root's socket: bypassctl waits for 10 s."""
+"""Of root's socket: `bypassctl` waits for 10 s."""
 
 
 K = TypeVar("K")

@@ -424,8 +424,8 @@ def _until(done: "object", within_s: float = 20.0) -> float | None:
     return None
 
 
-def main() -> int:
-    """Run one measurement and print it: as JSON, movement as a table."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
     options.add_argument(
         "what",
@@ -441,7 +441,12 @@ def main() -> int:
     options.add_argument("--node", nargs="+", type=json.loads, default=[{}], help="of instructions: variants, as JSON")
     options.add_argument("--tops", type=int, default=0, help="of idle: live views that run meanwhile")
     options.add_argument("--seconds", type=float, default=20.0)
-    given = options.parse_args()
+    return options
+
+
+def main() -> int:
+    """Run one measurement and print it: as JSON, movement as a table."""
+    given = parser().parse_args()
     if given.what == "movement":
         print(f"{movement.table(given.count, movement.EVENTS)}\n\n{movement.plans(given.count)}\n\n{movement.prices()}")
         return 0

@@ -14,12 +14,14 @@ from reconciler.telemetry.metrics import MetricsSnapshot
 from tests.fakes.web import FakePulse
 
 CPUS: Final = 32
-VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour")
+VIEWS: Final = ("classes", "podlist", "podparents", "cpumap", "nodehour")
 SECTIONS: Final = (
     *("agent", "budget", "holds", "history", "sources", "alerts", "interference", "eviction", "problems", "files"),
 )
 _ONLINE: Final = ("checkout", "search", "cart", "prices", "login", "catalog", "stock", "mail", "images", "reviews")
 _STATES: Final = {6: "held", 8: "yielded"}
+BESTEFFORT: Final = "/kubepods/besteffort"
+BURSTABLE: Final = "/kubepods/burstable"
 _BATCH: Final = ("train", "index", "report", "transcode", "backfill")
 
 
@@ -67,7 +69,9 @@ class MadeNode:
             "use_milli": use,
             "throttled_milli": [max(0, value - 520) for value in use],
             "wait_milli": [round(value / 9) for value in use],
-            "above_milli": {},
+            "above_milli": {BESTEFFORT: [value // 3 for value in use]}
+            if number % 5 in {3, 4} and number % 2 == 0
+            else {},
         }
 
     async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
@@ -86,6 +90,7 @@ class MadeNode:
             "problems": self._problems,
             "files": self._files,
             "podlist": self._podlist,
+            "podparents": self._podparents,
             "cpumap": self._cpumap,
             "nodehour": self._nodehour,
         }
@@ -117,7 +122,11 @@ class MadeNode:
             kind = self._class(number)
             namespace, name = self.name_of(number)
             use = (0.05 + 0.17 * (number * 7 % 11)) * (4 if kind == "dedicated" else 1)
-            throttled = {"reclaimed": 0.12, "shared": 0.07 if number % 10 == 5 else 0.0}.get(kind, 0.0)
+            # Half of the BE pods are in the BestEffort directory, whose quota is the budget; the others have their own.
+            burstable = kind == "reclaimed" and number % 2 == 1
+            own = 0.12 if burstable else 0.0
+            throttled = {"reclaimed": own, "shared": 0.07 if number % 10 == 5 else 0.0}.get(kind, 0.0)
+            directory = "besteffort" if kind == "reclaimed" and not burstable else "burstable"
             periods = int(now * 10)
             counters = {
                 "at_s": now,
@@ -135,12 +144,28 @@ class MadeNode:
                     "cpus": {"dedicated": "2-5" if number == 1 else "6-7", "reclaimed": "24-31", "system": "0-31"}.get(
                         kind, "8-23"
                     ),
-                    "quota_milli": {"reclaimed": 1500, "shared": 2000 if number % 2 else None}.get(kind),
+                    "quota_milli": {
+                        "reclaimed": 1500 if burstable else None,
+                        "shared": 2000 if number % 2 else None,
+                    }.get(kind),
                     "wait_percent": None if kind == "system" else (number * 13 % 23) / 2,
                     "state": _STATES.get(number, "managed" if kind in {"reclaimed", "dedicated"} else "unmanaged"),
+                    "parent": "/kubepods" if kind == "dedicated" else f"/kubepods/{directory}",
                     "counters": {"": counters},
                 }
             )
+        return rows
+
+    def _podparents(self) -> list[dict[str, object]]:
+        """Of the BestEffort directory a third of the periods is throttled."""
+        now = time.monotonic()
+        rows: list[dict[str, object]] = []
+        for path, quota_milli, share in (("/kubepods", None, 0.0), (BESTEFFORT, 9500, 1 / 3), (BURSTABLE, None, 0.0)):
+            periods = int(now * 10)
+            usage = {"cpu_ns": int(now * 6e9), "periods": periods, "throttled_periods": int(periods * share)}
+            ours = {"policy": "reclaimed", "wanted": "950000", "seen": "950000", "written_at": time.time() - 60}
+            file = ours if quota_milli else None
+            rows.append({"path": path, "quota_milli": quota_milli, "file": file, "counters": {"at_s": now, **usage}})
         return rows
 
     def _cpumap(self) -> list[dict[str, object]]:

@@ -26,7 +26,7 @@ async def test_every_key_of_the_made_node_is_one_of_a_daemon(tmp_path: Path) -> 
     real = await real_state(tmp_path)
     made = dict((await MadeNode(30).parts(WANTED))[0])
     assert real.keys() >= made.keys()
-    for name in ("podlist", "cpumap", "nodehour", "agent", "budget", "files", "sources"):
+    for name in ("podlist", "podparents", "cpumap", "nodehour", "agent", "budget", "files", "sources"):
         assert lacking(made[name], real[name]) == set(), name
 
 

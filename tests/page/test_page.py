@@ -121,6 +121,43 @@ def test_no_state_is_cut_off(browser: Browser, width: int) -> None:
         assert browser.value(cut) == []
 
 
+def test_throttling_by_a_directory_above_the_pods_is_shown_with_who_set_its_quota(browser: Browser) -> None:
+    text = "/kubepods/besteffort: quota of 9.50 CPUs for all pods below it, by bypassd (reclaimed)"
+    with served(MadeNode(30)) as url:
+        opened(browser, url)
+        for key in "/transcode":
+            browser.press(key)
+        cells = f"Object.fromEntries({ROWS}.map((row) => [row.cells[0].innerText, row.cells[6].innerText]))"
+        browser.until(f"/\\^$/.test({cells}['batch/transcode-8'])")
+        found = browser.value(cells)
+        assert 20 < float(found["batch/transcode-8"].removesuffix(" %^")) < 45
+        assert 5 < float(found["batch/transcode-3"].removesuffix(" %")) < 20
+        assert browser.value("document.getElementById('above').textContent") == f"^ {text}"
+        browser.value("location.hash = '#pod=batch/transcode-8'")
+        browser.until("document.querySelectorAll('#pod-hour svg').length === 4")
+        assert f"of periods, by {text}" in browser.value("document.getElementById('facts').innerText")
+        assert "above: /kubepods/besteffort" in browser.value("document.getElementById('pod-hour').innerText")
+        clean(browser, url)
+
+
+def test_on_a_phone_names_of_replicas_are_told_apart_by_their_ends(browser: Browser) -> None:
+    browser.size(360, 1300)
+    names = [("shop", f"checkout-frontend-7d9f8b6c5d-{end}") for end in ("x2k4p", "q8m2z", "k7wvm")]
+    with served(MadeNode(30, names)) as url:
+        opened(browser, url)
+        for key in "/frontend":
+            browser.press(key)
+        browser.until(f"{ROWS}.length === 3")
+        ends = browser.value(
+            f"{ROWS}.map((row) => row.querySelector('a').lastChild).map((end) => [end.textContent,"
+            " end.getBoundingClientRect().right <= end.closest('td').getBoundingClientRect().right])"
+        )
+        assert sorted(ends) == [["k7wvm", True], ["q8m2z", True], ["x2k4p", True]]
+        assert browser.value("document.querySelector('#podlist a').innerText").startswith(
+            "checkout-frontend-7d9f8b6c5d-"
+        )
+
+
 def test_hostile_names_are_text(browser: Browser) -> None:
     with served(MadeNode(30, HOSTILE)) as url:
         opened(browser, url)

@@ -24,7 +24,7 @@ from reconciler.responses.means.processes import PodTermination
 from reconciler.responses.means.table import build
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.cri import CriClient
-from state.eviction import EvictionCase, EvictionOrder, EvictionStep, EvictionTarget
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
 from state.evidence import PodSnapshot
 from state.model import SourceStatus
 from state.store import Store
@@ -86,6 +86,8 @@ class Evictor:
         self._withdrawn: dict[str, str] = {}
         self._waiting: dict[str, trio.CancelScope] = {}
         """For its turn, by order."""
+        self.ended: Final[dict[EvictionOutcome, int]] = dict.fromkeys(EvictionOutcome, 0)
+        """Cases that ended in this run of the daemon, by outcome."""
         self._wake = WakeUp()
         self._loaded = False
         self.reconfigure(config)
@@ -212,6 +214,8 @@ class Evictor:
             if not waiting.cancelled_caught:
                 turns.release()
         self._withdrawn.pop(ended.order.id, None)
+        if ended.outcome is not None:
+            self.ended[ended.outcome] += 1
         _LOG.info("an eviction has ended", pod=ended.order.title, outcome=ended.outcome, detail=ended.detail)
 
     def _changed(self, case: EvictionCase) -> None:

@@ -22,7 +22,7 @@ from reconciler.responses.eviction.exemptions import ExemptionsConfig
 from reconciler.runtime.workqueue import TICK, DirtyBatch
 from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.reading import MeteredReader
-from state.eviction import EvictionCase, EvictionOrder, EvictionStep
+from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep
 from state.evidence import NODE, PodSnapshot, pod_subject
 from state.measures import Response, Restrictions
 from state.model import Hold
@@ -68,6 +68,7 @@ class Orders:
         self.submitted: list[EvictionOrder] = []
         self.withdrawn: dict[str, str] = {}
         self.leaving: frozenset[str] = frozenset()
+        self.ended: dict[EvictionOutcome, int] = {}
         self.step = EvictionStep.PLANNED
 
     def submit(self, order: EvictionOrder) -> None:

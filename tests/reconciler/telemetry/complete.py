@@ -82,6 +82,7 @@ def complete() -> MetricsSnapshot:
             changes={("squeeze", "applied"): 3},
             read_s={"runqueue": 0.25},
             orders={"done": 2},
+            ended={"done": 2},
         ),
         http_requests={("tcp", "200"): 3},
         http_aborted={("tcp", "timeout"): 1},

@@ -60,6 +60,6 @@ class LibraryPods:
             ):
                 if value is not None:
                     family.add_metric(title, value)
-            for state in ("in_force", "pending", "left_alone"):
+            for state in ("in_force", "pending", "held_or_yielded"):
                 settings.add_metric([*title, state], getattr(pod, state))
         yield from (info, cpus, wanted, quota, planned, used, throttled, waited, settings, cache, moved)

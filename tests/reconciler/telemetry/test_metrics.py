@@ -253,6 +253,7 @@ def test_what_is_watched_has_series_only_where_something_is() -> None:
         read_s={"runqueue": 0.25},
         pass_s=0.004,
         orders={"done": 2, "open": 1},
+        ended={"done": 7, "failed": 0},
         would=1,
     )
     values = scraped(replace(full(), watched=watched))
@@ -261,6 +262,8 @@ def test_what_is_watched_has_series_only_where_something_is() -> None:
     assert values["bypassd_response_changes_total", (("response", "squeeze"), ("turn", "applied"))] == 3
     assert values["bypassd_signal_read_seconds_total", (("reader", "runqueue"),)] == 0.25
     assert values["bypassd_evictions", (("outcome", "open"),)] == 1
+    assert values["bypassd_evictions_ended_total", (("outcome", "done"),)] == 7
+    assert values["bypassd_evictions_ended_total", (("outcome", "failed"),)] == 0
     assert values["bypassd_evictions_wanted", ()] == 1
 
 

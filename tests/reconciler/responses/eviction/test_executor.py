@@ -32,7 +32,9 @@ async def test_each_act_stands_in_the_journal_before_it_and_the_end_is_told_once
     api = ScriptedWay(EvictionMethodName.API, fails("no API server"), unusable="it is not reachable")
     cri = ScriptedWay(EvictionMethodName.CRI, fails("the shim is dead"))
     last = ScriptedWay(EvictionMethodName.SIGNAL, act)
-    (case,) = await carried_out(bench.evictor(api, cri, last), order_for("a"))
+    evictor = bench.evictor(api, cri, last)
+    (case,) = await carried_out(evictor, order_for("a"))
+    assert evictor.ended == {**dict.fromkeys(EvictionOutcome, 0), EvictionOutcome.DONE: 1}
     assert seen == [(EvictionStep.STOP, EvictionMethodName.SIGNAL, True)]
     assert (case.outcome, case.detail, case.step) == (EvictionOutcome.DONE, "it is over", EvictionStep.ENDED)
     assert case.tried == ("api: it is not reachable", "cri: the shim is dead")
