@@ -3,6 +3,7 @@
 import os
 import pwd
 import shlex
+import time
 from argparse import Namespace
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.document import Row, fetch_named
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.holds import of_namespace, titled
-from reconciler.cli.targets import fetch_pod
+from reconciler.cli.targets import fetch_pod, plain_uid, uid_in
 
 RESTORE_S = 120.0
 """A whole restore writes thousands of files, memory limits among them."""
@@ -87,6 +88,24 @@ def hold_target(options: Namespace, target: str) -> NamedTarget:
 def title_of(hold: Row, pod: Row) -> str:
     """The target of a hold, with the pod's name for its uid."""
     return str(titled({"holds": [hold], "pods": [pod]})[0]["title"])
+
+
+def other_holds(body: Row, target: str) -> list[Row]:
+    """The holds in force, besides ``target``, on what it is a hold on: the pod (a file's, too), or the node.
+
+    ``body``: a document with holds and the names of pods. A hold on a knob or a file keeps one setting only: none.
+    """
+    kind, _, rest = target.partition(":")
+    uid = uid_in(rest)[0] if kind == "file" else rest if kind in {"pod", "off"} else None
+    wide = {"node", *((f"{name}:{plain_uid(uid)}" for name in ("pod", "off")) if uid is not None else ())}
+    now = time.time()
+    return [
+        hold
+        for hold in titled(body)
+        if hold["target"] != target
+        and plain_uid(hold["target"]) in wide
+        and (hold["until"] is None or now < hold["until"])
+    ]
 
 
 def release_command(title: str) -> str:

@@ -24,6 +24,8 @@ from reconciler.runtime.lazy import load
 
 COMPLETE: Final = "__complete"
 """Called by the completion files; not a command for people."""
+_HELP: Final = "help"
+"""``bypassctl help why`` is ``bypassctl why --help``."""
 _GARBAGE: Final = 100_000
 """New objects between two collections: Python's own 700 are for programs that run long, and cost these a tenth."""
 
@@ -44,6 +46,8 @@ def program(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> NoRe
 def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     """Run one command; its exit code (`Exit`). ``name``: of a program that is one command of bypassctl."""
     parts = _command_first(list(sys.argv[1:] if arguments is None else arguments))
+    if parts[:1] == [_HELP]:
+        parts = [*parts[1:], "--help"]
     known = parts and parts[0] in {command.name for command in COMMANDS}
     with streams.prepared():
         try:
@@ -79,6 +83,9 @@ def _command_first(parts: list[str]) -> list[str]:
 
 def _until_written(parts: Sequence[str], only: str | None, name: str) -> int:
     try:
+        if not parts:
+            streams.complain_lines(parser(name=name).format_help().splitlines())
+            return Exit.USAGE
         options = parser(only, name).parse_args(parts)
         # What cannot be read without it, the command itself reports.
         join_host_cgroups()

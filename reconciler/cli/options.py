@@ -390,7 +390,7 @@ def parser(only: str | None = None, name: str = PROGRAM) -> argparse.ArgumentPar
     ``name``: of a program that is this command alone (state-dump), for its help and its messages.
     """
     top = Parser(prog=PROGRAM, description="Show and control what bypassd does on this node.")
-    top.add_argument("--version", action="version", version=f"bypassctl {__version__}")
+    top.add_argument("--version", action="version", version=f"{name} {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         if only is not None and command.name != only:

@@ -9,8 +9,8 @@ from typing import Any, Final
 from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import Unreachable, ask
-from reconciler.cli.control import RESTORE_S, release_command, title_of, who
-from reconciler.cli.document import Row
+from reconciler.cli.control import RESTORE_S, other_holds, release_command, title_of, who
+from reconciler.cli.document import Row, fetch_named
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import file_text, short_path
 from reconciler.cli.output import emit
@@ -33,7 +33,9 @@ def run(options: Namespace) -> int:
         pod = fetch_pod(options, options.pod)[1]
     answer = _restore(options, pod["uid"])
     if options.output == "table":
-        show(_blocks(answer, only=None if options.pod is None else pod))
+        hold = answer.get("hold")
+        others = [] if hold is None else other_holds(fetch_named(options, ("holds",), say=False).body, hold["target"])
+        show(_blocks(answer, others, only=None if options.pod is None else pod))
     else:
         emit(answer, options.output)
     if problem := answer.get("problem"):
@@ -71,7 +73,7 @@ def _nothing(answer: dict[str, Any]) -> str:
     return "no file known to be written by bypassd" if answer.get("lost") else "nothing to restore"
 
 
-def _blocks(answer: dict[str, Any], *, only: Row | None) -> Iterator[Block]:
+def _blocks(answer: dict[str, Any], others: list[Row], *, only: Row | None) -> Iterator[Block]:
     files = answer["files"]
     rows: list[tuple[Cell, ...]] = []
     for file in sorted(files, key=lambda item: (item["undo"] in _FINE, item["path"], item["file"])):
@@ -102,7 +104,7 @@ def _blocks(answer: dict[str, Any], *, only: Row | None) -> Iterator[Block]:
         resume = "as its configuration says" if observes else "resume: bypassctl reload"
         yield line(f"The daemon is now in mode {answer['mode']}; {resume}")
     elif answer["through"] == "daemon":
-        yield line(*_held(answer.get("hold"), only))
+        yield from _held(answer.get("hold"), others, only or {})
 
 
 def _why_left(files: list[dict[str, Any]]) -> str:
@@ -112,11 +114,12 @@ def _why_left(files: list[dict[str, Any]]) -> str:
     )
 
 
-def _held(hold: dict[str, Any] | None, pod: Row | None) -> Iterator[Cell]:
+def _held(hold: Row | None, others: list[Row], pod: Row) -> Iterator[Block]:
     if hold is None:
-        yield "The pod is not on hold: the daemon writes these settings again."
+        yield line("The pod is not on hold: the daemon writes these settings again.")
         return
-    until = fmt.until(hold["until"])
-    title = title_of(hold, pod or {})
-    yield f"{title} is now on hold until {until} ({hold['reason']}, by {hold['by']}); "
-    yield f"manage it again: {release_command(title)}"
+    for each in ({**hold, "title": title_of(hold, pod)}, *others):
+        text = f"{each['title']} is on hold until {fmt.until(each['until'])} ({each['reason']}, by {each['by']})"
+        yield line(f"{text}; {'end it' if others else 'manage it again'}: {release_command(each['title'])}")
+    if others:
+        yield line(f"managed again when all {len(others) + 1} holds have ended")

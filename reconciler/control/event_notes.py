@@ -45,8 +45,9 @@ class EventNotes:
             if old is None or (old.reason, old.by, old.seconds) != (hold.reason, hold.by, hold.seconds):
                 lasts = "until released" if hold.until is None else f"until {_time(hold.until)}"
                 self._of_target("hold", target, f"{lasts}: {hold.reason}", hold.by)
-        for target in before.keys() - holds.keys():
-            self._of_target("release", target, "hold ended", "")
+        for target, hold in before.items():
+            if target not in holds:
+                self._of_target("release", target, f"hold ended: {hold.reason}", "")
 
     def mode(self, mode: str, why: str) -> None:
         """The mode in force."""

@@ -7,7 +7,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO, cast, final
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 _STANDARD: Final = (0, 1, 2)
+_MOST_CHOICES: Final = 16
 
 
 class OutputError(AgentError):
@@ -44,8 +45,43 @@ class Parser(argparse.ArgumentParser):
         return self.formatter_class(prog=self.prog, width=columns() - 2)  # type: ignore[call-arg]
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, as one line whatever the input, and exit."""
-        super().error(printable(message, LONGEST))
+        """Print the message, as one line whatever the input, and where the usage is; and exit."""
+        self.exit(2, f"{self.prog}: {printable(message, LONGEST)} (see {self.prog} --help)\n")
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> argparse.Namespace:
+        """As the library's; an option or a word too many is an error of the command, which names its nearest option."""
+        given, left = self.parse_known_args(args, namespace)
+        if left:
+            self._of(given).refuse(left)
+        return given
+
+    def _of(self, given: argparse.Namespace) -> "Parser":
+        """The parser of the command that was given, else this one."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+                parser = action.choices.get(getattr(given, action.dest, ""))
+                return parser if isinstance(parser, Parser) else self
+        return self
+
+    def refuse(self, left: Sequence[str]) -> NoReturn:
+        """Options or words that this command does not have."""
+        name = left[0].partition("=")[0]
+        if name.startswith("-"):
+            self.error(f"no option {name!r}{nearest(name, self._option_string_actions)}")
+        self.error(f"unexpected argument {left[0]!r}")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        near = nearest(str(value), choices)
+        # A list of all commands is the help.
+        known = "" if len(choices) > _MOST_CHOICES else f", expected one of {', '.join(choices)}"
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            raise argparse.ArgumentError(None, f"no command {str(value)!r}{near or known}")
+        raise argparse.ArgumentError(action, f"{str(value)!r}{near or known}")
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
         # First, because either may be None.
@@ -54,6 +90,14 @@ class Parser(argparse.ArgumentParser):
         else:
             write(message)
             finish()
+
+
+def nearest(text: str, names: Iterable[str]) -> str:
+    """``, did you mean NAME?`` for a message; empty if no name is near."""
+    from difflib import get_close_matches  # only for a message
+
+    close = get_close_matches(text[:100], list(names), n=1, cutoff=0.7)
+    return f", did you mean {close[0]}?" if close else ""
 
 
 def columns() -> int:

@@ -99,6 +99,53 @@ def test_restoring_one_pod_says_which_hold_is_on_it(run: Run, daemon: FakeDaemon
     assert "not on hold" in run("restore", "--pod", "batch-7", "--socket", daemon.socket).out
 
 
+def test_a_restored_pod_is_managed_again_when_all_its_holds_have_ended(run: Run, daemon: FakeDaemon) -> None:
+    hold = {"target": f"pod:{BATCH}", "reason": "INC-42", "by": "ben", "until": 4_000_000_000.0}
+    off = {"target": f"off:{BATCH}", "reason": "INC-43", "by": "cy", "until": None}
+    daemon.document["podnames"] = [{"uid": BATCH, "namespace": "ci", "name": "batch-7"}]
+    daemon.document["holds"] = [hold, off, {**off, "target": "off:other"}]
+    answer = {"files": [UNDONE], "restored": 1, "left": 0, "mode": "enforce", "hold": hold}
+    daemon.answers["POST /restore"] = (200, answer)
+    said = run("restore", "--pod", "batch-7", "--socket", daemon.socket).out.splitlines()[-3:]
+    assert "bypassctl release pod:ci/batch-7" in said[0]
+    assert all(part in said[1] for part in ("until release", "INC-43", "cy", "bypassctl release off:ci/batch-7"))
+    assert said[2] == "managed again when all 2 holds have ended"
+
+
+@pytest.mark.parametrize("ended", ["pod", "off", "file"])
+def test_the_end_of_one_hold_names_the_others_on_the_same_pod(run: Run, daemon: FakeDaemon, ended: str) -> None:
+    """It is not managed again before all have ended."""
+    target = f"file:{group(BATCH)}:cpu.weight" if ended == "file" else f"{ended}:{BATCH}"
+    other = "pod" if ended == "off" else "off"
+    daemon.document["podnames"] = [{"uid": BATCH, "namespace": "ci", "name": "batch-7"}]
+    daemon.answers[f"DELETE /holds/{target}"] = (200, {"released": target})
+    daemon.document["holds"] = [
+        {"target": f"{other}:{BATCH}", "reason": "INC-42", "by": "ben", "until": 4_000_000_000.0},
+        {"target": "node", "reason": "upgrade", "by": "cy", "until": None},
+        {"target": "pod:other", "reason": "other", "by": "cy", "until": None},
+        {"target": "knob:cpu.quota", "reason": "other", "by": "cy", "until": None},
+        {"target": f"{other}:{BATCH}x", "reason": "other", "by": "cy", "until": None},
+        {"target": "node", "reason": "other", "by": "cy", "until": 1.0},
+    ]
+    ran = run("release", target, "--socket", daemon.socket)
+    first, *rest = ran.out.splitlines()
+    assert "managed again" not in ran.out
+    assert first.endswith(" released")
+    assert rest[0].startswith(f"still on hold: {other}:ci/batch-7 until 2096-")
+    assert rest[1].strip() == f"end it, too: bypassctl release {other}:ci/batch-7"
+    assert rest[2].startswith("still on hold: node until release")
+    assert len(rest) == 4
+    answer = json.loads(run("release", target, "-o", "json", "--socket", daemon.socket).out)
+    assert [hold["target"] for hold in answer["still_held"]] == [f"{other}:{BATCH}", "node"]
+
+
+def test_in_observe_nothing_is_managed_again(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["agent"]["mode"] = "observe"
+    daemon.answers["DELETE /holds/node"] = (200, {"released": "node"})
+    ran = run("release", "node", "--socket", daemon.socket)
+    assert ran.out == "hold on node released; mode observe: nothing is written\n"
+
+
 def test_a_hold_is_ended_whatever_characters_its_target_has(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers["DELETE /holds/file:/kubepods/a%20b%3F"] = (200, {"released": "file:/kubepods/a b?"})
     ran = run("release", "file:/kubepods/a b?", "--socket", daemon.socket)

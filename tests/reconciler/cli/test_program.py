@@ -5,6 +5,7 @@ import grp
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
@@ -156,14 +157,54 @@ def test_the_usual_places_are_those_of_the_daemon() -> None:
 
 
 def test_state_dump_speaks_of_itself(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--help"], ["--section"], ["-o", "nothing"]):
+    for words in (["--help"], ["--section"], ["-o", "nothing"], ["--nothing"], ["nothing"]):
         code = main(["dump", *words], "state-dump")
         captured = capsys.readouterr()
         text = captured.out + captured.err
         assert code == (Exit.OK if words == ["--help"] else Exit.USAGE)
-        assert text.startswith("usage: state-dump [-h] [--section NAME]")
+        assert text.startswith("usage: state-dump [-h] [--section NAME]" if words == ["--help"] else "state-dump: ")
         assert "bypassctl" not in text
+    assert main(["--version"], "state-dump") == Exit.OK
+    assert capsys.readouterr().out == f"state-dump {__version__}\n"
     assert run("dump", "--help").out.startswith("usage: bypassctl dump [-h] [--section NAME]")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("stat", "bypassctl: no command 'stat', did you mean status? (see bypassctl --help)"),
+        ("explode", "bypassctl: no command 'explode' (see bypassctl --help)"),
+        ("pods --klass x", "bypassctl pods: no option '--klass', did you mean --class? (see bypassctl pods --help)"),
+        ("status --all", "bypassctl status: no option '--all' (see bypassctl status --help)"),
+        ("status all", "bypassctl status: unexpected argument 'all' (see bypassctl status --help)"),
+        (
+            "-o yml status",
+            "bypassctl status: argument --output/-o: 'yml', did you mean yaml? (see bypassctl status --help)",
+        ),
+        (
+            "config explian",
+            "bypassctl config: argument action: 'explian', did you mean explain? (see bypassctl config --help)",
+        ),
+        (
+            "init x",
+            "bypassctl init: argument subject: 'x', expected one of config, credentials (see bypassctl init --help)",
+        ),
+        ("why", "bypassctl why: the following arguments are required: TARGET (see bypassctl why --help)"),
+        ("help stat", "bypassctl: no command 'stat', did you mean status? (see bypassctl --help)"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_with_the_nearest_name(run: Run, line: str, said: str) -> None:
+    ran = run(*line.split())
+    assert (ran.code, ran.out, ran.err) == (Exit.USAGE, "", f"{said}\n")
+
+
+def test_the_commands_are_listed_without_a_command_and_by_help(run: Run) -> None:
+    without, by_help = run(), run("help")
+    assert (without.code, without.out) == (Exit.USAGE, "")
+    assert (by_help.code, by_help.err) == (Exit.OK, "")
+    for text in (without.err, by_help.out):
+        assert all(f"    {command.name} " in text or f"    {command.name}\n" in text for command in COMMANDS)
+    assert run("help", "why") == run("why", "--help")
 
 
 def test_no_command_and_a_wrong_option_are_usage_errors(run: Run) -> None:
@@ -344,9 +385,9 @@ def test_on_a_terminal_rich_draws_the_same_words_within_the_width(daemon: FakeDa
             shown += part
     os.close(master)
     assert child.returncode == 0
-    lines = shown.decode().replace("\r\n", "\n").replace("\x1b[1m", "").replace("\x1b[0m", "").split("\n")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).replace("\r\n", "\n").split("\n")
     assert "ci/batch-7: class reclaimed" in lines[0]
-    assert max(len(line.replace("\x1b[2m", "")) for line in lines) <= columns
+    assert max(map(len, lines)) <= columns
 
 
 def test_a_reader_that_leaves_early_is_no_error(daemon: FakeDaemon) -> None:
