@@ -40,11 +40,12 @@ class PodCapacity(Struct, frozen=True, kw_only=True):
 class CapacityPlan(Struct, frozen=True, kw_only=True):
     """The files that are wanted. ``pods``: by uid. ``file``: its name in each volume.
 
-    ``lows``: the least BE budget of each of the last intervals, with their starts, the newest last. ``dry_run``: write
-    none.
+    ``given_milli``: what BE work may use and online work leaves. ``lows``: the least of it in each of the last
+    intervals, with their starts, the newest last. ``dry_run``: write none.
     """
 
     file: str
     pods: Mapping[str, PodCapacity] = {}
+    given_milli: int = 0
     lows: tuple[tuple[float, int], ...] = ()
     dry_run: bool = False

@@ -99,6 +99,8 @@ class Daemon:
                             "bypassd's own pod is of QoS class BestEffort and in the BE budget: give it a CPU request"
                         )
                     await self._serve(place)
+                    if not self._ended:
+                        malloc.free_earlier()
             finally:
                 nursery.cancel_scope.cancel(reason="the daemon has stopped")
 
@@ -205,6 +207,8 @@ class Daemon:
             self._log.warning("not ready yet", problem=problem)
             await agent.reconciler.ready.wait()
         pods = len(agent.inventory.pods)
+        # Before that is reported, and before the priority: nothing yields to it yet.
+        malloc.keep_objects()
         self._notifier.ready(f"{self.config.mode.value}: {pods} pods")
         # Only now: the start itself is a second of work to which no work on the node should have to yield.
         agent.priority.start()

@@ -99,8 +99,12 @@ def budget_control(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: Budge
     ``outside``: CPUs where BE work does not run; what is busy there is others' use that does not touch ``counted``.
     It is only credited where each one's idle time is known.
     """
-    used = cpu.online_milli + cpu.system_milli - _elsewhere(cpu, outside)
-    return _CPU * len(counted) * config.limit_percent // 100 - max(0, used)
+    return idle_milli(counted, cpu, outside) - _CPU * len(counted) * (100 - config.limit_percent) // 100
+
+
+def idle_milli(counted: CpuSet, cpu: NodeCpu, outside: CpuSet) -> int:
+    """What online work and the system leave of these CPUs; may be negative. ``outside``: as in `budget_control`."""
+    return _CPU * len(counted) - max(0, cpu.online_milli + cpu.system_milli - _elsewhere(cpu, outside))
 
 
 def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], config: BudgetConfig) -> int:

@@ -4,8 +4,11 @@ BE work that can plan (a Spark executor, a build farm) reads it to size its next
 pod requests the file with the annotation ``bypassd/capacity: volume:NAME``; NAME is an emptyDir volume of it. Off by
 default. The actuator of this name (`reconciler.actuators.files.capacity`) writes the files and removes them.
 
-The likely minimum of the next minute is what the pod has now times the least BE budget of the last ``window_s`` divided
-by the budget now: what has happened lately is likely to happen again, and the division between the pods stays. A
+What BE pods have together is the BE budget. The harm law's budget is a ceiling, up to all CPUs: of that they have what
+online pods and the system do not use now.
+
+The likely minimum of the next minute is what the pod has now times the least of that in the last ``window_s`` divided
+by that now: what has happened lately is likely to happen again, and the division between the pods stays. A
 squeeze or freeze that is announced counts as begun. It is not a promise.
 
 The file names no other pod: its reader is a tenant.
@@ -21,12 +24,14 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig, containers_of
 from reconciler.policies.be_quota import part_of_pod
+from reconciler.policies.budget import idle_milli
 from reconciler.policies.reclaimed import pool_on_node
 from reconciler.policies.responses import NAME as RESPONSES
+from reconciler.runtime import format as fmt
 from reconciler.runtime.notefile import is_name
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
 from state.measures import Response, Restrictions, SqueezeLimit
-from state.model import NodeView, Pod, PodClass
+from state.model import NodeView, Pod, PodClass, Pools
 from state.plan import NodePlan
 
 NAME: Final = "capacity"
@@ -37,6 +42,10 @@ _INTERVALS: Final = 10
 """The window is kept as the least budget of so many intervals."""
 _FELT: Final = 0.05
 """A smaller relative change of an amount is not worth a write."""
+_NOISE: Final = 20
+"""Changes of what online work leaves by up to this part of the CPUs are noise."""
+_STALE_S: Final = 3.0
+_CPU: Final = 1000
 _STATES: Final = {Response.SQUEEZE: CapacityState.SQUEEZED, Response.FREEZE: CapacityState.FROZEN}
 _SUFFERS: Final = "an online pod suffers from interference"
 
@@ -49,7 +58,8 @@ class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     file: Annotated[str, Meta(description="name of the file in the pod's volume")] = "capacity.json"
     window_s: Annotated[
-        float, Meta(ge=30, le=3600, description="the likely minimum follows from the least BE budget of this time")
+        float,
+        Meta(ge=30, le=3600, description="the likely minimum follows from the least that BE work had in this time"),
     ] = 300.0
     notice_s: Annotated[
         float,
@@ -75,20 +85,37 @@ def volume_of(pod: Pod) -> str | None:
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CapacityConfig) -> NodePlan:
     """The content of every file."""
     before = previous.capacity if previous is not None else None
-    budget = plan.pools.budget_milli
-    lows = add_low(before.lows if before is not None else (), view.now, budget, config.window_s)
+    given = given_milli(view, plan.pools, before)
+    lows = add_low(before.lows if before is not None else (), view.now, given, config.window_s)
     low = min(milli for _, milli in lows)
     known: Mapping[str, PodCapacity] = before.pods if before is not None else {}
     pods: dict[str, PodCapacity] = {}
     be_pods = [pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED]
     # Counted once: pods choose whether they have a file, and for 500 of them each count is the square.
-    common = _Common(low, len(be_pods), sum(pod.qos is QosClass.BESTEFFORT for pod in be_pods))
+    common = _Common(given, low, len(be_pods), sum(pod.qos is QosClass.BESTEFFORT for pod in be_pods))
     for uid, pod in sorted(view.pods.items()):
         volume = volume_of(pod)
         if volume is not None and len(pods) < MOST:
             pods[uid] = steady(known.get(uid), capacity_of(pod, volume, view, plan, common))
-    capacity = CapacityPlan(file=config.file, pods=pods, lows=lows, dry_run=config.dry_run)
+    capacity = CapacityPlan(file=config.file, pods=pods, given_milli=given, lows=lows, dry_run=config.dry_run)
     return replace(plan, capacity=capacity, reasons={**plan.reasons, NAME: f"capacity files: {len(pods)}"})
+
+
+def given_milli(view: NodeView, pools: Pools, before: CapacityPlan | None) -> int:
+    """What all BE pods have together now: the budget, of the harm law's ceiling what online work leaves.
+
+    While CPU use is unknown it is not more than before, and without a former value the law's minimum.
+    """
+    budget, terms, cpu = pools.budget_milli, pools.harm, view.cpu
+    if terms is None or not terms.in_force:
+        return budget
+    if cpu is None or cpu.age_s is None or cpu.age_s > _STALE_S:
+        return min(budget, before.given_milli if before is not None else terms.floor_milli)
+    room = max(0, idle_milli(terms.cpus, cpu, view.topology.online - terms.cpus))
+    noise = _CPU * len(terms.cpus) // _NOISE
+    if before is not None and abs(room - before.given_milli) <= noise:
+        room = before.given_milli
+    return min(budget, room)
 
 
 def add_low(
@@ -104,16 +131,17 @@ def add_low(
 
 
 def likely(amount: int, budget: int, low: int) -> int:
-    """The likely minimum of an amount that follows the budget. ``low``: the least budget of the window."""
+    """The likely minimum of an amount that follows ``budget``, of which ``low`` was the least in the window."""
     return amount * min(low, budget) // budget if budget > 0 else 0
 
 
 class _Common(NamedTuple):
-    """What all files of a plan follow from. ``low``: the least BE budget of the window.
+    """What all files of a plan follow from. ``given``: what all BE pods have; ``low``: the least of the window.
 
     ``pods``: the number of BE pods; ``inside``: of those below the besteffort directory.
     """
 
+    given: int
     low: int
     pods: int
     inside: int
@@ -124,8 +152,10 @@ def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, common: _
     pools = plan.pools
     measures = view.measures if pools.reasons.get(RESPONSES) != "off" else Restrictions()
     cpu, sharing = _cpu(pod, view, plan, common)
-    least = likely(cpu, pools.budget_milli, common.low)
+    least = likely(cpu, common.given, common.low)
     reason = f"BE budget: {pools.reasons.get('budget', 'not limited')}"
+    if common.given < pools.budget_milli:
+        reason = f"{reason}; online pods and the system leave {fmt.cpu(common.given)}"
     if measures.budget_milli is not None:
         reason = f"{reason}; it does not grow while {_SUFFERS}"
     state = CapacityState.RUNNING
@@ -170,11 +200,11 @@ def _cpu(pod: Pod, view: NodeView, plan: NodePlan, common: _Common) -> tuple[int
     pools = plan.pools
     part = part_of_pod(pod, view, pools)
     if part is not None:
-        return part, 0
+        return min(part, common.given), 0
     if pools.quota_milli is None:
-        return pools.budget_milli, common.pods - 1
+        return common.given, common.pods - 1
     inside = common.inside - (pod.qos is QosClass.BESTEFFORT)
-    return pools.quota_milli.get(view.besteffort, pools.budget_milli), inside
+    return min(pools.quota_milli.get(view.besteffort, common.given), common.given), inside
 
 
 def _cpus(pod: Pod, view: NodeView, plan: NodePlan) -> CpuSet:

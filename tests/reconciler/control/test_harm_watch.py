@@ -15,6 +15,7 @@ from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.sampler import Sampler
 from reconciler.daemon.agent import Agent
 from reconciler.policies.budget import BudgetConfig, BudgetLaw
+from reconciler.policies.capacity import ANNOTATION, CapacityConfig
 from reconciler.policies.harm import HarmConfig
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
@@ -22,7 +23,8 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.workqueue import DirtyBatch
 from state.cpu import HarmReading
-from state.model import Pod
+from state.model import NodeCpu, NodeView, Pod
+from state.plan import NodePlan
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, WEB, LiveNode, group
 
@@ -238,6 +240,31 @@ async def test_a_foreign_write_that_ends_the_class_ends_the_law(node: LiveNode) 
         rounds.agent.dirty.mark("tick")
         await rounds.look()
         assert not rounds.in_force
+
+
+async def test_a_capacity_file_follows_the_cpu_that_is_left_without_a_pass(node: LiveNode) -> None:
+    """At the top nothing else changes when online use does: no control file, so no pass is due."""
+    config = replace(POLICIES, capacity=CapacityConfig(enabled=True))
+    async with watching(node, config) as rounds:
+        agent = rounds.agent
+        agent.inventory.pods[BATCH] = replace(agent.inventory.pods[BATCH], annotations={ANNOTATION: "volume:v"})
+        await rounds.next(150)
+        told: list[int] = []
+
+        def planned(view: NodeView, plan: NodePlan) -> None:
+            assert view is agent.reconciler.view
+            assert plan.capacity is not None
+            told.append(plan.capacity.pods[BATCH].cpu_milli)
+
+        agent.reconciler._planned = planned
+        looks = agent.reconciler.looks
+        for use in (1000, 1050, 4000):
+            agent.inventory.take(cpu=NodeCpu(busy_milli=use, online_milli=use, reclaimed_milli=0, idle={}, age_s=0.0))
+            agent.dirty.mark("tick")
+            await rounds.look()
+        assert agent.reconciler.looks == looks
+        assert len(told) == 2
+        assert told[0] - told[1] == 3000
 
 
 async def test_without_the_idle_class_nothing_is_measured(node: LiveNode) -> None:

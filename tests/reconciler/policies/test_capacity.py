@@ -14,6 +14,7 @@ from reconciler.policies.capacity import ANNOTATION, MOST, CapacityConfig, add_l
 from reconciler.policies.responses import ResponsesConfig
 from reconciler.policies.table import PoliciesConfig
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
+from state.cpu import HarmReading
 from state.measures import AnnouncedStep, Response, Restrictions, SqueezeLimit
 from state.model import NodeView, Pod, PodClass, Resources
 from state.plan import NodePlan
@@ -76,6 +77,42 @@ def test_the_likely_minimum_is_that_of_the_last_minutes_and_ends_with_the_window
     assert (capacity.pods["be"].cpu_milli, capacity.pods["be"].likely_cpu_milli) == (full, least)
     plan, capacity = planned(replace(view, now=1400.0), plan)
     assert capacity.pods["be"].likely_cpu_milli == full
+
+
+def harmless(use: int | None, ceiling: int = 8000, now: float = 1000.0) -> NodeView:
+    """BE work in the idle class beside an online pod: the harm law's ceiling is all CPUs."""
+    return node(
+        asking("be"),
+        pod("other"),
+        online("web"),
+        actual={(f"/kubepods/besteffort/pod{uid}", "cpu.idle"): 1 for uid in ("be", "other")},
+        harm=HarmReading(ceiling_milli=ceiling),
+        cpu=cpu(online=use, reclaimed=500, system=200) if use is not None else None,
+        now=now,
+    )
+
+
+def test_under_the_harm_law_it_is_what_online_work_leaves_and_not_the_ceiling() -> None:
+    plan, capacity = planned(harmless(6000))
+    item = capacity.pods["be"]
+    assert plan.pools.quota_milli is None
+    assert (plan.pools.budget_milli, item.cpu_milli, item.shared_with, item.cpus) == (8000, 1800, 1, "0-7")
+    assert "leave 1.80 CPU" in item.reason
+    # It varies by a twentieth: no change. Then the least of the window is the likely minimum.
+    plan, capacity = planned(harmless(5700, now=1001.0), plan)
+    assert capacity.pods["be"] == item
+    plan, capacity = planned(harmless(1000, now=1002.0), plan)
+    assert (capacity.pods["be"].cpu_milli, capacity.pods["be"].likely_cpu_milli) == (6800, 1800)
+    # Cut to three CPUs it has no more, whatever is idle.
+    _, cut = planned(harmless(1000, 3000, now=1003.0), plan)
+    assert cut.pods["be"].cpu_milli == 3000
+
+
+def test_under_the_harm_law_it_does_not_rise_while_use_is_unknown() -> None:
+    plan, capacity = planned(harmless(6000))
+    _, after = planned(harmless(None, now=1001.0), plan)
+    assert after.pods["be"].cpu_milli == capacity.pods["be"].cpu_milli
+    assert planned(harmless(None))[1].pods["be"].cpu_milli == 1000
 
 
 @given(amount=MILLI, budget=MILLI, low=MILLI)
