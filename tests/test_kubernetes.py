@@ -17,6 +17,7 @@ from tests import kubeschema
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "deploy/kubernetes/base"
 ENFORCE = ROOT / "deploy/kubernetes/enforce"
+DOWNGRADE = ROOT / "deploy/kubernetes/downgrade"
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
 UNIT = (ROOT / "deploy/bypassd.service").read_text()
 VERSION = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
@@ -114,6 +115,56 @@ def test_what_a_kustomization_names_exists_and_nothing_is_left_out() -> None:
     assert (replaced["name"], replaced["behavior"], replaced["files"]) == ("bypassd-mode", "replace", ["mode.yaml"])
     assert enforce["namespace"] == base["namespace"]
     assert {path.name for path in ENFORCE.iterdir()} == {"kustomization.yaml", "mode.yaml"}
+
+
+def patched(document: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
+    """The document after a JSON patch (RFC 6902): the operations that the overlay uses."""
+    result = copy.deepcopy(document)
+
+    def place(pointer: str) -> tuple[Any, Any]:
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+        target: Any = result
+        for part in parents:
+            target = target[int(part) if isinstance(target, list) else part]
+        return target, int(last) if isinstance(target, list) else last
+
+    for operation in operations:
+        target, key = place(operation["path"])
+        if operation["op"] == "remove":
+            del target[key]
+            continue
+        source, at = place(operation["from"]) if operation["op"] == "copy" else (operation, "value")
+        value = copy.deepcopy(source[at])
+        if isinstance(target, list) and operation["op"] != "replace":
+            target.insert(key, value)
+        else:
+            assert operation["op"] != "replace" or key in target
+            target[key] = value
+    return result
+
+
+def test_the_downgrade_restores_before_the_daemon_starts_with_the_same_rights_and_mounts() -> None:
+    kustomization = one(DOWNGRADE / "kustomization.yaml")
+    assert [(DOWNGRADE / name).resolve() for name in kustomization["resources"]] == [BASE]
+    (patch,) = kustomization["patches"]
+    assert {path.name for path in DOWNGRADE.iterdir()} == {"kustomization.yaml", patch["path"]}
+    result = patched(DAEMON_SET, one(DOWNGRADE / patch["path"]))
+    assert {version: kubeschema.problems(result, version) for version in kubeschema.VERSIONS} == {
+        version: [] for version in kubeschema.VERSIONS
+    }
+    template = result["spec"]["template"]
+    assert template["spec"]["containers"] == [CONTAINER]
+    (first,) = template["spec"]["initContainers"]
+    assert (first["name"], first["command"], first["args"]) == ("restore", ["bypassctl"], ["restore"])
+    # Kubernetes refuses probes of an init container.
+    assert first.keys() - CONTAINER.keys() == {"command"}
+    assert CONTAINER.keys() - first.keys() == {"ports", "livenessProbe", "readinessProbe"}
+    same = CONTAINER.keys() & first.keys() - {"name", "args"}
+    assert {key: first[key] for key in same} == {key: CONTAINER[key] for key in same}
+    annotations = template["metadata"]["annotations"]
+    assert {
+        annotations[f"container.apparmor.security.beta.kubernetes.io/{name}"] for name in ("bypassd", "restore")
+    } == {"unconfined"}
 
 
 def test_what_an_object_names_exists() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from reconciler.alerts.alert import AlertKind
 from tests.reconciler.telemetry.complete import exposed
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +127,12 @@ def test_every_rule_has_its_runbook_with_cause_look_and_do() -> None:
         assert rule["annotations"]["runbook_url"].endswith(f"/docs/runbooks.md#{rule['alert'].lower()}")
         assert all(f"**{word}.**" in parts[rule["alert"]] for word in ("Cause", "Look", "Do"))
     assert set(parts) == set(alerts)
+
+
+def test_every_kind_of_alert_of_the_daemon_leads_to_a_runbook() -> None:
+    introduction = (ROOT / "docs/runbooks.md").read_text().split("\n## ")[0]
+    rows = [line.split("|")[1] for line in introduction.splitlines() if line.startswith("| `")]
+    assert sorted(kind for row in rows for kind in re.findall(r"`([a-z-]+)`", row)) == sorted(AlertKind)
 
 
 def test_every_rule_is_fired_and_kept_silent_by_a_test() -> None:

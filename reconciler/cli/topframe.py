@@ -126,7 +126,7 @@ def shown_pods(pods: Sequence[Row], choices: Choices) -> list[Row]:
 
 def frame(facts: TopFacts, choices: Choices, page: Page, signs: Glyphs) -> list[Line]:
     """The lines of one frame: with a height exactly so many, the last one with the keys."""
-    top = list(_head(facts, choices, signs))
+    top = list(_head(facts, choices, page, signs))
     height = page.height
     if choices.help:
         lines = [*top, []]
@@ -169,7 +169,7 @@ def cut(cells: Sequence[Cell], width: int, mark: str) -> Line:
 # The node
 
 
-def _head(facts: TopFacts, choices: Choices, signs: Glyphs) -> Iterator[Line]:
+def _head(facts: TopFacts, choices: Choices, page: Page, signs: Glyphs) -> Iterator[Line]:
     agent = facts.body.get("agent", {})
     mode = str(agent.get("mode", "?"))
     ready: Line = [] if agent.get("ready") else [", ", StyledText("not ready", "bad")]
@@ -193,12 +193,26 @@ def _head(facts: TopFacts, choices: Choices, signs: Glyphs) -> Iterator[Line]:
     findings = [row for row in facts.body.get("interference", {}).get("findings", ()) if row["verdict"] in _RANK]
     findings.sort(key=lambda row: (_RANK[row["verdict"]], -row["severity"]))
     for row in findings[:_FINDINGS]:
-        suspects = "".join(f", top suspect {suspect['title']}" for suspect in row["suspects"][:1])
-        text = f" for {fmt.duration(row['for_s'])}{suspects}; rule {row['rule']}"
-        verdict = StyledText(SHOWN.get(row["verdict"], row["verdict"]), STYLES[row["verdict"]])
-        yield ["          victim ", plain_ascii(row["title"]), " ", verdict, plain_ascii(text)]
+        yield from _finding(row, page)
     if len(findings) > _FINDINGS:
         yield [StyledText(f"          and {len(findings) - _FINDINGS} more: bypassctl interference", "dim")]
+
+
+def _finding(row: Row, page: Page) -> Iterator[Line]:
+    """A victim and its top suspect; in two lines, if necessary with shortened names, where one has no room for both."""
+    victim, *suspects = (plain_ascii(title) for title in (row["title"], *(it["title"] for it in row["suspects"][:1])))
+    kind = str(row["verdict"])
+    verdict = StyledText(SHOWN.get(kind, kind), STYLES[kind])
+    before, lasts, suspect = "          victim ", f" for {fmt.duration(row['for_s'])}", "top suspect "
+    rule = plain_ascii(f"; rule {row['rule']}")
+    line: Line = [before, victim, " ", verdict, lasts, *(f", {suspect}{name}" for name in suspects), rule]
+    if page.whole or _length(line) <= page.width:
+        yield line
+        return
+    rest: Line = [" ", verdict, lasts, rule]
+    yield [before, shortened(victim, page.width - len(before) - _length(rest)), *rest]
+    for name in suspects:
+        yield [" " * len(before), suspect, shortened(name, page.width - len(before) - len(suspect))]
 
 
 def _budget(facts: TopFacts, signs: Glyphs) -> Iterator[Cell]:
@@ -233,7 +247,13 @@ def cpu_map(facts: TopFacts, kind: str, width: int, signs: Glyphs) -> Iterator[L
         letters["dedicated"] = StyledText("D", "pool dedicated")
     rows = {row["cpu"]: row for row in facts.cpus}
     mark = _load_mark(rows, letters, facts.busy, signs) if kind == "load" else _pool_mark(rows, letters)
-    yield list(_legend(facts.cpus, letters, kind, signs))
+    pools_line, mixed = list(_legend(facts.cpus, letters, kind, signs)), _mixed(facts.cpus, kind)
+    if mixed is not None and _length(pools_line) + len(mixed.text) <= width:
+        yield [*pools_line, mixed]
+    else:
+        yield pools_line
+        if mixed is not None:
+            yield [mixed]
     digits = len(str(max(rows)))
     blocks: list[list[Line]] = []
     for socket in _placed(facts.cpus)["sockets"]:
@@ -295,9 +315,12 @@ def _legend(cpus: Sequence[Row], letters: Mapping[str, StyledText], kind: str, s
         count = sum(name in row["pools"] for row in cpus)
         yield StyledText(letter.text, letter.style if kind == "pools" else f"{letter.style} be")
         yield StyledText(f" {plain_ascii(name)} {count}  ", "dim")
-    mixed = any(row["pools"][:1] != [RECLAIMED] and RECLAIMED in row["pools"] for row in cpus)
-    if mixed:
-        yield StyledText(f"{'underlined' if kind == 'load' else 'lower case'}: BE work, too", "dim")
+
+
+def _mixed(cpus: Sequence[Row], kind: str) -> StyledText | None:
+    if not any(row["pools"][:1] != [RECLAIMED] and RECLAIMED in row["pools"] for row in cpus):
+        return None
+    return StyledText(f"{'underlined' if kind == 'load' else 'lower case'}: BE work, too", "dim")
 
 
 def _beside(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]:

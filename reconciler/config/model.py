@@ -297,7 +297,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 HostName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:\[\]-]{1,253}$")]
-GroupName = Annotated[str, Meta(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
+GroupName = Annotated[str, Meta(pattern=r"^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,9})$")]
 
 
 class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -343,7 +343,9 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     reader_group: Annotated[
         GroupName | None,
-        Meta(description="group whose members may read everything; null: root only", extra=_RESTART),
+        Meta(
+            description="group, by name or number, whose members may read everything; null: root only", extra=_RESTART
+        ),
     ] = None
     reader_socket: Annotated[
         str, Meta(description="unix socket for readers, without control commands", extra=_PATH_RESTART)

@@ -69,6 +69,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     return MetricsSnapshot(
         version=__version__,
         mode=AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
+        paused=agent.config.mode is AgentMode.ENFORCE and not agent.judge.enforce,
         ready=ready,
         pods=tuple(pods),
         pods_without_series=max(0, len(agent.inventory.pods) - agent.config.http.pod_metrics_limit)

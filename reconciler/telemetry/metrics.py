@@ -52,6 +52,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
 
     version: str
     mode: str
+    paused: bool = False
+    """Whether a restore suspends the configured mode enforce until a reload."""
     ready: bool = False
     pods: tuple[PodMetrics, ...] = ()
     """Empty where the configuration selects sums only."""

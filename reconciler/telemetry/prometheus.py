@@ -146,6 +146,7 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     yield InfoMetricFamily("bypassd_build", "Running version.", value={"version": now.version})
     modes = [((mode,), float(mode == now.mode)) for mode in ("observe", "enforce")]
     yield _gauges("mode", "1 for the active mode.", ("mode",), modes)
+    yield _gauge("paused", "1 while a restore suspends the configured mode enforce.", now.paused)
     yield _gauge("ready", "1 after the first complete reconciliation.", now.ready)
     yield _gauge("store_ok", "1 if the store is writable.", now.store_ok)
     yield _gauge("watches", "inotify watches in use.", now.watches)

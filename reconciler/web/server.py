@@ -197,7 +197,12 @@ def _give(path: str, group: int) -> None:
 
 
 def group_id(name: str) -> int:
-    """The group's id; may query a directory service. Errors: `WebError` when no such group exists."""
+    """The group's id; may query a directory service. A number is an id: a container has no list of groups.
+
+    Errors: `WebError` when no such group exists.
+    """
+    if name.isdecimal():
+        return int(name)
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError as exc:

@@ -46,16 +46,16 @@ class Arrow(NamedTuple):
 
 
 BOXES: Final = (
-    Box(20, 30, 190, "b", "kubelet", ("checkpoints: CPUs and owners", "pod list, QoS directories")),
-    Box(20, 190, 190, "b", "containerd, runc", ("makes the container's group", "writes its first values")),
-    Box(20, 350, 190, "f", "state.json", ("renamed into place when", "the group is complete")),
+    Box(20, 30, 205, "b", "kubelet", ("checkpoints: CPUs and owners", "pod list, QoS directories")),
+    Box(20, 190, 205, "b", "containerd, runc", ("makes the container's group", "writes its first values")),
+    Box(20, 350, 205, "f", "state.json", ("renamed into place when", "the group is complete")),
     Box(370, 30, 230, "o", "bypassd", ("watches, plans, writes only", "differences, reads back")),
     Box(
         370,
         350,
         230,
         "f",
-        "control files of the container",
+        "container's control files",
         ("cpuset.cpus, cpu.shares,", "cpu.cfs_quota_us, memory, …"),
     ),
     Box(720, 30, 200, "f", "state.db", ("the original of each value,", "durable before the first write")),
@@ -65,9 +65,9 @@ BOXES: Final = (
 ARROWS: Final = (
     Arrow("M115 98V188", 123, 145, "1 CRI: start"),
     Arrow("M115 258V348", 123, 303, "3 rename"),
-    Arrow("M210 224H350V380H368", 228, 216, "2 mkdir, first values"),
-    Arrow("M210 395H330V80H368", 222, 412, "4 inotify"),
-    Arrow("M210 52H368", 228, 44, "reads, never writes"),
+    Arrow("M225 224H357V380H368", 235, 216, "2 mkdir, values"),
+    Arrow("M225 395H345V80H368", 235, 412, "4 inotify"),
+    Arrow("M225 52H368", 233, 44, "reads, never writes"),
     Arrow("M480 98V348", 488, 250, "5 writes: 0.3 ms median"),
     Arrow("M600 52H718", 612, 44, "originals"),
     Arrow("M718 225H560V100", 606, 217, "asks, holds"),

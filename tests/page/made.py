@@ -36,11 +36,12 @@ class MadeNode:
     sections: Sequence[str] = SECTIONS
     views: Sequence[str] = VIEWS
 
-    def __init__(self, pods: int = 30, names: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, pods: int = 30, names: Sequence[tuple[str, str]] = (), cpus: int = CPUS) -> None:
         """``names``: namespace and name of the first pods."""
         self.pulse = FakePulse()
         self.count = pods
         self.names = names
+        self.cpus = cpus
         self.asked: list[frozenset[str]] = []
         self.began = time.monotonic()
 
@@ -171,7 +172,7 @@ class MadeNode:
     def _cpumap(self) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
         now = time.monotonic()
-        for cpu in range(CPUS):
+        for cpu in range(self.cpus):
             pools = ["shared"]
             if cpu < 2:
                 pools = ["reserved"]
@@ -185,8 +186,8 @@ class MadeNode:
             rows.append(
                 {
                     "cpu": cpu,
-                    "socket": cpu // 16,
-                    "node": cpu // 16,
+                    "socket": 2 * cpu // self.cpus,
+                    "node": 2 * cpu // self.cpus,
                     "l3": cpu // 8,
                     "core": cpu // 2 * 2,
                     "thread": cpu % 2,
@@ -221,7 +222,7 @@ class MadeNode:
             budget.append(round(21_700 - 1.05 * online[-1]))
             squeeze = 0.35 if 205 <= point < 250 else 0.74
             be.append(round(budget[-1] * squeeze * (0.94 + 0.05 * math.sin(point / 2.3))) if point > 60 else 0)
-        idle = [1000 * CPUS - a - b - c for a, b, c in zip(online, be, system, strict=True)]
+        idle = [1000 * self.cpus - a - b - c for a, b, c in zip(online, be, system, strict=True)]
         return {
             "interval_s": 10.0,
             "age_s": 3.0,

@@ -158,6 +158,17 @@ def test_on_a_phone_names_of_replicas_are_told_apart_by_their_ends(browser: Brow
         )
 
 
+def test_the_hour_of_a_large_node_with_little_use_is_not_a_flat_line(browser: Browser) -> None:
+    texts = "[...document.querySelectorAll('#hour text')].map((text) => text.textContent)"
+    for node, cpus in ((MadeNode(1), 32), (MadeNode(1, cpus=256), 256)):
+        with served(node) as url:
+            opened(browser, url)
+            browser.until(
+                f"document.querySelector('#hour path') && document.querySelectorAll('#map .cpu').length === {cpus}"
+            )
+            assert browser.value(texts)[:5] == ["0", "8", "16", "24", "32"]
+
+
 def test_hostile_names_are_text(browser: Browser) -> None:
     with served(MadeNode(30, HOSTILE)) as url:
         opened(browser, url)

@@ -108,6 +108,23 @@ def test_a_map_that_does_not_fit_is_named_and_not_cut() -> None:
     assert [line for line in lines if line.startswith("map: ")]
 
 
+def test_at_80_columns_a_verdict_has_both_names_and_the_legend_is_whole() -> None:
+    node = facts(30)
+    (finding, *_) = node.body["interference"]["findings"]
+    (suspect, *_) = finding["suspects"]
+    victim, cause = (
+        "machine-learning/serving-frontend-7d9f8b6c5d-x2k4p",
+        "batch-jobs/video-transcode-nightly-28901-q8m2z",
+    )
+    long = {**finding, "title": victim, "suspects": [{**suspect, "title": cause}]}
+    lines = shown(node._replace(body={**node.body, "interference": {"findings": [long]}}), 80, map="pools")
+    at = next(number for number, line in enumerate(lines) if "victim machine-" in line)
+    assert max(map(len, lines)) <= 80
+    assert lines[at].endswith("6c5d-x2k4p interfered for 95 s; rule run-queue")
+    assert lines[at + 1].split("top suspect ")[1] == cause
+    assert "lower case: BE work, too" in lines
+
+
 def test_verdicts_name_victim_suspect_and_rule() -> None:
     text = "\n".join(shown(facts(30), 200))
     assert "1 victim confirmed" in text

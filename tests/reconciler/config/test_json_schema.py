@@ -186,6 +186,8 @@ def test_the_defaults_conform() -> None:
         ("policies: {exclusive: {avoid_irqs: [1]}}", True),
         ("policies: {disk: {devices: [{name: 253}]}}", True),
         ("http: {reader_group: on}", True),
+        ("http: {reader_group: 4711}", True),
+        ("http: {reader_group: 9_to_5}", False),
         ("runtime: {state_dir: 1}", False),
     ],
 )

@@ -14,6 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from cgroupfs.usage import UsageCounters
 from reconciler.cli.document import standings
 from reconciler.cli.targets import find_pod, sought
+from reconciler.config.model import AgentMode
 from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.daemon.status import IDENTITY, StatusReport, distinct, nothing_in_force
 from reconciler.runtime.cooperative import all_steps
@@ -124,6 +125,20 @@ async def test_names_of_pods_are_made_without_reading_the_kernel(
     assert {(row["uid"], row["namespace"], row["name"]) for row in rows} == {  # type: ignore[attr-defined]
         (uid, *name) for uid, name in NAMES.items()
     }
+
+
+async def test_a_node_is_paused_from_a_restore_to_the_next_configuration(live: LiveNode) -> None:
+    with live.agent() as agent:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        await live.look(agent)
+        paused = [all_steps(show.metrics_steps()).paused]
+        agent.set_enforce(enforce=False)
+        paused.append(all_steps(show.metrics_steps()).paused)
+        agent.reconfigure(replace(agent.config, mode=AgentMode.OBSERVE))
+        paused.append(all_steps(show.metrics_steps()).paused)
+        agent.reconfigure(replace(agent.config, mode=AgentMode.ENFORCE))
+        paused.append(all_steps(show.metrics_steps()).paused)
+    assert paused == [False, True, False, False]
 
 
 async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -> None:

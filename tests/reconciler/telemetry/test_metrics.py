@@ -92,6 +92,7 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_build_info", (("version", "0.1.0"),)): 1,
         ("bypassd_mode", (("mode", "observe"),)): 1,
         ("bypassd_mode", (("mode", "enforce"),)): 0,
+        ("bypassd_paused", ()): 0,
         ("bypassd_ready", ()): 1,
         ("bypassd_store_ok", ()): 0,
         ("bypassd_watches", ()): 440,

@@ -375,6 +375,16 @@ async def test_readers_read_everything_and_command_nothing(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == []
 
 
+async def test_the_readers_group_may_be_a_number_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: given.append(gid))
+    async with serving(tmp_path, reader_group="471100815", reader_socket=str(tmp_path / "r")):
+        assert stat.S_IMODE(os.lstat(tmp_path / "r").st_mode) == 0o660
+    assert given == [471100815]
+
+
 async def test_a_group_that_does_not_exist_stops_its_own_socket_only(tmp_path: Path) -> None:
     config = HttpSection(
         port=free_port(), socket=str(tmp_path / "s"), reader_group="no-such-group", reader_socket=str(tmp_path / "r")
