@@ -21,6 +21,7 @@ from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.pod_list import ListedPod, PodListReader, chunks
@@ -269,7 +270,7 @@ class KubeletPods:
         for problem in set(problems).difference(self._problems):
             _LOG.warning(problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems
-        self._detail = f"{len(metas)} pods from {self._peer.shown}"
+        self._detail = f"{plural(len(metas), 'pod')} from {self._peer.shown}"
         unusable = len(problems) + sum(not pod.whole for pod in reader.pods)
         if unusable:
             self._detail += f", {unusable} unusable"

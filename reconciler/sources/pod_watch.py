@@ -36,6 +36,7 @@ from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import PacedWork, TimeSlice
+from reconciler.runtime.format import plural
 from reconciler.sources.pod_list import LONGEST_POD, MOST_PODS, ListedPod, PodListReader, chunks, read_pod
 from state.model import PodMeta, SourceStatus
 
@@ -303,7 +304,7 @@ class PodWatch:
         if not self._live and self._heard_at is not None:
             _LOG.info("the pod watch works again")
         self._live, self._heard_at = True, trio.current_time()
-        self._detail = f"{len(self._present)} pods of {self._node}, watched"
+        self._detail = f"{plural(len(self._present), 'pod')} of {self._node}, watched"
 
     def _failed(self, message: str) -> None:
         if self._live or self._detail != message:
