@@ -145,6 +145,18 @@ def test_what_enforce_would_write_has_both_values_with_units(run: Run, live: Liv
     assert not facts_of(run, daemon, "web-0")["would_write"]
 
 
+def test_of_a_pod_on_hold_it_says_what_is_written_after_the_hold(run: Run, daemon: FakeDaemon) -> None:
+    pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
+    (setting,) = (row for row in pod["containers"][0]["settings"] if row["knob"] == "cpu.set")
+    setting |= {"state": "held", "actual": "0-6"}
+    facts = facts_of(run, daemon, "batch-7")
+    assert [(change["knob"], change["actual"]) for change in facts["held_back"]] == [("cpu.set", "0-6")]
+    assert facts["decided"]["reason"] == "bypassd's CPU set is on hold"
+    text = run("why", "batch-7", "--socket", daemon.socket).out
+    assert "enforce  on hold: 1 value to write when it has ended" in text
+    assert "nothing is left to write" not in text
+
+
 def test_from_the_store_and_the_kernel_while_the_daemon_is_down(run: Run, live: LiveNode) -> None:
     live.document()
     ran = run("why", "batch-7", "-o", "json", "--root", live.root)
