@@ -36,6 +36,8 @@ _ENDS_OF_EVICTIONS: Final = {
     "alert:eviction-refused": "refused",
 }
 """Kinds of the history by the outcome of the eviction."""
+_US: Final = "us"
+"""`state.entry.US`, which is not imported here for the start-up's sake."""
 _CHANGES: Final = 8
 """Settings that are listed as what enforce would write."""
 
@@ -196,7 +198,7 @@ def _actions(facts: Row) -> Iterator[Row]:
     held = [hold for hold in facts["holds"] if hold["target"].partition(":")[0] in {"pod", "off", "node"}]
     for hold in held:
         yield {"why": f"end the hold of {hold['by']}", "command": release_command(title_of(hold, pod))}
-    if not held and not pod.get("gone") and any(group["settings"] for group in facts["groups"]):
+    if not held and not pod.get("gone") and _is_ours(facts):
         yield {
             "why": "free it of bypassd for an hour" + (", of the BE budget, too" if ours_above else ""),
             "command": off + (" --with-budget" if ours_above else ""),
@@ -209,6 +211,15 @@ def _actions(facts: Row) -> Iterator[Row]:
         }
     if facts["would_write"]:
         yield {"why": "see all that enforce would write on this node", "command": "bypassctl diff"}
+
+
+def _is_ours(facts: Row) -> bool:
+    """Whether bypassd sets values of the pod; in observe mode: whether it left one from before."""
+    settings = [setting for group in facts["groups"] for setting in group["settings"]]
+    if facts["mode"] != "observe":
+        return bool(settings)
+    files = (setting["file"] for setting in settings)
+    return any(file is not None and file["writer"] == _US for file in files)
 
 
 def _causes(throttled: Sequence[Row]) -> list[Row]:
