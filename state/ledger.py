@@ -266,7 +266,13 @@ class Ledger:
             lost, self._lost_events = self._lost_events, 0
             noted, self._noted = self._noted, {}
         if lost:
-            events.append(LedgerEvent(at=self._clock(), kind="lost", reason=f"{lost} events were dropped"))
+            events.append(
+                LedgerEvent(
+                    at=self._clock(),
+                    kind="lost",
+                    reason=f"{lost} {'event was' if lost == 1 else 'events were'} dropped",
+                )
+            )
         batch = StoreBatch()
         for key in dirty:
             entry = self.get(key)

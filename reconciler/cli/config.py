@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from typing import Final
 
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
@@ -12,7 +13,11 @@ from reconciler.config.model import Config
 from reconciler.config.presets import NodeOffers
 from reconciler.runtime.streams import write
 from reconciler.settings.binder import ConfigError
-from reconciler.settings.schema import section_of
+from reconciler.settings.schema import Schema, section_of, settings
+
+_MOST: Final = 8
+"""Names in a message."""
+_SHORTEST: Final = 3
 
 
 def run(options: Namespace) -> int:
@@ -39,9 +44,25 @@ def run(options: Namespace) -> int:
             return Exit.OK
         text = show(loaded, options.key, top) if short else explain(loaded, options.key, node, top)
     except KeyError as exc:
-        raise CliError(f"{options.key}: no such setting", Exit.NOT_FOUND) from exc
+        raise CliError(f"{options.key}: no such setting{_nearest(options.key, top)}", Exit.NOT_FOUND) from exc
     write(text)
     return Exit.OK
+
+
+def _nearest(key: str, top: Schema) -> str:
+    """For a message: the settings and sections with this text in their names, else those with a similar name."""
+    from difflib import get_close_matches  # only for a message
+
+    names = [name for name, _ in settings(top)]
+    text = key.strip(".").lower()
+    near = [name for name in names if f".{text}." in f".{name.lower()}."]
+    near += [name for name in names if text in name.lower() and name not in near] if len(text) >= _SHORTEST else []
+    last = {name.rpartition(".")[2]: name for name in reversed(names)}
+    near = near or [last.get(name, name) for name in get_close_matches(key[:100], [*names, *last], n=3)]
+    # Without the settings of a section that is listed.
+    near = [name for name in near if name.rpartition(".")[0] not in near]
+    more = f" and {len(near) - _MOST} more" if len(near) > _MOST else ""
+    return f"; nearest: {', '.join(near[:_MOST])}{more}" if near else ""
 
 
 def _node_offers(options: Namespace, loaded: load.Loaded) -> NodeOffers:

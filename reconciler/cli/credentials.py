@@ -35,8 +35,8 @@ from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.clients.urls import MASK
 from reconciler.config.environment import kubelet_peer, node_name
 from reconciler.headroom.report import replace_file
+from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
-from reconciler.runtime.format import plural
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.sources.kubelet_api import decode_pods
 from state.eviction import EvictionMethodName
@@ -316,4 +316,4 @@ async def _kubelet(node: InspectedNode, config: ApiServer) -> AccessTest:
             pods, _ = decode_pods(await session.get("/pods"), marks_of(node.config))
     except (AgentError, ValueError) as exc:
         return replace(test, problem=str(exc))
-    return replace(test, found=f"{peer.shown}: {plural(len(pods), 'pod')}")
+    return replace(test, found=f"{peer.shown}: {fmt.plural(len(pods), 'pod')}")

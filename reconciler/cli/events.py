@@ -20,6 +20,7 @@ from reconciler.runtime import streams
 from state.printable import printable_json
 
 _POLL_S: Final = 0.5
+_PASS_S: Final = 1.0
 _RETRY_S: Final = 2.0
 _BUSY: Final = frozenset({429, 503})
 """Other clients have the daemon's answers: it has one for this client in seconds."""
@@ -250,14 +251,27 @@ def _print(events: Iterable[Row], options: Namespace) -> None:
 
 
 def _runs(events: Iterable[Row]) -> Iterator[list[Row]]:
-    """Writes that follow each other and differ in their group only, or in a quota's value, as one; others alone."""
-    for _, run in groupby(events, _kind_of_write):
-        yield list(run)
+    """Writes that differ in their group only, or in a quota's value, as one; other events alone.
+
+    Of a sequence of writes: those that follow each other, and those of one second, as a pass writes values by pod.
+    """
+    for is_write, following in groupby(events, lambda event: event["type"] == "write"):
+        if not is_write:
+            yield from ([event] for event in following)
+            continue
+        runs: list[list[Row]] = []
+        last: dict[tuple[object, ...], list[Row]] = {}
+        for event in following:
+            run = last.get(kind := _kind_of_write(event))
+            if run is not None and (run is runs[-1] or event["at"] - run[-1]["at"] <= _PASS_S):
+                run.append(event)
+            else:
+                last[kind] = [event]
+                runs.append(last[kind])
+        yield from runs
 
 
 def _kind_of_write(event: Row) -> tuple[object, ...]:
-    if event["type"] != "write":
-        return (event["number"], event["at"], event["text"])
     value = None if event["file"] in _QUOTAS else event["after"]
     return (event["kind"], event["file"], event["policy"], value)
 

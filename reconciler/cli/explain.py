@@ -6,7 +6,7 @@ from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row
-from reconciler.cli.format import before_text, file_text, setting_text, short_path, value_text
+from reconciler.cli.format import before_text, file_text, setting_text, short_path, unmeasured, value_text
 from reconciler.cli.screen import blank, field, head, line
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.runtime import format as fmt
@@ -43,6 +43,7 @@ def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
         "pod": {key: value for key, value in pod.items() if key not in {"settings", "containers", "refusals"}},
         "source": body["source"],
         "metadata": [source for source in body.get("sources", ()) if source["name"] in {"kubelet", "cri"}],
+        "cpu_source": [source for source in body.get("sources", ()) if source["name"] == "cpu"],
         "at": body["at"],
         "budget": body.get("budget", {}),
         "claims": [claim for claim in body.get("budget", {}).get("claims", ()) if uid in claim["pods"]],
@@ -298,7 +299,7 @@ def _signal(facts: Row) -> Iterator[Block]:
     if not budget or facts["pod"].get("class") != "reclaimed":
         return
     used = budget["used"]
-    known = "CPU use: measuring…" if used is None else f"online {fmt.cpus(used['online_milli'])}, BE "
+    known = unmeasured(facts["cpu_source"]) if used is None else f"online {fmt.cpus(used['online_milli'])}, BE "
     if used is not None:
         known += f"{fmt.cpus(used['reclaimed_milli'])}, system {fmt.cpus(used['system_milli'])} CPU in use"
     yield field("signal", known)

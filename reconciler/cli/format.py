@@ -1,6 +1,6 @@
 """Groups and values of the document as text; numbers and times are in `reconciler.runtime.format`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cgroupfs.bounded import digits
@@ -22,6 +22,12 @@ def group_title(path: str, titles: Mapping[str, str]) -> str:
     if path in titles:
         return titles[path]
     return f"{titles[above]}/{name[:12]}" if above in titles else short_path(path)
+
+
+def unmeasured(sources: Sequence[Mapping[str, Any]]) -> str:
+    """The reason for an unknown CPU use: its source fails, or the second reading is missing."""
+    failing = any(source["name"] == "cpu" and not source["ok"] for source in sources)
+    return "CPU use: cannot be read (source cpu)" if failing else "CPU use: measuring…"
 
 
 def setting_text(knob: str, value: object, file: str | None = None) -> str:

@@ -19,8 +19,8 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node, read_text
 from reconciler.config.environment import node_name
 from reconciler.config.presets import effects
+from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
-from reconciler.runtime.format import plural
 from reconciler.sources.cri_socket import STANDARD_SOCKETS
 from state.printable import printable
 from state.topology_sysfs import read_topology
@@ -62,9 +62,8 @@ def initial(node: InspectedNode) -> str:
     versions = {} if node.hierarchy is None else node.hierarchy.versions()
     groups = "no cgroups found" if not versions else f"cgroup v{min(versions.values())}"
     name, day = _shown(node_name(node.kubelet)), time.strftime("%Y-%m-%d")
-    found = (
-        f"Linux {_shown(platform.release())}, {groups}, {plural(_cpus(node), 'CPU')}, {plural(len(node.pods), 'pod')}"
-    )
+    counts = f"{fmt.plural(_cpus(node), 'CPU')}, {fmt.plural(len(node.pods), 'pod')}"
+    found = f"Linux {_shown(platform.release())}, {groups}, {counts}"
     lines = list(_comment(f"bypassd on {name}; made by bypassctl init on {day}, which found {found}."))
     lines += _comment("Every setting: bypassctl config explain. Check the node: bypassctl doctor.")
     for entry in _entries(node):

@@ -75,7 +75,8 @@ def restore_without_daemon(
 def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) -> tuple[list[str], list[str]]:
     """Thaw what a stopped daemon has left frozen: group paths, and what could not be done.
 
-    Nothing at all without a store or a hierarchy, or with a daemon that watches over it.
+    Nothing at all without a store or a hierarchy, or with a daemon that watches over it. Errors: `CliError`
+    (`Exit.UNREACHABLE`) for a store that cannot be read.
     """
     logging.basicConfig(handlers=[logging.NullHandler()])
     try:
@@ -83,7 +84,7 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
     except NoStoreError:
         return [], []
     except StoreError as exc:
-        return [], [f"cannot determine which pods are frozen: {exc}"]
+        raise CliError(f"cannot determine which pods are frozen: {exc}", Exit.UNREACHABLE) from exc
     try:
         with InstanceLock(os.path.dirname(store_path)):
             hierarchy = Hierarchy.detect(root)

@@ -32,7 +32,7 @@ from reconciler.pods.marks import MarkReader
 from reconciler.policies.cachelevel import begin
 from reconciler.policies.cacheplan import plan_cache
 from reconciler.policies.yielding import scheduler_of
-from reconciler.runtime.format import plural
+from reconciler.runtime import format as fmt
 from reconciler.runtime.safe_files import FileRule
 from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
 from reconciler.signals.memory import parse_meminfo
@@ -160,7 +160,7 @@ def _cache(request: CacheRequest | None, view: NodeView, root: str) -> CachePlan
 
 
 def _count(pods: tuple[PodMeta, ...] | None) -> str:
-    return "no answer" if pods is None else plural(len(pods), "pod")
+    return "no answer" if pods is None else fmt.plural(len(pods), "pod")
 
 
 def _manifests(node: Node, knowledge: Inventory, marks: MarkReader, problems: list[str]) -> dict[str, PodMeta]:

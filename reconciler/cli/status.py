@@ -9,7 +9,7 @@ from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import DaemonRefused
 from reconciler.cli.document import UNKNOWN_SECTION, FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
-from reconciler.cli.format import value_text
+from reconciler.cli.format import unmeasured, value_text
 from reconciler.cli.holds import titled
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, line, show
@@ -138,7 +138,7 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     if facts["interference"]:
         yield field("watched", *node_cells(facts["interference"]))
     yield from _pools(facts)
-    yield from _budget(facts["budget"])
+    yield from _budget(facts)
     yield from _sources(facts)
     if facts["holds"]:
         yield blank()
@@ -228,18 +228,20 @@ def _pools(facts: Row) -> Iterator[Block]:
     yield Table(("POOL", "CPUS"), rows)
 
 
-def _budget(budget: Row) -> Iterator[Block]:
+def _budget(facts: Row) -> Iterator[Block]:
+    budget = facts["budget"]
     if not budget:
         return
     used = budget["used"]
     yield blank()
-    known = "CPU use: measuring…"
+    known = unmeasured(facts["sources"])
     if used is not None:
         known = "in use: " + ", ".join(
             f"{name} {fmt.cpus(used[f'{key}_milli'])}"
             for name, key in (("online", "online"), ("reclaimed", "reclaimed"), ("system", "system"))
         )
-    yield field("CPU", "BE budget ", StyledText(fmt.cpu(budget["budget_milli"]), "head"), f"; {known}")
+    planned = " planned, not written" if facts["mode"] == "observe" else ""
+    yield field("CPU", "BE budget ", StyledText(fmt.cpu(budget["budget_milli"]), "head"), f"{planned}; {known}")
     for name, before in (("cpus", "pods have "), ("budget", ""), ("law", "budget law "), ("reclaimed", "")):
         if reason := budget["reasons"].get(name):
             yield field("", StyledText(f"{before}{reason}", "dim"))

@@ -97,11 +97,14 @@ def find_pod(
             return next(iter(matches.values()))
         if matches:
             raise _ambiguous(wanted, list(matches.values()))
+    if (process := _of_no_pod(text, root)) is not None:
+        raise CliError(process, Exit.NOT_FOUND)
     where = f" in namespace {namespace!r}" if namespace is not None else ""
-    known = [pod["title"] for pod in pods if not pod.get("gone")]
-    for title in titles() if titles is not None else ():
-        known += [title] if namespace is None or title.startswith(f"{namespace}/") else []
-    near = nearest(text, list(dict.fromkeys(known)))
+    known = [pod["title"] for pod in everyone if not pod.get("gone")]
+    known = list(dict.fromkeys([*known, *(titles() if titles is not None else ())]))
+    # Those of the namespace come first; a name may be that of another one.
+    near = nearest(text, [title for title in known if namespace is None or title.startswith(f"{namespace}/")])
+    near = near or nearest(text, known)
     hint = f"; nearest: {', '.join(near)}" if near else ""
     raise CliError(f"no pod {printable(wanted, 200)!r}{where} on this node{hint} (TARGET: {FORMS})", Exit.NOT_FOUND)
 
@@ -228,6 +231,20 @@ def plain_uid(text: str) -> str:
 
 def _cgroup_of_pid(text: str, root: str) -> str | None:
     """The line of /proc/PID/cgroup of a pod; None without such a process, and for a text that is not a PID."""
+    return next((path for path in _cgroups_of_pid(text, root) or () if _UID.search(path)), None)
+
+
+def _of_no_pod(text: str, root: str) -> str | None:
+    """For a message: a process that is in no pod, and where it is; None without such a process, or of a pod."""
+    paths = _cgroups_of_pid(text, root)
+    if not paths or any(_UID.search(path) for path in paths):
+        return None
+    path = max(paths, key=len)
+    return f"process {text} is of no pod: its cgroup is {printable(path, 200)}"
+
+
+def _cgroups_of_pid(text: str, root: str) -> list[str] | None:
+    """The paths in /proc/PID/cgroup; None without such a process, and for a text that is not a PID."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 7):
         return None
     try:
@@ -235,8 +252,7 @@ def _cgroup_of_pid(text: str, root: str) -> str | None:
             lines = file.read(1 << 16).splitlines()
     except OSError:
         return None
-    paths = [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
-    return next((path for path in paths if _UID.search(path)), None)
+    return [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
 
 
 def _ambiguous(wanted: str, pods: Sequence[Row]) -> CliError:

@@ -36,6 +36,8 @@ _ENDS_OF_EVICTIONS: Final = {
     "alert:eviction-refused": "refused",
 }
 """Kinds of the history by the outcome of the eviction."""
+_US: Final = "us"
+"""`state.entry.US`, which is not imported here for the start-up's sake."""
 _CHANGES: Final = 8
 """Settings that are listed as what enforce would write."""
 
@@ -50,7 +52,8 @@ def run(options: Namespace) -> int:
     facts["runs_on"] = _runs_on(facts, document.body)
     facts["decided"] = _decided(facts, document.body)
     facts["throttled_by"] = [group | {"ours": _ours(group)} for group in throttlers(facts["now"].get("groups", ()))]
-    facts["would_write"] = list(_would_write(facts["groups"]))
+    facts["would_write"] = list(_unwritten(facts["groups"], "would write"))
+    facts["held_back"] = list(_unwritten(facts["groups"], "held"))
     facts["evicted"] = _evicted(facts, document.body["history"])
     facts["mode"] = document.body["agent"].get("mode")
     facts["do"] = list(_actions(facts))
@@ -120,6 +123,8 @@ def _decided(facts: Row, body: Row) -> Row:
     # The reason of a BE pool is bypassd's own; it decides nothing where its CPU set is not in force.
     reason = ours[0]["reason"] if ours else reasons.get(pool, "") if pool != "reclaimed" else ""
     by = f"bypassd ({ours[0]['policy']})" if ours else "kubelet and runtime"
+    if not ours and any(row["knob"] == "cpu.set" for row in _unwritten(facts["groups"], "held")):
+        reason = "bypassd's CPU set is on hold"
     if others and not ours:
         by, reason = _writer(others[0]), "bypassd gave the file up to it"
     return {
@@ -144,10 +149,11 @@ def _ours(group: Row) -> bool:
     return str(group["quota_by"]).startswith("bypassd")
 
 
-def _would_write(groups: Sequence[Row]) -> Iterator[Row]:
+def _unwritten(groups: Sequence[Row], state: str) -> Iterator[Row]:
+    """Settings in this state whose actual value is another one."""
     for group in groups:
         for setting in group["settings"]:
-            if setting["state"] == "would write":
+            if setting["state"] == state and setting["wanted"] != setting["actual"]:
                 yield {"group": group["name"], "path": group["path"]} | {
                     key: setting.get(key) for key in ("knob", "control_file", "actual", "wanted", "policy", "reason")
                 }
@@ -192,7 +198,7 @@ def _actions(facts: Row) -> Iterator[Row]:
     held = [hold for hold in facts["holds"] if hold["target"].partition(":")[0] in {"pod", "off", "node"}]
     for hold in held:
         yield {"why": f"end the hold of {hold['by']}", "command": release_command(title_of(hold, pod))}
-    if not held and not pod.get("gone") and any(group["settings"] for group in facts["groups"]):
+    if not held and not pod.get("gone") and _is_ours(facts):
         yield {
             "why": "free it of bypassd for an hour" + (", of the BE budget, too" if ours_above else ""),
             "command": off + (" --with-budget" if ours_above else ""),
@@ -205,6 +211,15 @@ def _actions(facts: Row) -> Iterator[Row]:
         }
     if facts["would_write"]:
         yield {"why": "see all that enforce would write on this node", "command": "bypassctl diff"}
+
+
+def _is_ours(facts: Row) -> bool:
+    """Whether bypassd sets values of the pod; in observe mode: whether it left one from before."""
+    settings = [setting for group in facts["groups"] for setting in group["settings"]]
+    if facts["mode"] != "observe":
+        return bool(settings)
+    files = (setting["file"] for setting in settings)
+    return any(file is not None and file["writer"] == _US for file in files)
 
 
 def _causes(throttled: Sequence[Row]) -> list[Row]:
@@ -368,17 +383,26 @@ def _past(hour: Row, *, live: bool) -> Iterator[Block]:
 
 
 def _enforce(facts: Row) -> Iterator[Block]:
-    changes = facts["would_write"]
+    changes, held = facts["would_write"], facts["held_back"]
     if facts["mode"] is None:
         return
-    if not changes:
+    if not changes and not held:
         managed = any(setting["wanted"] is not None for group in facts["groups"] for setting in group["settings"])
         text = "nothing is left to write" if managed else "changes nothing: bypassd sets nothing of this pod"
         if given_up := _given_up(facts["groups"]):
             text = f"{fmt.plural(len(given_up), 'value')} given up to other programs: bypassctl diff"
         yield field("enforce", text)
         return
-    yield field("enforce", f"would write {fmt.plural(len(changes), 'value')}; nothing of them is written now")
+    if changes:
+        yield field("enforce", f"would write {fmt.plural(len(changes), 'value')}; nothing of them is written now")
+        yield from _listed(changes)
+    if held:
+        text = f"on hold: {fmt.plural(len(held), 'value')} to write when it has ended"
+        yield field("" if changes else "enforce", text)
+        yield from _listed(held)
+
+
+def _listed(changes: Sequence[Row]) -> Iterator[Block]:
     for change in changes[:_CHANGES]:
         actual, wanted = (
             setting_text(change["knob"], change[key], change["control_file"]) for key in ("actual", "wanted")

@@ -11,6 +11,7 @@ from typing import Final, final
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
 from cgroupfs.naming import QosClass
@@ -144,9 +145,10 @@ class Sampler:
             reading = CpuReading(at_s=now, cpus=parse_stat(self._files.read(self._proc, "stat")))
         except (OSError, ValueError) as exc:
             # Unknown: the last reading ages, and the laws raise nothing on it.
+            error = errno_name(exc.errno) if isinstance(exc, OSError) else str(exc)
             if self.problem is None:
-                _LOG.warning("cannot read the CPU counters", path=f"{self._proc}/stat", error=str(exc))
-            self.problem = str(exc)
+                _LOG.warning("cannot read the CPU counters", path=f"{self._proc}/stat", error=error)
+            self.problem = f"{self._proc}/stat: {error}"
             known = self._reconciler.inventory.take(cpu=self._sampler.current(now), uses=self._uses(now))
             self._read(known.cpu, now)
             self.bursts.on_second(now)

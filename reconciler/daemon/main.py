@@ -29,6 +29,7 @@ from reconciler.daemon.status import StatusReport
 from reconciler.runtime import logs, malloc
 from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.cooperative import share_interpreter
+from reconciler.runtime.format import plural
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
 from reconciler.runtime.supervisor import Component, ComponentHealth, ComponentStatus, Supervisor
@@ -209,7 +210,7 @@ class Daemon:
         pods = len(agent.inventory.pods)
         # Before that is reported, and before the priority: nothing yields to it yet.
         malloc.keep_objects()
-        self._notifier.ready(f"{self.config.mode.value}: {pods} pods")
+        self._notifier.ready(f"{self.config.mode.value}: {plural(pods, 'pod')}")
         # Only now: the start itself is a second of work to which no work on the node should have to yield.
         agent.priority.start()
         self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))

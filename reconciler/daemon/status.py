@@ -89,7 +89,8 @@ def nothing_in_force(agent: Agent) -> str | None:
     if not pods or (pods == 1 and only_its_own):
         return None
     reason, _ = failing.most_common(1)[0]
-    return f"no BE pod of {pods} is as planned: {failing.total()} settings fail: {reason}"
+    fail = "1 setting fails" if failing.total() == 1 else f"{failing.total()} settings fail"
+    return f"no BE pod of {pods} is as planned: {fail}: {reason}"
 
 
 IDENTITY: Final = ("schema", "kind", "source", "at")

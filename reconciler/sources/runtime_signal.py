@@ -32,6 +32,7 @@ import trio
 from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.watch import CHILDREN, MOVED_TO, OPENED, VANISHED, DirEvent, DirWatcher, Mask, WatchStats
+from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.runtime_files import FILES, STATE_JSON, STATUS
 from reconciler.sources.runtime_roots import RuntimeDirs
@@ -179,7 +180,7 @@ class RuntimeEvents:
             problem = (
                 f"no runtime's state below {', '.join(self._dirs.states)}: values are verified until they are stable"
             )
-        detail = problem or ", ".join(f"{root.path} ({len(root.spots)} containers)" for root in there)
+        detail = problem or ", ".join(f"{root.path} ({plural(len(root.spots), 'container')})" for root in there)
         if stats is not None:
             signals = Counter(self.evidence(container) for container in containers if not self.awaits(container))
             without = sorted(c for c in containers if self.evidence(c) is RuntimeEvent.ABSENT and not self.awaits(c))

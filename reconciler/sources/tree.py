@@ -25,6 +25,7 @@ from cgroupfs.log import get_log
 from cgroupfs.naming import GroupKind, GroupName, Layout, QosClass
 from cgroupfs.watch import CHILDREN, VANISHED, DirEvent, DirWatcher, WatchStats
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import container_key, pod_key
 from state.model import GroupRef, SourceStatus
@@ -227,7 +228,7 @@ class TreeSource:
             problem = f"{self._tree.trigger_directory(self._layout.kubepods)} does not exist (yet)"
         age = None if self._seen_at is None else time.monotonic() - self._seen_at
         pods = sum(node.name.kind is GroupKind.POD for node in self._nodes.values())
-        return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=problem or f"{pods} pods")
+        return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=problem or plural(pods, "pod"))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled. Reports its start when the model is complete; run again, it keeps the model it has.

@@ -30,6 +30,7 @@ from reconciler.actuators.core_sched.compare import CookieAssignment, CookieStep
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, RealPrctl, unable
 from reconciler.actuators.core_sched.tasks import CODEC, CookieState, restore_cookies
 from reconciler.actuators.holds import holding
+from reconciler.runtime.format import plural
 from state.cpu import CORE_COOKIE, CORE_SCHED
 from state.entry import US, LedgerEvent
 from state.kinds import COOKIE
@@ -339,7 +340,7 @@ def _period_s(situation: PlanSnapshot) -> float | None:
 
 
 def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+    return plural(count, "thread")
 
 
 def _tallies(

@@ -20,6 +20,7 @@ from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.codec import RowCodec, undo_rows
 from reconciler.actuators.core_sched.compare import ObservedThreads
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, unable
+from reconciler.runtime.format import plural
 from state.cpu import CORE_COOKIE, CORE_SCHED
 from state.entry import LedgerEntry
 from state.kinds import COOKIE
@@ -246,7 +247,7 @@ def clear_all(
             file=FILE,
             undo=RestoreOutcome.REFUSED if cookie in failed else RestoreOutcome.RESTORED,
             text=_NONE,
-            detail=failed.get(cookie, f"{taken[cookie]} threads"),
+            detail=failed.get(cookie, plural(taken[cookie], "thread")),
         )
         for cookie in sorted(ours, key=lambda cookie: (ours[cookie], cookie))
         if cookie in failed or taken[cookie]

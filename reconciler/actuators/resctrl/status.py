@@ -10,6 +10,7 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
 from reconciler.actuators.resctrl.sweep import SweepResult
+from reconciler.runtime.format import plural
 from reconciler.signals.resctrl import ResctrlUsage
 from resctrl.capability import Capability
 from resctrl.capability import ResctrlStatus as Readiness
@@ -180,7 +181,7 @@ def _state(
         return SettingState.WAITING, outcome.unsettled[uid]
     if uid in outcome.foreign:
         return SettingState.YIELDED, f"{outcome.foreign[uid]} threads are in a group of another program"
-    return SettingState.IN_PLACE, status.plan.crowded.get(uid) or f"{outcome.threads.get(uid, 0)} threads"
+    return SettingState.IN_PLACE, status.plan.crowded.get(uid) or plural(outcome.threads.get(uid, 0), "thread")
 
 
 def _use(rates: Mapping[int, BandwidthRate]) -> Mapping[str, object]:

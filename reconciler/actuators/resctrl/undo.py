@@ -18,6 +18,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass, detect_layout
 from reconciler.actuators.codec import RowCodec, undo_rows
+from reconciler.runtime.format import plural
 from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.files import REAL as REAL_GROUPS
 from resctrl.files import GroupFiles
@@ -180,7 +181,7 @@ def undo_pod(files: GroupFiles, root: str, uid: str, threads: Callable[[], Colle
             detail = (
                 "" if moved.on_settled else f"{dict(moved.refused) or 'new threads appear faster than they are moved'}"
             )
-            text = f"{moved.moved} threads"
+            text = plural(moved.moved, "thread")
             done.append(RestoreResult(path=groups.path(name), file="tasks", undo=undo, text=text, detail=detail))
             if moved.on_settled and not groups.members(name):
                 groups.remove(name)

@@ -174,7 +174,7 @@ def test_recorded_answers_classify_the_pods_and_survive_being_captured_again(
     (pod,) = [pod for pod in fields["pods"] if pod["uid"] == WEB]
     assert (pod["class"], pod["meta_source"]) == ("reclaimed", "cri+bundle+cgroup")
     assert fields["sources"]["kubelet"] == "6 pods"
-    assert fields["sources"]["cri"] == "1 pods"
+    assert fields["sources"]["cri"] == "1 pod"
     node = read_recorded(str(tmp_path / "captured"), MARKS)
     assert node.cri is not None
     assert node.cri.pods == (web,)

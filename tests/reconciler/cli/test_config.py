@@ -53,6 +53,34 @@ def test_a_section_and_the_other_forms(run: Run, file: str) -> None:
     assert json.loads(run("config", "schema", "-o", "json").out)
 
 
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("resync_s", "node.resync_s"),
+        ("limit_percent", "policies.reclaimed.budget.limit_percent"),
+        ("budget.limit_percent", "policies.reclaimed.budget.limit_percent"),
+        ("node.resync", "node.resync_s"),
+        ("resinc_s", "node.resync_s"),
+        ("Resync", "node.resync_s"),
+        ("idle_buffer", "policies.idle_buffer"),
+    ],
+)
+def test_a_key_that_is_none_has_the_settings_with_such_a_name(run: Run, file: str, key: str, near: str) -> None:
+    ran = run("config", "explain", key, "--config", file)
+    assert (ran.code, ran.out) == (Exit.NOT_FOUND, "")
+    said, _, names = ran.err.strip().partition("; nearest: ")
+    assert said == f"bypassctl: {key}: no such setting"
+    assert near in names.split(", ")
+    assert len(names) < 600
+
+
+@pytest.mark.parametrize("key", ["", ".", "zzzzzz", "x" * 5000])
+def test_no_key_is_near_by_accident(run: Run, file: str, key: str) -> None:
+    ran = run("config", "explain", key, "--config", file)
+    assert (ran.code == Exit.OK) == (key == "")
+    assert "nearest" not in ran.err
+
+
 def test_a_preset_is_listed_with_what_the_node_lacks(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("protect: cpu\npolicies: {idle_buffer: {enabled: false}}\n")

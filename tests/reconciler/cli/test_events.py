@@ -138,6 +138,21 @@ def test_text_names_pods_and_foreign_writers(run: Run, daemon: FakeDaemon, monke
     assert "person bash" in second
 
 
+def test_two_kinds_of_writes_of_one_pass_are_two_lines_and_a_later_pass_two_more(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        event(number, path=f"/{number}", file="cpu.shares", after=str(1024 * (1 + number % 2)))
+        for number in range(1, 41)
+    ]
+    for row in rows:
+        row["at"] = rows[0]["at"] + 0.01 * row["number"] + (60 if row["number"] > 20 else 0)
+    Feed(daemon, monkeypatch, answer(*rows))
+    lines = run("events", "--socket", daemon.socket).out.splitlines()
+    assert len(lines) == 4
+    assert all("9 more such writes in 10 groups" in line for line in lines)
+
+
 def test_writes_of_one_kind_that_follow_each_other_are_one_line_of_a_node_and_many_of_a_pod(
     run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,21 @@ def test_a_process_is_its_pods(document: dict[str, Any], tmp_path: Path) -> None
     assert raised.value.code == Exit.NOT_FOUND
 
 
+def test_a_process_of_no_pod_is_named_with_its_cgroup(document: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "proc/4242").mkdir(parents=True)
+    (tmp_path / "proc/4242/cgroup").write_text("4:cpuset:/\n1:name=systemd:/system.slice/sshd.service\n0::/\n")
+    with pytest.raises(CliError) as raised:
+        found(document, "4242", root=str(tmp_path))
+    assert raised.value.code == Exit.NOT_FOUND
+    assert str(raised.value) == "process 4242 is of no pod: its cgroup is /system.slice/sshd.service"
+
+
+def test_a_pod_of_another_namespace_is_named(document: dict[str, Any]) -> None:
+    with pytest.raises(CliError) as raised:
+        found(document, "web-0", "ci")
+    assert "no pod 'web-0' in namespace 'ci' on this node; nearest: shop/web-0" in str(raised.value)
+
+
 def test_the_uid_in_a_systemd_path_has_underscores(document: dict[str, Any]) -> None:
     path = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{BATCH.replace('-', '_')}.slice"
     assert found(document, path) == BATCH

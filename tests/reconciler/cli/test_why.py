@@ -13,6 +13,7 @@ from reconciler.cli.screen import plain
 from reconciler.cli.sparkline import sparkline
 from reconciler.config.model import AgentMode
 from state.dump import EVENT_DEFAULTS
+from state.entry import US
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
@@ -145,6 +146,18 @@ def test_what_enforce_would_write_has_both_values_with_units(run: Run, live: Liv
     assert not facts_of(run, daemon, "web-0")["would_write"]
 
 
+def test_of_a_pod_on_hold_it_says_what_is_written_after_the_hold(run: Run, daemon: FakeDaemon) -> None:
+    pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
+    (setting,) = (row for row in pod["containers"][0]["settings"] if row["knob"] == "cpu.set")
+    setting |= {"state": "held", "actual": "0-6"}
+    facts = facts_of(run, daemon, "batch-7")
+    assert [(change["knob"], change["actual"]) for change in facts["held_back"]] == [("cpu.set", "0-6")]
+    assert facts["decided"]["reason"] == "bypassd's CPU set is on hold"
+    text = run("why", "batch-7", "--socket", daemon.socket).out
+    assert "enforce  on hold: 1 value to write when it has ended" in text
+    assert "nothing is left to write" not in text
+
+
 def test_from_the_store_and_the_kernel_while_the_daemon_is_down(run: Run, live: LiveNode) -> None:
     live.document()
     ran = run("why", "batch-7", "-o", "json", "--root", live.root)
@@ -257,6 +270,29 @@ def test_in_observe_the_budget_is_planned_and_not_written(run: Run, daemon: Fake
     assert "planned, not written" not in run(*words).out
     daemon.document["agent"]["mode"] = "observe"
     assert "planned, not written" in run(*words).out
+    assert "planned, not written" in run("status", "--socket", daemon.socket).out
+
+
+def test_in_observe_a_pod_is_freed_only_of_values_from_before(run: Run, live: LiveNode, daemon: FakeDaemon) -> None:
+    def offers() -> bool:
+        return any("bypassctl off" in action["command"] for action in facts_of(run, daemon, "batch-7")["do"])
+
+    assert offers()
+    daemon.document["agent"]["mode"] = "observe"
+    assert offers()
+    daemon.document = live.document(mode=AgentMode.OBSERVE)
+    assert not offers()
+    assert why._US == US
+
+
+def test_a_cpu_use_that_cannot_be_read_is_not_being_measured(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["budget"]["used"] = None
+    for command in (["status"], ["why", "batch-7"]):
+        assert "CPU use: measuring" in run(*command, "--socket", daemon.socket).out
+    (source,) = (source for source in daemon.document["sources"] if source["name"] == "cpu")
+    source |= {"ok": False, "detail": "/proc/stat: ENOENT"}
+    for command in (["status"], ["why", "batch-7"]):
+        assert "CPU use: cannot be read (source cpu)" in run(*command, "--socket", daemon.socket).out
 
 
 GONE = "dddddddd-4444-4444-8444-444444444444"

@@ -79,3 +79,13 @@ def test_doctor_guesses_no_fault_from_its_own_lack_of_rights(run: Run, monkeypat
     for name in doctor._OF_ROOT & rows.keys():
         assert rows[name]["state"] == "ok" or rows[name]["fix"] == "run with sudo", rows[name]
     assert doctor._OF_ROOT & rows.keys() >= {"fanotify", "store"}
+
+
+def test_thaw_does_not_take_a_store_of_root_for_a_frozen_pod(run: Run, tmp_path: Path, nobody: Nobody) -> None:
+    (tmp_path / "lib").mkdir(mode=0o700)
+    store = tmp_path / "lib/state.db"
+    store.write_bytes(b"")
+    with nobody():
+        ran = run("thaw", "--store", str(store))
+    assert (ran.code, ran.out) == (Exit.UNREACHABLE, "")
+    assert ran.err == f"bypassctl: cannot determine which pods are frozen: {store}: {WORDS}\n"
