@@ -46,8 +46,6 @@ def program(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> NoRe
 def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     """Run one command; its exit code (`Exit`). ``name``: of a program that is one command of bypassctl."""
     parts = _command_first(list(sys.argv[1:] if arguments is None else arguments))
-    if parts[:1] == [_HELP]:
-        parts = [*parts[1:], "--help"]
     known = parts and parts[0] in {command.name for command in COMMANDS}
     with streams.prepared():
         try:
@@ -67,8 +65,10 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
 def _command_first(parts: list[str]) -> list[str]:
     """The command line with the command first: in ``-o json status`` the options are moved behind it.
 
-    Options of the program itself are not moved, nor is anything else.
+    Options of the program itself are not moved, nor is anything else. ``help why`` is ``why --help``.
     """
+    if parts[:1] == [_HELP]:
+        return [*parts[1:], "--help"]
     at = 0
     while at < len(parts) and parts[at].startswith("-"):
         name, equals, _ = parts[at].partition("=")

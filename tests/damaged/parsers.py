@@ -912,6 +912,7 @@ EXCEPTED: Final = {
     r"state\.reader:read_(history|tables)": "with read_dump",
     r"reconciler\.clients\.(http:HttpSession|kube:KubeApi)\.read": "hands on what arrives",
     r"reconciler\.config\.read_keys:read_keys": "goes through our own configuration",
+    r"reconciler\.runtime\.streams:Parser\.parse_args": "the user's own words; tests/reconciler/cli",
     r"reconciler\.runtime\.safe_files:read_file": "the bytes alone; tests/reconciler/runtime/test_safe_files.py",
     r"reconciler\.sources\.pod_list:read_pod": "by kubelet_api:decode_pods",
     r"reconciler\.actuators\.network\.tc:load_classifier": "loads a program of ours into the kernel",
