@@ -14,7 +14,7 @@ from reconciler.control.reconciler import Reconciler
 from reconciler.policies import harm
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.harm import HarmSample, HarmState
-from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge
+from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge, quiet_since
 from reconciler.runtime.workqueue import TICK
 from state.cpu import HarmReading, HarmTerms
 from state.model import Pod, PodClass, Pools
@@ -55,6 +55,7 @@ class HarmWatch:
         self._at = self._chosen_at = float("-inf")
         self._pods: dict[str, PodJudgement] = {}
         self._used: tuple[float, int] | None = None
+        self._quiet_since: float | None = None
         self.rounds = self.cuts = 0
         """Since the daemon's start."""
 
@@ -234,9 +235,10 @@ class HarmWatch:
     def _levels(self, waits: dict[str, PodWaiting], used: int | None, terms: HarmTerms, now: float) -> dict[str, float]:
         """The harm of each pod that was measured. Without BE work there is none, and what they wait is learned."""
         config = self.config().harm
-        state = self._state
-        ceiling = state.ceiling_milli if state is not None else terms.top_milli
-        quiet = is_quiet(used, ceiling, terms.floor_milli) and (state is None or harm.settled(state, now, config))
+        ceiling = self._state.ceiling_milli if self._state is not None else terms.top_milli
+        low = is_quiet(used, ceiling, terms.floor_milli)
+        since = self._quiet_since = quiet_since(self._quiet_since, now, quiet=low)
+        quiet = since is not None and now - since >= config.settle_s
         levels: dict[str, float] = {}
         for uid, waiting in waits.items():
             if (before := self._pods.get(uid)) is not None:

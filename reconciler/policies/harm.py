@@ -255,14 +255,6 @@ def _missed(state: HarmState, last: float, now: float) -> HarmState:
     )
 
 
-def settled(state: HarmState, now: float, config: HarmConfig) -> bool:
-    """Whether a sample is of the time after the last cut for sure.
-
-    Earlier ones may be late: what online pods waited beside BE work would be learned as their own waiting.
-    """
-    return now - state.cut_at >= config.settle_s
-
-
 def step(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) -> HarmState:
     """One step: down at harm, up by one step after a calm while, never up on an unknown."""
     low, top = sample.floor_milli, max(sample.floor_milli, sample.top_milli)
@@ -377,7 +369,7 @@ def _stuck(state: HarmState, low: int, top: int, now: float, config: HarmConfig)
         return state
     if now - last < config.compare_after_s * comparison.pause:
         return state
-    return replace(state, ceiling_milli=low, comparison=_compare(comparison, now, ceiling, config), cut_at=now)
+    return replace(state, ceiling_milli=low, comparison=_compare(comparison, now, ceiling, config))
 
 
 def _compare(comparison: Comparison, now: float, ceiling: int, config: HarmConfig) -> Comparison:

@@ -169,6 +169,17 @@ def is_quiet(used: int | None, ceiling_milli: int, floor_milli: int) -> bool:
     return (ceiling_milli if used is None else used) <= max(_KNOWN_MILLI, floor_milli) * _QUIET
 
 
+def quiet_since(before: float | None, now: float, *, quiet: bool) -> float | None:
+    """Since when BE work has been at its minimum or asleep without a break; None: it is not.
+
+    Samples may be late: the first ones are of the time before, and would be learned as waiting without BE work. So they
+    count as quiet only after `HarmConfig.settle_s`.
+    """
+    if not quiet:
+        return None
+    return before if before is not None and before <= now else now
+
+
 def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmConfig, *, quiet: bool) -> PodJudgement:
     """Judge a sample; one while BE work is at its minimum or asleep is learned.
 

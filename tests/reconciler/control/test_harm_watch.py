@@ -202,6 +202,15 @@ async def test_be_work_that_sleeps_is_never_cut(node: LiveNode) -> None:
         assert rounds.watch.cuts == 0
 
 
+async def test_the_sample_in_which_be_work_falls_asleep_is_not_learned_as_waiting_without_it(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        await rounds.next(150)
+        for sleeps, waits in ((True, HARM), (True, CALM), (False, HARM)):
+            rounds.want_milli, rounds.waits.now = 0 if sleeps else None, waits
+            await rounds.next(1 if waits is HARM else 10)
+        assert rounds.watch.cuts == 1
+
+
 async def test_unknown_for_long_is_the_quota_law_and_known_again_is_not(node: LiveNode) -> None:
     async with watching(node) as rounds:
         await rounds.next(150)

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from reconciler.policies.harm import HarmConfig, HarmSample, HarmState, interval_s, settled, start, step, top_of
-from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge, level_of
+from reconciler.policies.harm import HarmConfig, HarmSample, HarmState, interval_s, start, step, top_of
+from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge, level_of, quiet_since
 
 POD = "a"
 CONFIG = HarmConfig()
@@ -170,6 +170,7 @@ def run(
     state, pod = start(top if begin is None else begin), PodJudgement()
     at = clock = 0.0
     late: PodWaiting | None = None
+    since: float | None = None
     while at < seconds:
         took = interval_s(state, top, clock, config)
         item = trace(at)
@@ -182,7 +183,8 @@ def run(
         seen, late = late, noisy
         levels = None
         if item.known and seen is not None:
-            quiet = is_quiet(used, state.ceiling_milli, machine.least_milli) and settled(state, clock, config)
+            since = quiet_since(since, clock, quiet=is_quiet(used, state.ceiling_milli, machine.least_milli))
+            quiet = since is not None and clock - since >= config.settle_s
             pod = judge(pod, seen, clock, config, quiet=quiet)
             levels = {POD: pod.level}
         sample = HarmSample(

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from reconciler.policies.harm import HarmConfig, HarmSample, HarmState, start, step, top_of
-from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge
+from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge, quiet_since
 
 RECORDED: Final = Path(__file__).with_name("harm_trace.jsonl")
 CPUS: Final = 2
@@ -34,8 +34,10 @@ def replayed(rows: Iterable[Sequence[float]], config: HarmConfig | None = None) 
     config = config or HarmConfig()
     top = top_of(CPUS, FLOOR, config)
     state, pod = start(top), PodJudgement()
+    since: float | None = None
     for at, run, wait, waits, use in rows:
-        quiet = is_quiet(round(use), state.ceiling_milli, FLOOR)
+        since = quiet_since(since, at, quiet=is_quiet(round(use), state.ceiling_milli, FLOOR))
+        quiet = since is not None and at - since >= config.settle_s
         pod = judge(pod, PodWaiting(run, wait, waits), at, config, quiet=quiet)
         sample = HarmSample(top_milli=top, floor_milli=FLOOR, used_milli=round(use), levels={"web": pod.level})
         state = step(state, sample, at, config)

@@ -233,6 +233,23 @@ def test_bursts_of_waiting_that_be_does_not_cause_cost_little(
     assert lost_share(late) <= 0.45
 
 
+@FEW
+@given(
+    machine=MACHINES.map(lambda machine: replace(machine, noise=0.0, whole=False)),
+    every_s=st.floats(5, 60),
+    sleeps_s=st.floats(0.2, 3),
+    share=st.floats(0.05, 0.6),
+)
+def test_be_work_that_sleeps_now_and_then_does_not_hide_its_harm(
+    machine: Machine, every_s: float, sleeps_s: float, share: float
+) -> None:
+    """The sample in which it falls asleep is of the time before: learned as waiting without BE work it hid all harm."""
+    busy = load_of(machine, share)
+    asleep = replace(busy, want=0)
+    late = tail(list(run(lambda at: asleep if at % every_s < sleeps_s else busy, 300, machine)), 60)
+    assert harmed_share(late, CONFIG.clear_factor) <= 0.02
+
+
 def test_what_is_compared_is_no_excuse_for_harm_of_be() -> None:
     """The same bursts beside BE work that does harm: the harm is below the limits nearly always."""
     late = tail(list(run(lambda at: OWN if at % 3 < 0.3 else Input(), 1800)), 60)

@@ -13,6 +13,7 @@ from reconciler.policies.waiting import (
     judge,
     learn,
     level_of,
+    quiet_since,
 )
 
 CONFIG = HarmConfig()
@@ -161,6 +162,13 @@ def test_be_is_at_its_minimum_by_its_use_or_where_that_is_unknown_by_its_ceiling
 ) -> None:
     assert is_quiet(used, ceiling, 100) is quiet
     assert not is_quiet(None, 8000, 100)
+
+
+def test_a_time_without_be_work_begins_anew_after_each_break_and_after_a_jump_of_the_clock() -> None:
+    since = quiet_since(None, 1.0, quiet=True)
+    assert since == quiet_since(since, 1.2, quiet=True) == 1.0
+    assert quiet_since(since, 1.3, quiet=False) is None
+    assert quiet_since(since, 0.5, quiet=True) == 0.5
 
 
 @given(
