@@ -129,7 +129,7 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=60,
-            description="harm within so many seconds after a step up, or sooner than that waited for, is caused by it",
+            description="harm within so many seconds after a step up is caused by it; longer for a step of a whole CPU",
         ),
     ] = 2.0
     backoff_s: Annotated[
@@ -324,9 +324,9 @@ def _cut(state: HarmState, sample: HarmSample, worst: str, now: float, config: H
     if base <= low:
         # BE work has no more than its minimum: what online pods wait for now is not its doing.
         return state
-    # Harm that begins sooner than the step had waited for is its doing, too: else two that alternate never slow down.
-    waited = max(state.pause_s, _step_wait_s(sample, config))
-    probed = now - state.raised_at <= max(config.blame_s, waited)
+    # A step of a whole CPU is as long suspected as the steps of which it is made would take. Not longer: waiting in
+    # bursts that BE work does not cause would be blamed on steps, and BE work would never rise.
+    probed = now - state.raised_at <= max(config.blame_s, _step_wait_s(sample, config))
     target = base * (100 - (config.clear_cut_percent if clear else config.cut_percent)) // 100
     if probed and not clear:
         # A failed attempt costs its step, and a small one more if that is not a whole CPU. Lasting harm is the next
@@ -395,8 +395,7 @@ def _calm(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) 
     tried = now - state.raised_at > config.blame_s
     if wall is not None and tried and ceiling > wall and calm <= state.raised_at + config.blame_s:
         # Beyond the last harm without a new one: it had another reason, or that has ended.
-        pause = state.pause_s / 2 if state.pause_s > config.calm_s else 0.0
-        state, wall = replace(state, wall_milli=None, pause_s=pause), None
+        state, wall = replace(state, wall_milli=None, pause_s=0.0), None
     if ceiling >= top:
         return state
     usual = _step(top, config)

@@ -85,7 +85,8 @@ def learn(known: OwnWaiting, waiting: PodWaiting, now: float) -> OwnWaiting:
     key, percent = _range(waiting), waiting.percent
     before = known.get(key)
     if before is None:
-        return {**known, key: LearnedWait(mean=percent, deviation=percent / 2, count=1, at=now)}
+        # Not half of it, as TCP does: one sample would hide harm of the same size for minutes.
+        return {**known, key: LearnedWait(mean=percent, deviation=0.0, count=1, at=now)}
     count = min(before.count + 1, _MOST)
     deviation = before.deviation + (abs(percent - before.mean) - before.deviation) / count
     mean = before.mean + (percent - before.mean) / count

@@ -137,11 +137,15 @@ def test_by_whole_cpus_a_step_that_harms_is_taken_back_as_a_whole() -> None:
     assert (state.ceiling_milli, state.wall_milli, state.pause_s) == (6000, 6900, 2 * CONFIG.calm_s)
 
 
-@pytest.mark.parametrize(("late_s", "pause_s"), [(3.0, 8.0), (5.0, 4.0)])
-def test_harm_sooner_than_the_step_had_waited_is_its_doing_too(late_s: float, pause_s: float) -> None:
+@pytest.mark.parametrize(
+    ("grain", "late_s", "pause_s"), [(1000, 4.9, 8.0), (1000, 5.2, 4.0), (1, 1.9, 8.0), (1, 2.2, 4.0)]
+)
+def test_a_step_of_a_whole_cpu_is_blamed_as_long_as_its_parts_would_take(
+    grain: int, late_s: float, pause_s: float
+) -> None:
     """Else a step whose harm comes just after ``blame_s`` is repeated at the same pace for ever."""
-    state = replace(start(6200), wall_milli=6000, raised_at=0.0, raised_from=6000, pause_s=4.0)
-    harmed = sample({"a": 1.5}, 6200)
+    state = replace(start(2000), wall_milli=2000, raised_at=0.0, raised_from=1000, pause_s=4.0)
+    harmed = replace(whole({"a": 1.5}, 2000), grain_milli=grain)
     state = step(step(state, harmed, late_s - 0.1, CONFIG), harmed, late_s, CONFIG)
     assert (state.pause_s, state.cuts) == (pause_s, 1)
 

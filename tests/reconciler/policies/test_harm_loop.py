@@ -165,11 +165,11 @@ def test_never_below_the_minimum_nor_above_the_top_whatever_the_load_and_the_clo
 @FEW
 @given(
     machine=MACHINES.map(lambda machine: replace(machine, noise=0.0)),
-    known=st.integers(2, 10),
+    known=st.integers(3, 10),
     seed=st.integers(0, 1000),
 )
 def test_with_missing_samples_it_cuts_and_recovers(machine: Machine, known: int, seed: int) -> None:
-    """From two of ten samples on, in any order: after a burst BE work has what is fair again."""
+    """From three known of ten samples on, in any order: clear harm ends, and after a burst BE work has what is fair."""
     source = random.Random(seed)
     quiet, busy = load_of(machine, 0.05), load_of(machine, 0.8)
 
@@ -177,10 +177,10 @@ def test_with_missing_samples_it_cuts_and_recovers(machine: Machine, known: int,
         return replace(busy if 20 <= at < 60 else quiet, known=source.random() < known / 10)
 
     moments = list(run(trace, 300, machine))
-    late = [moment for moment in moments if 30 <= moment.at < 60]
-    assert harmed_share(late, CLEARLY) <= 0.1
+    late = [moment for moment in moments if 40 <= moment.at < 60]
+    assert harmed_share(late, CONFIG.clear_factor) <= 0.05
     step = 1000 * machine.cpus * CONFIG.raise_percent / 100 / 4
-    assert all(moment.used + step >= 0.4 * moment.fair for moment in tail(moments, 240))
+    assert all(moment.used + step >= 0.3 * moment.fair for moment in tail(moments, 240))
 
 
 @FEW

@@ -164,6 +164,12 @@ def test_be_is_at_its_minimum_by_its_use_or_where_that_is_unknown_by_its_ceiling
     assert not is_quiet(None, 8000, 100)
 
 
+def test_one_sample_without_be_work_hides_no_harm_of_the_same_size() -> None:
+    own = learn({}, PodWaiting(500.0, 500.0), 0.0)
+    assert expected(own, PodWaiting(500.0, 500.0), 0.0) == 50.0
+    assert level_of(PodWaiting(500.0, 1500.0), expected(own, PodWaiting(500.0, 1500.0), 0.0), HarmConfig()) >= 4
+
+
 def test_a_time_without_be_work_begins_anew_after_each_break_and_after_a_jump_of_the_clock() -> None:
     since = quiet_since(None, 1.0, quiet=True)
     assert since == quiet_since(since, 1.2, quiet=True) == 1.0
