@@ -19,16 +19,20 @@ RESTORE_S = 120.0
 
 
 def order(
-    options: Namespace, method: str, target: str, body: object = None, *, timeout_s: float = 10.0
+    options: Namespace, method: str, target: str, body: object = None, *, timeout_s: float = 10.0, instead: str = ""
 ) -> Any:  # what a JSON answer holds has no static type
-    """Send a command to the daemon; its response. Errors: `CliError` when it is down, or refuses."""
+    """Send a command to the daemon; its response. ``instead``: what does a part of it without a daemon.
+
+    Errors: `CliError` when it is down, or refuses.
+    """
     socket = places.find(options).socket
     if socket is None:
         raise CliError("no socket configured", Exit.UNREACHABLE)
     try:
         return ask(socket, method, target, body, timeout_s=timeout_s)
     except Unreachable as exc:
-        raise CliError(f"{exc}; this command needs the running daemon (systemctl start bypassd)", exc.code) from exc
+        text = f"{exc}; this command needs the running daemon (systemctl start bypassd){instead}"
+        raise CliError(text, exc.code) from exc
 
 
 def who() -> str:

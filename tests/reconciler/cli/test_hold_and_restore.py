@@ -185,6 +185,23 @@ def test_an_order_without_a_daemon_says_what_to_do(run: Run, tmp_path: Path) -> 
         assert "this command needs the running daemon" in ran.err
 
 
+def test_off_without_a_daemon_names_the_command_that_works(run: Run, offline: LiveNode, tmp_path: Path) -> None:
+    places = ("--socket", str(tmp_path / "none"), "--store", offline.store)
+    ran = run("off", "batch-7", "--for", "1h", "--reason", "x", *places)
+    assert (ran.code, ran.out) == (Exit.UNREACHABLE, "")
+    assert ran.err.endswith("without it the values are restored by: bypassctl restore --pod ci/batch-7\n")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["owners", "evictions", "interference"])
+def test_what_only_a_daemon_knows_is_one_line_without_it(
+    run: Run, offline: LiveNode, tmp_path: Path, command: str
+) -> None:
+    ran = run(command, "--socket", str(tmp_path / "none"), "--store", offline.store)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (Exit.UNREACHABLE, "", 1)
+    assert "showing the state file" not in ran.err
+
+
 def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /restore"] = (200, {"files": [UNDONE], "restored": 1, "left": 0, "mode": "observe"})
     ran = run("restore", "--socket", daemon.socket)
