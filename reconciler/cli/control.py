@@ -74,7 +74,10 @@ def pod_target(options: Namespace, target: str) -> NamedTarget:
 
 
 def hold_target(options: Namespace, target: str) -> NamedTarget:
-    """The target of the hold that `holds` prints so. Errors: as of `pod_target`; `CliError` where several are."""
+    """The target of the hold that `holds` prints so; of a pod's name alone: its hold, else that of ``off``.
+
+    Errors: as of `pod_target`; `CliError` where several are.
+    """
     try:
         holds = titled(fetch_named(options, ("holds",), say=False).body)
     except CliError as exc:
@@ -86,7 +89,13 @@ def hold_target(options: Namespace, target: str) -> NamedTarget:
     if len(matches) > 1:
         lines = [f"{target} matches {len(matches)} holds:", *(f"  {hold['target']}" for hold in matches)]
         raise CliError(" ".join(lines), Exit.AMBIGUOUS, lines=lines)
-    return NamedTarget(str(matches[0]["target"]), target) if matches else pod_target(options, target)
+    if matches:
+        return NamedTarget(str(matches[0]["target"]), target)
+    named = pod_target(options, target)
+    known = {hold["target"] for hold in holds}
+    freed = NamedTarget(*(f"off:{text.partition(':')[2]}" for text in named))
+    is_name = target.partition(":")[0] not in {"pod", "off"} and named.target.startswith("pod:")
+    return freed if is_name and named.target not in known and freed.target in known else named
 
 
 def title_of(hold: Row, pod: Row) -> str:

@@ -139,6 +139,27 @@ def test_the_end_of_one_hold_names_the_others_on_the_same_pod(run: Run, daemon: 
     assert [hold["target"] for hold in answer["still_held"]] == [f"{other}:{BATCH}", "node"]
 
 
+@pytest.mark.parametrize(
+    ("target", "holds", "released"),
+    [
+        ("batch-7", ("off",), "off"),
+        ("batch-7", ("off", "pod"), "pod"),
+        ("ci/batch-7", ("pod",), "pod"),
+        ("pod:batch-7", ("off",), "pod"),
+        ("batch-7", (), "pod"),
+    ],
+)
+def test_a_pods_name_ends_its_hold_whichever_it_has(
+    run: Run, daemon: FakeDaemon, target: str, holds: tuple[str, ...], released: str
+) -> None:
+    """Who freed it with off has typed no prefix."""
+    daemon.document["holds"] = [
+        {"target": f"{kind}:{BATCH}", "reason": "INC-42", "by": "ben", "until": None} for kind in holds
+    ]
+    run("release", target, "--socket", daemon.socket)
+    assert [asked for asked, _ in daemon.asked if asked.startswith("DELETE")] == [f"DELETE /holds/{released}:{BATCH}"]
+
+
 def test_in_observe_nothing_is_managed_again(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"]["mode"] = "observe"
     daemon.answers["DELETE /holds/node"] = (200, {"released": "node"})
