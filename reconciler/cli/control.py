@@ -19,16 +19,20 @@ RESTORE_S = 120.0
 
 
 def order(
-    options: Namespace, method: str, target: str, body: object = None, *, timeout_s: float = 10.0
+    options: Namespace, method: str, target: str, body: object = None, *, timeout_s: float = 10.0, instead: str = ""
 ) -> Any:  # what a JSON answer holds has no static type
-    """Send a command to the daemon; its response. Errors: `CliError` when it is down, or refuses."""
+    """Send a command to the daemon; its response. ``instead``: what does a part of it without a daemon.
+
+    Errors: `CliError` when it is down, or refuses.
+    """
     socket = places.find(options).socket
     if socket is None:
         raise CliError("no socket configured", Exit.UNREACHABLE)
     try:
         return ask(socket, method, target, body, timeout_s=timeout_s)
     except Unreachable as exc:
-        raise CliError(f"{exc}; this command needs the running daemon (systemctl start bypassd)", exc.code) from exc
+        text = f"{exc}; this command needs the running daemon (systemctl start bypassd){instead}"
+        raise CliError(text, exc.code) from exc
 
 
 def who() -> str:
@@ -70,7 +74,10 @@ def pod_target(options: Namespace, target: str) -> NamedTarget:
 
 
 def hold_target(options: Namespace, target: str) -> NamedTarget:
-    """The target of the hold that `holds` prints so. Errors: as of `pod_target`; `CliError` where several are."""
+    """The target of the hold that `holds` prints so; of a pod's name alone: its hold, else that of ``off``.
+
+    Errors: as of `pod_target`; `CliError` where several are.
+    """
     try:
         holds = titled(fetch_named(options, ("holds",), say=False).body)
     except CliError as exc:
@@ -82,7 +89,13 @@ def hold_target(options: Namespace, target: str) -> NamedTarget:
     if len(matches) > 1:
         lines = [f"{target} matches {len(matches)} holds:", *(f"  {hold['target']}" for hold in matches)]
         raise CliError(" ".join(lines), Exit.AMBIGUOUS, lines=lines)
-    return NamedTarget(str(matches[0]["target"]), target) if matches else pod_target(options, target)
+    if matches:
+        return NamedTarget(str(matches[0]["target"]), target)
+    named = pod_target(options, target)
+    known = {hold["target"] for hold in holds}
+    freed = NamedTarget(*(f"off:{text.partition(':')[2]}" for text in named))
+    is_name = target.partition(":")[0] not in {"pod", "off"} and named.target.startswith("pod:")
+    return freed if is_name and named.target not in known and freed.target in known else named
 
 
 def title_of(hold: Row, pod: Row) -> str:

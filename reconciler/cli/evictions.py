@@ -11,6 +11,7 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, head, line, show
 from reconciler.cli.watched import OUTCOMES
 from reconciler.runtime import format as fmt
+from reconciler.runtime.streams import complain
 
 _FEW: Final = 5
 """Lines of a ranking without ``--all``, beside the victims."""
@@ -20,7 +21,7 @@ _OF_PODS: Final = ("open", "would", "ended")
 
 def run(options: Namespace) -> int:
     """Show them. Errors: `CliError` when no daemon responds."""
-    document = fetch(options, ("eviction",))
+    document = fetch(options, ("eviction",), say=False)
     eviction: Row | None = document.body.get("eviction")
     if eviction is None:
         if not document.live:
@@ -28,6 +29,8 @@ def run(options: Namespace) -> int:
         if options.output != "table":
             emit({"eviction": None}, options.output)
         raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
+    if not document.live:
+        complain(f"{document.down}; showing the state file")
     if options.namespace is not None:
         start = f"{options.namespace}/"
         eviction |= {key: [row for row in eviction[key] if row["title"].startswith(start)] for key in _OF_PODS}

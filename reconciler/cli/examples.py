@@ -47,7 +47,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "release": (("release pod:ci/batch-7", "end a hold"),),
     "holds": (("holds", "the holds, until when and why"),),
-    "headroom": (("headroom", "what BE pods may be promised"),),
+    "headroom": (("headroom", "CPU and memory that a scheduler may allocate to BE pods"),),
     "owners": (("owners -o json", "the accounts as JSON"),),
     "evictions": (("evictions --all", "evictions with complete rankings"),),
     "alerts": (("alerts", "sinks, pending and recent alerts"),),

@@ -29,7 +29,8 @@ def run(options: Namespace) -> int:
         "budget": options.with_budget,
         **({"until_released": True} if options.until_released else {"seconds": options.seconds}),
     }
-    answer = order(options, "POST", "/off", body, timeout_s=RESTORE_S)
+    restore = f"; without it the values are restored by: bypassctl restore --pod {shlex.quote(pod['title'])}"
+    answer = order(options, "POST", "/off", body, timeout_s=RESTORE_S, instead=restore)
     files = fetch(options, ("files",), say=False, pod=pod["uid"]).body["files"]
     try:
         bounds = above(measured(PodLimits(pod, options.root), files, _ROOM_S)["groups"])

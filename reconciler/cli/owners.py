@@ -13,7 +13,7 @@ from reconciler.runtime import format as fmt
 
 def run(options: Namespace) -> int:
     """Show it. Errors: `CliError` when no daemon responds or keeps it."""
-    document = fetch(options, ("owners",))
+    document = fetch(options, ("owners",), say=False)
     owners: Row | None = document.body.get("owners")
     if not owners:
         if not document.live:

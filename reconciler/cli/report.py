@@ -56,6 +56,11 @@ _NOT_MEASURED: Final = {
     "(kernel.sched_schedstats=1)",
     "throttled_milli": "no online pod was measured",
 }
+_NO_WAITS: Final = (
+    "waits need online pods, and cpu.pressure (cgroup v2) or wait_sum in cpu.stat (kernel.sched_schedstats=1)"
+)
+_LONGEST_S: Final = 8 * 86400.0
+"""The state file has no earlier hours."""
 
 
 class GateState(StrEnum):
@@ -102,6 +107,8 @@ class GateResult(NamedTuple):
 def run(options: Namespace) -> int:
     """Show it. Returns the gate's exit code. Errors: `CliError` for a wrong gate, and for an empty report."""
     limits = gate_limits(options.gate) if options.gate is not None else None
+    if options.since > _LONGEST_S:
+        raise CliError("--since: at most 8d; earlier hours are not stored", Exit.USAGE)
     now = time.time()
     hours = _hours(options, now)
     if not hours and limits is None:
@@ -315,13 +322,11 @@ def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
     yield blank()
     total, counts = facts["total"], facts["total"]["counts"]
     yield field("gained", f"{fmt.number(total['be_cpu_hours'])} CPU-hours of BE work")
-    for side, text in (("with_be", "with BE"), ("without_be", "without")):
-        part = total[side]
-        yield field(
-            text,
-            f"{fmt.plural(part['minutes'], 'minute')}; an online pod waited {_share(part['wait_milli'])}, "
-            f"p95 {_share(part['wait_p95_milli'])}; throttled {_share(part['throttled_milli'])}",
-        )
+    sides = (total["with_be"], total["without_be"])
+    for part, text in zip(sides, ("with BE", "without"), strict=True):
+        yield field(text, "; ".join(_side_texts(part)))
+    if any(part["minutes"] and part["wait_milli"] is None for part in sides):
+        yield field("", StyledText(_NO_WAITS, "dim"))
     yield field(
         "actions",
         f"{counts.get('actions', 0)}, {counts.get('helped', 0)} helped, {counts.get('undone', 0)} undone; "
@@ -342,6 +347,17 @@ def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
         yield Table(
             ("", "BOUND", "VALUE", "LIMIT", "DETAIL"), [_bound(result) for result in results], frozenset({2, 3})
         )
+
+
+def _side_texts(part: Row) -> Iterator[str]:
+    """The minutes with or without BE work; of none there is nothing more to report."""
+    yield fmt.plural(part["minutes"], "minute")
+    if not part["minutes"]:
+        return
+    waited, throttled = part["wait_milli"], part["throttled_milli"]
+    known = waited is not None
+    yield f"an online pod waited {_share(waited)}, p95 {_share(part['wait_p95_milli'])}" if known else "waits unknown"
+    yield f"throttled {_share(throttled)}" if throttled is not None else "throttling unknown"
 
 
 def _row(name: str, row: Row) -> tuple[str, ...]:
@@ -368,5 +384,5 @@ def _short(milli: float | None) -> str:
     return fmt.NONE if milli is None else fmt.number(milli / 10)
 
 
-def _share(milli: float | None) -> str:
-    return "unknown" if milli is None else f"{fmt.percent(milli / 10)} of a CPU"
+def _share(milli: float) -> str:
+    return f"{fmt.percent(milli / 10)} of a CPU"

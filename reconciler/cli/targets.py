@@ -235,12 +235,12 @@ def _cgroup_of_pid(text: str, root: str) -> str | None:
 
 
 def _of_no_pod(text: str, root: str) -> str | None:
-    """For a message: a process that is in no pod, and where it is; None without such a process, or of a pod."""
+    """For a message on a process that is in no known pod: its cgroup; None without such a process."""
     paths = _cgroups_of_pid(text, root)
-    if not paths or any(_UID.search(path) for path in paths):
+    if not paths:
         return None
     path = max(paths, key=len)
-    return f"process {text} is of no pod: its cgroup is {printable(path, 200)}"
+    return f"process {text} is of no known pod: its cgroup is {printable(path, 200)}"
 
 
 def _cgroups_of_pid(text: str, root: str) -> list[str] | None:

@@ -139,6 +139,27 @@ def test_the_end_of_one_hold_names_the_others_on_the_same_pod(run: Run, daemon: 
     assert [hold["target"] for hold in answer["still_held"]] == [f"{other}:{BATCH}", "node"]
 
 
+@pytest.mark.parametrize(
+    ("target", "holds", "released"),
+    [
+        ("batch-7", ("off",), "off"),
+        ("batch-7", ("off", "pod"), "pod"),
+        ("ci/batch-7", ("pod",), "pod"),
+        ("pod:batch-7", ("off",), "pod"),
+        ("batch-7", (), "pod"),
+    ],
+)
+def test_a_pods_name_ends_its_hold_whichever_it_has(
+    run: Run, daemon: FakeDaemon, target: str, holds: tuple[str, ...], released: str
+) -> None:
+    """Who freed it with off has typed no prefix."""
+    daemon.document["holds"] = [
+        {"target": f"{kind}:{BATCH}", "reason": "INC-42", "by": "ben", "until": None} for kind in holds
+    ]
+    run("release", target, "--socket", daemon.socket)
+    assert [asked for asked, _ in daemon.asked if asked.startswith("DELETE")] == [f"DELETE /holds/{released}:{BATCH}"]
+
+
 def test_in_observe_nothing_is_managed_again(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"]["mode"] = "observe"
     daemon.answers["DELETE /holds/node"] = (200, {"released": "node"})
@@ -183,6 +204,23 @@ def test_an_order_without_a_daemon_says_what_to_do(run: Run, tmp_path: Path) -> 
         ran = run(*parts, "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "none"))
         assert ran.code == Exit.UNREACHABLE
         assert "this command needs the running daemon" in ran.err
+
+
+def test_off_without_a_daemon_names_the_command_that_works(run: Run, offline: LiveNode, tmp_path: Path) -> None:
+    places = ("--socket", str(tmp_path / "none"), "--store", offline.store)
+    ran = run("off", "batch-7", "--for", "1h", "--reason", "x", *places)
+    assert (ran.code, ran.out) == (Exit.UNREACHABLE, "")
+    assert ran.err.endswith("without it the values are restored by: bypassctl restore --pod ci/batch-7\n")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["owners", "evictions", "interference"])
+def test_what_only_a_daemon_knows_is_one_line_without_it(
+    run: Run, offline: LiveNode, tmp_path: Path, command: str
+) -> None:
+    ran = run(command, "--socket", str(tmp_path / "none"), "--store", offline.store)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (Exit.UNREACHABLE, "", 1)
+    assert "showing the state file" not in ran.err
 
 
 def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemon) -> None:

@@ -206,3 +206,20 @@ def test_without_rows_there_is_no_report_and_no_evidence(run: Run, daemon: FakeD
     ran = run("report", "--socket", daemon.socket, "--gate", "-o", "json")
     assert ran.code == Exit.NO_EVIDENCE
     assert {bound["state"] for bound in json.loads(ran.out)["gate"]["bounds"]} == {"unknown"}
+
+
+def test_what_was_not_measured_is_named_with_what_it_needs(run: Run, daemon: FakeDaemon) -> None:
+    row = effect_row(now()) | {"with_be": side() | {"samples": 0, "waits": {}}, "without_be": side(0)}
+    daemon.document["effect"] = [row]
+    lines = run("report", "--since", "2h", "--socket", daemon.socket).out.splitlines()
+    with_be = next(line for line in lines if line.startswith("with BE"))
+    assert "waits unknown" in with_be
+    assert next(line for line in lines if line.startswith("without")) == "without  0 minutes"
+    assert any("kernel.sched_schedstats=1" in line for line in lines)
+
+
+def test_more_than_is_stored_is_a_usage_error(run: Run, daemon: FakeDaemon) -> None:
+    ran = run("report", "--since", "9d", "--socket", daemon.socket)
+    assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: --since: at most 8d; earlier hours are not stored\n")
+    assert not daemon.asked
+    assert module._LONGEST_S == effect_hours.DAYS * 86400

@@ -40,13 +40,14 @@ def test_a_process_is_its_pods(document: dict[str, Any], tmp_path: Path) -> None
     assert raised.value.code == Exit.NOT_FOUND
 
 
-def test_a_process_of_no_pod_is_named_with_its_cgroup(document: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/system.slice/sshd.service", f"/{'ab' * 16}", f"/kubepods/pod{'e' * 32}"])
+def test_a_process_of_no_pod_is_named_with_its_cgroup(document: dict[str, Any], tmp_path: Path, path: str) -> None:
     (tmp_path / "proc/4242").mkdir(parents=True)
-    (tmp_path / "proc/4242/cgroup").write_text("4:cpuset:/\n1:name=systemd:/system.slice/sshd.service\n0::/\n")
+    (tmp_path / "proc/4242/cgroup").write_text(f"4:cpuset:/\n1:name=systemd:{path}\n0::/\n")
     with pytest.raises(CliError) as raised:
         found(document, "4242", root=str(tmp_path))
     assert raised.value.code == Exit.NOT_FOUND
-    assert str(raised.value) == "process 4242 is of no pod: its cgroup is /system.slice/sshd.service"
+    assert str(raised.value) == f"process 4242 is of no known pod: its cgroup is {path}"
 
 
 def test_a_pod_of_another_namespace_is_named(document: dict[str, Any]) -> None:
