@@ -23,6 +23,10 @@ _CHOOSE_S: Final = 1.0
 """Seconds between two choices of the pods that share CPUs with BE work."""
 _MISSED_S: Final = 1.0
 """Samples that are missing for less are not reported: the law does not rise meanwhile."""
+_LIMITED: Final = 0.9
+"""BE work that uses this part of its ceiling would use more."""
+_LONGEST_S: Final = 5.0
+"""Longer between two rounds: what was withheld meanwhile is not known."""
 _OUTSIDE_MOST: Final = 64
 """BE pods outside of the besteffort directory whose use is read; of more it is unknown."""
 
@@ -58,6 +62,8 @@ class HarmWatch:
         self._quiet_since: float | None = None
         self.rounds = self.cuts = 0
         """Since the daemon's start."""
+        self.withheld_s = 0.0
+        """CPU-seconds since the daemon's start that stayed idle while BE work was limited by a cut."""
 
     @property
     def state(self) -> HarmState | None:
@@ -119,7 +125,7 @@ class HarmWatch:
         """Measure, step the law, and mark the node when the result differs."""
         if 0.0 <= now - self._at < self.config().harm.interval_s / 2:
             return
-        self._at = now
+        since, self._at = now - self._at, now
         pools = self._reconciler.pools
         terms = pools.harm if pools is not None else None
         if pools is None or terms is None or not self._reconciler.policies.reclaimed.enabled:
@@ -154,6 +160,8 @@ class HarmWatch:
             self._state = harm.start(terms.top_milli if self._state is None else pools.budget_milli)
             if levels is None and since is not None:
                 self._state = harm.unknown(self._state, since)
+        if terms.in_force and used is not None:
+            self._withhold(used, self._state.ceiling_milli, terms.top_milli, since)
         before = self._state.cuts
         self._state = harm.step(
             self._state,
@@ -172,6 +180,14 @@ class HarmWatch:
         cut = self._state.cuts != before
         self.cuts += cut
         self._publish(now, cut=cut)
+
+    def _withhold(self, used: int, ceiling: int, top: int, seconds: float) -> None:
+        """Count what a cut kept from BE work: idle CPU that it could have had. Milli-CPUs; ``seconds``: how long."""
+        readings = self._reconciler.inventory.readings
+        if readings.cpu is None or not 0.0 < seconds <= _LONGEST_S or used < _LIMITED * ceiling:
+            return
+        idle = 1000 * len(readings.topology.online) - readings.cpu.busy_milli
+        self.withheld_s += max(0, min(top - ceiling, idle)) * seconds / 1000
 
     def close(self) -> None:
         """Give the source back."""

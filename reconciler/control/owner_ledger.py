@@ -2,8 +2,9 @@
 
 Every ten seconds the counters of each BE pod's groups are read. *Sold*: CPU time that its groups used. *Taken back*:
 the time for which its containers, its own directory or the besteffort directory were throttled; that of the besteffort
-directory is divided among its owners by what they used. The time in a freezer is not counted. *Lost*: what a pod had
-used in its whole life when bypassd ended it. A pod that lives for less than an interval may be missed.
+directory is divided among its owners by what they used. So is, among all owners, the idle CPU time that cuts of the
+harm law kept from BE work. The time in a freezer is not counted. *Lost*: what a pod had used in its whole life when
+bypassd ended it. A pod that lives for less than an interval may be missed.
 
 Accounts are hourly, by the wall clock, and stored each minute: one row of META for each hour. A crash costs a minute.
 Owners are bounded in number for each hour: those beyond share one account.
@@ -72,14 +73,20 @@ class OwnerLedger:
         node: LedgerNode,
         config: Callable[[], OwnersConfig],
         cases: Callable[[], Sequence[EvictionCase]],
+        withheld_s: Callable[[], float],
         *,
         wall: Callable[[], float] = time.time,
         uptime: Callable[[], float] = uptime_s,
     ) -> None:
-        """``config``: the section in force. ``cases``: evictions under way, and the last that ended."""
+        """``config``: the section in force. ``cases``: evictions under way, and the last that ended.
+
+        ``withheld_s``: CPU-seconds that cuts of the harm law have kept from BE work, since the daemon's start.
+        """
         self._node = node
         self._config = config
         self._cases = cases
+        self._withheld_s = withheld_s
+        self._withheld_before_s = 0.0
         self._wall = wall
         self.hours: Final = load_hours(node.store)
         self.totals: Accounts = {}
@@ -141,11 +148,11 @@ class OwnerLedger:
                 lives[uid] = owner, known[1].cpu_ns or 0
             if slices.is_over:
                 await slices.checkpoint()
-        withheld = self._delta(inventory.besteffort, 0, seen).taken_ns / _NS
-        total = sum(inside.values())
-        for owner, used_s in inside.items():
-            part = withheld * (used_s / total if total else 1 / len(inside))
-            demands[owner] = _more(demands[owner], OwnerDemand(0.0, part, 0))
+        _divide(demands, inside, self._delta(inventory.besteffort, 0, seen).taken_ns / _NS)
+        before_s, self._withheld_before_s = self._withheld_before_s, self._withheld_s()
+        _divide(
+            demands, {owner: demand.used_s for owner, demand in demands.items()}, self._withheld_before_s - before_s
+        )
         self._last, self._first = seen, False
         self._removed({uid: life for uid, life in self._lives.items() if uid not in lives})
         self._lives = lives
@@ -268,6 +275,14 @@ def facts(account: OwnerAccount) -> dict[str, float]:
         "fair_s": round(account.fair_s, 1),
         "debt_s": round(account.debt_s, 1),
     }
+
+
+def _divide(demands: dict[str, OwnerDemand], used: Mapping[str, float], taken_s: float) -> None:
+    """Add what was withheld from several owners together, in proportion to their use."""
+    total = sum(used.values())
+    for owner, used_s in used.items():
+        part = taken_s * (used_s / total if total else 1 / len(used))
+        demands[owner] = _more(demands[owner], OwnerDemand(0.0, part, 0))
 
 
 def owner_of(pod: Pod, config: OwnersConfig) -> str:

@@ -273,7 +273,8 @@ class Agent:
             place.hierarchy, lambda: self.inventory.pods, sampled=self.effect.minute, files=files
         )
         self.hour = NodeHour()
-        self.owners = OwnerLedger(self, lambda: self.config.owners, self.watching.cases)
+        harm = HarmWatch(self.reconciler, self.usage, wait=self._online_wait)
+        self.owners = OwnerLedger(self, lambda: self.config.owners, self.watching.cases, lambda: harm.withheld_s)
         node = place.kubelet.node_name or os.uname().nodename
         self.memory_headroom = MemoryHeadroom(
             config.headroom,
@@ -304,7 +305,7 @@ class Agent:
             lagged=self.counters.lagged,
             sampled=self.hotplug.check,
             read=self._read,
-            harm=HarmWatch(self.reconciler, self.usage, wait=self._online_wait),
+            harm=harm,
             idle_threads=lambda: side_actuators.idle_containers(self.sides, release),
         )
         self.keeper = StateWriter(

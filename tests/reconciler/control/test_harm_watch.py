@@ -154,6 +154,29 @@ async def test_harm_cuts_at_once_and_names_the_pod(node: LiveNode, form: Reclaim
         assert pools.confined is not rounds.limited is (form is ReclaimedForm.QUOTA)
 
 
+async def test_idle_cpu_time_that_a_cut_keeps_from_be_work_is_counted(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        before = await rounds.next(150)
+        assert before is not None
+        top = before.ceiling_milli
+        rounds.waits.now = HARM
+        reading = await rounds.next()
+        assert reading is not None
+        online = 1000 * len(rounds.agent.inventory.readings.topology.online)
+        idle = (top - reading.ceiling_milli) // 2
+        use = NodeCpu(busy_milli=online - idle, online_milli=0, reclaimed_milli=0, idle={}, age_s=0.0)
+        rounds.agent.inventory.take(cpu=use)
+        rounds.want_milli = reading.ceiling_milli
+        assert rounds.watch.withheld_s == 0.0
+        await rounds.next()
+        assert rounds.watch.withheld_s == pytest.approx(idle / 1000 * 0.1), "no more than what was idle"
+        rounds.want_milli = reading.ceiling_milli // 2
+        await rounds.next(2)
+        counted = rounds.watch.withheld_s
+        await rounds.next(3)
+        assert rounds.watch.withheld_s == counted, "BE work wants no more"
+
+
 @pytest.mark.parametrize(("form", "floor"), [(ReclaimedForm.BOTH, 1000), (ReclaimedForm.QUOTA, 160)])
 async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
     node: LiveNode, form: ReclaimedForm, floor: int

@@ -32,6 +32,8 @@ class Books:
     def __init__(self, agent: Agent, live: LiveNode) -> None:
         self.agent, self.live = agent, live
         self.now, self.used = HOUR * 3600.0, 0.0
+        self.withheld_s = 0.0
+        """By cuts of the harm law, since the start."""
         self.stepped = 0.0
         """By how much the wall clock was set wrong."""
         self.cases: list[EvictionCase] = []
@@ -40,7 +42,14 @@ class Books:
         self.owner = agent.inventory.pods[BATCH].namespace or UNKNOWN
 
     def another(self) -> OwnerLedger:
-        return OwnerLedger(self.agent, lambda: self.config, lambda: self.cases, wall=self.wall, uptime=self.uptime)
+        return OwnerLedger(
+            self.agent,
+            lambda: self.config,
+            lambda: self.cases,
+            lambda: self.withheld_s,
+            wall=self.wall,
+            uptime=self.uptime,
+        )
 
     def wall(self) -> float:
         return self.now + self.stepped
@@ -81,6 +90,15 @@ async def test_what_be_pods_use_is_sold_and_what_quotas_withhold_is_taken_back(b
     await books.sample()
     assert books.account().sold_s == 8.0, "nothing is counted twice"
     assert books.ledger.totals == books.ledger.sums(1)
+
+
+async def test_what_a_cut_keeps_from_be_work_is_taken_back_once(books: Books) -> None:
+    books.use(8.0)
+    books.withheld_s = 2.5
+    await books.sample()
+    assert books.account() == OwnerAccount(sold_s=8.0, taken_s=2.5, fair_s=8.0)
+    await books.sample()
+    assert books.account().taken_s == 2.5
 
 
 async def test_what_was_used_before_the_daemon_is_not_counted_and_an_online_pod_has_no_account(books: Books) -> None:
