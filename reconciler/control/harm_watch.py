@@ -125,7 +125,7 @@ class HarmWatch:
         """Measure, step the law, and mark the node when the result differs."""
         if 0.0 <= now - self._at < self.config().harm.interval_s / 2:
             return
-        since, self._at = now - self._at, now
+        elapsed_s, self._at = now - self._at, now
         pools = self._reconciler.pools
         terms = pools.harm if pools is not None else None
         if pools is None or terms is None or not self._reconciler.policies.reclaimed.enabled:
@@ -161,7 +161,7 @@ class HarmWatch:
             if levels is None and since is not None:
                 self._state = harm.unknown(self._state, since)
         if terms.in_force and used is not None:
-            self._withhold(used, self._state.ceiling_milli, terms.top_milli, since)
+            self._withhold(used, self._state.ceiling_milli, terms.top_milli, elapsed_s)
         before = self._state.cuts
         self._state = harm.step(
             self._state,
