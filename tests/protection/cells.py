@@ -167,6 +167,19 @@ class Stage:
             os.sched_setaffinity(running.pid, {self.client})
         return running
 
+    def answers(self, *, within_s: float = 30.0) -> None:
+        """Wait for the first answer: PostgreSQL listens before it accepts a login. Errors: `RuntimeError`."""
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                self.load(20.0, warmup_s=0.0, seconds=0.2, seed=1)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
     def capacity(self, *, most_us: float = 20_000.0) -> float:
         """The highest rate, to a quarter, that it sustains alone with a p99 below ``most_us``."""
         good, rate, factor = 200.0, 200.0, 2.0
@@ -353,6 +366,7 @@ def stage(service: Service, directory: str, *, apart: bool = False) -> Iterator[
         listening(port)
         result = Stage(node, pod, service, port, own, client)
         try:
+            result.answers()
             yield result
         finally:
             result.unrule()
