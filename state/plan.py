@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from state.cache import CacheRequest
-from state.capacity import CapacityPlan
+from state.capacity import CapacityPlan, PodCapacity
 from state.cpu import StartPlan
 from state.disk import DiskPlan
 from state.memory import MemoryPlan
@@ -82,6 +82,11 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     starts: StartPlan = StartPlan()
     capacity: CapacityPlan | None = None
     reasons: Mapping[str, str] = {}
+
+    @property
+    def capacities(self) -> Mapping[str, PodCapacity]:
+        """What the capacity files say, by pod uid."""
+        return self.capacity.pods if self.capacity is not None else {}
 
 
 class Desired(Struct, frozen=True, kw_only=True):

@@ -31,7 +31,6 @@ from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.workqueue import FILES, LOAN, NODE, TICK, DirtyBatch, DirtyKeys, container_key, pod_key
 from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.sources.tree import PodDirs, TreeSource
-from state.capacity import PodCapacity
 from state.cpu import StartPlan
 from state.entry import LedgerEntry
 from state.ledger import Ledger
@@ -328,13 +327,10 @@ class Reconciler:
             self._metadata.refresh()
 
     def _tick(self) -> bool:
-        """Time has passed: True when the pools differ now, so that a pass is due.
-
-        What is written to no control file needs none: capacity files follow the CPU that online pods leave.
-        """
+        """Time has passed: True when the pools differ now, so that a pass is due. Capacity files need none."""
         before = self.plan
         view, plan, moved = self._plan_node()
-        if before is not None and _capacity_of(before) != _capacity_of(plan):
+        if before is not None and before.capacities != plan.capacities:
             self._planned(view, plan)
         # The pass plans once more, and must find the difference again.
         self._moved = self._moved or moved
@@ -581,10 +577,6 @@ def _by_group(settings: Iterable[Setting]) -> Wanted:
 
 def _values(settings: Mapping[str, Setting]) -> dict[str, object]:
     return {knob: setting.value for knob, setting in settings.items()}
-
-
-def _capacity_of(plan: NodePlan) -> Mapping[str, PodCapacity]:
-    return plan.capacity.pods if plan.capacity is not None else {}
 
 
 def _substance(plan: NodePlan) -> NodePlan:
