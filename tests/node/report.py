@@ -14,6 +14,11 @@ BUSY: Final = 0.5
 LEGEND: Final = "✓ has the wanted value, a → b not written yet, unmarked: not managed"
 
 
+def _beside(cpus: float | None) -> str:
+    # The difference of two counters: a quiet machine has a little less than none.
+    return "-" if cpus is None else f"{max(0.0, cpus):.2f} CPUs"
+
+
 def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, ...]]:
     """The table's lines."""
     for measured in phases:
@@ -21,7 +26,7 @@ def rows(phases: tuple[Measured, ...]) -> Iterator[tuple[str, ...]]:
         p99 = milliseconds(measured.latency.p99) if measured.latency else "-"
         count = f"{measured.latency.requests / measured.seconds:.0f}" if measured.latency else "-"
         work = "-" if measured.be_rate is None else f"{measured.be_rate:.0f} units"
-        yield measured.name, p50, p99, count, work, "-" if measured.beside is None else f"{measured.beside:.2f} CPUs"
+        yield measured.name, p50, p99, count, work, _beside(measured.beside)
 
 
 def series(outcome: Outcome) -> list[tuple[str, tuple[Second, ...]]]:
