@@ -106,10 +106,10 @@ WAVES = 80
 
 
 def test_waves_of_any_period_have_no_more_turns_than_the_load_and_harm_for_a_part_of_the_time() -> None:
-    """Two turns a period, and eight a minute, in each; of nine in ten harm for a quarter of the time at most.
+    """Two turns a period, and eight a minute, in each; harm for a quarter of the time at most, clear harm for a tenth.
 
-    Not of all: where the load changes as often as samples come, or BE work has two whole CPUs or one, waiting that
-    comes and goes for half of the time is learned as the pod's own.
+    Cut by a quota, and with noise up to 0.3, in each of them; of all, in nine of ten. Those that miss it are cut by
+    whole CPUs on machines with few: there one step is a large part of what BE work has.
     """
     source = random.Random(5)
     shares, clear = [], []
@@ -131,6 +131,9 @@ def test_waves_of_any_period_have_no_more_turns_than_the_load_and_harm_for_a_par
         assert turns(late) <= 2 * 180 / period_s + 8 * 3, (machine, period_s)
         shares.append(harmed_share(late, CLEARLY))
         clear.append(harmed_share(late, CONFIG.clear_factor))
+        if not machine.whole:
+            assert clear[-1] <= 0.1, (machine, period_s)
+            assert shares[-1] <= 0.25 or machine.noise > 0.3, (machine, period_s)
     assert sum(share > 0.25 for share in shares) <= WAVES / 10
     assert sum(share > 0.1 for share in clear) <= WAVES / 20
 
