@@ -100,6 +100,7 @@ def summary(document: FetchedDocument) -> Row:
         "alerts": agent.get("alerts", {}),
         "movement": agent.get("movement", {}),
         "priority": agent.get("priority", {}),
+        "own_group": agent.get("own_group", {}),
         "interference": of_node(body),
         "components": agent.get("components", []),
         "kubelet": agent.get("kubelet", {}),
@@ -135,6 +136,8 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield field("ledger", *_counts(facts["ledger"]))
     if facts["movement"]:
         yield field("churn", *_movement(facts["movement"]))
+    if facts["own_group"]:
+        yield field("daemon", *own_group_cells(facts["own_group"]))
     if facts["interference"]:
         yield field("watched", *node_cells(facts["interference"]))
     yield from _pools(facts)
@@ -204,6 +207,24 @@ def _settings(facts: Row) -> Iterator[Cell]:
     for index, (state, count) in enumerate(sorted(states.items(), key=lambda item: -item[1])):
         yield f"{'  ' if index else ''}{state} "
         yield StyledText(str(count), "ok" if SettingState(state).is_settled() else "warn")
+
+
+def own_group_cells(own: Row) -> Iterator[Cell]:
+    """Where the daemon's process is, and the weight that its wake-ups have beside online pods."""
+    placement, shares = own["placement"], own["shares"]
+    group = str(own["group"]).removesuffix("/bypassd.service")
+    if placement == "own":
+        yield f"{group}: "
+        yield StyledText(f"{shares} shares of its own", "ok")
+        yield f", raised {own['raised']} times" if own["raised"] else ""
+    elif placement == "pod":
+        yield "in a pod, with the weight of its CPU request"
+    elif placement == "unknown":
+        yield StyledText("CPU group unknown", "warn")
+    elif placement == "root":
+        yield StyledText("no CPU group of its own: delays online pods (see doctor)", "warn")
+    else:
+        yield StyledText(f"{shares} shares with all of {own['top']}: delays online pods (see doctor)", "warn")
 
 
 def _movement(counted: Row) -> Iterator[Cell]:

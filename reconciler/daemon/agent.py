@@ -64,6 +64,7 @@ from reconciler.pods.selectors import ClassRules
 from reconciler.policies.yielding import scheduler_of
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
+from reconciler.runtime.own_group import OwnGroup
 from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.supervisor import Component, at_once
 from reconciler.runtime.trials import clean_left
@@ -175,6 +176,7 @@ class Agent:
         self.priority = LoopPriority(
             nice=config.node.nice, slice_s=config.node.realtime_ms / 1000, starting=self.signal.awaits_any
         )
+        self.own_group = OwnGroup(place.hierarchy, place.layout.kubepods, shares=config.node.own_shares, files=files)
         self.errors = ObjectErrors()
         self.disks = DiskSource(
             lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root

@@ -183,6 +183,7 @@ class Daemon:
     async def _end(self, agent: Agent) -> None:
         # The next agent has one of its own, and two of them in one thread undo each other.
         agent.priority.stop()
+        agent.own_group.stop()
         if self._renewal is not None and self._stopped_by is None:
             # Not a stop: what is in force stays, as the next agent finds it in the store.
             self._restored = self.config.mode is AgentMode.ENFORCE and not agent.enforces()
@@ -212,6 +213,7 @@ class Daemon:
         malloc.keep_objects()
         self._notifier.ready(f"{self.config.mode.value}: {plural(pods, 'pod')}")
         # Only now: the start itself is a second of work to which no work on the node should have to yield.
+        agent.own_group.start()
         agent.priority.start()
         self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))
         # Once the web part has loaded its libraries, too.

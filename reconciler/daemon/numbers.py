@@ -103,6 +103,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         cpu_s=times.user + times.system,
         started_at=agent.started_at,
         priority=agent.priority.status,
+        own_group=agent.own_group.status,
         counters=counters(agent),
         cache=cache,
         watched=agent.watching.numbers(),

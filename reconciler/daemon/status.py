@@ -353,6 +353,7 @@ class StatusReport:
             "movement": self._movement(),
             "rss_bytes": rss_bytes(),
             "priority": asdict(agent.priority.status),
+            "own_group": asdict(agent.own_group.status),
             "alerts": dict(agent.alerts),
             "components": [asdict(status) for status in self._statuses()],
         }
@@ -454,6 +455,8 @@ class StatusReport:
         texts = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
         if problem := agent.priority.status.problem:
             texts.append(f"priority: {problem}: on a busy node more containers start before their settings")
+        if problem := agent.own_group.status.problem:
+            texts.append(f"own CPU group: {problem}: the daemon's wake-ups delay online pods")
         texts += [agent.keeper.problem] if agent.keeper.problem else []
         held = agent.inventory.readings.kubelet.problem
         texts += held.split("; ") if held else ()

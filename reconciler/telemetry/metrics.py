@@ -13,6 +13,7 @@ from reconciler.alerts.service import AlertNumbers
 from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import CounterValues
+from reconciler.runtime.own_group import OwnGroupStatus, Placement
 from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.supervisor import ComponentStatus
 from state.cache import CacheUsage
@@ -101,6 +102,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     """Wall-clock seconds."""
     priority: PriorityStatus = PriorityStatus(state=PriorityState.OFF, nice=0)
+    own_group: OwnGroupStatus = OwnGroupStatus(placement=Placement.UNKNOWN)
     counters: CounterValues = CounterValues()
     cache: CacheUsage | None = None
     watched: InterferenceCounters | None = None

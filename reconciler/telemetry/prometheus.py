@@ -161,6 +161,13 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauge("realtime", "1 if the loop waits at real-time priority.", priority.state is PriorityState.REAL_TIME)
     ended = {"budget": priority.lowered, "kernel_limit": priority.overruns}
     yield _counters("realtime_ended", "Work continued at the nice value, by bound.", ("bound",), _single(ended))
+    own = now.own_group
+    if own.shares is not None:
+        text = "CPU weight of the group directly below the root that the daemon is in, in cpu.shares."
+        yield _gauges("own_shares", text, ("placement",), [((own.placement.value,), own.shares)])
+    yield _counter(
+        "own_shares_raised", "Times that the daemon's work waited for a CPU and got the usual weight.", own.raised
+    )
     yield _counters("resyncs", "Full reconciliations by reason.", ("reason",), _single(now.counters.resyncs))
 
 

@@ -47,6 +47,9 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     yield _daemon(node, results)
     if results.daemon_state is not None:
         yield _running(node, results.daemon_state)
+        own = results.daemon_state.get("own_group")
+        if isinstance(own, dict):
+            yield own_group(own)
 
 
 def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:
@@ -225,6 +228,34 @@ def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:
     more = f" (and {len(differences) - _MOST} more)" if len(differences) > _MOST else ""
     fix = "; ".join(fixes) or "bypassctl reload; if it remains: systemctl restart bypassd"
     return CheckResult("daemon state", CheckState.WARN, "; ".join(differences[:_MOST]) + more, fix)
+
+
+def own_group(own: Mapping[str, object]) -> CheckResult:
+    """The weight of the daemon's wake-ups beside online pods. ``own``: `OwnGroupStatus` as the daemon reports it."""
+    group, top, shares = (str(own.get(key))[:_SHOWN] for key in ("group", "top", "shares"))
+    placement = own.get("placement")
+    if own.get("problem"):
+        fix = "systemctl restart bypassd; the unit needs a writable /sys/fs/cgroup (ProtectControlGroups=no)"
+        return CheckResult("daemon weight", CheckState.WARN, str(own["problem"])[:_SHOWN], fix)
+    if placement == "own":
+        return CheckResult("daemon weight", CheckState.OK, f"{group}: {shares} shares directly below the root")
+    if placement == "pod":
+        text = (
+            f"in a pod, {group}: competes with online pods by its CPU request; "
+            "the systemd unit has a small weight of its own instead"
+        )
+        return CheckResult("daemon weight", CheckState.OK, text)
+    if placement == "unknown":
+        return CheckResult("daemon weight", CheckState.OK, "no CPU group found for the daemon")
+    where = "in the root of the CPU hierarchy" if placement == "root" else f"{shares} shares, shared with all of {top}"
+    text = (
+        f"{group}: {where}: each wake-up of the daemon may take milliseconds from an online task (p99.9 up to 4 times)"
+    )
+    fix = (
+        "systemctl revert bypassd && systemctl restart bypassd (the unit has Slice=bypassd.slice); "
+        "without the unit: systemd-run --slice=bypassd.slice bypassd run; node.own_shares must be less than 1024"
+    )
+    return CheckResult("daemon weight", CheckState.WARN, text, fix)
 
 
 def _priority(node: InspectedNode, pid: int | None) -> str:

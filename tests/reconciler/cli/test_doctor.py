@@ -272,6 +272,28 @@ def compared(node: InspectedNode, state: dict[str, object]) -> tuple[CheckState,
     return found.state, found.found, found.fix
 
 
+@pytest.mark.parametrize(
+    ("placement", "group", "shares", "problem", "state"),
+    [
+        ("own", "/bypassd.slice/bypassd.service", 50, "", CheckState.OK),
+        ("pod", "/kubepods/burstable/podx/y", 1024, "", CheckState.OK),
+        ("shared", "/system.slice/bypassd.service", 1024, "", CheckState.WARN),
+        ("root", "/", None, "", CheckState.WARN),
+        ("own", "/bypassd.slice", 1024, "/bypassd.slice: cpu.shares: EROFS", CheckState.WARN),
+        ("unknown", "", None, "", CheckState.OK),
+    ],
+)
+def test_the_weight_that_the_daemon_has_beside_online_pods_is_checked(
+    good: LiveNode, placement: str, group: str, shares: int | None, problem: str, state: CheckState
+) -> None:
+    own = {"placement": placement, "group": group, "top": "/x", "shares": shares, "raised": 0, "problem": problem}
+    results = QueryResults(daemon_state=running(view(good.root), own_group=own))
+    (found,) = [result for result in checks.agent(view(good.root), results) if result.name == "daemon weight"]
+    assert found.state is state
+    assert bool(found.fix) is (state is CheckState.WARN)
+    assert group in found.found or problem in found.found
+
+
 def test_a_daemon_that_uses_what_the_node_has_is_ok(good: LiveNode) -> None:
     node = view(good.root)
     assert compared(node, running(node))[0] is CheckState.OK

@@ -46,6 +46,26 @@ def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> Non
     assert len(lines) <= 24
 
 
+@pytest.mark.parametrize(
+    ("placement", "group", "shares", "shown"),
+    [
+        ("own", "/bypassd.slice/bypassd.service", 50, "50 shares of its own"),
+        ("shared", "/system.slice/bypassd.service", 1024, "1024 shares with all of /system.slice"),
+        ("root", "/", None, "no CPU group of its own"),
+        ("pod", "/kubepods/podx/y", 1024, "in a pod"),
+    ],
+)
+def test_status_shows_where_the_daemon_is_and_its_weight(
+    run: Run, daemon: FakeDaemon, placement: str, group: str, shares: int | None, shown: str
+) -> None:
+    top = "/" + group.split("/")[1]
+    own = {"placement": placement, "group": group, "top": top, "shares": shares, "raised": 2, "problem": ""}
+    daemon.document["agent"]["own_group"] = own
+    ran = run("status", "--socket", daemon.socket)
+    assert shown in " ".join(ran.out.split())
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
 def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["classes"] = [
         {"class": None, "pods": 0, "refused": 0, "settings": {"in place": 2}},

@@ -10,6 +10,7 @@ from reconciler.alerts.service import AlertNumbers, SinkNumbers
 from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import AgentCounters
+from reconciler.runtime.own_group import OwnGroupStatus, Placement
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
@@ -76,6 +77,7 @@ def complete() -> MetricsSnapshot:
             level=ShareLevel(cache_percent=25, mba_percent=15),
         ),
         cache_age_s=2.5,
+        own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
         watched=InterferenceCounters(
             verdicts={("cpu", "interfered"): 1},
             steps={"squeeze": 1},

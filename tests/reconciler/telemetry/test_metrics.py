@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram
+from reconciler.runtime.own_group import OwnGroupStatus, Placement
 from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, rss_bytes
@@ -68,6 +69,7 @@ def full() -> MetricsSnapshot:
         rss_bytes=42,
         cpu_s=1.25,
         started_at=7.0,
+        own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
         priority=PriorityStatus(state=PriorityState.REAL_TIME, nice=-10, lowered=3, overruns=2),
         counters=replace(
             counters.values,
@@ -99,6 +101,8 @@ def test_a_scrape_shows_the_snapshot() -> None:
         ("bypassd_realtime", ()): 1,
         ("bypassd_realtime_ended_total", (("bound", "budget"),)): 3,
         ("bypassd_realtime_ended_total", (("bound", "kernel_limit"),)): 2,
+        ("bypassd_own_shares", (("placement", "own"),)): 50,
+        ("bypassd_own_shares_raised_total", ()): 4,
         ("process_resident_memory_bytes", ()): 42,
         ("process_start_time_seconds", ()): 7,
         ("process_cpu_seconds_total", ()): 1.25,

@@ -1,0 +1,318 @@
+"""The daemon's own CPU group and its weight, which bounds the delay that its wake-ups cause to online tasks.
+
+CFS places a group that has slept behind the run queue's minimum, by up to half a latency period (3 ms on one CPU, 12 ms
+on large machines). kubepods never sleeps while BE work runs, so the group of the daemon directly below the root is
+picked at each wake-up and keeps the CPU until it has used that credit, whatever the daemon's nice value: that counts
+inside its group only. The credit in CPU time is proportional to the group's weight. With the usual 1024 shares
+(system.slice) each wake-up costs an online task milliseconds; with 50 the p99.9 is half as long (docs/performance.md).
+
+So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`):
+
+- the unit has ``Slice=bypassd.slice``;
+- where no service manager made a CPU group for it (a start without one on cgroup v1, or no CPU accounting), it makes
+  ``/bypassd.slice`` itself, moves into it, and leaves and removes it when it stops;
+- in a pod, and where another slice was chosen for the unit, its group is the administrator's choice: only reported.
+
+A small weight must not starve it where every CPU is always busy. When its work has waited for a CPU for longer than
+`LATE_S` the weight is raised by `FACTOR`, and again after as long, up to the usual one, until the work is done or has
+used `BURST_S` of CPU time, and then not for `REST_S`. The weight is read back, and written again where another program
+(systemd at daemon-reload) changed it.
+
+Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
+Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+from typing import Final, final
+
+import trio
+from msgspec import Struct
+
+from cgroupfs.errors import errno_name
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.log import get_log
+
+_LOG: Final = get_log("own group")
+GROUP: Final = "/bypassd.slice"
+USUAL_SHARES: Final = 1024
+_USUAL_WEIGHT: Final = 100
+LATE_S: Final = 0.3
+"""Work that has waited for a CPU for so long, in all, since the loop was last idle is late.
+
+A pass of 6 ms waits 0.1 s with 50 shares beside a busy CPU, as it may; it has to end within a second.
+"""
+FACTOR: Final = 4
+"""The weight grows by it each time, because one wake-up at 1024 shares costs online tasks up to 5 ms."""
+BURST_S: Final = 0.1
+"""CPU time with a raised weight at most: a pass takes a few milliseconds, a start less than this after its imports."""
+REST_S: Final = 1.0
+"""Between two bursts, so that endless work has a tenth of a CPU at a raised weight."""
+_CHECK_S: Final = 10.0
+"""Between two checks whether another program has written the weight."""
+_RT_US: Final = "200000"
+"""Real-time CPU time of a group made here, in each period of a second: `reconciler.runtime.priority.SHARE`."""
+
+
+class Placement(StrEnum):
+    """What the group directly below the root, whose weight counts against kubepods', is."""
+
+    OWN = "own"
+    SHARED = "shared"
+    """With other services, such as system.slice."""
+    ROOT = "root"
+    """No group: every thread competes with kubepods by its own nice value."""
+    POD = "pod"
+    UNKNOWN = "unknown"
+
+
+class OwnGroupStatus(Struct, frozen=True, kw_only=True):
+    """``group``: the daemon's in the CPU hierarchy. ``top``: the group directly below the root, "" for none.
+
+    ``shares``: read back from ``top`` (in cpu.shares); None where it has none. ``raised``: how often work was late.
+    """
+
+    placement: Placement
+    group: str = ""
+    top: str = ""
+    shares: int | None = None
+    raised: int = 0
+    problem: str = ""
+
+
+def cpu_group(table: str, version: int) -> str | None:
+    """The path of a process in the CPU hierarchy, from the text of its ``/proc/PID/cgroup``; None where it has none."""
+    for line in table.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon and (not controllers if version != 1 else "cpu" in controllers.split(",")):
+            return path
+    return None
+
+
+def placement_of(group: str, kubepods: str) -> Placement:
+    """What kind of place a group is. ``kubepods``: the path of all pods' group."""
+    top = f"/{group.split('/')[1]}" if group.startswith("/") and group != "/" else ""
+    if not top:
+        return Placement.ROOT if group == "/" else Placement.UNKNOWN
+    if top == f"/{kubepods.strip('/').split('/')[0]}":
+        return Placement.POD
+    return Placement.OWN if top == GROUP else Placement.SHARED
+
+
+@final
+class OwnGroup(trio.abc.Instrument):
+    """See the module's text. All methods are called in the loop's thread."""
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        kubepods: str,
+        *,
+        shares: int,
+        files: FileOps = REAL,
+        table: str = "/proc/self/cgroup",
+        now: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """``now``: monotonic seconds; ``used``: CPU seconds of the calling thread; ``table``: its groups.
+
+        ``shares``: the weight at rest; `USUAL_SHARES`: it is unmanaged, and no group is made.
+        """
+        self._hierarchy = hierarchy
+        self._kubepods = kubepods
+        self._shares = shares
+        self._files = files
+        self._table = table
+        self._now, self._used = now, used
+        self._version = hierarchy.version("cpu")
+        self._group = self._read_group()
+        self._came_from: str | None = None
+        """The group that it has left for one made by itself."""
+        self._managed = False
+        self._problem = ""
+        self._raised = 0
+        self._raised_to = 0
+        """The weight of the present burst; 0: none."""
+        self._idle_at = self._idle_used = 0.0
+        self._raised_used = 0.0
+        self._rests_until = 0.0
+        self._check_at = 0.0
+
+    @property
+    def status(self) -> OwnGroupStatus:
+        """As the kernel has it now."""
+        if self._group is None:
+            return OwnGroupStatus(placement=Placement.UNKNOWN, problem=self._problem)
+        top = self._top()
+        return OwnGroupStatus(
+            placement=placement_of(self._group, self._kubepods),
+            group=self._group,
+            top=top,
+            shares=self._read_shares() if top else None,
+            raised=self._raised,
+            problem=self._problem,
+        )
+
+    def start(self) -> None:
+        """Take the place and the weight. Errors: none; a refusal is logged and in `status`."""
+        if self._shares == USUAL_SHARES or self._group is None or not self._hierarchy.writable("cpu"):
+            return
+        if self._may_move():
+            self._move()
+        if placement_of(self._group, self._kubepods) is not Placement.OWN:
+            return
+        self._managed = True
+        self._idle_at, self._idle_used = self._now(), self._used()
+        self._write(self._shares)
+        self._check_at = self._now() + _CHECK_S
+        trio.lowlevel.add_instrument(self)
+        _LOG.info("has a CPU group of its own", group=self._group, shares=self._shares)
+
+    def stop(self) -> None:
+        """Leave the weight as services have it, and a group made by itself. Errors: none."""
+        if self._managed:
+            self._managed = False
+            trio.lowlevel.remove_instrument(self)
+            self._write(USUAL_SHARES)
+        if self._came_from is None:
+            return
+        directory = self._hierarchy.directory("cpu", GROUP)
+        with suppress(OSError):
+            self._attach(self._came_from)
+            self._group, self._came_from = self._came_from, None
+            # Another daemon of the machine may be in it.
+            os.rmdir(directory)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """The loop has nothing to do for ``timeout`` seconds, or (0) checks for events between two steps."""
+        if not self._managed:
+            return
+        now = self._now()
+        if timeout > 0:
+            if self._raised_to:
+                self._lower(now)
+            elif now >= self._check_at:
+                self._check(now)
+        elif self._raised_to and self._used() - self._raised_used > BURST_S:
+            self._lower(now)
+        elif (
+            now >= self._rests_until
+            and now - self._idle_at > LATE_S
+            and now - self._idle_at - (self._used() - self._idle_used) > LATE_S
+        ):
+            self._raise(now)
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Work begins after a wait."""
+        if timeout > 0:
+            self._idle_at, self._idle_used = self._now(), self._used()
+
+    def _raise(self, now: float) -> None:
+        if not self._raised_to:
+            self._raised += 1
+            self._raised_used = self._used()
+        if self._raised_to < USUAL_SHARES:
+            self._raised_to = min(USUAL_SHARES, FACTOR * (self._raised_to or self._shares))
+            self._write(self._raised_to)
+        self._idle_at, self._idle_used = now, self._used()
+
+    def _lower(self, now: float) -> None:
+        self._raised_to = 0
+        self._rests_until = now + REST_S
+        self._idle_at, self._idle_used = now, self._used()
+        self._write(self._shares)
+
+    def _check(self, now: float) -> None:
+        self._check_at = now + _CHECK_S
+        wanted = self._shares
+        if self._read_shares() != self._as_read(wanted):
+            self._write(wanted)
+
+    # The kernel's files
+
+    def _top(self) -> str:
+        parts = (self._group or "").split("/")
+        return f"/{parts[1]}" if len(parts) > 1 and parts[1] else ""
+
+    def _read_group(self) -> str | None:
+        if self._version is None:
+            return None
+        try:
+            with open(self._table, encoding="utf-8", errors="replace") as file:
+                return cpu_group(file.read(), self._version)
+        except OSError:
+            return None
+
+    def _file(self) -> str:
+        return "cpu.shares" if self._version == 1 else "cpu.weight"
+
+    def _as_read(self, shares: int) -> int:
+        """What `_read_shares` returns after ``shares`` was written: v2 has coarser steps."""
+        return shares if self._version == 1 else _weight(shares) * USUAL_SHARES // _USUAL_WEIGHT
+
+    def _read_shares(self) -> int | None:
+        try:
+            value = int(self._files.read(self._hierarchy.directory("cpu", self._top()), self._file()))
+        except (OSError, ValueError):
+            return None
+        return value if self._version == 1 else value * USUAL_SHARES // _USUAL_WEIGHT
+
+    def _write(self, shares: int) -> None:
+        value = shares if self._version == 1 else _weight(shares)
+        try:
+            self._files.write(self._hierarchy.directory("cpu", self._top()), self._file(), str(value))
+        except OSError as exc:
+            problem = f"{self._top()}: {self._file()}: {errno_name(exc.errno)}"
+            if problem != self._problem:
+                _LOG.warning("cannot set the weight of the daemon's own group", group=self._top(), error=problem)
+            self._problem = problem
+        else:
+            self._problem = ""
+
+    def _may_move(self) -> bool:
+        """Whether the group is neither a pod's nor one that a service manager made in this hierarchy.
+
+        systemd manages the place of a service in the CPU hierarchy where it made a group for it. A service without CPU
+        accounting is in the root of that hierarchy on v1.
+        """
+        if os.geteuid() != 0 or self._hierarchy.root != "/":
+            return False
+        placement = placement_of(self._group or "", self._kubepods)
+        if placement is Placement.ROOT:
+            return self._version == 1 or not _has_systemd()
+        # A start without a service manager, in the group of the session.
+        return placement is Placement.SHARED and "INVOCATION_ID" not in os.environ and self._version == 1
+
+    def _move(self) -> None:
+        directory = self._hierarchy.directory("cpu", GROUP)
+        before = self._group
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o755)
+            with suppress(OSError):
+                # Where the kernel shares out real-time CPU (RT_GROUP_SCHED), a new group has none.
+                self._files.write(directory, "cpu.rt_runtime_us", _RT_US)
+            self._attach(GROUP)
+        except OSError as exc:
+            self._problem = f"{GROUP}: {errno_name(exc.errno)}"
+            _LOG.warning("cannot make a CPU group of its own", group=GROUP, error=errno_name(exc.errno))
+            with suppress(OSError):
+                os.rmdir(directory)
+            return
+        self._came_from, self._group = before, self._read_group()
+
+    def _attach(self, group: str) -> None:
+        self._files.write(self._hierarchy.directory("cpu", group), "cgroup.procs", str(os.getpid()))
+
+
+def _weight(shares: int) -> int:
+    return max(1, round(shares * _USUAL_WEIGHT / USUAL_SHARES))
+
+
+def _has_systemd() -> bool:
+    return os.path.isdir("/run/systemd/system")

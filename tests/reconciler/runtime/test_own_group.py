@@ -1,0 +1,242 @@
+"""The daemon's own CPU group: where it is, its weight at rest and when its work is late, and what it leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.runtime import own_group
+from reconciler.runtime.own_group import BURST_S, LATE_S, REST_S, USUAL_SHARES, OwnGroup, Placement
+from tests.fakes.kernel import FakeKernel, Mode
+from tests.real_cgroups import mount_of
+
+SHARES = 50
+V1 = "3:memory:/m\n2:cpu,cpuacct:{path}\n1:name=systemd:/bypassd.slice/bypassd.service\n0::/\n"
+V2 = "0::{path}\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "version", "expected"),
+    [
+        (V1.format(path="/a/b"), 1, "/a/b"),
+        (V2.format(path="/a:b"), 2, "/a:b"),
+        ("4:cpuset:/c\n2:cpuacct,cpu:/x\n", 1, "/x"),
+        ("4:cpuset:/c\n", 1, None),
+        ("4:cpuset:/c\n", 2, None),
+        ("", 1, None),
+        ("nonsense\n:\n", 2, None),
+    ],
+)
+def test_the_group_in_the_cpu_hierarchy_is_found(table: str, version: int, expected: str | None) -> None:
+    assert own_group.cpu_group(table, version) == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "placement"),
+    [
+        ("/", Placement.ROOT),
+        ("/bypassd.slice/bypassd.service", Placement.OWN),
+        ("/bypassd.slice", Placement.OWN),
+        ("/bypassd.slices", Placement.SHARED),
+        ("/system.slice/bypassd.service", Placement.SHARED),
+        ("/kubepods.slice/kubepods-burstable.slice/x", Placement.POD),
+        ("/../..", Placement.SHARED),
+        ("", Placement.UNKNOWN),
+    ],
+)
+def test_the_place_is_told_by_the_group_directly_below_the_root(group: str, placement: Placement) -> None:
+    assert own_group.placement_of(group, "/kubepods.slice") is placement
+
+
+class Daemon:
+    """A process in a group of a strict fake kernel, with a clock of its own."""
+
+    def __init__(self, root: Path, mode: Mode, group: str = "/bypassd.slice/bypassd.service") -> None:
+        self.kernel = FakeKernel(mode, root=str(root))
+        self.kernel.install()
+        self.hierarchy = Hierarchy.detect(str(root))
+        self.directory = self.hierarchy.directory("cpu", own_group.GROUP)
+        if group != "/":
+            self.kernel.make_group(group)
+        table = root / "own-cgroup"
+        table.write_text((V1 if mode == "v1" else V2).format(path=group))
+        self.wall, self.cpu = 100.0, 5.0
+        self.own = OwnGroup(
+            self.hierarchy,
+            "/kubepods",
+            shares=SHARES,
+            files=self.kernel,
+            table=str(table),
+            now=lambda: self.wall,
+            used=lambda: self.cpu,
+        )
+
+    def weight(self) -> int | None:
+        return self.own.status.shares
+
+    def step(self, *, waited: float = 0.0, worked: float = 0.0) -> None:
+        """Between two steps of work the loop looks for events."""
+        self.wall += waited + worked
+        self.cpu += worked
+        self.own.before_io_wait(0)
+        self.own.after_io_wait(0)
+
+    def rest(self, seconds: float = 0.1) -> None:
+        """Nothing to do."""
+        self.own.before_io_wait(seconds)
+        self.wall += seconds
+        self.own.after_io_wait(seconds)
+
+
+@pytest.fixture(params=["v1", "v2"])
+def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Daemon:
+    return Daemon(tmp_path, request.param)
+
+
+async def test_at_rest_the_weight_is_small_and_the_usual_one_after_the_end(daemon: Daemon) -> None:
+    assert daemon.weight() == USUAL_SHARES
+    daemon.own.start()
+    try:
+        status = daemon.own.status
+        assert (status.placement, status.top) == (Placement.OWN, "/bypassd.slice")
+        assert status.shares in {SHARES, 51}
+    finally:
+        daemon.own.stop()
+    assert daemon.weight() == USUAL_SHARES
+
+
+async def test_work_that_waits_for_a_cpu_gets_more_weight_step_by_step_until_it_is_done(daemon: Daemon) -> None:
+    daemon.own.start()
+    try:
+        daemon.step(worked=LATE_S * 3)
+        assert daemon.own.status.raised == 0, "long work is not late work"
+        weights = []
+        for _ in range(4):
+            daemon.step(waited=LATE_S * 1.1)
+            weights.append(daemon.weight())
+            daemon.step(worked=0.01)
+            assert daemon.weight() == weights[-1]
+        rounded = [200, 800, USUAL_SHARES, USUAL_SHARES]
+        assert weights in (rounded, [204, 798, USUAL_SHARES, USUAL_SHARES])
+        assert daemon.own.status.raised == 1
+        daemon.rest()
+        assert daemon.weight() in {SHARES, 51}
+    finally:
+        daemon.own.stop()
+
+
+async def test_work_ends_within_a_second_on_a_cpu_that_is_always_busy(daemon: Daemon) -> None:
+    """The group's share beside a busy group of 1024 shares, in steps of 1 ms of CPU time."""
+    daemon.own.start()
+    try:
+        daemon.rest()
+        began, work = daemon.wall, 0.03
+        while work > 0:
+            share = (daemon.weight() or 0) / ((daemon.weight() or 0) + 1024)
+            daemon.step(waited=0.001 / share - 0.001, worked=0.001)
+            work -= 0.001
+        assert daemon.wall - began <= 1.0
+    finally:
+        daemon.own.stop()
+
+
+async def test_idle_time_is_not_waiting(daemon: Daemon) -> None:
+    daemon.own.start()
+    try:
+        for _ in range(5):
+            daemon.rest(LATE_S * 20)
+            daemon.step(waited=LATE_S * 0.5, worked=0.001)
+        assert daemon.own.status.raised == 0
+    finally:
+        daemon.own.stop()
+
+
+async def test_endless_work_has_more_weight_in_bounded_bursts(daemon: Daemon) -> None:
+    daemon.own.start()
+    raised = 0.0
+    try:
+        for _ in range(10_000):
+            daemon.step(waited=0.009, worked=0.001)
+            raised += 0.001 * (daemon.weight() not in {SHARES, 51})
+        elapsed = daemon.wall - 100.0
+        assert 3 <= daemon.own.status.raised <= elapsed / REST_S
+        assert raised <= daemon.own.status.raised * (BURST_S + 0.002)
+    finally:
+        daemon.own.stop()
+
+
+async def test_a_weight_that_another_program_has_written_is_put_back(daemon: Daemon) -> None:
+    daemon.own.start()
+    try:
+        file, text = ("cpu.shares", "777") if daemon.hierarchy.version("cpu") == 1 else ("cpu.weight", "77")
+        daemon.kernel.write(daemon.directory, file, text)
+        daemon.rest()
+        assert daemon.weight() not in {SHARES, 51}, "not read at each wait"
+        daemon.rest(30)
+        daemon.rest()
+        assert daemon.weight() in {SHARES, 51}
+    finally:
+        daemon.own.stop()
+
+
+@pytest.mark.parametrize("group", ["/", "/system.slice/bypassd.service", "/kubepods/burstable/podx"])
+async def test_the_weight_of_a_group_of_others_is_never_written(tmp_path: Path, group: str) -> None:
+    daemon = Daemon(tmp_path, "v1", group)
+    daemon.own.start()
+    daemon.step(waited=10)
+    daemon.own.stop()
+    assert daemon.own.status.shares == (None if group == "/" else USUAL_SHARES)
+    assert daemon.own.status.raised == 0
+    assert not os.path.exists(daemon.directory)
+
+
+async def test_a_group_that_vanishes_is_a_problem_and_no_error(daemon: Daemon) -> None:
+    daemon.own.start()
+    daemon.kernel.remove_group("/bypassd.slice/bypassd.service")
+    daemon.kernel.remove_group(own_group.GROUP)
+    daemon.step(waited=LATE_S * 2)
+    daemon.own.stop()
+    assert "/bypassd.slice" in daemon.own.status.problem
+
+
+PROGRAM = """
+import json, sys, trio
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.runtime.own_group import OwnGroup
+from msgspec.structs import asdict
+
+async def main():
+    own = OwnGroup(Hierarchy.detect(), "/kubepods", shares=50)
+    before = open("/proc/self/cgroup").read()
+    own.start()
+    during, table = asdict(own.status), open("/proc/self/cgroup").read()
+    own.stop()
+    print(json.dumps([during, table, before == open("/proc/self/cgroup").read()]))
+
+trio.run(main)
+"""
+
+
+@pytest.mark.kernel
+def test_a_daemon_without_a_service_manager_makes_its_group_and_removes_it() -> None:
+    directory = f"{mount_of('cpu')}{own_group.GROUP}"
+    if os.path.exists(directory):
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: {directory} exists")
+    environment = {key: value for key, value in os.environ.items() if key != "INVOCATION_ID"}
+    answer = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60, env=environment
+    )
+    status, table, is_back = json.loads(answer.stdout)
+    assert (status["placement"], status["group"], status["shares"], status["problem"]) == (
+        "own",
+        "/bypassd.slice",
+        50,
+        "",
+    )
+    assert own_group.cpu_group(table, 1) == "/bypassd.slice"
+    assert is_back
+    assert not os.path.exists(directory)
