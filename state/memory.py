@@ -27,11 +27,13 @@ class NodeMemoryReading(Struct, frozen=True, kw_only=True):
     that can be dropped included. ``reclaimed_bytes``: in use below the besteffort directory, page cache included; None:
     not known. ``swap_bytes`` is all swap there is, ``swap_free_bytes`` what of it is free. ``pods_bytes``: the limit of
     kubepods, where the kubelet has set one below the machine's memory, and ``pods_available_bytes`` what pods can have
-    until they reach it; None: no such limit, or not known.
+    until they reach it; None: no such limit, or not known. ``total_bytes`` is ordinary memory (`state.meminfo`):
+    without ``huge_bytes``.
     """
 
     total_bytes: int
     available_bytes: int
+    huge_bytes: int = 0
     reclaimed_bytes: int | None = None
     swap_bytes: int = 0
     swap_free_bytes: int = 0

@@ -17,6 +17,7 @@ from typing import Final
 from cgroupfs.bounded import digits
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.errors import SourceError
+from state.meminfo import huge_bytes, meminfo_bytes, ordinary_bytes
 from state.topology import FULL_CAPACITY, Cpu, CpuKind, NumaNode, Topology
 
 # Favoured cores of one kind differ by a few per cent, mid cores of big.LITTLE reach 0.8 of the fastest and run what
@@ -26,7 +27,7 @@ _CPU_DIRECTORY: Final = re.compile(r"cpu(\d+)")
 _NODE_DIRECTORY: Final = re.compile(r"node(\d+)")
 _CACHE_DIRECTORY: Final = re.compile(r"index(\d+)")
 _STAT_CPU: Final = re.compile(r"^cpu(\d+) ", re.MULTILINE)
-_TOTAL: Final = re.compile(r"MemTotal:\s+(\d{1,20}) kB")
+_SMALLEST: Final = 4096
 _FARTHEST: Final = 255
 _LARGEST: Final = 1 << 16
 
@@ -125,7 +126,7 @@ def _numa(base: str, online: CpuSet) -> tuple[dict[int, int], tuple[NumaNode, ..
         NumaNode(
             id=node,
             distances=_distances(f"{base}/node{node}/distance", ids),
-            memory_bytes=_memory(f"{base}/node{node}/meminfo"),
+            memory_bytes=_memory(f"{base}/node{node}"),
         )
         for node in ids
     )
@@ -138,9 +139,17 @@ def _distances(path: str, ids: list[int]) -> tuple[int, ...]:
     return distances if len(parts) == len(distances) == len(ids) else ()
 
 
-def _memory(path: str) -> int | None:
-    match = _TOTAL.search(_text(path))
-    return int(match[1]) << 10 if match is not None else None
+def _memory(node: str) -> int | None:
+    total = meminfo_bytes(_text(f"{node}/meminfo")).get("MemTotal")
+    if not total:
+        return total
+    try:
+        sizes = os.listdir(f"{node}/hugepages")
+    except OSError:
+        return total
+    huge = huge_bytes(sizes, lambda size: _text(f"{node}/hugepages/{size}/nr_hugepages"))
+    # 0 is a node without memory, and one with nothing but huge pages has some.
+    return max(_SMALLEST, ordinary_bytes(total, huge))
 
 
 def _l3_of(base: str, online: CpuSet, package: Mapping[int, tuple[int, int]]) -> dict[int, int]:

@@ -134,6 +134,14 @@ class CacheUsageSource(Protocol):
         """The newest measurement; None while no plan requests it."""
 
 
+@runtime_checkable
+class NoticeSource(Protocol):
+    """An auxiliary actuator that gives pods notice of a step before it."""
+
+    def notified(self) -> frozenset[str]:
+        """Uids of the pods that its last notice has reached."""
+
+
 @final
 class LazyActuator:
     """An `AuxiliaryActuator` that builds the real one with ``make`` as soon as a situation is ``wanted``."""
@@ -198,6 +206,10 @@ class LazyActuator:
     def measured(self) -> CacheUsage | None:
         """The real one's, if it measures."""
         return self._real.measured() if isinstance(self._real, CacheUsageSource) else None
+
+    def notified(self) -> frozenset[str]:
+        """The real one's, if it gives notice."""
+        return self._real.notified() if isinstance(self._real, NoticeSource) else frozenset()
 
 
 T = TypeVar("T")

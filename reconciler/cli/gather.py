@@ -37,6 +37,7 @@ _TOPOLOGY: Final = (
     "sys/devices/system/node/node[0-9]*/cpulist",
     "sys/devices/system/node/node[0-9]*/distance",
     "sys/devices/system/node/node[0-9]*/meminfo",
+    "sys/devices/system/node/node[0-9]*/hugepages/*/nr_hugepages",
     "sys/devices/cpu_*/cpus",
     "sys/bus/event_source/devices/cpu*/type",
     "sys/fs/resctrl/schemata",

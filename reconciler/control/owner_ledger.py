@@ -7,7 +7,9 @@ harm law kept from BE work. The time in a freezer is not counted. *Lost*: what a
 bypassd ended it. A pod that lives for less than an interval may be missed.
 
 Accounts are hourly, by the wall clock, and stored each minute: one row of META for each hour. A crash costs a minute.
-Owners are bounded in number for each hour: those beyond share one account.
+Owners are bounded in number for each hour: those beyond share one account. An owner that has more than the smallest
+account gets one of its own from then on, and the smallest is added to the shared one: the owner is a label's value, of
+which a tenant may choose any number.
 """
 
 import time
@@ -44,6 +46,8 @@ _GONE: Final = 512
 _LONGEST: Final = 253
 _MOST_READ: Final = 1024
 _STOP_S: Final = 2.0
+_RANKED: Final = 8
+"""Owners that are compared by what they got, as a multiple of those with an account."""
 
 Accounts = dict[str, OwnerAccount]
 _DECODER: Final = msgspec.msgpack.Decoder(Annotated[Accounts, msgspec.Meta(max_length=_MOST_READ)])
@@ -99,6 +103,10 @@ class OwnerLedger:
         """CPU time (ns) of each pod's whole life, by uid, with its owner."""
         self._gone: dict[str, tuple[str, int]] = {}
         self._counted: set[str] = set()
+        self._ranks: dict[str, float] = {}
+        """What each owner got in the present hour, those without an account included."""
+        self._ranked_hour = -1
+        self._total_ranks: dict[str, float] = {}
         self._rows = HourRows(node.store, node.store_lane, ROW, self.hours, merge=self._merge, wall=wall, uptime=uptime)
         self._saved_at = wall()
 
@@ -160,6 +168,8 @@ class OwnerLedger:
         for owner, demand in demands.items():
             account = OwnerAccount(sold_s=demand.used_s, taken_s=demand.taken_s, fair_s=fair[owner])
             self._add(owner, account, config)
+            if slices.is_over:
+                await slices.checkpoint()
         self._count_evictions(config)
         self._publish(
             {uid: self.bonus[owner_of(pod, config)] for uid, pod in pods.items() if owner_of(pod, config) in self.bonus}
@@ -201,13 +211,17 @@ class OwnerLedger:
         if account == OwnerAccount():
             return
         hour = self._rows.present()
-        for accounts in (self.hours.setdefault(hour, {}), self.totals):
-            _add_account(accounts, owner, account, config.most)
+        if hour != self._ranked_hour:
+            self._ranked_hour, self._ranks = hour, {}
+        add_account(self.hours.setdefault(hour, {}), owner, account, config.most, self._ranks)
+        add_account(self.totals, owner, account, config.most, self._total_ranks)
         self._rows.changed(hour)
 
     def _merge(self, accounts: Accounts, more: Accounts) -> Accounts:
+        ranks: dict[str, float] = {}
         for owner, account in more.items():
-            _add_account(accounts, owner, account, self._config().most)
+            add_account(accounts, owner, account, self._config().most, ranks)
+        self._ranked_hour = -1
         return accounts
 
     def _publish(self, bonus: Mapping[str, int]) -> None:
@@ -296,9 +310,34 @@ def load_hours(store: Store) -> dict[int, Accounts]:
     return dict(load_rows(store, ROW, _DECODER.decode))
 
 
-def _add_account(accounts: Accounts, owner: str, account: OwnerAccount, most: int) -> None:
-    name = owner if owner in accounts or len(accounts) < most else OTHER
-    accounts[name] = accounts.get(name, OwnerAccount()).plus(account)
+def add_account(accounts: Accounts, owner: str, account: OwnerAccount, most: int, ranks: dict[str, float]) -> None:
+    """Add to an owner's account, or to that of all others. ``ranks``: what each got so far, changed in place."""
+    if owner in accounts and owner not in ranks:
+        ranks[owner] = _rank(accounts[owner])
+    ranks[owner] = ranks.get(owner, 0.0) + _rank(account)
+    if owner not in accounts and owner != OTHER and len(accounts) - (OTHER in accounts) >= most:
+        least_s, least = min((ranks.get(name, _rank(accounts[name])), name) for name in accounts if name != OTHER)
+        if ranks[owner] > least_s:
+            ranks.setdefault(least, least_s)
+            accounts[OTHER] = accounts.get(OTHER, OwnerAccount()).plus(accounts.pop(least))
+        else:
+            _bound(ranks, accounts, most)
+            owner = OTHER
+    accounts[owner] = accounts.get(owner, OwnerAccount()).plus(account)
+
+
+def _rank(account: OwnerAccount) -> float:
+    """What an owner got, and what was its due: an owner that BE work of others keeps from its part counts, too."""
+    return account.sold_s + account.fair_s
+
+
+def _bound(ranks: dict[str, float], accounts: Accounts, most: int) -> None:
+    if len(ranks) <= _RANKED * most:
+        return
+    # Half of them at once, so that the cost of the order is that of as many owners.
+    smaller = sorted(ranks.keys() - accounts.keys(), key=ranks.__getitem__)
+    for name in smaller[: len(smaller) // 2 + 1]:
+        del ranks[name]
 
 
 def _more(known: OwnerDemand | None, more: OwnerDemand) -> OwnerDemand:

@@ -423,6 +423,10 @@ class Agent:
         """What was measured last of caches and memory bandwidth; None: nothing is."""
         return side_actuators.cache_use(self.sides)
 
+    def notified(self) -> frozenset[str]:
+        """Uids of the pods whose capacity file could be written."""
+        return side_actuators.notified(self.sides)
+
     def holds_now(self) -> Mapping[str, Hold]:
         """The holds in force, by target."""
         return self.judge.holds

@@ -22,6 +22,7 @@ from reconciler.actuators.base import (
     CacheUsageSource,
     GroupOutcomes,
     LazyActuator,
+    NoticeSource,
     OfflineContext,
     PlanSnapshot,
 )
@@ -100,6 +101,11 @@ def build(context: ActuatorContext) -> tuple[AuxiliaryActuator, ...]:
 def cache_use(sides: Iterable[AuxiliaryActuator]) -> CacheUsage | None:
     """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
     return next((use for side in sides if isinstance(side, CacheUsageSource) and (use := side.measured())), None)
+
+
+def notified(sides: Iterable[AuxiliaryActuator]) -> frozenset[str]:
+    """Uids of the pods that read of a step before it: whose file of capacity could be written."""
+    return frozenset[str]().union(*(side.notified() for side in sides if isinstance(side, NoticeSource)))
 
 
 def kernel_release(root: str, files: FileOps = REAL) -> str:

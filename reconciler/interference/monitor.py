@@ -191,6 +191,9 @@ class MonitoredNode(Protocol):
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth."""
 
+    def notified(self) -> frozenset[str]:
+        """Uids of the pods whose capacity file could be written."""
+
     def holds_now(self) -> Mapping[str, Hold]: ...
 
     def enforces(self) -> bool: ...
@@ -251,7 +254,7 @@ class InterferenceMonitor:
         self._disks: tuple[str, ...] = ()
         self._disks_at = float("-inf")
         self._listeners: frozenset[str] = frozenset()
-        """Pods with a capacity file, by uid: they get notice."""
+        """Pods whose capacity file could be written, by uid: they get notice."""
         self.frame: SampleFrame | None = None
         self.judgement: Evaluation | None = None
         self.decision = EvictionDecision()
@@ -399,7 +402,9 @@ class InterferenceMonitor:
         now = self._clock()
         pools = plan.pools if plan is not None else None
         capacity = plan.capacity if plan is not None else None
-        self._listeners = frozenset(capacity.pods if capacity is not None and not capacity.dry_run else ())
+        asked = capacity.pods if capacity is not None and not capacity.dry_run else ()
+        # A pod without the volume that it names would only delay each step.
+        self._listeners = self._node.notified().intersection(asked) if asked else frozenset()
         wanted = self._wanted(config)
         memory = plan.memory if plan is not None else MemoryPlan()
         scene, sheet = SampleContext(view=view, pools=pools, wanted=wanted, memory=memory), SampleSheet()

@@ -37,6 +37,14 @@ MOST_RATIO: Final = 200
 FREE_BYTES: Final = 64 << 20
 """A whole file may unpack to so much, and to `MOST_RATIO` times its size: a megabyte can be a gigabyte of zeros."""
 _MOST_NAMES: Final = 100_000
+MOST_PODS: Final = 4096
+"""Of one frame; a kubelet runs some hundreds."""
+FRAME_BYTES: Final = 32
+"""Packed bytes that pay for a frame, and again for its step: a frame of an idle node has some hundreds. Evaluating one
+costs 75 µs without any pod, and a packed byte may be a hundred empty frames."""
+_PODS_A_BYTE: Final = 4
+FREE_FRAMES: Final = 1024
+"""A whole file may have work of so many empty frames, and what its packed bytes pay for."""
 
 
 class LearnedState(Struct, frozen=True, array_like=True):
@@ -170,7 +178,7 @@ def read(file: BinaryIO, name: str) -> Iterator[RecordedItem]:
     """What was learned before, where the file has it, and the frames, the oldest first, each after its step.
 
     A torn or damaged rest is the end. Errors: `InputError` for a file other than a recording, of a version that is not
-    known, or that unpacks to more than a recording does.
+    known, that unpacks to more than a recording does, or whose frames are more work than a recording's of its size.
     """
     head = file.readline(64)
     version = _HEADS.get(head)
@@ -180,6 +188,7 @@ def read(file: BinaryIO, name: str) -> Iterator[RecordedItem]:
         raise InputError(name, got[:40], known)
     first = version > 1
     room = FREE_BYTES
+    work = WorkAllowance()
     while True:
         lead = file.read(8)
         size = int.from_bytes(lead[:4], "big")
@@ -190,7 +199,8 @@ def read(file: BinaryIO, name: str) -> Iterator[RecordedItem]:
             room += MOST_RATIO * size
             body = _inflated(packed, min(room, MOST_UNPACKED))
             room -= len(body)
-            result = [decoded(_DECODE_LEARNED, body)] if first else _unpack(decoded(_DECODE, body))
+            work.pay(size)
+            result = [decoded(_DECODE_LEARNED, body)] if first else _unpack(decoded(_DECODE, body), work)
             del body
             yield from result
         except (zlib.error, ValueError, LookupError, OverflowError) as exc:
@@ -207,13 +217,40 @@ def _inflated(packed: bytes, most: int) -> bytes:
     return body
 
 
-def _unpack(block: _Block) -> Iterator[NodeStep | SampleFrame]:
+@final
+class WorkAllowance:
+    """The work that the frames of one file may be, in packed bytes."""
+
+    def __init__(self) -> None:
+        self._bytes = FREE_FRAMES * FRAME_BYTES
+
+    def pay(self, packed: int) -> None:
+        """A block of so many bytes was read."""
+        self._bytes += packed
+
+    def expect(self, frames: int) -> None:
+        """A block has so many frames. Errors: `ValueError` if they are too many even without pods."""
+        if frames * FRAME_BYTES > self._bytes:
+            raise ValueError(f"{frames} frames are too many for its size")
+
+    def take(self, pods: int, *, step: bool) -> None:
+        """One frame. Errors: `ValueError` if its work is too much."""
+        if pods > MOST_PODS:
+            raise ValueError(f"a frame of more than {MOST_PODS} pods")
+        self._bytes -= FRAME_BYTES * (1 + step) + pods // _PODS_A_BYTE
+        if self._bytes < 0:
+            raise ValueError("too many frames and pods for its size")
+
+
+def _unpack(block: _Block, work: WorkAllowance) -> Iterator[NodeStep | SampleFrame]:
     pods: dict[str, PodSnapshot] = {}
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
     kinds = [[block.signals[number] for number in kind] for kind in block.kinds]
     steps = NodeStepReader()
+    work.expect(len(block.rows))
     for row in block.rows:
+        work.take(len(pods) + len(row.pods), step=bool(row.step))
         if row.step:
             yield steps.step(row.step)
         for uid in row.gone:

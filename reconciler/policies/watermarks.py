@@ -55,7 +55,7 @@ class WatermarksConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def values(total_bytes: int, config: WatermarksConfig) -> dict[str, int]:
-    """The values by the kernel's names, whatever is there. ``total_bytes``: the node's memory."""
+    """The values by the kernel's names, whatever is there. ``total_bytes``: the node's ordinary memory."""
     wanted: dict[str, int] = {}
     if config.min_free_factor is not None:
         wanted[MIN_FREE] = total_bytes // _KIB * config.min_free_factor // _WHOLE
@@ -65,7 +65,10 @@ def values(total_bytes: int, config: WatermarksConfig) -> dict[str, int]:
 
 
 def taken_bytes(name: str, rise: int, total_bytes: int) -> int:
-    """By how much the highest mark rises when one value is raised by ``rise``."""
+    """By how much the highest mark rises when one value is raised by ``rise``.
+
+    ``total_bytes``: all memory that the kernel manages; its own factor is of huge pages, too.
+    """
     return rise * _KIB if name == MIN_FREE else rise * total_bytes * _MARKS_ABOVE_MIN // _WHOLE
 
 
@@ -77,7 +80,7 @@ def most_rise(name: str, node: NodeMemoryReading, *, fresh_s: float = 10.0) -> i
     if name == MIN_FREE:
         return half // _KIB
     # The largest rise whose `taken_bytes`, which is rounded down, is not above the half.
-    return ((half + 1) * _WHOLE - 1) // (node.total_bytes * _MARKS_ABOVE_MIN)
+    return ((half + 1) * _WHOLE - 1) // ((node.total_bytes + node.huge_bytes) * _MARKS_ABOVE_MIN)
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: WatermarksConfig) -> NodePlan:

@@ -82,6 +82,10 @@ class PacedWork:
         finally:
             self._debt_s += _REST * (time.thread_time() - began)
 
+    def charge(self, cpu_s: float) -> None:
+        """Work that cannot be measured by itself, such as that of a library between two calls."""
+        self._debt_s += _REST * cpu_s
+
     async def rest(self) -> None:
         """Make the pause that is owed, if it is long."""
         now = trio.current_time()

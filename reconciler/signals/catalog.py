@@ -151,7 +151,7 @@ READERS: Final = (
         "reconciler.signals.nodememory:build",
         "memory.use",
         _s("memory.available", "bytes", ("node",), "memory available without swapping (MemAvailable)"),
-        _s("memory.total", "bytes", ("node", "numa"), "total memory"),
+        _s("memory.total", "bytes", ("node", "numa"), "total memory without huge pages"),
         _s("memory.free", "bytes", ("node", "numa"), "free memory"),
         _s("memory.low", "bytes", ("node", "numa"), "low watermark, at which kswapd wakes"),
         _s("memory.min", "bytes", ("node", "numa"), "min watermark, at which tasks reclaim directly"),

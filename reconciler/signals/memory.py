@@ -7,40 +7,31 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from cgroupfs.bounded import digits
 from cgroupfs.codecs import PAGE
+from state.meminfo import meminfo_bytes, ordinary_bytes
 from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode
 
 _NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
 _FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d{1,20})")
-_KILO: Final = 1024
-
-
-def meminfo_bytes(text: str) -> dict[str, int]:
-    """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``).
-
-    Counts are left out.
-    """
-    numbers: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        parts = rest.split()
-        if len(parts) == 2 and parts[1] == "kB" and (number := digits(parts[0])) is not None:
-            numbers[name.rpartition(" ")[2]] = number * _KILO
-    return numbers
 
 
 def parse_meminfo(text: str) -> NodeMemoryReading:
     """The node's memory, without what BE work uses of it.
 
-    Errors: `ValueError` when MemTotal or MemAvailable is missing (kernels before 3.14) or no number.
+    Errors: `ValueError` when MemTotal or MemAvailable is missing (kernels before 3.14) or no number, and when
+    nothing is left beside huge pages.
     """
     numbers = meminfo_bytes(text)
     for name in ("MemTotal", "MemAvailable"):
         if name not in numbers:
             raise ValueError(f"no {name} line")
+    huge = numbers.get("Hugetlb", 0)
+    total = ordinary_bytes(numbers["MemTotal"], huge)
+    if not total:
+        raise ValueError("no memory beside huge pages")
     return NodeMemoryReading(
-        total_bytes=numbers["MemTotal"],
+        total_bytes=total,
+        huge_bytes=huge,
         available_bytes=numbers["MemAvailable"],
         swap_bytes=numbers.get("SwapTotal", 0),
         swap_free_bytes=numbers.get("SwapFree", 0),

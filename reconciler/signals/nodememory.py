@@ -2,9 +2,10 @@
 
 Free memory and page cache are read each pass from meminfo, of the machine and of each NUMA node. The watermarks change
 only when an administrator changes them: /proc/zoneinfo, which lists each CPU for each zone and grows with both, is read
-once in half a minute.
+once in half a minute. ``memory.total`` is ordinary memory, without huge pages (`state.meminfo`).
 
-**Cost**: 60 µs for the node, 20 µs a NUMA node. Source: proc(5); kernel documentation, admin-guide/sysctl/vm.
+**Cost**: 60 µs for the node, 20 µs a NUMA node, 50 µs with huge pages. Source: proc(5); kernel documentation,
+admin-guide/sysctl/vm.
 """
 
 import time
@@ -14,10 +15,11 @@ from typing import Final, final
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals import vmstat
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.memory import meminfo_bytes, parse_zoneinfo
+from reconciler.signals.memory import parse_zoneinfo
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
+from state.meminfo import huge_bytes, meminfo_bytes, ordinary
 from state.memory import ZoneNode
 
 NAME: Final = "nodememory"
@@ -78,7 +80,7 @@ class NodeMemoryReader:
         self._problems = {}
         wanted = set(scene.wanted)
         try:
-            machine = meminfo_bytes(self._files.read(f"{self._root}/proc", "meminfo"))
+            machine = ordinary(meminfo_bytes(self._files.read(f"{self._root}/proc", "meminfo")))
         except OSError as exc:
             self._problems = dict.fromkeys(SIGNALS, f"/proc/meminfo: {exc.strerror}")
             machine = {}
@@ -126,10 +128,21 @@ class NodeMemoryReader:
 
     def _numa(self, number: int, count: int, machine: Mapping[str, int]) -> Mapping[str, int]:
         try:
-            return meminfo_bytes(self._files.read(f"{self._root}/sys/devices/system/node/node{number}", "meminfo"))
+            directory = f"{self._root}/sys/devices/system/node/node{number}"
+            inside = meminfo_bytes(self._files.read(directory, "meminfo"))
         except OSError:
             # A kernel without NUMA has no such files: its only node is the machine.
             return machine if count == 1 else {}
+        # Most machines have no huge pages: then the directories are not listed.
+        return ordinary(inside, self._huge(directory) if machine.get("Hugetlb") else 0)
+
+    def _huge(self, node: str) -> int:
+        directory = f"{node}/hugepages"
+        try:
+            names = self._files.groups(directory)
+            return huge_bytes(names, lambda name: self._files.read(f"{directory}/{name}", "nr_hugepages"))
+        except OSError:
+            return 0
 
 
 def _enter(sheet: SampleSheet, subject: str, meminfo: Mapping[str, int]) -> None:

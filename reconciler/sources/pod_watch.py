@@ -10,6 +10,9 @@ A watch that is silent is suspect: TCP probes end it when the server's machine v
 bookmarks and stops for longer than `_SILENCE_S` is connected again, and so is one whose pods differ from those that the
 kubelet has just listed (`PodWatch.compare`).
 
+What the server sends is worked on with a tenth of a CPU in the long run (`PacedWork`), lists and their transport
+included, and a list is bounded: its length and rate are the server's choice.
+
 The API server's pods may carry annotations by which a pod passes for another: a user who may create pods can set
 ``kubernetes.io/config.mirror`` to any uid. So pods with such annotations are left out here; the kubelet's list, CRI and
 the manifests describe static pods.
@@ -36,7 +39,7 @@ from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import PacedWork, TimeSlice
-from reconciler.runtime.format import plural
+from reconciler.runtime.format import plural, size
 from reconciler.sources.pod_list import LONGEST_POD, MOST_PODS, ListedPod, PodListReader, chunks, read_pod
 from state.model import PodMeta, SourceStatus
 
@@ -57,6 +60,11 @@ _DOUBT_S: Final = 10.0
 """A difference from the kubelet's list ends a watch at most this often."""
 _SHORT_S: Final = 5.0
 """A watch that ends sooner counts as a failure."""
+_LONGEST_LIST: Final = 512 << 20
+"""Bytes: some hundred pods of the largest size that etcd takes."""
+_PART_S: Final = 0.0001
+_BYTE_S: Final = 20e-9
+"""CPU time of TLS and HTTP for each part of an answer and for each byte: the server chooses both."""
 _MOST_PROBLEMS: Final = 64
 _LONGEST_PROBLEM: Final = 300
 _GONE: Final = 410
@@ -240,16 +248,25 @@ class PodWatch:
         return max(delay_s * (0.5 + self._fraction()), min(requested_s, _LONGEST_REQUESTED_S))
 
     async def _list(self) -> None:
-        reader, slices = PodListReader(SOURCE, self._marks), TimeSlice()
+        reader, slices, pace = PodListReader(SOURCE, self._marks), TimeSlice(), self._pace
+        length = 0
 
         async def take(chunk: bytes) -> None:
+            nonlocal length
+            length += len(chunk)
+            if length > _LONGEST_LIST:
+                raise ValueError(f"the list is larger than {size(_LONGEST_LIST)}")
+            self._received(chunk)
             for part in chunks(chunk, _STEP):
-                reader.feed(part)
+                with pace.measured():
+                    reader.feed(part)
                 await slices.checkpoint()
+            await pace.rest()
 
         try:
             await self._api.read(f"{self._path}&resourceVersion=0", take)
-            reader.end()
+            with pace.measured():
+                reader.end()
         except ValueError as exc:
             raise SourceError(NAME, str(exc)[:_LONGEST_PROBLEM]) from exc
         if reader.version is None or not _VERSION.fullmatch(reader.version):
@@ -257,10 +274,15 @@ class PodWatch:
         self._problems = {f"#{number}": text for number, text in enumerate(reader.problems)}
         self._present.clear()
         self._version = reader.version
-        changed = {uid for pod in reader.pods if (uid := self._take(pod))}
+        with pace.measured():
+            changed = {uid for pod in reader.pods if (uid := self._take(pod))}
         self._hear()
         if changed:
             self._on_change(frozenset(changed))
+        await pace.rest()
+
+    def _received(self, chunk: bytes) -> None:
+        self._pace.charge(_PART_S + _BYTE_S * len(chunk))
 
     async def _watch(self, version: str) -> HttpResponse:
         low, high = _WATCH_S
@@ -270,6 +292,7 @@ class PodWatch:
         slices, pace = TimeSlice(), self._pace
 
         async def take(chunk: bytes) -> None:
+            self._received(chunk)
             for part in chunks(chunk, _STEP):
                 try:
                     with pace.measured():

@@ -29,6 +29,9 @@ from reconciler.sources.runtime_files import FIFO, FILES, Runtime, shim_runtime
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _DEEPEST: Final = 64
 _MOST_FILES: Final = 256
+_MOST_PARTS: Final = 64
+"""Of a pattern in ``imports``."""
+_SHOWN: Final = 60
 _SHIM_PATH: Final = "shim-binary-path"
 """In a bundle, of containerd 1.6 and newer: the program of the sandbox's shim."""
 _LONGEST_PATH: Final = 4096
@@ -193,10 +196,28 @@ def _documents(root: str, config: str, problems: list[InputError]) -> Iterator[M
         if document is None:
             continue
         yield document
-        imports = document.get("imports")
-        for pattern in imports if isinstance(imports, list) else ():
-            full = os.path.join(root, os.path.join(os.path.dirname(path), str(pattern)).lstrip("/"))
-            todo += sorted(f"/{os.path.relpath(text, root)}" for text in glob.glob(full))
+        try:
+            for pattern in _imports(document, path):
+                full = os.path.join(glob.escape(root), pattern.lstrip("/"))
+                todo += sorted(f"/{os.path.relpath(text, root)}" for text in glob.glob(full))
+        except InputError as exc:
+            problems.append(exc)
+
+
+def _imports(document: Mapping[str, object], path: str) -> list[str]:
+    """The patterns that a file imports, as absolute paths. Errors: `InputError` for one that no system has."""
+    imports = document.get("imports")
+    patterns: list[str] = []
+    for item in imports if isinstance(imports, list) else ():
+        text = str(item)
+        # `glob` calls itself for each part.
+        if len(text) > _LONGEST_PATH or text.count("/") >= _MOST_PARTS or "\0" in text:
+            expected = f"a path of at most {_MOST_PARTS} parts and {_LONGEST_PATH} characters"
+            raise InputError(f"{path}: imports", text[:_SHOWN], expected)
+        patterns.append(os.path.join(os.path.dirname(path), text))
+    if len(patterns) > _MOST_FILES:
+        raise InputError(f"{path}: imports", f"{len(patterns)} patterns", f"at most {_MOST_FILES}")
+    return patterns
 
 
 def _load(root: str, path: str) -> Mapping[str, object] | None:

@@ -251,6 +251,17 @@ def test_distances_memory_and_nodes_without_cpus_are_read(tmp_path: Path) -> Non
         topology.distance(0, 1)
 
 
+def test_memory_of_a_node_is_without_huge_pages(tmp_path: Path) -> None:
+    files = numa_files({0: "10 21", 2: "21 10"}, memory={0: 8 << 20, 2: 4 << 20})
+    files[f"{NODE}/node0/hugepages/hugepages-2048kB/nr_hugepages"] = "512"
+    files[f"{NODE}/node0/hugepages/hugepages-1048576kB/nr_hugepages"] = "5"
+    files[f"{NODE}/node2/hugepages/hugepages-1048576kB/nr_hugepages"] = "4"
+    topology = read_topology(node(tmp_path, files))
+    assert topology.node(0).memory_bytes == 2 << 30
+    # Huge pages are memory, too: pods may use them there.
+    assert topology.memory_nodes() == CpuSet([0, 2])
+
+
 @pytest.mark.parametrize("row", ["10", "10 x 20 20", "10 20 20 20 20", "10 -1 20 20", "10 999 20 20", ""])
 def test_a_row_of_distances_that_cannot_be_is_not_believed_in_part(tmp_path: Path, row: str) -> None:
     rows = {0: row, 2: "21 10 28 17", 3: "17 28 10 28", 9: "28 17 28 10"}

@@ -218,6 +218,10 @@ class CapacityFiles:
             "counts": dict(sorted(self.counts.items())),
         }
 
+    def notified(self) -> frozenset[str]:
+        """Uids of the pods whose newest content could be written."""
+        return frozenset(place.uid for place in self._written) - self._problems.keys()
+
     def problems(self) -> Sequence[str]:
         """Why a pod has no current file."""
         return [f"capacity file of pod {uid}: {text}" for uid, text in sorted(self._problems.items())]

@@ -44,7 +44,8 @@ def _meminfo(node: InspectedNode) -> NodeMemoryReading | None:
 
 def _memory(node: InspectedNode, reading: NodeMemoryReading) -> CheckResult:
     swap = f"{fmt.size(reading.swap_bytes)} of swap" if reading.swap_bytes else "no swap"
-    text = f"{fmt.size(reading.total_bytes)}, {swap}"
+    huge = f" beside {fmt.size(reading.huge_bytes)} of huge pages" if reading.huge_bytes else ""
+    text = f"{fmt.size(reading.total_bytes)}{huge}, {swap}"
     limit = _limit(node)
     if limit is not None and limit < reading.total_bytes:
         text += f"; pods may use {fmt.size(limit)}"

@@ -9,7 +9,7 @@ import trio
 from msgspec.structs import replace
 
 from reconciler.config.read_keys import read_keys
-from reconciler.control.owner_ledger import ROW, OwnerLedger, load_hours, owner_of
+from reconciler.control.owner_ledger import ROW, OwnerLedger, add_account, load_hours, owner_of
 from reconciler.daemon.agent import Agent
 from reconciler.pods.selectors import ClassRules
 from reconciler.policies.owner_shares import OwnersConfig
@@ -185,6 +185,39 @@ async def test_owners_beyond_the_number_share_one_account(books: Books) -> None:
     sums = books.ledger.sums(1)
     assert {owner: account.sold_s for owner, account in sums.items()} == {"team-0": 1.0, "team-1": 1.0, OTHER: 3.0}
     assert books.ledger.totals.keys() == sums.keys()
+
+
+async def test_owners_with_throw_away_names_do_not_take_the_accounts_of_those_that_consume(books: Books) -> None:
+    books.config = OwnersConfig(most=4)
+    pods, pod = books.agent.inventory.pods, books.agent.inventory.pods[BATCH]
+
+    async def use(owner: str, seconds: float) -> None:
+        pods[BATCH] = replace(pod, namespace=owner)
+        books.use(seconds)
+        await books.sample()
+
+    for number in range(8):
+        await use(f"throw-away-{number}", 1.5)
+    # None of its intervals alone is more than such an account has.
+    for round_ in range(10):
+        await use("consumer", 1.0)
+        await use(f"more-{round_}", 0.001)
+    sums = books.ledger.sums(1)
+    assert sums["consumer"].sold_s == 9.0, "all but what it got before it had more than the smallest account"
+    assert len(sums) == 5
+    assert sum(account.sold_s for account in sums.values()) == pytest.approx(22.01)
+    assert books.ledger.totals.keys() == sums.keys()
+
+
+def test_names_without_an_account_are_bounded() -> None:
+    accounts: dict[str, OwnerAccount] = {}
+    ranks: dict[str, float] = {}
+    for number in range(1000):
+        add_account(accounts, f"{number}", OwnerAccount(sold_s=1.0), 2, ranks)
+        add_account(accounts, "consumer", OwnerAccount(sold_s=2.0), 2, ranks)
+        assert len(ranks) <= 17
+    assert accounts.keys() == {"0", "consumer", OTHER}
+    assert accounts["consumer"].sold_s == 2000.0
 
 
 async def test_a_label_may_name_the_owner(books: Books) -> None:

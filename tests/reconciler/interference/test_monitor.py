@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,6 +10,8 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.actuators.base import LazyActuator
+from reconciler.actuators.files.capacity import CapacityFiles
 from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent
@@ -19,6 +22,7 @@ from reconciler.policies.capacity import CapacityConfig
 from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
+from reconciler.runtime.notefile import EMPTY_DIRS
 from reconciler.runtime.workqueue import TICK, DirtyBatch
 from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.reading import MeteredReader
@@ -159,7 +163,10 @@ async def certain(scene: Stage) -> None:
         knowledge.pods[uid] = replace(pod, classification=replace(pod.classification, certain=True))
 
 
-async def test_a_pod_with_a_capacity_file_has_notice_before_it_is_squeezed(live: LiveNode) -> None:
+@pytest.mark.parametrize("volume", [True, False])
+async def test_a_pod_whose_capacity_file_is_written_has_notice_before_it_is_squeezed(
+    live: LiveNode, *, volume: bool
+) -> None:
     config = configured(live)
     capacity = CapacityConfig(enabled=True, notice_s=3.0)
     config = replace(config, policies=replace(config.policies, capacity=capacity))
@@ -168,6 +175,13 @@ async def test_a_pod_with_a_capacity_file_has_notice_before_it_is_squeezed(live:
         knowledge = scene.agent.inventory
         knowledge.pods[BATCH] = replace(knowledge.pods[BATCH], annotations={"bypassd/capacity": "volume:v"})
         await scene.agent.reconciler.reconcile(DirtyBatch(frozenset({TICK}), ()))
+        if volume:
+            directory = f"{live.root}/var/lib/kubelet/pods/{BATCH}/volumes/{EMPTY_DIRS}/v"
+            Path(directory).mkdir(parents=True)
+        files = next(side for side in scene.agent.sides if side.name == "capacity")
+        assert isinstance(files, LazyActuator)
+        assert isinstance(files._real, CapacityFiles)
+        await files._real.sweep()
         await scene.seconds(20)
         scene.script.bad = True
         seen = []
@@ -177,6 +191,10 @@ async def test_a_pod_with_a_capacity_file_has_notice_before_it_is_squeezed(live:
             if knowledge.readings.measures.squeezed:
                 break
         told = [measures.announced[BATCH] for measures in seen if measures.announced]
+        if not volume:
+            assert seen[-1].squeezed
+            assert not told, "no notice is possible"
+            return
         assert {step.at_s for step in told} == {scene.now}
         assert (len(told), told[0].response) == (3, Response.SQUEEZE)
         assert seen[-1].squeezed[BATCH] == told[0].squeeze

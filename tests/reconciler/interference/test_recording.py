@@ -5,6 +5,7 @@ import io
 import os
 import zlib
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -336,3 +337,45 @@ def test_a_block_that_is_cut_within_but_sealed_is_refused() -> None:
     whole = len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
     with pytest.raises(InputError, match="cut short"):
         read(HEAD + whole)
+
+
+def block_of(rows: list[list[object]]) -> bytes:
+    return pack(msgspec.msgpack.encode([[], [], [], rows]))
+
+
+def row_of(second: float, pods: list[PodSnapshot] | None = None) -> list[object]:
+    return [second, second, False, pods or [], [], None, None, []]
+
+
+def read_until_refused(data: bytes, match: str) -> int:
+    """The number of frames until then."""
+    taken: list[object] = []
+    with pytest.raises(InputError, match=match):
+        taken.extend(recording.read(io.BytesIO(data), "x"))
+    return len(taken)
+
+
+@pytest.mark.parametrize("blocks", [1, 40])
+def test_a_few_kilobytes_of_empty_frames_are_refused_before_they_are_evaluated(blocks: int) -> None:
+    data = HEAD + block_of([row_of(1.0)] * 50_000) * blocks
+    assert len(data) < 8192 * blocks
+    assert read_until_refused(data, "frames") <= recording.FREE_FRAMES
+
+
+def test_frames_that_repeat_thousands_of_pods_for_a_few_bytes_are_refused() -> None:
+    snapshots = [PodSnapshot(uid=f"{number}", title="", pod_class=PodClass.SHARED, group="") for number in range(4000)]
+    data = HEAD + block_of([row_of(0.0, snapshots), *(row_of(1.0) for _ in range(1000))])
+    assert read_until_refused(data, "pods") < 200
+    with pytest.raises(InputError, match="pods"):
+        read(HEAD + block_of([row_of(0.0, [replace(pod, uid=pod.uid + end) for pod in snapshots for end in "ab"])]))
+
+
+def test_a_long_recording_of_an_idle_node_is_read_whole() -> None:
+    packer, blocks = RecordingWriter(), [HEAD]
+    random = Random(1)
+    for second in range(6000):
+        values = {f"signal-{number}": Sample(random.random()) for number in range(8)}
+        packer.add(SampleFrame(at_s=second + random.random(), wall_s=1e9 + second, pods={}, samples={"node": values}))
+        if second % 30 == 29:
+            blocks.append(packer.block())
+    assert len(read(b"".join(blocks))) == 6000

@@ -6,13 +6,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
+from reconciler.headroom.cpu import HeadroomConfig
+from reconciler.headroom.memory import update
+from reconciler.policies import be_memory
+from reconciler.policies.be_memory import BeMemoryConfig, MemorySample
 from reconciler.signals.memory import (
-    meminfo_bytes,
     parse_meminfo,
     parse_zoneinfo,
     shortage,
     shortages,
 )
+from state.meminfo import huge_bytes, meminfo_bytes
 from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode
 
 MEMINFO = (
@@ -66,6 +70,45 @@ def test_the_nodes_memory() -> None:
     assert parse_meminfo(MEMINFO) == NodeMemoryReading(
         total_bytes=1000 << 10, available_bytes=400 << 10, swap_bytes=50 << 10, swap_free_bytes=20 << 10
     )
+
+
+HUGE = "HugePages_Total: {count}\nHugepagesize: 2048 kB\n"
+GIGAS = "MemTotal: 268435456 kB\nMemFree: 62914560 kB\nMemAvailable: 62914560 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "huge"),
+    [
+        # Since 4.16 one line has the pages of every size; before, the default size is all that is known.
+        (HUGE.format(count=0) + "Hugetlb: 201326592 kB\n", 192 << 30),
+        (HUGE.format(count=98304), 192 << 30),
+        (HUGE.format(count=0), 0),
+    ],
+)
+def test_huge_pages_are_no_ordinary_memory(text: str, huge: int) -> None:
+    node = parse_meminfo(GIGAS + text)
+    assert (node.total_bytes, node.huge_bytes) == ((256 << 30) - huge, huge)
+
+
+def test_nothing_but_huge_pages_is_an_error() -> None:
+    with pytest.raises(ValueError, match="huge pages"):
+        parse_meminfo(GIGAS + "Hugetlb: 268435456 kB\n")
+
+
+def test_huge_pages_of_a_numa_node_are_of_every_size() -> None:
+    counts = {"hugepages-2048kB": "3\n", "hugepages-1048576kB": "2\n", "hugepages-xkB": "9\n", "other": "9\n"}
+    assert huge_bytes(counts, counts.__getitem__) == (3 << 21) + (2 << 30)
+
+
+def test_headroom_of_an_idle_node_with_huge_pages_is_what_is_left_beside_them() -> None:
+    node = replace(parse_meminfo(GIGAS + "Hugetlb: 201326592 kB\n"), age_s=0.0)
+    reading = update(node, 0, None, HeadroomConfig(), stale_after_s=10.0)
+    assert reading.supply is not None
+    # 60 GiB less a tenth of 64 GiB, and the 10 % by which the use of others may grow.
+    assert reading.supply[0] > 53 << 30
+    state = be_memory.start(None, node.for_pods_bytes, BeMemoryConfig())
+    sample = MemorySample(total_bytes=node.for_pods_bytes, available_bytes=0, used_bytes=0)
+    assert be_memory.step(state, sample, 0.0, BeMemoryConfig()).high_bytes < node.available_bytes
 
 
 def test_meminfo_of_the_machine_and_of_a_numa_node_reads_the_same() -> None:

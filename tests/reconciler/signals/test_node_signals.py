@@ -124,6 +124,22 @@ def test_memory_of_node_and_numa_nodes(tmp_path: Path) -> None:
     assert values(sheet, "numa:1") == {"memory.low": 6 * PAGE, "memory.min": 5 * PAGE}
 
 
+def test_total_memory_of_node_and_numa_nodes_is_without_huge_pages(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.proc("meminfo", "MemTotal: 9000 kB\nMemFree: 600 kB\nMemAvailable: 700 kB\nHugetlb: 8192 kB\n")
+    tree.proc("zoneinfo", ZONEINFO)
+    directory = tmp_path / "sys/devices/system/node/node0"
+    for size, count in ((2048, 1), (64, 3)):
+        (directory / f"hugepages/hugepages-{size}kB").mkdir(parents=True)
+        (directory / f"hugepages/hugepages-{size}kB/nr_hugepages").write_text(f"{count}\n")
+    (directory / "meminfo").write_text(NODE0.replace("1000", "4000"))
+    reader = NodeMemoryReader(VmStat(str(tmp_path)), root=str(tmp_path), clock=tree.clock)
+    sheet = read(reader, scene(tree), 100.0)
+    assert values(sheet, "node")["memory.total"] == 808 * 1024
+    assert values(sheet, "node")["memory.use"] == 208 * 1024
+    assert values(sheet, "numa:0")["memory.total"] == (4000 - 2048 - 192) * 1024
+
+
 def test_load_disks_and_cpu_of_the_node(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.proc("loadavg", "2.34 1.97 1.43 14/117 7733\n")

@@ -1,12 +1,15 @@
 """The watch of this node's pods: what it knows, what it requests, and how it ends and begins again."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import cast
 
 import pytest
 import trio
+import trio.testing
 
+from reconciler.clients.http import HttpResponse, Take
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
 from reconciler.sources import pod_watch
@@ -295,3 +298,59 @@ def test_a_line_may_come_in_parts_and_a_long_one_is_cut() -> None:
     for part in (b"ab", b"c\n\nxy", b"z", b"0123\nlast", b"\n"):
         lines.feed(part)
     assert taken == [(b"abc", 3), (b"xyz0", 7), (b"last", 4)]
+
+
+class Flood:
+    """`KubeApi`: answers each list, and each watch, with these parts."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self.parts, self.taken = parts, 0
+
+    async def read(self, path: str, take: Take) -> None:
+        del path
+        for part in self.parts:
+            await take(part)
+            self.taken += len(part)
+
+    async def follow(self, path: str, take: Take, *, silence_s: float, longest_s: float) -> HttpResponse:
+        del silence_s, longest_s
+        await self.read(path, take)
+        return HttpResponse(status=200)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+def flooded(parts: Iterable[bytes]) -> tuple[Flood, PodWatch]:
+    api = Flood(parts)
+    return api, PodWatch(cast(KubeApi, api), "n1", on_change=lambda _: None, marks=MARKS, fraction=lambda: 0.0)
+
+
+async def test_a_list_without_an_end_is_paced_and_refused(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    monkeypatch.setattr(pod_watch, "_LONGEST_LIST", 8 << 20)
+    pod = b'{"metadata":{"name":"' + b"x" * (65 << 10) + b'"}},'
+    api, watch = flooded([b'{"kind":"PodList","items":[', *([pod] * 1000)])
+    began = trio.current_time()
+    await watch._connected()
+    assert api.taken <= 8 << 20
+    # Ten times what the transport costs, parsing apart.
+    assert trio.current_time() - began > 1.5
+    assert "larger than 8 MiB" in watch.status(began).detail
+
+
+async def test_a_list_of_usual_size_is_not_delayed(autojump_clock: trio.testing.MockClock) -> None:
+    _, watch = flooded([b'{"kind":"PodList","metadata":{"resourceVersion":"7"},"items":[', *([b"  "] * 10), b"]}"])
+    began = trio.current_time()
+    await watch._list()
+    assert trio.current_time() == began
+
+
+async def test_the_parts_of_a_watch_are_paced_also_where_they_hold_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    _, watch = flooded([b"\n"] * 10_000)
+    began = trio.current_time()
+    await watch._watch("7")
+    assert trio.current_time() - began > 9.0

@@ -60,6 +60,21 @@ def test_imported_files_count_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "imports", [["a/" * 2000 + "*.toml"], ["*/" * 5000], ["x" * 5000], ["a\\u0000/*"], ["*.toml"] * 300]
+)
+def test_imports_that_are_no_paths_are_one_problem_and_the_rest_of_the_file_counts(
+    tmp_path: Path, imports: list[str]
+) -> None:
+    texts = ", ".join(f'"{text}"' for text in imports)
+    configure(tmp_path, f'state = "/run/x"\nimports = [{texts}]')
+    dirs = find_runtime_dirs(str(tmp_path))
+    assert len(dirs.problems) == 1
+    assert "imports" in str(dirs.problems[0])
+    assert len(str(dirs.problems[0])) < 300
+    assert any("/run/x/" in path for path in dirs.bundles)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("version = ", "expected TOML"),
