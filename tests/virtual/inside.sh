@@ -136,11 +136,13 @@ start_be() {
     done
 }
 
+# stop_be: ends the pods' processes and removes their groups, as an ended pod's are.
 stop_be() {
-    local container
+    local container processes
     for container in "${be_groups[@]}"; do
-        while [[ -s $cgroups/cpu/$container/cgroup.procs && -n $(<"$cgroups/cpu/$container/cgroup.procs") ]]; do
-            kill -KILL $(<"$cgroups/cpu/$container/cgroup.procs") 2>/dev/null
+        # Not by the file's size, which is 0 for every control file.
+        while processes=$(<"$cgroups/cpu/$container/cgroup.procs") && [[ -n $processes ]]; do
+            kill -KILL $processes 2>/dev/null
             sleep 0.1
         done
         remove_group "$container"

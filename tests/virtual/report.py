@@ -37,7 +37,7 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiples of the law `kubernetes` measured in the same boot; None is no bound."""
+    """Multiples of the law ``kubernetes`` measured in the same boot; None is no bound."""
 
     p99: float
     p999: float | None = None
