@@ -1,7 +1,7 @@
 """`make virtual`: online latency and BE work under each law in virtual time, one boot of a Debian kernel in QEMU.
 
     python -m tests.virtual [--short] [--suite bullseye|bookworm] [--laws kubernetes,cpu] [--be besteffort|burstable]
-        [--spinners 2] [--rate 2000] [--seconds 4] [--agent system.slice/bypassd.service:1024] [--kubelet]
+        [--spinners 2] [--rate 2000] [--seconds 4] [--settle 4] [--agent system.slice/bypassd.service:1024] [--kubelet]
         [--trace 3] [--record FILE]
 
 Writes the table to standard output and appends the results to the record. Exit code 1: a bound is missed or the machine
@@ -31,6 +31,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--spinners", type=int, help="processes in each of the two BE pods")
     parser.add_argument("--rate", type=int, help="requests a second")
     parser.add_argument("--seconds", type=float, help="of each law")
+    parser.add_argument("--settle", dest="settle_s", type=float, help="seconds from the BE pods' start to the load's")
     parser.add_argument("--agent", dest="agent_group", metavar="GROUP[:SHARES]/...", help="cpu cgroup of the agent")
     parser.add_argument(
         "--kubelet", dest="kubelet_like", action="store_true", help="5 ms of each 100 ms used in system.slice"

@@ -132,6 +132,7 @@ start_be() {
         kubelet -c "echo $shares >$cgroups/cpu/$pod/cpu.shares"
         runc -c "echo $shares >$cgroups/cpu/$container/cpu.shares"
         (run_in "$container" /bench/work spin "$spinners") &
+        disown $! # its end by SIGKILL is no message
         be_groups+=("$container")
     done
 }

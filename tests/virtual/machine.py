@@ -40,7 +40,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     spinners: Annotated[int, Meta(ge=1)] = 2
     rate: Annotated[int, Meta(ge=1)] = 2000
     seconds: Annotated[float, Meta(gt=0)] = 4
-    settle_s: float = 2
+    settle_s: float = 4
     agent_settle_s: float = 6
     fixed_percent: int = 40
     agent_group: str = "system.slice/bypassd.service:1024"

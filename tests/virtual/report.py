@@ -68,6 +68,7 @@ def read_console(text: str) -> Console:
             results.append(_result(line))
         elif line == '{"end": true}':
             ended = True
+            break  # the kernel says that it powers off
         elif line.strip():
             messages.append(line)
     if not ended:
