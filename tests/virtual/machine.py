@@ -4,6 +4,7 @@ QEMU counts instructions (``-icount shift=0,sleep=off``): one CPU, 1 ns for each
 while the machine is idle. The host's other work changes no figure; the same disks give the same figures.
 """
 
+import fcntl
 import hashlib
 import os
 import shlex
@@ -135,12 +136,15 @@ def product(tarball: Path, packages: Path = REPOSITORY) -> Path:
 
 def boot(run: Run, *, tarball: Path, limit_s: float) -> str:
     """Measure in one boot; what the machine printed. Errors: `BenchError`."""
-    image = Path(_run(str(HERE / "build.sh"), run.suite).strip().splitlines()[-1])
-    agent = product(tarball)
     with tempfile.TemporaryDirectory(prefix="bypassd-virtual-") as directory:
         bench, disk = Path(directory, "bench"), Path(directory, "bench.img")
         bench.mkdir()
-        shutil.copytree(agent, bench / "agent", symlinks=True)
+        # What is kept is made by one run at a time; the machine's disk is not written by a boot.
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with Path(CACHE, "virtual.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            image = Path(_run(str(HERE / "build.sh"), run.suite).strip().splitlines()[-1])
+            shutil.copytree(product(tarball), bench / "agent", symlinks=True)
         for name in ("load", "work"):
             _run("gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(bench / name), str(HERE / f"{name}.c"), "-lm")
         shutil.copy(HERE / "inside.sh", bench / "inside.sh")
