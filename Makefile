@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores monitoring bench protection protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
+.PHONY: run test setup lint types unit search e2e scenes vm vmcores monitoring bench protection virtual protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -113,6 +113,12 @@ bench: setup ## what the daemon costs and how fast it is: idle, starts beside a 
 protection: setup ## online latency and BE work of real servers under each law (root; 15 minutes; ARGS=--whole: a night)
 	RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server nginx=nginx-light pg_lsclusters=postgresql node=nodejs
 	$(BIN)/python -m tests.protection $(ARGS)
+
+# The artifact is made only where there is none: the checkout's own packages are laid over its tree.
+virtual: setup ## the same of redis in virtual time, whatever else the host does (root, qemu; 10 minutes; ARGS=--short: 3)
+	-RUNLEVEL=1 deploy/setup-debian.sh --also qemu-system-x86_64=qemu-system-x86 mmdebstrap=mmdebstrap mke2fs=e2fsprogs
+	test -e dist/$(TARBALL) || ! command -v qemu-system-x86_64 mmdebstrap >/dev/null || $(MAKE) --no-print-directory artifact
+	$(BIN)/python -m tests.virtual $(ARGS)
 
 screenshots: setup ## the pictures of the page in docs/images (Debian's chromium and pngquant)
 	deploy/setup-debian.sh --also chromium=chromium pngquant=pngquant

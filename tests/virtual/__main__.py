@@ -1,0 +1,105 @@
+"""`make virtual`: online latency and BE work under each law in virtual time, one boot of a Debian kernel in QEMU.
+
+    python -m tests.virtual [--short] [--suite bullseye|bookworm] [--laws kubernetes,cpu] [--be besteffort|burstable]
+        [--spinners 2] [--rate 2000] [--seconds 4] [--settle 4] [--agent system.slice/bypassd.service:1024] [--kubelet]
+        [--trace 3] [--record FILE]
+
+Writes the table to standard output and appends the results to the record. Exit code 1: a bound is missed or the machine
+did not finish; 2: an argument is not valid. Where qemu or mmdebstrap is missing nothing is measured, which is printed.
+Needs root, `make artifact` before, and Debian's qemu-system-x86, mmdebstrap, e2fsprogs and gcc.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tests.virtual.machine import SHORT, Run, artifact, boot, missing
+from tests.virtual.report import BenchError, Console, misses, read_console, table
+
+
+def options() -> argparse.ArgumentParser:
+    """The command line. What is not given is the default of `Run`."""
+    parser = argparse.ArgumentParser(prog="tests.virtual", description="Latency and BE work in virtual time.")
+    parser.add_argument("--short", action="store_true", help=f"only the laws {', '.join(SHORT)}, at most 3 minutes")
+    parser.add_argument("--suite", choices=("bullseye", "bookworm"), help="Linux 5.10 or 6.1, both with cgroup v1")
+    parser.add_argument("--laws", help="separated by commas")
+    parser.add_argument("--be", dest="be_qos", choices=("besteffort", "burstable"), help="QoS class of the BE pods")
+    parser.add_argument("--spinners", type=int, help="processes in each of the two BE pods")
+    parser.add_argument("--rate", type=int, help="requests a second")
+    parser.add_argument("--seconds", type=float, help="of each law")
+    parser.add_argument("--settle", dest="settle_s", type=float, help="seconds from the BE pods' start to the load's")
+    parser.add_argument("--agent", dest="agent_group", metavar="GROUP[:SHARES]/...", help="cpu cgroup of the agent")
+    parser.add_argument(
+        "--kubelet", dest="kubelet_like", action="store_true", help="5 ms of each 100 ms used in system.slice"
+    )
+    parser.add_argument("--trace", dest="longest", type=int, metavar="N", help="what ran during the N longest requests")
+    parser.add_argument("--record", type=Path, default=Path("virtual.jsonl"))
+    parser.add_argument("--limit", type=float, default=900, help="seconds of this host after which the boot is ended")
+    return parser
+
+
+def run_of(given: argparse.Namespace) -> Run:
+    """The run that the arguments describe. Errors: `ValueError`."""
+    values = {name: getattr(given, name) for name in Run.__struct_fields__ if getattr(given, name, None) is not None}
+    if given.laws is not None:
+        values["laws"] = tuple(given.laws.split(","))
+    elif given.short:
+        values["laws"] = SHORT
+    try:
+        run = msgspec.convert(values, Run)
+    except msgspec.ValidationError as exc:
+        raise ValueError(str(exc)) from exc
+    run.parameters()
+    return run
+
+
+def main(parts: Sequence[str] | None = None) -> int:
+    """Measure in one boot, print and record."""
+    parser = options()
+    given = parser.parse_args(parts)
+    try:
+        run = run_of(given)
+    except ValueError as exc:
+        parser.error(str(exc))
+    if (reason := missing()) is not None:
+        print(f"make virtual: skipped: {reason}", file=sys.stderr)
+        return 0
+    began = time.monotonic()
+    try:
+        console = read_console(boot(run, tarball=artifact(), limit_s=given.limit))
+    except BenchError as exc:
+        print(f"make virtual: {exc}", file=sys.stderr)
+        return 1
+    encoder = msgspec.json.Encoder()
+    with given.record.open("ab") as record:
+        for result in console.results:
+            record.write(encoder.encode({"run": run, "result": result}) + b"\n")
+    return report(run, console, time.monotonic() - began)
+
+
+def report(run: Run, console: Console, wall_s: float) -> int:
+    """Print table, messages and misses; with a trace what ran. The exit code."""
+    for message in console.messages:
+        print(message, file=sys.stderr)
+    kernel = console.results[0].kernel if console.results else "?"
+    print(
+        f"Linux {kernel}, cgroup v1, {run.rate} requests/s, {run.seconds:g} s a law, 2 BE pods ({run.be_qos}) of "
+        f"{run.spinners} spinners, agent in {run.agent_group}{', kubelet-like daemon' if run.kubelet_like else ''}; "
+        f"{wall_s:.0f} s of this host\n"
+    )
+    print(table(console.results))
+    missed = misses(console.results)
+    for sentence in missed:
+        print(f"missed: {sentence}")
+    for law in {sentence.split(":")[0]: None for sentence in missed}:
+        for line in console.traces.get(law, ()):
+            print(f"  {line}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+#!/bin/bash
+# The machine's only program: mounts cgroup v1, starts redis-server as an online pod and measures one law after another.
+#
+# /bench, the second disk: the agent's tree, the programs load and work, and `parameters` (machine.py writes it). Prints
+# JSON lines, one for each law (report.py reads them); what starts with "trace " is the kernel's trace; other lines are
+# messages. The machine ends itself.
+set -u
+. /bench/parameters
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+cgroups=/sys/fs/cgroup
+controllers="cpu,cpuacct cpuset memory blkio pids freezer devices systemd"
+tracing=/sys/kernel/tracing
+port=7791
+scratch=/run/bench
+# Of the two BE pods; the agent's configuration names them.
+uids=(11111111-1111-4111-8111-111111111111 22222222-2222-4222-8222-222222222222)
+
+mounts() {
+    local controller
+    for mountpoint in /run /tmp /dev/shm; do
+        mkdir -p "$mountpoint"
+        mount -t tmpfs tmpfs "$mountpoint"
+    done
+    ln -sfn /proc/self/fd /dev/fd
+    mount -t tmpfs cgroups $cgroups
+    for controller in $controllers; do
+        mkdir "$cgroups/$controller"
+        if [[ $controller == systemd ]]; then
+            mount -t cgroup -o none,name=systemd cgroup "$cgroups/$controller"
+        else
+            mount -t cgroup -o "$controller" cgroup "$cgroups/$controller"
+        fi || rmdir "$cgroups/$controller"
+    done
+    ln -s cpu,cpuacct $cgroups/cpu
+    ln -s cpu,cpuacct $cgroups/cpuacct
+    mkdir -p $scratch
+}
+
+# make_group GROUP: in all hierarchies; cpusets with what their parents have, as a kubelet makes them.
+make_group() {
+    local controller part parent group
+    for controller in $controllers; do
+        [[ -d $cgroups/$controller ]] || continue
+        parent=$cgroups/$controller
+        for part in ${1//\// }; do
+            group=$parent/$part
+            if [[ ! -d $group ]]; then
+                mkdir "$group"
+                if [[ $controller == cpuset ]]; then
+                    cat "$parent/cpuset.cpus" >"$group/cpuset.cpus"
+                    cat "$parent/cpuset.mems" >"$group/cpuset.mems"
+                fi
+            fi
+            parent=$group
+        done
+    done
+}
+
+# run_in GROUP COMMAND...: replaces the (sub)shell.
+run_in() {
+    local controller
+    for controller in $controllers; do
+        if [[ -d $cgroups/$controller ]]; then echo $BASHPID >"$cgroups/$controller/$1/cgroup.procs"; fi
+    done
+    shift
+    exec "$@"
+}
+
+remove_group() {
+    local controller
+    for controller in $controllers; do
+        if [[ -d $cgroups/$controller/$1 ]]; then rmdir "$cgroups/$controller/$1"; fi
+    done
+}
+
+container_id() {
+    local half
+    for half in 1 2; do tr -d - </proc/sys/kernel/random/uuid; done | tr -d '\n'
+}
+
+# cpu_ms GROUP: CPU time since it was made; 0 without a group.
+cpu_ms() {
+    local used=0
+    if [[ -n $1 && -d $cgroups/cpuacct/$1 ]]; then used=$(<"$cgroups/cpuacct/$1/cpuacct.usage"); fi
+    echo $((used / 1000000))
+}
+
+# start_server: redis in an online pod that requests one CPU; sets $online_group.
+start_server() {
+    online_group=kubepods/burstable/pod$(cat /proc/sys/kernel/random/uuid)
+    local container
+    container=$online_group/$(container_id)
+    make_group "$container"
+    (run_in "$container" redis-server --port $port --save "" --appendonly no --logfile /dev/null) &
+    until redis-cli -p $port ping 2>/dev/null | grep -q PONG; do sleep 0.1; done
+}
+
+# start_agent LAW: the daemon in its group; sets $agent, its process.
+start_agent() {
+    rm -rf $scratch/agent
+    mkdir $scratch/agent
+    {
+        case $1 in
+        enforce) echo "mode: enforce" ;;
+        stopped) echo "protect: cpu" ;;
+        *) echo "protect: $1" ;;
+        esac
+        echo "on_stop: restore"
+        echo "store: {path: $scratch/agent/state.db}"
+        echo "kubelet: {enabled: false}"
+        echo 'runtime: {cri: "off"}'
+        echo "classes: {overrides: [{class: reclaimed, uid: ${uids[0]}}, {class: reclaimed, uid: ${uids[1]}}]}"
+    } >$scratch/agent/config.yaml
+    make_group "$agent_group"
+    local path='' part shares
+    for part in $agent_shares; do # directory=shares, from the root on
+        path+=/${part%=*} shares=${part#*=}
+        if [[ -n $shares ]]; then echo "$shares" >"$cgroups/cpu$path/cpu.shares"; fi
+    done
+    (run_in "$agent_group" /bench/agent/bin/bypassd run --config $scratch/agent/config.yaml) >$scratch/agent/log 2>&1 &
+    agent=$!
+}
+
+# start_be: two pods of spinners, by the writers' names that a node has; adds their containers' groups to $be_groups.
+start_be() {
+    local uid pod container shares=2
+    if [[ $be_qos == burstable ]]; then shares=1024; fi
+    for uid in "${uids[@]}"; do
+        pod=kubepods/$be_qos/pod$uid
+        container=$pod/$(container_id)
+        make_group "$container"
+        kubelet -c "echo $shares >$cgroups/cpu/$pod/cpu.shares"
+        runc -c "echo $shares >$cgroups/cpu/$container/cpu.shares"
+        (run_in "$container" /bench/work spin "$spinners") &
+        disown $! # its end by SIGKILL is no message
+        be_groups+=("$container")
+    done
+}
+
+# stop_be: ends the pods' processes and removes their groups, as an ended pod's are.
+stop_be() {
+    local container processes
+    for container in "${be_groups[@]}"; do
+        # Not by the file's size, which is 0 for every control file.
+        while processes=$(<"$cgroups/cpu/$container/cgroup.procs") && [[ -n $processes ]]; do
+            kill -KILL $processes 2>/dev/null
+            sleep 0.1
+        done
+        remove_group "$container"
+        remove_group "${container%/*}"
+    done
+}
+
+be_cpu_ms() {
+    local sum=0 container
+    for container in "${be_groups[@]}"; do sum=$((sum + $(cpu_ms "$container"))); done
+    echo $sum
+}
+
+start_tracing() {
+    mountpoint -q $tracing || mount -t tracefs tracefs $tracing
+    echo mono >$tracing/trace_clock
+    echo 40000 >$tracing/buffer_size_kb
+    echo 1 >$tracing/events/sched/sched_switch/enable
+    echo >$tracing/trace
+    echo 1 >$tracing/tracing_on
+}
+
+# print_trace LAW RESULT: the switches during each of the longest requests, 0.2 ms before it included.
+print_trace() {
+    echo 0 >$tracing/tracing_on
+    local due latency
+    sed 's/.*"longest": \[\[//; s/\]\]}$//; s/\], \[/\n/g' <<<"$2" | tr -d ',' | while read -r due latency; do
+        echo "trace $1 $due $latency"
+        awk -v from="$due" -v lasts="$latency" '
+            { for (i = 1; i <= NF; i++) if ($i ~ /^[0-9]+\.[0-9]+:$/) { at = $i + 0; break } }
+            at >= from - 0.0002 && at <= from + lasts + 0.00005 { print "trace " substr($0, 1, 190) }' $tracing/trace | head -120
+    done
+}
+
+measure() {
+    local law=$1 agent='' result be online used container
+    local -a be_groups=()
+    case $law in
+    cpu | full | enforce | stopped)
+        start_agent "$law"
+        sleep "$agent_settle"
+        ;;
+    esac
+    if [[ $law != alone ]]; then
+        start_be
+        sleep "$settle"
+    fi
+    # Half of it for each of the two pods: the group above them may have online pods.
+    if [[ $law == fixed ]]; then
+        for container in "${be_groups[@]}"; do
+            echo $((fixed_percent * 500)) >"$cgroups/cpu/${container%/*}/cpu.cfs_quota_us"
+        done
+    fi
+    if [[ $law == stopped ]]; then kill -STOP $agent; fi
+    be=$(be_cpu_ms) online=$(cpu_ms "$online_group") used=$(cpu_ms "${agent:+$agent_group}")
+    if ((longest)); then start_tracing; fi
+    result=$(/bench/load $port "$rate" "$seconds" "$longest")
+    be=$(($(be_cpu_ms) - be)) online=$(($(cpu_ms "$online_group") - online))
+    used=$(($(cpu_ms "${agent:+$agent_group}") - used))
+    echo "{\"law\": \"$law\", \"kernel\": \"$(uname -r)\", \"be_ms\": $be, \"online_ms\": $online, \"agent_ms\": $used, ${result#\{}"
+    if ((longest)); then print_trace "$law" "$result"; fi
+    if [[ $law == stopped ]]; then kill -CONT $agent; fi
+    stop_be
+    if [[ -n $agent ]]; then
+        local code=0
+        kill -TERM $agent
+        wait $agent || code=$?
+        if ((code)); then
+            echo "the agent's exit code: $code"
+            tail -5 $scratch/agent/log
+        fi
+    fi
+}
+
+mounts
+ip link set lo up
+make_group kubepods/burstable
+make_group kubepods/besteffort
+echo 2 >$cgroups/cpu/kubepods/besteffort/cpu.shares
+start_server
+if [[ -n $kubelet_like ]]; then
+    make_group system.slice/kubelet.service
+    (run_in system.slice/kubelet.service /bench/work periodic 5000 95000) &
+fi
+for law in $laws; do measure "$law"; done
+echo '{"end": true}'
+sync
+echo o >/proc/sysrq-trigger
+sleep 5

@@ -1,0 +1,86 @@
+import msgspec
+import pytest
+
+from tests.virtual.report import BenchError, LawResult, misses, read_console, table
+
+KUBERNETES = LawResult(
+    law="kubernetes",
+    kernel="5.10.0",
+    p50_us=100,
+    p99_us=1000,
+    p999_us=2000,
+    max_us=3000,
+    be_ms=2000,
+    online_ms=1500,
+    agent_ms=0,
+    sent=8000,
+    answered=8000,
+    lost=0,
+)
+
+
+def measured(law: str, **changes: float) -> LawResult:
+    return msgspec.structs.replace(KUBERNETES, law=law, **changes)
+
+
+def test_results_traces_and_messages_are_told_apart() -> None:
+    line = msgspec.json.encode(measured("cpu", agent_ms=12)).decode()
+    text = f"a message\r\n{line}\r\ntrace cpu 1.5 0.002\r\ntrace   load-1 [000] 1.5: x\r\n" + '{"end": true}\r\n'
+    console = read_console(text)
+    assert console.results == (measured("cpu", agent_ms=12),)
+    assert console.traces == {"cpu": ("cpu 1.5 0.002", "  load-1 [000] 1.5: x")}
+    assert console.messages == ("a message",)
+
+
+def test_the_generators_line_is_part_of_the_result() -> None:
+    line = (
+        '{"law": "alone", "kernel": "5.10", "be_ms": 0, "online_ms": 9, "agent_ms": 0, "sent": 1, "answered": 1, '
+        '"lost": 0, "p50_us": 80, "p99_us": 90, "p999_us": 95, "max_us": 99, "longest": [[12.5, 0.000099]]}'
+    )
+    assert read_console(line + '\n{"end": true}\n').results[0].longest == ((12.5, 0.000099),)
+
+
+def test_a_machine_that_did_not_finish_is_an_error_with_its_last_messages() -> None:
+    with pytest.raises(BenchError, match="connect: refused"):
+        read_console("connect: refused\n")
+
+
+def test_a_broken_result_is_an_error() -> None:
+    with pytest.raises(BenchError, match="not a law's result"):
+        read_console('{"law": "cpu", \n{"end": true}\n')
+
+
+def test_each_bound_is_a_multiple_of_kubernetes_in_the_same_boot() -> None:
+    within = [
+        KUBERNETES,
+        measured("cpu", p99_us=1050, p999_us=2400, be_ms=1940),
+        measured("full", p99_us=1100, p999_us=2700),
+        measured("enforce", p99_us=1100, p999_us=9000),
+        measured("stopped", p99_us=9000),
+    ]
+    assert misses(within) == []
+    beyond = [
+        measured("cpu", p99_us=1060, p999_us=2420, be_ms=1930),
+        KUBERNETES,
+        measured("full", p99_us=1110, p999_us=2720),
+        measured("enforce", p99_us=1110),
+    ]
+    assert misses(beyond) == [
+        "cpu: p99 is 1.06 times kubernetes, at most 1.05",
+        "cpu: p99.9 is 1.21 times kubernetes, at most 1.2",
+        "cpu: BE CPU is 96.5% of kubernetes, at least 97%",
+        "full: p99 is 1.11 times kubernetes, at most 1.1",
+        "full: p99.9 is 1.36 times kubernetes, at most 1.35",
+        "enforce: p99 is 1.11 times kubernetes, at most 1.1",
+    ]
+
+
+def test_lost_requests_are_a_miss_and_without_kubernetes_nothing_else_is() -> None:
+    assert misses([measured("cpu", p99_us=9000)]) == []
+    assert misses([measured("alone", sent=98, lost=2)]) == ["alone: 2 of 100 requests lost"]
+
+
+def test_the_table_has_multiples_of_kubernetes() -> None:
+    lines = table([measured("alone", be_ms=0), KUBERNETES, measured("cpu", p99_us=1040, agent_ms=33)]).splitlines()
+    assert lines[2] == "| `alone` | 100 | 1000 | 2000 | 3000 | 0 | 1500 | 0 |"
+    assert lines[4] == "| `cpu` | 100 | 1040 (1.04) | 2000 (1.00) | 3000 | 2000 (1.00) | 1500 | 33 |"
