@@ -1,7 +1,7 @@
 """`make virtual`: online latency and BE work under each law in virtual time, one boot of a Debian kernel in QEMU.
 
     python -m tests.virtual [--short] [--suite bullseye|bookworm] [--laws kubernetes,cpu] [--be besteffort|burstable]
-        [--spinners 2] [--rate 2000] [--seconds 4] [--settle 4] [--agent system.slice/bypassd.service:1024] [--kubelet]
+        [--spinners 2] [--rate 2000] [--seconds 4] [--settle 4] [--agent bypassd.slice/bypassd.service] [--kubelet]
         [--trace 3] [--record FILE]
 
 Writes the table to standard output and appends the results to the record. Exit code 1: a bound is missed or the machine

@@ -44,7 +44,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float = 4
     agent_settle_s: float = 6
     fixed_percent: int = 40
-    agent_group: str = "system.slice/bypassd.service:1024"
+    agent_group: str = "bypassd.slice/bypassd.service"
     kubelet_like: bool = False
     longest: Annotated[int, Meta(ge=0)] = 0
 
