@@ -16,6 +16,8 @@ from cgroupfs.bounded import read_open
 
 MARK: Final = b"\xb1yp\xd1"
 _HEAD: Final = len(MARK) + 8
+_IN_VAIN: Final = 8
+"""Bodies without a matching checksum are read for at most so many times the length of all data."""
 LARGEST: Final = 256 << 20
 """Bytes. A larger file is not bypassd's: 2,500 files take 1 MiB."""
 
@@ -26,17 +28,22 @@ def frame(body: bytes) -> bytes:
 
 
 def frames(data: bytes) -> tuple[list[bytes], bool]:
-    """The bodies of all whole frames, in order; False when there are bytes that belong to none."""
+    """The bodies of all whole frames, in order; False when there are bytes that belong to none.
+
+    Marks with any lengths may overlap, so the work for what is no frame is bounded: what follows is left out then.
+    """
     chunks: list[bytes] = []
-    whole, at = True, 0
-    while at < len(data):
+    whole, at, left = True, 0, _IN_VAIN * len(data)
+    while at < len(data) and left >= 0:
         end = at + _HEAD + int.from_bytes(data[at + 4 : at + 8], "big")
-        body = data[at + _HEAD : end]
         head = data[at : at + _HEAD]
-        if head[:4] == MARK and len(data) >= end and zlib.crc32(body).to_bytes(4, "big") == head[8:]:
-            chunks.append(body)
-            at = end
-            continue
+        if head[:4] == MARK and len(data) >= end:
+            body = data[at + _HEAD : end]
+            if zlib.crc32(body).to_bytes(4, "big") == head[8:]:
+                chunks.append(body)
+                at = end
+                continue
+            left -= len(body)
         whole = False
         at = data.find(MARK, at + 1)
         if at < 0:

@@ -16,7 +16,7 @@ from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
 from reconciler.policies.memory_reclaim_control import ReclaimHistory, missing_bytes, probe, relieve
-from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages
+from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages, without_huge
 from state.memory import MemoryShortage, ReclaimRequest
 from state.undo import RestoreResult
 
@@ -36,6 +36,7 @@ class MemoryReclaimLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._actuator = actuator
+        self._root = root
         self._proc = os.path.join(root, "proc")
         self._files = files
         self._clock = clock
@@ -113,6 +114,8 @@ class MemoryReclaimLoop:
         try:
             node = parse_meminfo(self._files.read(self._proc, "meminfo"))
             zones = parse_zoneinfo(self._files.read(self._proc, "zoneinfo"))
+            if node.huge_bytes:
+                zones = without_huge(zones, self._files, self._root)
         except (OSError, ValueError) as exc:
             # Unknown counts neither as shortage nor as room.
             self._problem = f"cannot read the node's memory: {exc}"

@@ -39,11 +39,11 @@ FREE_BYTES: Final = 64 << 20
 _MOST_NAMES: Final = 100_000
 MOST_PODS: Final = 4096
 """Of one frame; a kubelet runs some hundreds."""
-FRAME_BYTES: Final = 32
-"""Packed bytes that pay for a frame, and again for its step: a frame of an idle node has some hundreds. Evaluating one
-costs 75 µs without any pod, and a packed byte may be a hundred empty frames."""
+FRAME_BYTES: Final = 8
+"""Packed bytes that pay for a frame, and again for its step: an idle node's may be almost equal to the one before.
+Evaluating one costs 75 µs without any pod, and a packed byte may be a hundred empty frames."""
 _PODS_A_BYTE: Final = 4
-FREE_FRAMES: Final = 1024
+FREE_FRAMES: Final = 4096
 """A whole file may have work of so many empty frames, and what its packed bytes pay for."""
 
 

@@ -7,8 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from cgroupfs.codecs import PAGE
-from state.meminfo import meminfo_bytes, ordinary_bytes
+from cgroupfs.files import FileOps
+from state.meminfo import huge_bytes, meminfo_bytes, ordinary_bytes
 from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode
 
 _NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
@@ -72,6 +75,26 @@ def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
         )
         for number, pages in sorted(sums.items())
         if pages.get("managed")
+    }
+
+
+def numa_huge_bytes(files: FileOps, node: str) -> int:
+    """Huge pages of every size of one NUMA node, by its directory in /sys. What cannot be read counts as none."""
+    directory = f"{node}/hugepages"
+    try:
+        return huge_bytes(files.groups(directory), lambda name: files.read(f"{directory}/{name}", "nr_hugepages"))
+    except OSError:
+        return 0
+
+
+def without_huge(zones: Mapping[int, ZoneNode], files: FileOps, root: str) -> dict[int, ZoneNode]:
+    """The zones' memory as ordinary memory. On a machine without huge pages the call is needless."""
+    base = f"{root.rstrip('/')}/sys/devices/system/node/node"
+    return {
+        number: replace(
+            node, managed_bytes=ordinary_bytes(node.managed_bytes, numa_huge_bytes(files, f"{base}{number}"))
+        )
+        for number, node in zones.items()
     }
 
 

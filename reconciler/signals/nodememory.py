@@ -15,11 +15,11 @@ from typing import Final, final
 from cgroupfs.files import REAL, FileOps
 from reconciler.signals import vmstat
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.memory import parse_zoneinfo
+from reconciler.signals.memory import numa_huge_bytes, parse_zoneinfo
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
-from state.meminfo import huge_bytes, meminfo_bytes, ordinary
+from state.meminfo import meminfo_bytes, ordinary
 from state.memory import ZoneNode
 
 NAME: Final = "nodememory"
@@ -134,15 +134,7 @@ class NodeMemoryReader:
             # A kernel without NUMA has no such files: its only node is the machine.
             return machine if count == 1 else {}
         # Most machines have no huge pages: then the directories are not listed.
-        return ordinary(inside, self._huge(directory) if machine.get("Hugetlb") else 0)
-
-    def _huge(self, node: str) -> int:
-        directory = f"{node}/hugepages"
-        try:
-            names = self._files.groups(directory)
-            return huge_bytes(names, lambda name: self._files.read(f"{directory}/{name}", "nr_hugepages"))
-        except OSError:
-            return 0
+        return ordinary(inside, numa_huge_bytes(self._files, directory) if machine.get("Hugetlb") else 0)
 
 
 def _enter(sheet: SampleSheet, subject: str, meminfo: Mapping[str, int]) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
+from cgroupfs.files import REAL
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.memory import update
 from reconciler.policies import be_memory
@@ -15,6 +16,7 @@ from reconciler.signals.memory import (
     parse_zoneinfo,
     shortage,
     shortages,
+    without_huge,
 )
 from state.meminfo import huge_bytes, meminfo_bytes
 from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode
@@ -98,6 +100,16 @@ def test_nothing_but_huge_pages_is_an_error() -> None:
 def test_huge_pages_of_a_numa_node_are_of_every_size() -> None:
     counts = {"hugepages-2048kB": "3\n", "hugepages-1048576kB": "2\n", "hugepages-xkB": "9\n", "other": "9\n"}
     assert huge_bytes(counts, counts.__getitem__) == (3 << 21) + (2 << 30)
+
+
+def test_the_shortage_of_a_numa_node_is_by_its_memory_without_huge_pages(tmp_path: Path) -> None:
+    directory = tmp_path / "sys/devices/system/node/node0/hugepages/hugepages-1048576kB"
+    directory.mkdir(parents=True)
+    (directory / "nr_hugepages").write_text("192\n")
+    zone = ZoneNode(managed_bytes=256 << 30, free_bytes=1 << 30, low_bytes=100 << 20, high_bytes=120 << 20)
+    zones = without_huge({0: zone, 1: zone}, REAL, str(tmp_path))
+    assert [zones[number].managed_bytes >> 30 for number in (0, 1)] == [64, 256]
+    assert [shortage(zones[number]) for number in (0, 1)] == [MemoryShortage.NONE, MemoryShortage.SOFT]
 
 
 def test_headroom_of_an_idle_node_with_huge_pages_is_what_is_left_beside_them() -> None:
