@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, json
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.naming import QosClass
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
 
@@ -189,6 +190,17 @@ def period_us(view: NodeView, path: str, container: Container | None = None) -> 
 def shares_of(milli: int) -> int:
     """A request in thousandths of a CPU as CPU shares: the kubelet's own conversion, within what the kernel takes."""
     return min(max(milli * _SHARES_PER_CPU // 1000, SHARES_MIN), SHARES_MAX)
+
+
+def be_pod_shares(milli: int, pod: Pod, *, alone: bool) -> int:
+    """The weight of a BE pod's directory, whichever policy wants it, in CPU shares.
+
+    By request only among BE pods: the besteffort directory's own weight protects every pod outside it. Beside another
+    pod in that directory, which has 2 shares, or outside it, where requests of BE work compete with those of online
+    pods, it is the least. ``alone``: no other pod is in the besteffort directory (not `NodeView.online_in_besteffort`).
+    Weights of containers need no such rule: they compete inside of their pod only.
+    """
+    return shares_of(milli) if alone and pod.qos is QosClass.BESTEFFORT else SHARES_MIN
 
 
 def quota_us(milli: int, period: int) -> int:

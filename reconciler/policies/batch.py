@@ -9,6 +9,8 @@ memory limit from the limit, both divided by the node's CPU normalisation ratio)
 - A pod with one container without a limit keeps the limits of the others; its directory then has none, as in
   Koordinator.
 - The pod's directory has a quota only inside besteffort: elsewhere the kubelet wrote its own.
+- The pod's weight follows its request only among BE pods (`reconciler.policies.base.be_pod_shares`): Koordinator writes
+  8192 shares for a request of 8 CPUs beside an online BestEffort pod's 2.
 - The memory limit is written on containers only: lowered in step with every container that ends, the pod's own limit
   would force reclaim, or on v2 an OOM kill.
 """
@@ -22,6 +24,7 @@ from reconciler.policies.base import (
     QUOTA_MIN_US,
     Policy,
     PolicyConfig,
+    be_pod_shares,
     owns_cpus,
     period_us,
     quota_us,
@@ -72,8 +75,12 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
             reason = f"batch memory limit of {size(value)}"
             settings.append(setting_of(pod, container, "memory.max", value, policy=NAME, reason=reason))
     if config.weight and requested and pod.uid not in plan.starts.raised:
-        reason = f"sum of batch CPU requests: {cpu(requested)}"
-        settings.append(setting_of(pod, None, "cpu.weight", shares_of(requested), policy=NAME, reason=reason))
+        shares, reason = shares_of(requested), f"sum of batch CPU requests: {cpu(requested)}"
+        if pod.pod_class is PodClass.RECLAIMED:
+            shares = be_pod_shares(requested, pod, alone=not view.online_in_besteffort)
+            if shares < shares_of(requested):
+                reason = f"minimum CPU weight, not the batch CPU requests of {cpu(requested)}: online pods go first"
+        settings.append(setting_of(pod, None, "cpu.weight", shares, policy=NAME, reason=reason))
     if config.quota and config.pod_quota:
         settings += _pod_quota(pod, view, plan.pools)
     return settings

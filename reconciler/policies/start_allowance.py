@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import SHARES_MAX, SHARES_MIN, shares_of
+from reconciler.policies.base import SHARES_MAX, SHARES_MIN, be_pod_shares, shares_of
 from reconciler.policies.be_quota import container_asks, counted_containers
 from reconciler.policies.idle_buffer import IdleSample
 from state.cpu import StartPlan
@@ -93,7 +93,7 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig, *, wei
     """
     now = view.now
     times = _times(view, previous, config)
-    even = not any(pod.pod_class.online and pod.qos is QosClass.BESTEFFORT for pod in view.pods.values())
+    even = not view.online_in_besteffort
     windows = list(_windows(view, times, config))
     share = config.share_percent / 100
     spent = max(0.0, previous.spent_s + max(0.0, now - previous.at) * (bool(previous.pods) - share))
@@ -183,7 +183,7 @@ def pod_weight(pod: Pod, starts: StartPlan) -> tuple[int, str]:
     if not starts.even or pod.qos is not QosClass.BESTEFFORT:
         return SHARES_MIN, "minimum CPU weight: online pods go first"
     asked = sum(map(container_asks, counted_containers(pod))) or 1000
-    return shares_of(asked), "even CPU weight: only BE pods are beside it"
+    return be_pod_shares(asked, pod, alone=starts.even), "even CPU weight: only BE pods are beside it"
 
 
 def container_weight(pod: Pod, container: Container, starts: StartPlan) -> tuple[int, str]:

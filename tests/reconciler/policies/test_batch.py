@@ -44,6 +44,28 @@ def test_a_pod_weighs_what_its_containers_asked_for_together() -> None:
 
 
 @pytest.mark.parametrize(
+    ("qos", "sibling", "shares"),
+    [
+        (QosClass.BESTEFFORT, None, 8192),
+        (QosClass.BESTEFFORT, pod("other", batch(500)), 8192),
+        (QosClass.BESTEFFORT, pod("proxy", container("main"), cls=PodClass.SYSTEM), 2),
+        (QosClass.BESTEFFORT, pod("web", container("main"), cls=PodClass.SHARED), 2),
+        (QosClass.BESTEFFORT, pod("web", container("main"), cls=PodClass.SHARED, qos=QosClass.BURSTABLE), 8192),
+        (QosClass.BURSTABLE, None, 2),
+        (QosClass.GUARANTEED, None, 2),
+    ],
+)
+def test_the_weight_of_a_be_pod_follows_its_request_only_among_be_pods(
+    qos: QosClass, sibling: Pod | None, shares: int
+) -> None:
+    pods = [pod("be", batch(8000), qos=qos), *([sibling] if sibling is not None else [])]
+    desired = plan(node(*pods), None, CONFIG)
+    path = next(item.group.path for item in pods)
+    weights = {s.path: s.value for s in desired.settings.values() if s.knob == "cpu.weight" and s.pod_uid == "be"}
+    assert weights[path] == shares
+
+
+@pytest.mark.parametrize(
     ("one", "quota"),
     [
         pytest.param(pod("be", batch(500), batch(250, name="side")), 75_000, id="the sum"),
