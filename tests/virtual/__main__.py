@@ -94,6 +94,8 @@ def report(run: Run, console: Console, wall_s: float) -> int:
     )
     print(table(console.results))
     missed = misses(console.results)
+    if any(message.startswith("the agent's exit code") for message in console.messages):
+        missed.append("the agent did not end as it should: its law was not measured with a running agent")
     for sentence in missed:
         print(f"missed: {sentence}")
     for law in {sentence.split(":")[0]: None for sentence in missed}:
