@@ -115,9 +115,10 @@ protection: setup ## online latency and BE work of real servers under each law (
 	$(BIN)/python -m tests.protection $(ARGS)
 
 # The artifact is made only where there is none: the checkout's own packages are laid over its tree.
-virtual: setup ## the same of redis in virtual time, whatever else the host does (root, qemu; 10 minutes; ARGS=--short: 3)
+virtual: setup ## the same of redis in virtual time, whatever else the host does (root, qemu; 5 minutes; ARGS=--short: 3)
 	-RUNLEVEL=1 deploy/setup-debian.sh --also qemu-system-x86_64=qemu-system-x86 mmdebstrap=mmdebstrap mke2fs=e2fsprogs
-	test -e dist/$(TARBALL) || ! command -v qemu-system-x86_64 mmdebstrap >/dev/null || $(MAKE) --no-print-directory artifact
+	test -e dist/$(TARBALL) || ! command -v qemu-system-x86_64 >/dev/null || ! command -v mmdebstrap >/dev/null || \
+		$(MAKE) --no-print-directory artifact
 	$(BIN)/python -m tests.virtual $(ARGS)
 
 screenshots: setup ## the pictures of the page in docs/images (Debian's chromium and pngquant)

@@ -37,7 +37,7 @@ def options() -> argparse.ArgumentParser:
         "--kubelet", dest="kubelet_like", action="store_true", help="5 ms of each 100 ms used in system.slice"
     )
     parser.add_argument("--trace", dest="longest", type=int, metavar="N", help="what ran during the N longest requests")
-    parser.add_argument("--record", type=Path, default=Path("virtual.jsonl"))
+    parser.add_argument("--record", type=Path, default=Path("dist/virtual.jsonl"))
     parser.add_argument("--limit", type=float, default=900, help="seconds of this host after which the boot is ended")
     return parser
 
@@ -75,6 +75,7 @@ def main(parts: Sequence[str] | None = None) -> int:
         print(f"make virtual: {exc}", file=sys.stderr)
         return 1
     encoder = msgspec.json.Encoder()
+    given.record.parent.mkdir(parents=True, exist_ok=True)
     with given.record.open("ab") as record:
         for result in console.results:
             record.write(encoder.encode({"run": run, "result": result}) + b"\n")
@@ -93,6 +94,8 @@ def report(run: Run, console: Console, wall_s: float) -> int:
     )
     print(table(console.results))
     missed = misses(console.results)
+    if any(message.startswith("the agent's exit code") for message in console.messages):
+        missed.append("the agent did not end as it should: its law was not measured with a running agent")
     for sentence in missed:
         print(f"missed: {sentence}")
     for law in {sentence.split(":")[0]: None for sentence in missed}:
