@@ -30,7 +30,7 @@ def frame(body: bytes) -> bytes:
 def frames(data: bytes) -> tuple[list[bytes], bool]:
     """The bodies of all whole frames, in order; False when there are bytes that belong to none.
 
-    Marks with any lengths may overlap, so the work for other bytes than frames is bounded: what follows is left out then.
+    Marks with any lengths may overlap, so the work for other bytes than frames is bounded: the rest is then left out.
     """
     chunks: list[bytes] = []
     whole, at, left = True, 0, _IN_VAIN * len(data)

@@ -2,13 +2,21 @@
 
 Values only; `reconciler.signals.memory` reads the kernel, `reconciler.pods.cpu_annotations` the annotations, the
 policies decide. Units: bytes, percent.
+
+*Ordinary memory* is what the kernel manages less all huge pages. Huge pages are reserved for the programs that ask for
+them: never available to others, also while they are unused. MemTotal contains them; MemFree and MemAvailable do not. So
+each share of a node's memory is one of ordinary memory. Source: proc(5); kernel documentation,
+admin-guide/mm/hugetlbpage (``Hugetlb``: 4.16) and drivers/base/node.c: a NUMA node's meminfo has a count of the default
+size only, so its directory ``hugepages`` is read.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
+
+from cgroupfs.bounded import digits
 
 OOM_SCORE: Final = "oom.score"
 """The name of ``oom_score_adj`` in ``explain`` and in holds; no control file's."""
@@ -18,6 +26,55 @@ MARKS: Final = (MIN_FREE, SCALE)
 """The kernel's memory marks, by its names, which are those in holds too."""
 MACHINE: Final = "/"
 """The path of what belongs to no group."""
+_KILO: Final = 1024
+_SIZE: Final = "hugepages-"
+
+
+def meminfo_bytes(text: str) -> dict[str, int]:
+    """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``).
+
+    Counts are left out. ``Hugetlb``: all huge pages; on kernels before 4.16 those of the default size.
+    """
+    numbers: dict[str, int] = {}
+    count = 0
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        parts = rest.split()
+        if not parts or (number := digits(parts[0])) is None:
+            continue
+        if len(parts) == 2 and parts[1] == "kB":
+            numbers[name.rpartition(" ")[2]] = number * _KILO
+        elif len(parts) == 1 and name == "HugePages_Total":
+            count = number
+    if count and "Hugepagesize" in numbers:
+        numbers.setdefault("Hugetlb", count * numbers["Hugepagesize"])
+    return numbers
+
+
+def ordinary_bytes(total: int, huge: int) -> int:
+    """Memory that can hold any page. More huge pages than memory are a wrong reading: none is left."""
+    return max(0, total - huge)
+
+
+def ordinary(numbers: Mapping[str, int], huge: int | None = None) -> dict[str, int]:
+    """The same numbers, MemTotal without huge pages. ``huge``: their bytes where ``Hugetlb`` does not have them."""
+    result = dict(numbers)
+    if "MemTotal" in result:
+        result["MemTotal"] = ordinary_bytes(result["MemTotal"], result.get("Hugetlb", 0) if huge is None else huge)
+    return result
+
+
+def huge_bytes(names: Iterable[str], count_of: Callable[[str], str]) -> int:
+    """Huge pages of every size of one NUMA node. ``names``: in its ``hugepages`` directory; others are ignored.
+
+    ``count_of``: the text of ``nr_hugepages`` in one of them. Errors: those of ``count_of``.
+    """
+    total = 0
+    for name in names:
+        size = digits(name.removeprefix(_SIZE).removesuffix("kB"))
+        if name.startswith(_SIZE) and name.endswith("kB") and size:
+            total += size * _KILO * (digits(count_of(name).strip()) or 0)
+    return total
 
 
 class NodeMemoryReading(Struct, frozen=True, kw_only=True):
@@ -27,7 +84,7 @@ class NodeMemoryReading(Struct, frozen=True, kw_only=True):
     that can be dropped included. ``reclaimed_bytes``: in use below the besteffort directory, page cache included; None:
     not known. ``swap_bytes`` is all swap there is, ``swap_free_bytes`` what of it is free. ``pods_bytes``: the limit of
     kubepods, where the kubelet has set one below the machine's memory, and ``pods_available_bytes`` what pods can have
-    until they reach it; None: no such limit, or not known. ``total_bytes`` is ordinary memory (`state.meminfo`):
+    until they reach it; None: no such limit, or not known. ``total_bytes`` is ordinary memory:
     without ``huge_bytes``.
     """
 

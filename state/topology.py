@@ -47,7 +47,7 @@ class NumaNode(Struct, frozen=True, kw_only=True):
     """One NUMA node, with CPUs or of memory only.
 
     ``distances``: to every node of the machine in ascending order of their numbers, itself included (the firmware's
-    SLIT: 10 is local); empty where it is not known. ``memory_bytes``: ordinary memory there (`state.meminfo`), 0 for
+    SLIT: 10 is local); empty where it is not known. ``memory_bytes``: ordinary memory there (`state.memory`), 0 for
     a node of CPUs only, None where it is not known. How much is free changes by the second and is not included.
     """
 

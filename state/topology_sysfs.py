@@ -17,7 +17,7 @@ from typing import Final
 from cgroupfs.bounded import digits
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.errors import SourceError
-from state.meminfo import huge_bytes, meminfo_bytes, ordinary_bytes
+from state.memory import huge_bytes, meminfo_bytes, ordinary_bytes
 from state.topology import FULL_CAPACITY, Cpu, CpuKind, NumaNode, Topology
 
 # Favoured cores of one kind differ by a few per cent, mid cores of big.LITTLE reach 0.8 of the fastest and run what

@@ -128,7 +128,8 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
                 "dim",
             )
         )
-    yield blank()
+    # In place of an empty line: the whole of a usual node is 24 lines.
+    yield field("daemon", *own_group_cells(facts["own_group"])) if facts["own_group"] else blank()
     yield field("pods", *_counts({name: facts["pods"].get(name, 0) for name in CLASSES}))
     if document.live:
         yield field("settings", *_settings(facts))
@@ -136,8 +137,6 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield field("ledger", *_counts(facts["ledger"]))
     if facts["movement"]:
         yield field("churn", *_movement(facts["movement"]))
-    if facts["own_group"]:
-        yield field("daemon", *own_group_cells(facts["own_group"]))
     if facts["interference"]:
         yield field("watched", *node_cells(facts["interference"]))
     yield from _pools(facts)

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.files import FileOps
-from state.meminfo import huge_bytes, meminfo_bytes, ordinary_bytes
-from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode
+from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode, huge_bytes, meminfo_bytes, ordinary_bytes
 
 _NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
 _FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d{1,20})")

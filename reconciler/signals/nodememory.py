@@ -2,7 +2,7 @@
 
 Free memory and page cache are read each pass from meminfo, of the machine and of each NUMA node. The watermarks change
 only when an administrator changes them: /proc/zoneinfo, which lists each CPU for each zone and grows with both, is read
-once in half a minute. ``memory.total`` is ordinary memory, without huge pages (`state.meminfo`).
+once in half a minute. ``memory.total`` is ordinary memory, without huge pages (`state.memory`).
 
 **Cost**: 60 µs for the node, 20 µs a NUMA node, 50 µs with huge pages. Source: proc(5); kernel documentation,
 admin-guide/sysctl/vm.
@@ -19,8 +19,7 @@ from reconciler.signals.memory import numa_huge_bytes, parse_zoneinfo
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
-from state.meminfo import meminfo_bytes, ordinary
-from state.memory import ZoneNode
+from state.memory import ZoneNode, meminfo_bytes, ordinary
 
 NAME: Final = "nodememory"
 _RATES: Final = ("memory.kswapd", "memory.direct", "memory.scanned", "memory.refaults")

@@ -18,8 +18,7 @@ from reconciler.signals.memory import (
     shortages,
     without_huge,
 )
-from state.meminfo import huge_bytes, meminfo_bytes
-from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode
+from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode, huge_bytes, meminfo_bytes
 
 MEMINFO = (
     "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 400 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\nHugePages_Total: 0\n"
