@@ -8,8 +8,9 @@ import os
 from typing import Final, Protocol, final
 
 OTHER: Final = 0
+BATCH: Final = 3
 IDLE: Final = 5
-NAMES: Final = {OTHER: "other", 1: "fifo", 2: "rr", 3: "batch", IDLE: "idle", 6: "deadline", 7: "ext"}
+NAMES: Final = {OTHER: "other", 1: "fifo", 2: "rr", BATCH: "batch", IDLE: "idle", 6: "deadline", 7: "ext"}
 """By the kernel's numbers. Source: include/uapi/linux/sched.h."""
 REALTIME: Final = {number: NAMES[number] for number in (1, 2, 6)}
 """Those that run before every usual thread. Source: sched(7)."""

@@ -2,10 +2,13 @@
 
 A container in creation: its init, at the runtime's signal and so before the exec of its program (the fast path), once
 its row is durable; every process of it inherits the class. Running ones: all threads, by the sweep, which also finds
-exec probes: their first process is the runtime's child. A thread with any other policy than the usual one was given it
-on purpose, by its program or by a person: it is left and counted, and so is one that was in the idle class before us.
+exec probes: their first process is the runtime's child. SCHED_BATCH, which needs no privilege and has the weight of the
+usual policy, is no choice that a BE pod has: such a thread gets the class, too. A thread with a real-time policy was
+given it on purpose, by its program or by a person: it is left and counted, and so is one that was in the idle class
+before us.
 
-The original of every other thread is "other", and what is forked below an idle one inherits that. Source: sched(7).
+The original of every other thread is "other", and what is forked below an idle one inherits that; the policy of threads
+of SCHED_BATCH is restored for as many as have a row. Source: sched(7).
 """
 
 import errno
@@ -21,7 +24,7 @@ import trio
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
+from cgroupfs.scheduling import BATCH, IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PlanSnapshot
 from reconciler.actuators.cgroup.fastpath import FastPath, InitClass
 from reconciler.actuators.processes.process_values import MemberValues, ProcessValueActuator, offline, restore_values
@@ -49,7 +52,8 @@ _KIND: Final = ProcessValueKind(
     text=policy_text,
     parse=policy_number,
     original=lambda _: OTHER,
-    pinned=lambda policy: policy not in {OTHER, IDLE},
+    pinned=lambda policy: policy not in {OTHER, BATCH, IDLE},
+    unrecorded=frozenset({BATCH}),
 )
 CODEC: Final = codec_of(_KIND)
 

@@ -15,6 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, Protocol, final
@@ -37,13 +38,16 @@ from reconciler.actuators.processes.value_records import (
     with_records,
 )
 from state.ledger import Ledger
-from state.model import Phase, Setting
+from state.model import GroupRef, Phase, Setting
 from state.plan import ProcessValuePlan
 from state.setting_state import SettingState
 from state.undo import RestoreOutcome, RestoreResult
 
 _ROUNDS: Final = 4
 """Of one sweep, and of one restore: what is forked after a listing is found by the next."""
+_EARLY_S: Final = (0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Between the sweeps after a container is new. Its processes may enter later than its directory appears, without an
+event, where no runtime's signal shows when: the next periodic sweep would be seconds away."""
 _MOST_READ: Final = 20_000
 """Members that one sweep reads: 15 ms for policies, 0.3 s for files of /proc, and 0.5 s more where all are new."""
 _MOST_ODD: Final = 1_000
@@ -191,6 +195,18 @@ def offline(
         return ()  # without cgroups nothing was ever written
 
 
+def _bounded(record: ContainerRecord, wanted: int) -> tuple[ContainerRecord, AbstractSet[str]]:
+    """The record with as many odd members as it may have, and the members left out.
+
+    The last ones with a place are those that have the wanted value already: only a restore would need their original.
+    """
+    if len(record.odd) <= _MOST_ODD:
+        return record, frozenset()
+    order = sorted(record.odd, key=lambda key: record.odd[key] == wanted)
+    odd = {key: record.odd[key] for key in order[:_MOST_ODD]}
+    return replace(record, odd=odd), record.odd.keys() - odd.keys()
+
+
 class _Outcome(NamedTuple):
     """One sweep of one container. ``written`` counts outcomes, by errno's name; the empty one is a write."""
 
@@ -244,6 +260,9 @@ class ProcessValueActuator:
         self._worker = PeriodicWorker(self._sweep, self._period_s)
         self._problems: list[str] = []
         self._kept: dict[str, int] = {}
+        self._known: frozenset[GroupRef] = frozenset()
+        self._early = len(_EARLY_S)
+        """The number of sweeps since the last new container."""
         self._first = ""
         """The container with which the next sweep begins: those before it have used up the last one."""
 
@@ -253,8 +272,22 @@ class ProcessValueActuator:
         """A reconciliation is over: sweep now if it wants anything else than the last one."""
         before = self._worker.situation
         changed = before is None or self._demand(before) != self._demand(situation)
+        finished = self._finished(situation) if changed else self._known
+        if finished - self._known:
+            self._early = 0
+        self._known = finished
         concerned = self._kind.part(situation.plan) is not None or bool(self._containers)
         self._worker.planned(situation, wake=changed and concerned)
+
+    def _finished(self, situation: PlanSnapshot) -> frozenset[GroupRef]:
+        """The wanted containers that the runtime has finished."""
+        plan = self._kind.part(situation.plan) or ProcessValuePlan()
+        return frozenset(
+            container.group
+            for pod in situation.view.pods.values()
+            for container in pod.containers
+            if container.group.path in plan.settings and container.phase is not Phase.CREATING
+        )
 
     def _demand(self, situation: PlanSnapshot) -> object:
         """What the members of which containers depend on."""
@@ -304,10 +337,14 @@ class ProcessValueActuator:
 
     def _period_s(self, situation: PlanSnapshot) -> float | None:
         plan = self._kind.part(situation.plan)
-        return plan.sweep_s if plan is not None else None
+        if plan is None:
+            return None
+        early = _EARLY_S[self._early] if self._early < len(_EARLY_S) else plan.sweep_s
+        return min(plan.sweep_s, early)
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
         self._problems = []
+        self._early = min(self._early + 1, len(_EARLY_S))
         wanted, left = self._wanted(situation)
         # The records of this moment: a later one may be of a container that this situation does not have yet.
         unmanaged = {path: self._containers[path] for path in self._containers.keys() - {*wanted, *left}}
@@ -410,13 +447,16 @@ class ProcessValueActuator:
             room -= reading.total
             keys = [key for key, value in reading.values.items() if value != setting.value]
             own = sum(value == setting.value for value in (record.odd if record is not None else {}).values())
-            outcome = _Outcome(Counter(), reading.pinned + own, reading.total)
+            left = 0
             if keys:
                 after = self._recorded(setting, inode, record, reading.values)
-                if len(after.odd) > _MOST_ODD:
-                    outcome = outcome._replace(problem=f"more than {_MOST_ODD} {self._kind.members} have their own")
-                else:
+                after, beyond = _bounded(after, setting.value)
+                # What has no room for its original is left, or members without number would keep out the others.
+                kept = {key for key in keys if key in beyond and reading.values[key] not in self._kind.unrecorded}
+                left, keys = len(kept), [key for key in keys if key not in kept]
+                if keys:
                     due[path] = _Due(setting.value, keys, after if after != record else None)
+            outcome = _Outcome(Counter(), reading.pinned + own + left, reading.total)
             seen[path] = outcome
         return _Comparison(room, seen, due, stopped)
 

@@ -43,7 +43,8 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
 
     ``ledger``: the kind of its rows; ``file``: their field, and the name in the results of a restore; ``policy``: whose
     setting it is. ``members``: the plural, for people. ``original``: of a container, from its members' values, the
-    oldest first. ``pinned``: a value that is never changed.
+    oldest first. ``pinned``: a value that is never changed. ``unrecorded``: values that are changed without an original
+    of their own where a container has too many: else a tenant's many members would keep themselves out.
     """
 
     ledger: str
@@ -56,6 +57,7 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
     parse: Callable[[str], int] = whole
     original: Callable[[Mapping[str, int]], int] = oldest
     pinned: Callable[[int], bool] = lambda _: False
+    unrecorded: frozenset[int] = frozenset()
 
     @property
     def of_member(self) -> str:

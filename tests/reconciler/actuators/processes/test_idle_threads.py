@@ -155,19 +155,19 @@ async def test_threads_in_groups_that_a_container_has_made_count_as_its_own(live
     assert policies(first, inner) == [OTHER, OTHER]
 
 
-async def test_policies_set_on_purpose_and_earlier_idle_ones_are_left_and_counted(live: Idle) -> None:
+async def test_real_time_and_earlier_idle_threads_are_left_and_counted_and_batch_is_no_way_out(live: Idle) -> None:
     usual, batch, fifo, idle = (live.process(policy) for policy in (OTHER, BATCH, FIFO, IDLE))
     await live.sweep()
-    assert policies(usual, batch, fifo, idle) == [IDLE, BATCH, FIFO, IDLE]
+    assert policies(usual, batch, fifo, idle) == [IDLE, IDLE, FIFO, IDLE]
     await live.sweep()
-    assert live.actuator.status()["kept"] == {live.main: 3}
+    assert live.actuator.status()["kept"] == {live.main: 2}
     live.crash()
     assert all(result.ok for result in await live.actuator.restore())
     assert policies(usual, batch, fifo, idle) == [OTHER, BATCH, FIFO, IDLE]
 
 
 async def test_a_container_whose_threads_all_have_their_own_gets_no_row(live: Idle) -> None:
-    live.process(BATCH)
+    live.process(FIFO)
     await live.sweep()
     assert (live.standing()[0], live.rows()) == ("yielded", set())
 
@@ -184,17 +184,43 @@ async def test_what_one_sweep_reads_is_bounded_and_the_next_begins_with_the_othe
     assert (policies(side), live.standing("side")[0]) == ([IDLE], "written")
 
 
-async def test_a_container_with_too_many_originals_is_left(live: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("own", [IDLE, BATCH])
+async def test_many_threads_with_their_own_policy_keep_no_other_out(
+    live: Idle, monkeypatch: pytest.MonkeyPatch, own: int
+) -> None:
     monkeypatch.setattr(process_values, "_MOST_ODD", 1)
-    live.add("side")
-    pids = [live.process(policy) for policy in (OTHER, IDLE, IDLE)]
-    other = live.process(name="side")
+    pids = [live.process(policy) for policy in (own, own, OTHER)]
     await live.sweep()
-    assert policies(*pids, other) == [OTHER, IDLE, IDLE, IDLE]
-    assert (live.standing()[0], live.rows()) == ("not recorded", {live.group("side")})
+    assert policies(*pids) == [IDLE, IDLE, IDLE]
+    assert live.standing()[0] == "written"
+    live.crash()
+    assert all(result.ok for result in await live.actuator.restore())
+    restored = policies(*pids)
+    assert (restored.count(own), restored[-1]) == (1, OTHER), "as many as have a row have their own again"
 
 
-async def test_only_a_plan_that_wants_something_else_causes_a_sweep(live: Idle) -> None:
+@pytest.mark.parametrize("before", [0, 1])
+async def test_what_enters_a_new_container_without_an_event_gets_the_class_at_once(live: Idle, before: int) -> None:
+    """Equal pods that appear one after the other, too: each new container counts, not a new plan."""
+    live.add("side")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(live.actuator.run)
+        live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
+        with trio.fail_after(20):
+            while live.actuator.sweeps <= before:  # noqa: ASYNC110
+                await trio.sleep(0.002)
+        pid = live.process()
+        with trio.move_on_after(2) as waiting:
+            while policies(pid) != [IDLE]:  # noqa: ASYNC110
+                await trio.sleep(0.005)
+        nursery.cancel_scope.cancel()
+    assert not waiting.cancelled_caught, "seconds before the periodic search"
+
+
+async def test_only_a_plan_that_wants_something_else_causes_a_sweep(
+    live: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_values, "_EARLY_S", ())
     live.process()
     same = partial(live.situation, PoliciesConfig(idle_class=ON))
     swept: list[int] = []
@@ -347,10 +373,10 @@ async def test_an_update_of_the_runtime_sets_nothing_and_undoes_nothing(live: Id
     live.create()
     await live.actuator.prepare()
     live.fastpath.execute(CONTAINER, 0.0)
-    os.sched_setscheduler(pid, BATCH, os.sched_param(0))
+    os.sched_setscheduler(pid, FIFO, os.sched_param(1))
     live.fastpath.execute(CONTAINER, 0.0)
     await live.sweep()
-    assert policies(pid) == [BATCH]
+    assert policies(pid) == [FIFO]
     assert live.actuator.status()["kept"] == {live.main: 1}
 
 
@@ -432,10 +458,9 @@ async def test_a_normal_thread_beside_an_idle_one_gets_nearly_all_of_the_cpu(liv
     usual, idle = (live.start((sys.executable, "-c", WORK)).pid for _ in range(2))
     for pid in (usual, idle):
         os.sched_setaffinity(pid, {cpu})
-        live.enter(pid)
-    os.sched_setscheduler(usual, BATCH, os.sched_param(0))
+    live.enter(idle)
     await live.sweep()
-    assert policies(usual, idle) == [BATCH, IDLE]
+    assert policies(usual, idle) == [OTHER, IDLE]
     before = cpu_ticks(usual), cpu_ticks(idle)
     with trio.fail_after(60):
         while cpu_ticks(usual) - before[0] < 150:  # noqa: ASYNC110  # a process wakes nobody
