@@ -3,7 +3,7 @@
 A container in creation: its init, at the runtime's signal and so before the exec of its program (the fast path), once
 its row is durable; every process of it inherits the class. Running ones: all threads, by the sweep, which also finds
 exec probes: their first process is the runtime's child. SCHED_BATCH, which needs no privilege and has the weight of the
-usual policy, is no choice that a BE pod has: such a thread gets the class, too. A thread with a real-time policy was
+usual policy, does not count as a choice: such a thread gets the class, too. A thread with a real-time policy was
 given it on purpose, by its program or by a person: it is left and counted, and so is one that was in the idle class
 before us.
 

@@ -263,6 +263,12 @@ class ProcessValueActuator:
         self._known: frozenset[GroupRef] = frozenset()
         self._early = len(_EARLY_S)
         """The number of sweeps since the last new container."""
+        self._fresh: set[str] = set()
+        """The containers that early sweeps read."""
+        self._whole = False
+        """The next sweep reads every container: the plan wants something else."""
+        self._swept_at = 0.0
+        """Of the last such sweep (monotonic seconds)."""
         self._first = ""
         """The container with which the next sweep begins: those before it have used up the last one."""
 
@@ -272,8 +278,10 @@ class ProcessValueActuator:
         """A reconciliation is over: sweep now if it wants anything else than the last one."""
         before = self._worker.situation
         changed = before is None or self._demand(before) != self._demand(situation)
+        self._whole = self._whole or changed
         finished = self._finished(situation) if changed else self._known
-        if finished - self._known:
+        if new := finished - self._known:
+            self._fresh |= {group.path for group in new}
             self._early = 0
         self._known = finished
         concerned = self._kind.part(situation.plan) is not None or bool(self._containers)
@@ -303,6 +311,7 @@ class ProcessValueActuator:
 
     async def sweep(self) -> None:
         """Bring all members to the newest plan's values; one sweep at a time."""
+        self._whole = True
         await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
@@ -335,21 +344,54 @@ class ProcessValueActuator:
         """The containers that have a value of ours."""
         return self._rows.now.containers
 
-    def _period_s(self, situation: PlanSnapshot) -> float | None:
+    def _plan_period_s(self, situation: PlanSnapshot) -> float | None:
         plan = self._kind.part(situation.plan)
-        if plan is None:
-            return None
-        early = _EARLY_S[self._early] if self._early < len(_EARLY_S) else plan.sweep_s
-        return min(plan.sweep_s, early)
+        return plan.sweep_s if plan is not None else None
+
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
+        period_s = self._plan_period_s(situation)
+        if period_s is None or self._early >= len(_EARLY_S):
+            return period_s
+        return min(period_s, _EARLY_S[self._early])
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
-        self._problems = []
-        self._early = min(self._early + 1, len(_EARLY_S))
         wanted, left = self._wanted(situation)
+        if not self._is_whole(situation):
+            first, problems = self._first, self._problems
+            self._problems = []
+            await self._bring({path: wanted[path] for path in self._fresh & wanted.keys()}, {}, whole=False)
+            self._first, self._problems = first, list(dict.fromkeys([*problems, *self._problems]))
+            return
+        self._problems = []
         # The records of this moment: a later one may be of a container that this situation does not have yet.
         unmanaged = {path: self._containers[path] for path in self._containers.keys() - {*wanted, *left}}
         unwanted = await self._worker.work(partial(self._unwanted, situation, unmanaged))
         await self._restore(unwanted)
+        await self._bring(wanted, left, whole=True)
+
+    def _is_whole(self, situation: PlanSnapshot) -> bool:
+        """Whether this sweep reads every container; what is not new need not be read as often as the early ones."""
+        now, period_s = time.monotonic(), self._plan_period_s(situation)
+        early = self._early < len(_EARLY_S)
+        self._early = min(self._early + 1, len(_EARLY_S))
+        if early and not self._whole and period_s is not None and now - self._swept_at < period_s:
+            return False
+        self._whole, self._swept_at = False, now
+        if not early:
+            self._fresh.clear()
+        return True
+
+    async def _bring(
+        self,
+        wanted: Mapping[str, tuple[Setting, int]],
+        left: Mapping[str, SettingStatus | None],
+        *,
+        whole: bool,
+    ) -> None:
+        """Bring the members of these containers to the plan, and note the status of both.
+
+        ``whole``: they are all; else the status of the others stays.
+        """
         outcomes: dict[str, _Outcome] = {}
         order = sorted(wanted, key=lambda path: (path < self._first, path))
         self._first, room = "", _MOST_READ
@@ -370,8 +412,10 @@ class ProcessValueActuator:
             order = [path for path, counts in written.items() if not any(counts)]
             if not order:
                 break
-        self._kept = {path: outcome.kept for path, outcome in outcomes.items() if outcome.kept}
+        others = {} if whole else {path: count for path, count in self._kept.items() if path not in wanted}
+        self._kept = others | {path: outcome.kept for path, outcome in outcomes.items() if outcome.kept}
         self.standings = {
+            **({} if whole else self.standings),
             **{path: {self._kind.knob: status} for path, status in left.items() if status is not None},
             **{path: {self._kind.knob: self._status(wanted[path][0], outcomes.get(path))} for path in wanted},
         }
