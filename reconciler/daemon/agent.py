@@ -176,7 +176,13 @@ class Agent:
         self.priority = LoopPriority(
             nice=config.node.nice, slice_s=config.node.realtime_ms / 1000, starting=self.signal.awaits_any
         )
-        self.own_group = OwnGroup(place.hierarchy, place.layout.kubepods, shares=config.node.own_shares, files=files)
+        self.own_group = OwnGroup(
+            place.hierarchy,
+            place.layout.kubepods,
+            shares=config.node.own_shares,
+            starting=self.signal.awaits_any,
+            files=files,
+        )
         self.errors = ObjectErrors()
         self.disks = DiskSource(
             lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root

@@ -66,10 +66,12 @@ class Daemon:
         table = root / "own-cgroup"
         table.write_text((V1 if mode == "v1" else V2).format(path=group))
         self.wall, self.cpu = 100.0, 5.0
+        self.starts = False
         self.own = OwnGroup(
             self.hierarchy,
             "/kubepods",
             shares=SHARES,
+            starting=lambda: self.starts,
             files=self.kernel,
             table=str(table),
             now=lambda: self.wall,
@@ -141,6 +143,21 @@ async def test_work_ends_within_a_second_on_a_cpu_that_is_always_busy(daemon: Da
             daemon.step(waited=0.001 / share - 0.001, worked=0.001)
             work -= 0.001
         assert daemon.wall - began <= 1.0
+    finally:
+        daemon.own.stop()
+
+
+async def test_a_container_in_creation_gets_a_high_weight_until_it_is_made(daemon: Daemon) -> None:
+    daemon.own.start()
+    try:
+        daemon.starts = True
+        daemon.rest()
+        assert daemon.weight() == own_group.START_SHARES
+        daemon.step(waited=LATE_S * 2)
+        assert (daemon.weight(), daemon.own.status.raised) == (own_group.START_SHARES, 0)
+        daemon.starts = False
+        daemon.step()
+        assert daemon.weight() in {SHARES, 51}
     finally:
         daemon.own.stop()
 
