@@ -13,8 +13,8 @@ So the daemon runs in a group of its own directly below the root, with a small w
   ``/bypassd.slice`` itself, moves into it, and leaves and removes it when it stops;
 - in a pod, and where another slice was chosen for the unit, its group is the administrator's choice: only reported.
 
-While a container is in creation the weight is `START_SHARES`: all of the work before its first instruction, worker threads
-included, has some 20 ms.
+While a container is in creation the weight is `START_SHARES`: all of the work before its first instruction, worker
+threads included, has some 20 ms.
 
 A small weight must not starve it where every CPU is always busy. When its work has waited for a CPU for longer than
 `LATE_S` the weight is raised by `FACTOR`, and again after as long, up to the usual one, until the work is done or has
@@ -56,8 +56,8 @@ BURST_S: Final = 0.1
 REST_S: Final = 1.0
 """Between two bursts, so that endless work has a tenth of a CPU at a raised weight."""
 START_SHARES: Final = 10 * USUAL_SHARES
-"""While a container is in creation: the weight of the nice value -10. The store's thread has no real-time priority, and its
-rows have to be durable before the runtime's signal."""
+"""While a container is in creation: the weight of the nice value -10. The store's thread has no real-time priority, and
+its rows have to be durable before the runtime's signal."""
 _CHECK_S: Final = 10.0
 """Between two checks whether another program has written the weight."""
 _RT_US: Final = "200000"
@@ -128,7 +128,8 @@ class OwnGroup(trio.abc.Instrument):
     ) -> None:
         """``now``: monotonic seconds; ``used``: CPU seconds of the calling thread; ``table``: its groups.
 
-        ``starting``: whether a container is in creation. ``shares``: the weight at rest; `USUAL_SHARES`: it is unmanaged, and no group is made.
+        ``starting``: whether a container is in creation. ``shares``: the weight at rest; `USUAL_SHARES`: it is
+        unmanaged, and no group is made.
         """
         self._hierarchy = hierarchy
         self._kubepods = kubepods
