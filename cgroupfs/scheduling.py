@@ -10,6 +10,8 @@ from typing import Final, Protocol, final
 OTHER: Final = 0
 BATCH: Final = 3
 IDLE: Final = 5
+USUAL: Final = frozenset({OTHER, BATCH})
+"""Those that any thread may choose, and that weigh alike. Source: sched(7)."""
 NAMES: Final = {OTHER: "other", 1: "fifo", 2: "rr", BATCH: "batch", IDLE: "idle", 6: "deadline", 7: "ext"}
 """By the kernel's numbers. Source: include/uapi/linux/sched.h."""
 REALTIME: Final = {number: NAMES[number] for number in (1, 2, 6)}

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.bounded import digits
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
-from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler
+from cgroupfs.scheduling import IDLE, REAL_SCHEDULER, USUAL, Scheduler
 from state.entry import FileKey
 
 RUNC_INIT = "runc:["
@@ -226,7 +226,7 @@ class FastPath:
 
     def _set_idle(self, tid: int) -> bool:
         """Whether a thread got the class. Errors: `OSError`."""
-        usual = self._scheduler.policy(tid) == OTHER
+        usual = self._scheduler.policy(tid) in USUAL
         if usual:
             self._scheduler.set_policy(tid, IDLE)
         return usual

@@ -7,6 +7,9 @@ usual policy, does not count as a choice: such a thread gets the class, too. A t
 given it on purpose, by its program or by a person: it is left and counted, and so is one that was in the idle class
 before us.
 
+Processes that fork a child and exit, again and again, may each exit before they are written: threads are also set as
+they are listed, until none is found. What they fork then inherits the class.
+
 The original of every other thread is "other", and what is forked below an idle one inherits that; the policy of threads
 of SCHED_BATCH is restored for as many as have a row. Source: sched(7).
 """
@@ -24,7 +27,7 @@ import trio
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.scheduling import BATCH, IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
+from cgroupfs.scheduling import BATCH, IDLE, OTHER, REAL_SCHEDULER, USUAL, Scheduler, policy_number, policy_text
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PlanSnapshot
 from reconciler.actuators.cgroup.fastpath import FastPath, InitClass
 from reconciler.actuators.processes.process_values import MemberValues, ProcessValueActuator, offline, restore_values
@@ -52,8 +55,9 @@ _KIND: Final = ProcessValueKind(
     text=policy_text,
     parse=policy_number,
     original=lambda _: OTHER,
-    pinned=lambda policy: policy not in {OTHER, BATCH, IDLE},
+    pinned=lambda policy: policy not in {*USUAL, IDLE},
     unrecorded=frozenset({BATCH}),
+    at_once=USUAL,
 )
 CODEC: Final = codec_of(_KIND)
 

@@ -7,8 +7,12 @@ so most members never need a write and have no original of their own: each conta
 with another value has its own recorded (it is odd). Both are in the store before the first write. A restore leaves
 values that are not ours unchanged.
 
+Members may exist for less time than such a round takes, each forked by the one before. So where a round has found a
+member to write, the others are set as they are listed (`ProcessValueKind.at_once`), until two listings find none: what
+a set member forks inherits the value.
+
 A member is known by its id and start time: the kernel gives ids away again. What a container can cost is bounded: in
-members that are read in one sweep (the other containers are first in the next), and in odd ones.
+members that are read in one sweep (the other containers are first in the next), in listings, and in odd ones.
 """
 
 import os
@@ -52,6 +56,12 @@ _MOST_READ: Final = 20_000
 """Members that one sweep reads: 15 ms for policies, 0.3 s for files of /proc, and 0.5 s more where all are new."""
 _MOST_ODD: Final = 1_000
 """Odd members of one container: each is a row of the ledger."""
+_MOST_LISTINGS: Final = 64
+"""Of one container in one round, where members are set as they are listed: with few members some 30 us each."""
+_MOST_LISTED: Final = 4_000
+"""Members in these listings: of one container, some 10 ms."""
+_MOST_LISTED_IN_ALL: Final = 20_000
+"""The same, of all containers of a round."""
 
 
 class MemberAccess(Protocol):
@@ -70,12 +80,14 @@ class MemberAccess(Protocol):
 class MembersSeen(NamedTuple):
     """One reading of a container. ``values``: by ``id:start``, the oldest first, without what was not requested.
 
-    ``total``: the members read; ``pinned``: those that are never changed, which ``values`` lacks.
+    ``total``: the members read; ``pinned``: those that are never changed, which ``values`` lacks; ``ended``: those that
+    exited meanwhile.
     """
 
     values: dict[str, int]
     total: int = 0
     pinned: int = 0
+    ended: int = 0
 
 
 @final
@@ -94,7 +106,7 @@ class MemberValues:
     def of_group(self, path: str, inode: int = 0, *, without: int | None = None) -> MembersSeen:
         """All members of a group and below it, except those that have the value ``without``; none if it is gone."""
         rows: list[tuple[int, str, int]] = []
-        total = pinned = 0
+        total = pinned = ended = 0
         try:
             if inode and self._files.inode(self._hierarchy.trigger_directory(path)) != inode:
                 return MembersSeen({})
@@ -111,8 +123,35 @@ class MemberValues:
                     start = self._start(number)
                     rows.append((start, f"{number}:{start}", value))
             except (OSError, ValueError):
-                continue  # it has exited
-        return MembersSeen({key: value for _, key, value in sorted(rows)}, total, pinned)
+                ended += 1
+        return MembersSeen({key: value for _, key, value in sorted(rows)}, total, pinned, ended)
+
+    def set_at_once(self, path: str, value: int, most: int) -> tuple[int, int]:
+        """Set members as they are listed until two listings find none to set and none that has exited.
+
+        ``most``: members in all listings. Returns the number of set members, and of listed ones. No start is compared:
+        that takes longer than some members exist, and the kernel gives no id away twice within one listing.
+        """
+        done = listed = quiet = 0
+        for _ in range(_MOST_LISTINGS):
+            numbers = tuple(islice(self._access.ids(path), _MOST_READ))
+            moved = False
+            # The newest first: they are the ones that exit soon.
+            for number in numbers[::-1][: most - listed]:
+                try:
+                    if self._access.value_of(number) in self._kind.at_once:
+                        self._access.set_value(number, value)
+                        done += 1
+                        moved = True
+                except (ProcessLookupError, FileNotFoundError, ValueError):
+                    moved = True  # it has exited: it may have forked before
+                except OSError:
+                    return done, listed + len(numbers)  # refused: the next round reports it
+            listed += len(numbers)
+            quiet = 0 if moved else quiet + 1
+            if quiet == 2 or listed >= most:
+                break
+        return done, listed
 
     def has(self, key: str) -> bool:
         """Whether a member still exists."""
@@ -492,13 +531,13 @@ class ProcessValueActuator:
             keys = [key for key, value in reading.values.items() if value != setting.value]
             own = sum(value == setting.value for value in (record.odd if record is not None else {}).values())
             left = 0
-            if keys:
+            if keys or (reading.ended and self._kind.at_once):
                 after = self._recorded(setting, inode, record, reading.values)
                 after, beyond = _bounded(after, setting.value)
                 # What has no room for its original is left, or members without number would keep out the others.
                 kept = {key for key in keys if key in beyond and reading.values[key] not in self._kind.unrecorded}
                 left, keys = len(kept), [key for key in keys if key not in kept]
-                if keys:
+                if keys or reading.ended:
                     due[path] = _Due(setting.value, keys, after if after != record else None)
             outcome = _Outcome(Counter(), reading.pinned + own + left, reading.total)
             seen[path] = outcome
@@ -524,8 +563,14 @@ class ProcessValueActuator:
     def _write(self, writes: Mapping[str, _Due]) -> dict[str, Counter[str]]:
         """In the thread. By container: the outcomes; exited members do not count."""
         counts: dict[str, Counter[str]] = {}
+        room = _MOST_LISTED_IN_ALL
         for path, due in writes.items():
             counts[path] = Counter(self._members.write(key, due.value) for key in due.keys)
+            if self._kind.at_once and room > 0:
+                done, listed = self._members.set_at_once(path, due.value, min(room, _MOST_LISTED))
+                counts[path][""] += done
+                room -= listed
+            counts[path] = +counts[path]
             self.counts.update({outcome or "written": count for outcome, count in counts[path].items()})
             del counts[path]["gone"]
         return counts

@@ -45,6 +45,8 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
     setting it is. ``members``: the plural, for people. ``original``: of a container, from its members' values, the
     oldest first. ``pinned``: a value that is never changed. ``unrecorded``: values that are changed without an original
     of their own where a container has too many: else a tenant's many members would keep themselves out.
+    ``at_once``: values that are also changed as members are listed, without an original of their own: else members
+    that exit sooner than a round takes would stay out. Empty: never.
     """
 
     ledger: str
@@ -58,6 +60,7 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
     original: Callable[[Mapping[str, int]], int] = oldest
     pinned: Callable[[int], bool] = lambda _: False
     unrecorded: frozenset[int] = frozenset()
+    at_once: frozenset[int] = frozenset()
 
     @property
     def of_member(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import Directory
-from cgroupfs.scheduling import IDLE, OTHER
+from cgroupfs.scheduling import BATCH, IDLE, OTHER
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite, InitClass
 from state.entry import BeforeSource
 from state.model import RuntimeSpec
@@ -81,12 +81,12 @@ class Prepared:
 
 
 def test_all_threads_of_the_init_get_the_class_beside_the_writes_and_before_the_exec(tmp_path: Path) -> None:
-    threads = FakeThreads({7: OTHER, 8: OTHER, 9: 3})
+    threads = FakeThreads({7: OTHER, 8: BATCH, 9: 1})
     given = Prepared(tmp_path, threads)
     given.prepare_init()
     given.prepare_write()
     assert given.lane.execute("a", 0.0)
-    assert threads.policies == {7: IDLE, 8: IDLE, 9: 3}
+    assert threads.policies == {7: IDLE, 8: IDLE, 9: 1}
     (result,) = given.results
     assert (result.errnos, result.init, result.before_exec) == ([0], InitClass(2, 1, 0), True)
     assert given.inits == [InitClass(2, 1, 0)]

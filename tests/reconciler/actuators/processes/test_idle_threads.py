@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +21,9 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.processes import process_values
+from reconciler.actuators.processes import idle_threads, process_values
 from reconciler.actuators.processes.idle_threads import CODEC, IdleThreads, restore_policies
+from reconciler.actuators.processes.process_values import MemberValues
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
 from state.ledger import Ledger
@@ -52,6 +55,15 @@ for line in sys.stdin:
             print(subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL).pid, flush=True)
 """
 """Starts a thread or a program, or takes the name of runc's init, and prints the id."""
+CHAIN = """
+import os, sys, time
+sys.stdin.readline()
+end = time.monotonic() + 20
+while os.path.exists(sys.argv[1]) and time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+"""
+"""Forks a child and exits, again and again, until a file is removed."""
 WORK = "while True: sum(range(10_000))"
 
 
@@ -164,6 +176,82 @@ async def test_real_time_and_earlier_idle_threads_are_left_and_counted_and_batch
     live.crash()
     assert all(result.ok for result in await live.actuator.restore())
     assert policies(usual, batch, fifo, idle) == [OTHER, BATCH, FIFO, IDLE]
+
+
+def policies_inside(live: Idle, number: int) -> set[int]:
+    """The policies of so many readings of threads in the container that were still there when they were read."""
+    seen: list[int] = []
+    directory = live.hierarchy.trigger_directory(live.main)
+    deadline = time.monotonic() + 10
+    while len(seen) < number and time.monotonic() < deadline:
+        for pid in REAL.read(directory, "cgroup.procs").split():
+            with suppress(ProcessLookupError):
+                seen.append(REAL_SCHEDULER.policy(int(pid)))
+    assert len(seen) >= number
+    return set(seen)
+
+
+@pytest.mark.parametrize("own", [OTHER, BATCH])
+async def test_a_chain_of_short_forks_gets_the_class_in_one_sweep(live: Idle, own: int, tmp_path: Path) -> None:
+    on = tmp_path / "on"
+    on.touch()
+    popen = live.start((sys.executable, "-c", CHAIN, str(on)))
+    os.sched_setscheduler(popen.pid, own, os.sched_param(0))
+    live.enter(popen.pid)
+    assert popen.stdin is not None
+    popen.stdin.write(b"go\n")
+    popen.stdin.flush()
+    popen.wait(10)
+    try:
+        assert policies_inside(live, 20) == {own}
+        await live.sweep()
+        assert policies_inside(live, 100) == {IDLE}
+    finally:
+        on.unlink()
+        with trio.fail_after(30):
+            while REAL.read(live.hierarchy.trigger_directory(live.main), "cgroup.procs"):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+
+class Links:
+    """`MemberAccess` of a chain: what was listed has exited by the second listing; a set link's child inherits."""
+
+    def __init__(self, before: int) -> None:
+        self.number, self.value, self.before, self.listings = 1, OTHER, before, 0
+
+    def ids(self, path: str) -> tuple[int, ...]:
+        del path
+        self.listings += 1
+        self.number += 1
+        # The first ones exit before they are written.
+        return (self.number,)
+
+    def value_of(self, number: int) -> int:
+        if self.listings <= self.before:
+            raise ProcessLookupError(number)
+        return self.value
+
+    def set_value(self, number: int, value: int) -> None:
+        del number
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"), [(0, (1, 3)), (1, (1, 4)), (2, (1, 5))], ids=["first", "second", "third"]
+)
+def test_links_are_set_as_they_are_listed_until_two_listings_find_none(
+    live: Idle, before: int, expected: tuple[int, int]
+) -> None:
+    members = MemberValues(idle_threads._KIND, Links(before), live.hierarchy, "/", REAL)
+    assert members.set_at_once(live.main, IDLE, 100) == expected
+
+
+def test_the_listings_are_bounded(live: Idle) -> None:
+    links = Links(0)
+    links.set_value = lambda number, value: None  # type: ignore[method-assign]
+    members = MemberValues(idle_threads._KIND, links, live.hierarchy, "/", REAL)
+    assert members.set_at_once(live.main, IDLE, 10) == (10, 10)
+    assert members.set_at_once(live.main, IDLE, 1_000) == (64, 64)
 
 
 async def test_a_container_whose_threads_all_have_their_own_gets_no_row(live: Idle) -> None:
