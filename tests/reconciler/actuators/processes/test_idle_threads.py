@@ -305,6 +305,22 @@ async def test_what_enters_a_new_container_without_an_event_gets_the_class_at_on
     assert not waiting.cancelled_caught, "seconds before the periodic search"
 
 
+def test_what_enters_within_half_a_second_waits_for_no_more_than_80_ms() -> None:
+    ends = [sum(process_values._EARLY_S[: step + 1]) for step in range(len(process_values._EARLY_S))]
+    delays = [delay for delay, end in zip(process_values._EARLY_S, ends, strict=True) if end - delay < 0.5]
+    assert max(delays) <= 0.08
+
+
+async def test_containers_that_are_gone_are_not_searched_early(live: Idle) -> None:
+    live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
+    before = live.main
+    live.names[:] = []
+    live.add("next")
+    live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
+    assert before not in live.actuator._fresh
+    assert live.actuator._fresh == {live.group("next")}
+
+
 async def test_only_a_plan_that_wants_something_else_causes_a_sweep(
     live: Idle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
