@@ -5,6 +5,8 @@ write attribution, kubelet, metadata, checkpoints (sources)
 group tree, runtime signal                        (events)
 reconciler                                        (the worker; essential)
 sampler                                           (the clock)
+
+Longer than other modules because the list of all parts, in the order of their dependencies, is read as one.
 """
 
 import os

@@ -135,6 +135,7 @@ class Daemon:
             wanted.set()
 
         agent = self.agent = Agent(self.config, place, renew=renew)
+        agent.own_group.prepare()
         if self._restored:
             agent.set_enforce(enforce=False)
         layers = [self._outer(), *agent.components(), self._inner(agent)]

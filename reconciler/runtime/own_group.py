@@ -9,9 +9,10 @@ inside its group only. The credit in CPU time is proportional to the group's wei
 So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`):
 
 - the unit has ``Slice=bypassd.slice``;
-- where no service manager made a CPU group for it (a start without one on cgroup v1, or no CPU accounting), it makes
-  ``/bypassd.slice`` itself, moves into it, and leaves and removes it when it stops;
-- in a pod, and where another slice was chosen for the unit, its group is the administrator's choice: only reported.
+- where no service manager made a CPU group for it (no CPU accounting on cgroup v1, or a start in a login session
+  there), it makes ``/bypassd.slice`` itself, moves into it, and leaves and removes it when it stops;
+- in a pod or another container, and where another slice was chosen for the unit, its group is the administrator's
+  choice: only reported.
 
 While a container is in creation the weight is `START_SHARES`: all of the work before its first instruction, worker
 threads included, has some 20 ms.
@@ -60,6 +61,7 @@ START_SHARES: Final = 10 * USUAL_SHARES
 its rows have to be durable before the runtime's signal."""
 _CHECK_S: Final = 10.0
 """Between two checks whether another program has written the weight."""
+_SESSIONS: Final = "/user.slice/"
 _RT_US: Final = "200000"
 """Real-time CPU time of a group made here, in each period of a second: `reconciler.runtime.priority.SHARE`."""
 
@@ -168,6 +170,12 @@ class OwnGroup(trio.abc.Instrument):
             problem=self._problem,
         )
 
+    def prepare(self) -> None:
+        """The start itself is a second of work: it has the usual weight, also after a run that was killed."""
+        own = placement_of(self._group or "", self._kubepods) is Placement.OWN
+        if self._shares != USUAL_SHARES and own and self._hierarchy.writable("cpu"):
+            self._write(USUAL_SHARES)
+
     def start(self) -> None:
         """Take the place and the weight. Errors: none; a refusal is logged and in `status`."""
         if self._shares == USUAL_SHARES or self._group is None or not self._hierarchy.writable("cpu"):
@@ -246,9 +254,8 @@ class OwnGroup(trio.abc.Instrument):
 
     def _check(self, now: float) -> None:
         self._check_at = now + _CHECK_S
-        wanted = self._shares
-        if self._read_shares() != self._as_read(wanted):
-            self._write(wanted)
+        if self._read_shares() != self._as_read(self._shares):
+            self._write(self._shares)
 
     # The kernel's files
 
@@ -302,8 +309,8 @@ class OwnGroup(trio.abc.Instrument):
         placement = placement_of(self._group or "", self._kubepods)
         if placement is Placement.ROOT:
             return self._version == 1 or not _has_systemd()
-        # A start without a service manager, in the group of the session.
-        return placement is Placement.SHARED and "INVOCATION_ID" not in os.environ and self._version == 1
+        # Of other groups only that of a login session is left: a container's is one of its limits.
+        return (self._group or "").startswith(_SESSIONS) and self._version == 1
 
     def _move(self) -> None:
         directory = self._hierarchy.directory("cpu", GROUP)

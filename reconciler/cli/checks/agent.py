@@ -252,8 +252,8 @@ def own_group(own: Mapping[str, object]) -> CheckResult:
         f"{group}: {where}: each wake-up of the daemon may take milliseconds from an online task (p99.9 up to 4 times)"
     )
     fix = (
-        "systemctl revert bypassd && systemctl restart bypassd (the unit has Slice=bypassd.slice); "
-        "without the unit: systemd-run --slice=bypassd.slice bypassd run; node.own_shares must be less than 1024"
+        "systemctl edit bypassd: [Service] Slice=bypassd.slice, as the unit of this version has it; then systemctl "
+        "restart bypassd. Without the unit: systemd-run --slice=bypassd.slice bypassd run. node.own_shares: below 1024"
     )
     return CheckResult("daemon weight", CheckState.WARN, text, fix)
 

@@ -112,6 +112,26 @@ async def test_at_rest_the_weight_is_small_and_the_usual_one_after_the_end(daemo
     assert daemon.weight() == USUAL_SHARES
 
 
+async def test_a_start_has_the_usual_weight_also_after_a_run_that_was_killed(daemon: Daemon) -> None:
+    daemon.own.start()
+    try:
+        assert daemon.weight() in {SHARES, 51}
+        # The next process, in the same group.
+        daemon.own.prepare()
+        assert daemon.weight() == USUAL_SHARES
+    finally:
+        daemon.own.stop()
+
+
+@pytest.mark.parametrize("group", ["/", "/system.slice/bypassd.service", "/kubepods/burstable/podx"])
+async def test_a_start_never_writes_the_weight_of_a_group_of_others(tmp_path: Path, group: str) -> None:
+    daemon = Daemon(tmp_path, "v1", group)
+    if daemon.own.status.top:
+        daemon.kernel.write(daemon.hierarchy.directory("cpu", daemon.own.status.top), "cpu.shares", "300")
+    daemon.own.prepare()
+    assert daemon.weight() == (300 if daemon.own.status.top else None)
+
+
 async def test_work_that_waits_for_a_cpu_gets_more_weight_step_by_step_until_it_is_done(daemon: Daemon) -> None:
     daemon.own.start()
     try:
