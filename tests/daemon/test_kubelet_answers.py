@@ -9,8 +9,8 @@ from tests.fakes.node import DirectoryNode
 Make = Callable[..., Daemon]
 KOORDINATOR = "koordinator.sh/qosClass"
 WORDS: dict[Behaviour | None, str] = {
-    Behaviour.UNAUTHORIZED: "401",
-    Behaviour.BROKEN: "500",
+    Behaviour.UNAUTHORIZED: ": 401: ",
+    Behaviour.BROKEN: "HTTP 500",
     Behaviour.HALF: "without sending complete message body",
     Behaviour.HANGING: "no answer",
     None: "refused",
