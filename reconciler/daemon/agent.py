@@ -68,6 +68,7 @@ from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.own_group import OwnGroup
 from reconciler.runtime.priority import LoopPriority
+from reconciler.runtime.stints import Stints
 from reconciler.runtime.supervisor import Component, at_once
 from reconciler.runtime.trials import clean_left
 from reconciler.runtime.workqueue import DirtyKeys
@@ -185,6 +186,7 @@ class Agent:
             starting=self.signal.awaits_any,
             files=files,
         )
+        self.stints = Stints()
         self.errors = ObjectErrors()
         self.disks = DiskSource(
             lambda: [rule.name for rule in self.config.policies.disk.devices], self.dirty, root=place.root

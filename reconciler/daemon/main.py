@@ -185,6 +185,7 @@ class Daemon:
         # The next agent has one of its own, and two of them in one thread undo each other.
         agent.priority.stop()
         agent.own_group.stop()
+        agent.stints.stop()
         if self._renewal is not None and self._stopped_by is None:
             # Not a stop: what is in force stays, as the next agent finds it in the store.
             self._restored = self.config.mode is AgentMode.ENFORCE and not agent.enforces()
@@ -215,6 +216,7 @@ class Daemon:
         self._notifier.ready(f"{self.config.mode.value}: {plural(pods, 'pod')}")
         # Only now: the start itself is a second of work to which no work on the node should have to yield.
         agent.own_group.start()
+        agent.stints.start()
         agent.priority.start()
         self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))
         # Once the web part has loaded its libraries, too.

@@ -104,6 +104,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         started_at=agent.started_at,
         priority=agent.priority.status,
         own_group=agent.own_group.status,
+        stints=agent.stints.values,
         counters=counters(agent),
         cache=cache,
         watched=agent.watching.numbers(),

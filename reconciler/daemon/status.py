@@ -354,6 +354,7 @@ class StatusReport:
             "rss_bytes": rss_bytes(),
             "priority": asdict(agent.priority.status),
             "own_group": asdict(agent.own_group.status),
+            "work": {name: asdict(work) for name, work in agent.stints.values.components.items()},
             "alerts": dict(agent.alerts),
             "components": [asdict(status) for status in self._statuses()],
         }

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
+from reconciler.runtime.stints import COMPONENT
 
 START_DEADLINE_S: Final = 10.0
 FIRST_WAIT_S: Final = 0.5
@@ -159,6 +160,7 @@ class Supervisor:
             nursery.cancel_scope.cancel(reason="the layer has started")
 
     async def _keep(self, kept: _Kept) -> None:
+        COMPONENT.set(kept.component.name)
         wait_s = FIRST_WAIT_S
         try:
             while True:

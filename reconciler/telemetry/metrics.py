@@ -15,6 +15,7 @@ from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.own_group import OwnGroupStatus, Placement
 from reconciler.runtime.priority import PriorityState, PriorityStatus
+from reconciler.runtime.stints import StintValues
 from reconciler.runtime.supervisor import ComponentStatus
 from state.cache import CacheUsage
 from state.model import SourceStatus
@@ -103,6 +104,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """Wall-clock seconds."""
     priority: PriorityStatus = PriorityStatus(state=PriorityState.OFF, nice=0)
     own_group: OwnGroupStatus = OwnGroupStatus(placement=Placement.UNKNOWN)
+    stints: StintValues = StintValues()
+    """Of the loop and its worker threads, since readiness."""
     counters: CounterValues = CounterValues()
     cache: CacheUsage | None = None
     watched: InterferenceCounters | None = None

@@ -168,6 +168,18 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter(
         "own_shares_raised", "Times that the daemon's work waited for a CPU and got the usual weight.", own.raised
     )
+    stints = now.stints
+    yield _histogram("step_seconds", "CPU time of a step of the loop between two checkpoints.", stints.steps)
+    yield _histogram("job_seconds", "CPU time of a job of a worker thread.", stints.jobs)
+    by_component = sorted(stints.components.items())
+    yield _counters(
+        *("component_cpu_seconds", "CPU time of a component's steps and jobs.", ("component",)),
+        (((name,), work.cpu_s) for name, work in by_component),
+    )
+    yield _counters(
+        *("long_steps", "Steps and jobs of a component that kept a CPU for more than 0.1 ms.", ("component",)),
+        (((name,), work.long) for name, work in by_component),
+    )
     yield _counters("resyncs", "Full reconciliations by reason.", ("reason",), _single(now.counters.resyncs))
 
 

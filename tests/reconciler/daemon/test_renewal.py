@@ -46,6 +46,7 @@ class FakeAgent:
         self.renew = renew
         self.priority = LoopPriority(nice=0, slice_s=0.01, starting=lambda: False, calls=NoCalls())
         self.own_group = SimpleNamespace(prepare=lambda: None, start=lambda: None, stop=lambda: None)
+        self.stints = SimpleNamespace(start=lambda: None, stop=lambda: None)
         self.inventory = SimpleNamespace(pods=())
         self.reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
         self.reconciler.ready.set()

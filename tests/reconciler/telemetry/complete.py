@@ -11,6 +11,7 @@ from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.own_group import OwnGroupStatus, Placement
+from reconciler.runtime.stints import ComponentWork, StintValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
@@ -78,6 +79,7 @@ def complete() -> MetricsSnapshot:
         ),
         cache_age_s=2.5,
         own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
+        stints=StintValues(components={"sampler": ComponentWork(cpu_s=0.5, long=3, longest_s=0.001)}),
         watched=InterferenceCounters(
             verdicts={("cpu", "interfered"): 1},
             steps={"squeeze": 1},

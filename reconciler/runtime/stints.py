@@ -1,0 +1,143 @@
+"""How long the daemon's own work keeps a CPU without leaving it: by component, in the loop and in worker threads.
+
+A step of a trio task, from one checkpoint to the next, is the least that the loop can do at a time; a job of a worker
+thread is one call. A pod's task that wakes up on that CPU may have to wait for as long (`reconciler.runtime.priority`,
+`reconciler.runtime.own_group`), so the long ones are counted by component.
+
+Units: CPU seconds of the calling thread. Source: trio's Instrument, CLOCK_THREAD_CPUTIME_ID in clock_gettime(2).
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Final, TypeVar, TypeVarTuple, final
+
+import trio
+from msgspec import Struct
+
+from reconciler.runtime.counters import Histogram, HistogramValues
+
+STINT_S: Final = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3)
+LONG_S: Final = 100e-6
+"""A step above this is long: a request of a fast online service takes about as much CPU time."""
+COMPONENT: Final[ContextVar[str]] = ContextVar("component", default="daemon")
+"""Whose work it is. Tasks and worker threads inherit it from the task that starts them."""
+_T = TypeVar("_T")
+_A = TypeVarTuple("_A")
+
+
+class ComponentWork(Struct, frozen=True, kw_only=True):
+    """``long``: steps of more than `LONG_S`. ``longest_s``: of one step."""
+
+    cpu_s: float
+    long: int
+    longest_s: float
+
+
+class StintValues(Struct, frozen=True, kw_only=True):
+    """A copy of all that was measured. ``steps`` and ``jobs``: of the loop and of worker threads."""
+
+    steps: HistogramValues = Histogram(STINT_S).values
+    jobs: HistogramValues = Histogram(STINT_S).values
+    components: Mapping[str, ComponentWork] = {}
+
+
+@final
+class _Work:
+    __slots__ = ("cpu_s", "long", "longest_s")
+
+    def __init__(self) -> None:
+        self.cpu_s = self.longest_s = 0.0
+        self.long = 0
+
+    def add(self, cpu_s: float) -> None:
+        self.cpu_s += cpu_s
+        if cpu_s > LONG_S:
+            self.long += 1
+            self.longest_s = max(self.longest_s, cpu_s)
+
+
+@final
+class Stints(trio.abc.Instrument):
+    """Measures every step of a loop, and the jobs given to `in_worker`, between `start` and `stop`."""
+
+    def __init__(self, used: Callable[[], float] = time.thread_time) -> None:
+        """``used``: CPU seconds of the calling thread."""
+        self._used = used
+        self._began = used()
+        self._steps = Histogram(STINT_S)
+        self._jobs = Histogram(STINT_S)
+        self._components: dict[str, _Work] = {}
+
+    def start(self) -> None:
+        """Measure this loop from now on, and the worker threads of `in_worker`."""
+        _MEASURED.set(self)
+        trio.lowlevel.add_instrument(self)
+
+    def stop(self) -> None:
+        """Measure no more. Errors: none, also if it was never started."""
+        if _MEASURED.get() is self:
+            _MEASURED.set(None)
+            trio.lowlevel.remove_instrument(self)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio calls it so
+        """A task runs until its next checkpoint."""
+        self._began = self._used()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """It has reached one, or its end."""
+        cpu_s = self._used() - self._began
+        self._steps.observe(cpu_s)
+        self._of(task.context.get(COMPONENT, "daemon")).add(cpu_s)
+
+    def ended(self, component: str, cpu_s: float) -> None:
+        """A worker's job has ended; called in the loop's thread."""
+        self._jobs.observe(cpu_s)
+        self._of(component).add(cpu_s)
+
+    @property
+    def values(self) -> StintValues:
+        """A frozen copy."""
+        return StintValues(
+            steps=self._steps.values,
+            jobs=self._jobs.values,
+            components={
+                name: ComponentWork(cpu_s=work.cpu_s, long=work.long, longest_s=work.longest_s)
+                for name, work in self._components.items()
+            },
+        )
+
+    def _of(self, component: str) -> _Work:
+        # The components are the program's own: their number is bounded.
+        work = self._components.get(component)
+        if work is None:
+            work = self._components[component] = _Work()
+        return work
+
+
+_MEASURED: Final = trio.lowlevel.RunVar[Stints | None]("stints", None)
+
+
+async def in_worker(
+    job: Callable[[*_A], _T],
+    *args: *_A,
+    limiter: trio.CapacityLimiter | None = None,
+    abandon_on_cancel: bool = False,
+) -> _T:
+    """`trio.to_thread.run_sync`, whose CPU time counts as the calling task's component's."""
+    spent_s = 0.0
+
+    def timed() -> _T:
+        nonlocal spent_s
+        began = time.thread_time()
+        try:
+            return job(*args)
+        finally:
+            spent_s = time.thread_time() - began
+
+    try:
+        return await trio.to_thread.run_sync(timed, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
+    finally:
+        if (stints := _MEASURED.get()) is not None:
+            # Of an abandoned job it is what it had used when it ended, 0 as a rule.
+            stints.ended(COMPONENT.get(), spent_s)
