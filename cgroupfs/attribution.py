@@ -60,7 +60,7 @@ class WriteWatch(Protocol):
         ...
 
     def follow(self, directory: str, group: str) -> None:
-        """Watch one group in one hierarchy (fanotify: nothing to do, everything is watched)."""
+        """Watch one group in one hierarchy (fanotify: everything is watched, and a group outside ``below`` reported)."""
         ...
 
     def forget(self, directory: str, group: str) -> None:
@@ -83,7 +83,8 @@ class WriteWatch(Protocol):
 def watch_writes(directories: Iterable[str], *, files: Collection[str] | None = None, below: str = "/") -> WriteWatch:
     """Watch the hierarchies mounted at ``directories``, in the better way that this kernel and the rights allow.
 
-    ``files``: names of interest (None: all). ``below``: the group whose subtree is of interest. Errors: none;
+    ``files``: names of interest (None: all). ``below``: the group whose subtree is of interest, beside the groups that
+    are followed. Errors: none;
     `WriteWatch.problem` has what is missing, and it is logged once.
     """
     try:
@@ -103,6 +104,8 @@ class FanotifyWatch:
         """Errors: `SourceError` when not a single hierarchy can be marked."""
         self._files = None if files is None else frozenset(files)
         self._below = below.rstrip("/")
+        self._followed: set[str] = set()
+        """Groups outside of ``below``."""
         self._own = os.getpid()
         self._bases: dict[int, str] = {}
         self._elsewhere: set[tuple[int, str]] = set()
@@ -132,10 +135,15 @@ class FanotifyWatch:
         return self._problem
 
     def follow(self, directory: str, group: str) -> None:
-        """Nothing to do: the whole hierarchy is watched."""
+        """The whole hierarchy is watched: a group outside of the subtree of interest becomes of interest."""
+        del directory
+        if not self._is_below(group):
+            self._followed.add(group)
 
     def forget(self, directory: str, group: str) -> None:
-        """Nothing to do."""
+        """A group outside of the subtree is of no interest any more."""
+        del directory
+        self._followed.discard(group)
 
     def close(self) -> None:
         """Drop the marks."""
@@ -238,11 +246,14 @@ class FanotifyWatch:
         if directory is None:
             return None
         group = self._group(path, directory, stat)
-        if not (group == self._below or group.startswith(f"{self._below}/") or not group):
+        if group and group not in self._followed and not self._is_below(group):
             return None
         if pid not in writers:
             writers[pid] = identify(pid)
         return ObservedWrite(directory, group, name, writers[pid])
+
+    def _is_below(self, group: str) -> bool:
+        return group == self._below or group.startswith(f"{self._below}/")
 
     def _group(self, path: str, directory: str, stat: os.stat_result) -> str:
         """The group path of a file. A writer in another mount namespace has another path to the same file."""

@@ -122,6 +122,15 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
         """`directory` in the hierarchy that is watched."""
         return self.directory(self.trigger, group_path)
 
+    def identity_directory(self, group_path: str) -> str:
+        """The directory whose inode identifies a group: that in the watched hierarchy.
+
+        A service manager's groups directly below the root are on v1 only in the hierarchies that they need: they are
+        identified in that of the cpu controller.
+        """
+        of_services = group_path.count("/") == 1 and group_path != "/" and "kubepods" not in group_path
+        return self.directory("cpu" if of_services and "cpu" in self.controllers else self.trigger, group_path)
+
     def writable(self, controller: str) -> bool:
         """False for a missing controller and for a read-only mount."""
         mount = self.controllers.get(controller)

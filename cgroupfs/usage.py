@@ -183,7 +183,7 @@ class UsageReader:
         return replace(memory_usage, droppable_bytes=min(used, max(0, droppable)))
 
     def _check_inode(self, path: str, inode: int) -> str:
-        directory = self._hierarchy.trigger_directory(path)
+        directory = self._hierarchy.identity_directory(path)
         if inode:
             with translated(directory, "look at"):
                 number = self._ops.inode(directory)

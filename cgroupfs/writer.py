@@ -44,8 +44,8 @@ class GroupLookup(Protocol):
     def directory(self, controller: str, group_path: str) -> str:
         """A group's directory in one controller's hierarchy."""
 
-    def trigger_directory(self, group_path: str) -> str:
-        """A group's directory in the hierarchy that is watched, whose inode identifies it."""
+    def identity_directory(self, group_path: str) -> str:
+        """The directory of a group whose inode identifies it."""
 
 
 class StepOutcome(Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class KernelWriter:
 
         That is four to six times the cost of `cgroupfs.files.write_now`; the same value again costs one read.
 
-        ``inode`` (not 0) is what the group's directory in the watched hierarchy must have. Never raises for an error of
+        ``inode`` (not 0) is what the directory that identifies the group must have. Never raises for an error of
         the kernel; the outcome's ``error`` has it.
         """
         directory, seen, failed = _look(self._files, self._places, step, inode)
@@ -245,7 +245,7 @@ def _look(
     """The step's directory, what its file reads now, and why the step cannot be done (None: it can)."""
     directory = places.directory(step.controller, step.path)
     if inode:
-        trigger = places.trigger_directory(step.path)
+        trigger = places.identity_directory(step.path)
         try:
             number = files.inode(trigger)
         except OSError as exc:

@@ -24,6 +24,7 @@ from state.cpu import (
     PoolSize,
     PoolTerms,
 )
+from state.daemons import Daemons
 from state.disk import Disk, DiskPreference
 from state.measures import Restrictions
 from state.memory import MemoryPreferences, NodeMemoryReading
@@ -462,6 +463,7 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     ``realtime``: uids of BE pods with real-time threads.
     ``scheduler``: what of this kernel's scheduler decides which idle class is used.
     ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
+    ``daemons``: the other groups directly below the root of the CPU hierarchy.
     ``kubepods_cpus``: the CPUs in effect in the kubepods directory; empty: could not be read; None: was not read.
     """
 
@@ -494,6 +496,7 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     idle_threads: frozenset[str] = frozenset()
     realtime: frozenset[str] = frozenset()
     scheduler: KernelScheduler = KernelScheduler()
+    daemons: Daemons = Daemons()
     kubepods_cpus: CpuSet | None = None
 
     @cached_property

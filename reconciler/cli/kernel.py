@@ -56,7 +56,7 @@ def _row(fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: Fi
         text = wanted_text(knob, value, version)
         state, detail = ("in place", "") if actual == text else ("differs", "")
         if actual is None:
-            gone = not os.path.isdir(hierarchy.trigger_directory(path))
+            gone = not os.path.isdir(hierarchy.identity_directory(path))
             state, detail = ("gone", "its group is gone") if gone else ("missing", f"this kernel has no {knob.name}")
     return {
         "place": f"{title}/{cid[:12]}" if cid else title,

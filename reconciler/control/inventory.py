@@ -25,6 +25,7 @@ from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from state.cpu import GroupUse, HarmReading, KernelScheduler, PodIndicators
+from state.daemons import Daemons
 from state.disk import Disk
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
@@ -73,6 +74,7 @@ class NodeReadings(Struct, frozen=True, kw_only=True):
     harm: HarmReading | None = None
     idle_threads: frozenset[str] = frozenset()
     realtime: frozenset[str] = frozenset()
+    daemons: Daemons = Daemons()
     kubepods_cpus: CpuSet | None = None
 
 
@@ -96,6 +98,7 @@ class NewReadings(TypedDict, total=False):
     harm: HarmReading | None
     idle_threads: frozenset[str]
     realtime: frozenset[str]
+    daemons: Daemons
     kubepods_cpus: CpuSet | None
 
 
@@ -251,6 +254,10 @@ class Inventory:
         self.take(commands=kept | {container_id: at})
         return True
 
+    def arrived_within(self, seconds: float, now: float) -> bool:
+        """Whether a container that the runtime was still making was first seen so recently. ``now``: monotonic."""
+        return any(at is None or now - at < seconds for at in self._arrived.values())
+
     def runs(self, container_id: str) -> bool:
         """Whether the runtime had finished with the container at the last reading."""
         return (facts := self._facts.get(container_id)) is not None and facts.settled and facts.spec is not None
@@ -300,6 +307,7 @@ class Inventory:
             harm=readings.harm,
             idle_threads=readings.idle_threads,
             realtime=readings.realtime,
+            daemons=readings.daemons,
             kubepods_cpus=readings.kubepods_cpus,
             scheduler=self._scheduler,
             indicators=self._indicators(),

@@ -107,7 +107,7 @@ class Reconciler:
         self._one_look = trio.Lock()
         self.errors = actuator.judge.errors
         self._unlisted: str | None = None
-        self._moved = self._regrouped = False
+        self._moved = self._regrouped = self._reweighted = False
         self._starts: set[str] = set()
         self._due: float | None = None
         self._kubelet = kubelet
@@ -227,9 +227,10 @@ class Reconciler:
         if moved or signalled or _caused(batch):
             self._counters.event()
         every, self._regrouped = self._regrouped, False
+        reweighted, self._reweighted = self._reweighted, False
         targets: list[GroupTarget] = []
         starts, self._starts = self._starts, set()
-        if full or moved or starts or NODE in batch.keys:
+        if full or moved or starts or reweighted or NODE in batch.keys:
             targets += self._plan_parents(view, plan)
         if starts & plan.starts.pods:
             # At once: what starts is throttled until then. It only loosens.
@@ -334,7 +335,7 @@ class Reconciler:
             self._planned(view, plan)
         # The pass plans once more, and must find the difference again.
         self._moved = self._moved or moved
-        return moved or bool(self._starts)
+        return moved or bool(self._starts) or self._reweighted
 
     def _concerned(self, batch: DirtyBatch, signalled: Iterable[str]) -> set[str]:
         """The pods that the marks are about."""
@@ -426,6 +427,7 @@ class Reconciler:
         self._moved = False
         # Then online pods that had no settings get some.
         self._regrouped |= before is not None and plan.pools.confine_shared != before.pools.confine_shared
+        self._reweighted |= plan.daemons != (before.daemons if before is not None else {})
         self._starts |= plan.starts.pods ^ (before.starts.pods if before is not None else frozenset())
         if (due := plan.starts.due) is not None and due != self._due:
             heapq.heappush(self._later, (trio.current_time() + due - view.now, TICK))
@@ -444,7 +446,8 @@ class Reconciler:
         control_files.load(view.besteffort, ("cpu.weight",))  # what of the harm law depends on it
         settings, self.refusals[""] = plan_parents(view, plan, self.policies)
         wanted = _by_group(settings)
-        paths = {*wanted, *(path for path in ("/", view.besteffort, view.burstable) if self._ledger.group(path))}
+        levels = ("/", view.besteffort, view.burstable)
+        paths = {*wanted, *(path for path in self._ledger.groups() if path in levels or path.count("/") == 1)}
         self.wanted[""] = wanted
         targets = []
         for path in sorted(paths):
@@ -543,7 +546,7 @@ class Reconciler:
     def _inode(self, path: str) -> int:
         """The inode of a group's directory, 0 when it was removed. Errors: `OSError` when that cannot be determined."""
         try:
-            return os.stat(self.actuator.judge.hierarchy.trigger_directory(path)).st_ino
+            return os.stat(self.actuator.judge.hierarchy.identity_directory(path)).st_ino
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
@@ -593,6 +596,8 @@ def _substance(plan: NodePlan) -> NodePlan:
         oom_scores=replace(scores, settings={}) if scores is not None else None,
         idle_threads=replace(idle, settings={}) if idle is not None else None,
         files={name: FileTarget(setting=None, dry_run=target.dry_run) for name, target in plan.files.items()},
+        # Of groups above the pods only: their settings alone are planned again.
+        daemons={},
         # Written by an actuator after each pass, and by no control file.
         capacity=None,
         reasons={},

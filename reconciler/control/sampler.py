@@ -16,6 +16,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
+from reconciler.control.daemon_watch import DaemonWatch
 from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.memory_sampler import MemorySampler
 from reconciler.control.quota_lending import QuotaLender
@@ -60,6 +61,7 @@ class Sampler:
         read: Callable[[NodeCpu | None, float], None],
         sampled: Callable[[], None],
         harm: HarmWatch,
+        daemons: DaemonWatch,
         idle_threads: Callable[[], frozenset[str]] = frozenset,
         root: str = "/",
         sample_s: float = 1.0,
@@ -71,6 +73,7 @@ class Sampler:
         sample. ``idle_threads``: see `NodeView.idle_threads`.
         """
         self.harm = harm
+        self.daemons = daemons
         self._idle_threads = idle_threads
         self._sampled = sampled
         self._lagged = lagged
@@ -113,6 +116,7 @@ class Sampler:
             await self._tick_for_ever()
         finally:
             self.harm.close()
+            self.daemons.close()
 
     async def _tick_for_ever(self) -> None:
         due = trio.current_time()
@@ -128,6 +132,7 @@ class Sampler:
                 self.tick(now, fast=fast)
                 await slices.checkpoint()
             await self.harm.round(now)
+            await self.daemons.round(now)
             intervals = [self._sample_s, self.bursts.interval_s() or self._sample_s]
             intervals += [config.interval_s] if fast else []
             intervals += [self.harm.interval_s(now)] if harmful else []

@@ -42,6 +42,7 @@ from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control import effect_hours, pod_minutes
 from reconciler.control.cpu_hotplug import CpusetRepair
+from reconciler.control.daemon_watch import DaemonWatch
 from reconciler.control.event_notes import EventNotes
 from reconciler.control.harm_watch import HarmWatch, WaitSource
 from reconciler.control.hold_store import HoldManager
@@ -318,6 +319,9 @@ class Agent:
             sampled=self.hotplug.check,
             read=self._read,
             harm=harm,
+            daemons=DaemonWatch(
+                self.reconciler, self.ledger, place.hierarchy, self.usage, root=place.root, files=files
+            ),
             idle_threads=lambda: side_actuators.idle_containers(self.sides, release),
         )
         self.keeper = StateWriter(

@@ -47,7 +47,9 @@ Rule = Callable[[Setting, RefusalContext], str | None]
 def outside_kubepods(setting: Setting, scene: RefusalContext) -> str | None:
     """The rest of the machine is systemd's, the runtime's and other agents'."""
     root = scene.view.kubepods
-    if setting.path == root or setting.path.startswith(f"{root}/") or _of_machine(setting):
+    if setting.path == root or setting.path.startswith(f"{root}/"):
+        return None
+    if _of_machine(setting) or _of_daemons(setting, scene.view):
         return None
     return f"{setting.path} is outside {root}: not managed by the kubelet"
 
@@ -55,7 +57,7 @@ def outside_kubepods(setting: Setting, scene: RefusalContext) -> str | None:
 def unknown_group(setting: Setting, scene: RefusalContext) -> str | None:
     """A directory other than a QoS level and not of this pod may belong to another program by now."""
     if scene.pod is None:
-        if setting.path in _levels(scene.view) or _of_machine(setting):
+        if setting.path in _levels(scene.view) or _of_machine(setting) or _of_daemons(setting, scene.view):
             return None
         return "not a QoS directory"
     if setting.path == scene.pod.group.path or setting.path in scene.containers:
@@ -356,6 +358,11 @@ def check(scene: RefusalContext) -> tuple[dict[tuple[str, str], Setting], list[R
 def _of_machine(setting: Setting) -> bool:
     """What the kernel has for the machine as a whole, such as the cost model of a disk."""
     return setting.path == "/" and setting.knob in CATALOG and CATALOG[setting.knob].root_only
+
+
+def _of_daemons(setting: Setting, view: NodeView) -> bool:
+    """The weight of another group directly below the root; that of the pods and bypassd's own are not among them."""
+    return setting.knob == "cpu.weight" and setting.path in view.daemons.groups
 
 
 def _levels(view: NodeView) -> tuple[str, str, str]:

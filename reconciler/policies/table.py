@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reconciler.policies.memory_qos import MemoryQosConfig
     from reconciler.policies.memory_reclaim import MemoryReclaimConfig
     from reconciler.policies.network import NetworkConfig
+    from reconciler.policies.node_daemons import NodeDaemonsConfig
     from reconciler.policies.numa_memory import NumaMemoryPolicyConfig
     from reconciler.policies.quota_burst import QuotaBurstConfig
     from reconciler.policies.quota_turbo import QuotaTurboConfig
@@ -61,6 +62,7 @@ REGISTRY: Final[Registry[AnyPolicy]] = Registry(
     ("capacity", "reconciler.policies.capacity:POLICY"),
     ("numa_memory", "reconciler.policies.numa_memory:POLICY"),
     ("watermarks", "reconciler.policies.watermarks:POLICY"),
+    ("node_daemons", "reconciler.policies.node_daemons:POLICY"),
     check=check_policy,
 )
 POLICIES: Final = check_precedence(REGISTRY.values())
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
         memory_qos: MemoryQosConfig
         memory_reclaim: MemoryReclaimConfig
         network: NetworkConfig
+        node_daemons: NodeDaemonsConfig
         numa_memory: NumaMemoryPolicyConfig
         quota_burst: QuotaBurstConfig
         quota_turbo: QuotaTurboConfig

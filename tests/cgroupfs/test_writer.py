@@ -28,7 +28,7 @@ class FakePlaces:
     def directory(self, controller: str, group_path: str) -> str:
         return self._mounts[controller] + group_path
 
-    def trigger_directory(self, group_path: str) -> str:
+    def identity_directory(self, group_path: str) -> str:
         return self.directory("cpuset", group_path)
 
 
@@ -125,7 +125,7 @@ def test_busy_and_gone_are_told_apart() -> None:
 
 def test_a_group_with_another_inode_in_the_watched_hierarchy_is_gone_and_left_alone() -> None:
     kernel, places = machine()
-    inode = kernel.inode(places.trigger_directory(GROUP))
+    inode = kernel.inode(places.identity_directory(GROUP))
     writer = KernelWriter(places, files=kernel)
     assert writer.write(step("cpu.weight", "2"), inode).ok
     kernel.remove_group(GROUP)
@@ -238,7 +238,7 @@ async def test_a_whole_plan_is_performed_in_order_and_every_step_has_an_outcome(
         {},
         {"cpu": 1, "memory": 1, "pids": 1},
     )
-    inode = kernel.inode(places.trigger_directory(GROUP))
+    inode = kernel.inode(places.identity_directory(GROUP))
     outcomes = await KernelWriter(places, files=kernel).perform(plan.steps, {GROUP: inode})
     assert [outcome.step for outcome in outcomes] == list(plan.steps)
     assert all(outcome.ok and outcome.wrote for outcome in outcomes)

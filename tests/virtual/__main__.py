@@ -2,7 +2,7 @@
 
     python -m tests.virtual [--short] [--suite bullseye|bookworm] [--laws kubernetes,cpu] [--be besteffort|burstable]
         [--spinners 2] [--rate 2000] [--seconds 4] [--settle 4] [--agent bypassd.slice/bypassd.service] [--kubelet]
-        [--trace 3] [--record FILE]
+        [--daemon-shares 1024,50] [--trace 3] [--record FILE]
 
 Writes the table to standard output and appends the results to the record. Exit code 1: a bound is missed or the machine
 did not finish; 2: an argument is not valid. Where qemu or mmdebstrap is missing nothing is measured, which is printed.
@@ -36,6 +36,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kubelet", dest="kubelet_like", action="store_true", help="5 ms of each 100 ms used in system.slice"
     )
+    parser.add_argument("--daemon-shares", help="each law under each of these shares of system.slice, by commas")
     parser.add_argument("--trace", dest="longest", type=int, metavar="N", help="what ran during the N longest requests")
     parser.add_argument("--record", type=Path, default=Path("dist/virtual.jsonl"))
     parser.add_argument("--limit", type=float, default=900, help="seconds of this host after which the boot is ended")
@@ -49,6 +50,8 @@ def run_of(given: argparse.Namespace) -> Run:
         values["laws"] = tuple(given.laws.split(","))
     elif given.short:
         values["laws"] = SHORT
+    if given.daemon_shares is not None:
+        values["daemon_shares"] = tuple(int(text) for text in given.daemon_shares.split(","))
     try:
         run = msgspec.convert(values, Run)
     except msgspec.ValidationError as exc:

@@ -103,6 +103,7 @@ start_agent() {
         case $1 in
         enforce) echo "mode: enforce" ;;
         stopped) echo "protect: cpu" ;;
+        daemons) echo $'protect: cpu\npolicies: {node_daemons: {enabled: true}}' ;;
         *) echo "protect: $1" ;;
         esac
         echo "on_stop: restore"
@@ -178,13 +179,21 @@ print_trace() {
     done
 }
 
+# daemon_turns FROM: turns of the kubelet-like daemon since line FROM of its file: how many, the median and the longest (us).
+daemon_turns() {
+    tail -n "+$1" $scratch/turns | sort -n | awk '{ all[NR] = $1 } END { print NR, all[int((NR + 1) / 2)] + 0, all[NR] + 0 }'
+}
+
+# measure LAW [SHARES]: of system.slice before the law begins.
 measure() {
-    local law=$1 agent='' result be online used container
+    local law=$1 shares=${2-} agent='' result be online used container daemon=0 turns='0 0 0' from=1
     local -a be_groups=()
+    if [[ -n $shares ]]; then echo "$shares" >$cgroups/cpu/system.slice/cpu.shares; fi
     case $law in
-    cpu | full | enforce | stopped)
+    cpu | full | enforce | stopped | daemons)
         start_agent "$law"
         sleep "$agent_settle"
+        if [[ $law == daemons ]]; then sleep "$daemons_settle"; fi
         ;;
     esac
     if [[ $law != alone ]]; then
@@ -199,11 +208,17 @@ measure() {
     fi
     if [[ $law == stopped ]]; then kill -STOP $agent; fi
     be=$(be_cpu_ms) online=$(cpu_ms "$online_group") used=$(cpu_ms "${agent:+$agent_group}")
+    if [[ -n $kubelet_like ]]; then daemon=$(cpu_ms system.slice) from=$(($(wc -l <$scratch/turns) + 1)); fi
     if ((longest)); then start_tracing; fi
     result=$(/bench/load $port "$rate" "$seconds" "$longest")
     be=$(($(be_cpu_ms) - be)) online=$(($(cpu_ms "$online_group") - online))
     used=$(($(cpu_ms "${agent:+$agent_group}") - used))
-    echo "{\"law\": \"$law\", \"kernel\": \"$(uname -r)\", \"be_ms\": $be, \"online_ms\": $online, \"agent_ms\": $used, ${result#\{}"
+    if [[ -n $kubelet_like ]]; then
+        daemon=$(($(cpu_ms system.slice) - daemon)) turns=$(daemon_turns "$from") shares=$(<$cgroups/cpu/system.slice/cpu.shares)
+    fi
+    set -- $turns
+    echo "{\"law\": \"$law\", \"kernel\": \"$(uname -r)\", \"be_ms\": $be, \"online_ms\": $online, \"agent_ms\": $used," \
+        "\"daemon\": {\"shares\": ${shares:-0}, \"cpu_ms\": $daemon, \"turns\": $1, \"median_us\": $2, \"max_us\": $3}, ${result#\{}"
     if ((longest)); then print_trace "$law" "$result"; fi
     if [[ $law == stopped ]]; then kill -CONT $agent; fi
     stop_be
@@ -229,9 +244,13 @@ echo 2 >$cgroups/cpu/kubepods/besteffort/cpu.shares
 start_server
 if [[ -n $kubelet_like ]]; then
     make_group system.slice/kubelet.service
-    (run_in system.slice/kubelet.service /bench/work periodic 5000 95000) &
+    (run_in system.slice/kubelet.service /bench/work periodic 5000 95000 $scratch/turns) &
+    until [[ -e $scratch/turns ]]; do sleep 0.1; done
 fi
-for law in $laws; do measure "$law"; done
+for law in $laws; do
+    if [[ -z $daemon_shares ]]; then measure "$law"; fi
+    for shares in $daemon_shares; do measure "$law" "$shares"; done
+done
 echo '{"end": true}'
 sync
 echo o >/proc/sysrq-trigger

@@ -28,6 +28,8 @@ CACHE: Final = Path(
 )
 OURS: Final = ("cgroupfs", "resctrl", "state", "reconciler")
 LAWS: Final = ("alone", "kubernetes", "fixed", "cpu", "full", "enforce", "stopped")
+DAEMONS: Final = "daemons"
+"""`cpu` with the policy ``node_daemons``; not among the usual ones, as it needs the kubelet-like daemon."""
 SHORT: Final = ("alone", "kubernetes", "cpu", "full")
 TOOLS: Final = ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc")
 
@@ -43,16 +45,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(gt=0)] = 4
     settle_s: float = 4
     agent_settle_s: float = 6
+    daemons_settle_s: float = 40
     fixed_percent: int = 40
     agent_group: str = "bypassd.slice/bypassd.service"
     kubelet_like: bool = False
+    daemon_shares: tuple[Annotated[int, Meta(ge=2, le=262144)], ...] = ()
     longest: Annotated[int, Meta(ge=0)] = 0
 
     def parameters(self) -> str:
         """The file that inside.sh reads. Errors: `ValueError` for a law or a group that is not one."""
-        unknown = [law for law in self.laws if law not in LAWS]
+        unknown = [law for law in self.laws if law not in (*LAWS, DAEMONS)]
         if unknown:
-            raise ValueError(f"no such law: {unknown[0]} ({', '.join(LAWS)})")
+            raise ValueError(f"no such law: {unknown[0]} ({', '.join((*LAWS, DAEMONS))})")
+        if not self.kubelet_like and (self.daemon_shares or DAEMONS in self.laws):
+            raise ValueError(f"the law {DAEMONS} and shares of system.slice need the kubelet-like daemon")
         group, shares = agent_groups(self.agent_group)
         values = {
             "laws": " ".join(self.laws),
@@ -62,10 +68,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             "seconds": self.seconds,
             "settle": self.settle_s,
             "agent_settle": self.agent_settle_s,
+            "daemons_settle": self.daemons_settle_s,
             "fixed_percent": self.fixed_percent,
             "agent_group": group,
             "agent_shares": shares,
             "kubelet_like": "yes" if self.kubelet_like else "",
+            "daemon_shares": " ".join(map(str, self.daemon_shares)),
             "longest": self.longest,
         }
         return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())

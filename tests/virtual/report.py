@@ -10,6 +10,16 @@ class BenchError(Exception):
     """The machine's output is not a whole measurement."""
 
 
+class DaemonResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The kubelet-like daemon: shares of system.slice at the end; turns of 5 ms of work, from due to done (us)."""
+
+    shares: int = 0
+    cpu_ms: int = 0
+    turns: int = 0
+    median_us: int = 0
+    max_us: int = 0
+
+
 class LawResult(msgspec.Struct, frozen=True, kw_only=True):
     """One law's line. ``longest`` has pairs of seconds: arrival since the machine's start, latency."""
 
@@ -25,6 +35,7 @@ class LawResult(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     answered: int
     lost: int
+    daemon: DaemonResult = DaemonResult()
     longest: tuple[tuple[float, float], ...] = ()
 
 
@@ -114,13 +125,13 @@ def misses(results: Sequence[LawResult]) -> list[str]:
 def table(results: Sequence[LawResult]) -> str:
     """A Markdown table of the laws; in brackets multiples of kubernetes."""
     reference = next((result for result in results if result.law == "kubernetes"), None)
-    rows = [
-        "| law | p50 us | p99 us | p99.9 us | max us | BE CPU ms | online ms | agent CPU ms |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    daemons = any(result.daemon.turns for result in results)
+    heads = ["law", "p50 us", "p99 us", "p99.9 us", "max us", "BE CPU ms", "online ms", "agent CPU ms"]
+    heads += ["system.slice: shares", "CPU ms", "its turns", "median ms", "longest ms"] if daemons else []
+    rows = [f"| {' | '.join(heads)} |", f"|---{'|---:' * (len(heads) - 1)}|"]
     for result in results:
         base = None if result.law in {"alone", "kubernetes"} else reference
-        cells = (
+        cells: tuple[str, ...] = (
             f"`{result.law}`",
             f"{result.p50_us:.0f}",
             _compared(result.p99_us, base.p99_us if base else None),
@@ -130,6 +141,10 @@ def table(results: Sequence[LawResult]) -> str:
             f"{result.online_ms}",
             f"{result.agent_ms}",
         )
+        daemon = result.daemon
+        if daemons:
+            delays = f"{daemon.median_us / 1000:.1f}", f"{daemon.max_us / 1000:.1f}"
+            cells += (f"{daemon.shares}", f"{daemon.cpu_ms}", f"{daemon.turns}", *delays)
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

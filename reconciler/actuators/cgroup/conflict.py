@@ -35,6 +35,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.identity import WriterKind
 from cgroupfs.knobs import CATALOG
 from cgroupfs.log import get_log
+from cgroupfs.naming import parse
 from reconciler.actuators.cgroup.compare import FileWrite
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from reconciler.actuators.cgroup.status import Alert, StatusTable
@@ -281,6 +282,9 @@ class ForeignWriteHandler:
         if kind in _OWNERS and work.target.container is None and work.target.pod_uid is not None:
             # The kubelet writes a pod's directory when it creates or resizes the pod, itself or, with its systemd
             # driver, by a property of the pod's slice: restore this value from now on.
+            self._ledger.rebase(work.key, work.raw)
+        if kind == _SYSTEMD and parse(work.key[1]) is None:
+            # A group outside of kubepods is systemd's unit: what it writes is the unit's configured value.
             self._ledger.rebase(work.key, work.raw)
         if kind == _RUNTIME and work.target.container is not None and not work.target.signalled:
             # An update by crun ends in no event and no record: what it has written is the value to restore.

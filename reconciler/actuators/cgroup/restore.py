@@ -58,7 +58,7 @@ def adopt_unjournaled_writes(hierarchy: Hierarchy, ledger: Ledger, *, files: Fil
         if entry.writer not in {US, ""} or knob is None or version is None:
             continue
         try:
-            if not same_group(entry.inode, files.inode(hierarchy.trigger_directory(entry.path))):
+            if not same_group(entry.inode, files.inode(hierarchy.identity_directory(entry.path))):
                 continue
             raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
             actual = knob.normal(raw, version)
@@ -203,7 +203,7 @@ def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _Pen
     if knob is None or version is None:
         return _result(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
     try:
-        inode = files.inode(hierarchy.trigger_directory(entry.path))
+        inode = files.inode(hierarchy.identity_directory(entry.path))
         if not same_group(entry.inode, inode):
             return _result(entry, RestoreOutcome.GONE, "")
         raw = files.read(hierarchy.directory(entry.controller, entry.path), entry.file).rstrip("\n")
@@ -290,7 +290,7 @@ def unfreeze(hierarchy: Hierarchy, ledger: Ledger, *, files: FileOps = REAL) -> 
             continue
         directory = hierarchy.directory(entry.controller, entry.path)
         try:
-            if not same_group(entry.inode, files.inode(hierarchy.trigger_directory(entry.path))):
+            if not same_group(entry.inode, files.inode(hierarchy.identity_directory(entry.path))):
                 continue
             if knob.decode(files.read(directory, entry.file), version) == 0:
                 continue

@@ -320,6 +320,7 @@ async def test_the_sampler_steps_it_ten_times_a_second_while_be_works(
             read=lambda _cpu, _now: None,
             sampled=lambda: None,
             harm=rounds.watch,
+            daemons=rounds.agent.sampler.daemons,
         )
         Path(node.root, "proc", "stat").write_text("cpu 1 0 1 9 0 0 0 0\ncpu0 1 0 1 9 0 0 0 0\n")
         await rounds.next(2)

@@ -77,6 +77,7 @@ class Seconds:
             read=lambda _cpu, _now: None,
             sampled=lambda: None,
             harm=agent.sampler.harm,
+            daemons=agent.sampler.daemons,
         )
 
     async def look(self) -> None:

@@ -1,0 +1,119 @@
+"""node_daemons: a small CPU weight for the node's other daemons, such as the kubelet and the runtime in system.slice.
+
+Each of their wake-ups delays online pods by up to the credit that CFS gives a group which has slept; it is proportional
+to the weight of the group directly below the root (docs/performance.md has the curve). So the weight of the groups that
+the configuration names is held near twice what they need (`reconciler.policies.daemon_weight` is the law; the sampler
+keeps its state). While a container is being made, and `hold_s` after it, they have their own weight: the kubelet and
+the runtime do that work.
+
+Never the group of the pods, nor the root, nor bypassd's own group, which has a weight of its own (`node.own_shares`).
+Where systemd made no group for services (cgroup v1 without CPU accounting) their processes are in the root group, which
+has no weight: nothing can be done there, which is reported.
+
+Off by default: it changes a file that belongs to systemd.
+"""
+
+import re
+from typing import Annotated, Final
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from cgroupfs.codecs import weight_to_shares
+from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig
+from state.daemons import DaemonGroup
+from state.model import NodeView, Setting
+from state.plan import NodePlan
+
+NAME: Final = "node_daemons"
+KNOB: Final = "cpu.weight"
+_NAME: Final = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9:_.@\\-]{0,254}")
+_OURS: Final = "bypassd.slice"
+
+
+class NodeDaemonsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which groups, and how much of their need their weight assures."""
+
+    enabled: Annotated[
+        bool, Meta(description="hold the CPU weight of the node's other daemons near twice what they need")
+    ] = False
+    groups: Annotated[
+        tuple[str, ...],
+        Meta(description="groups directly below the root of the CPU hierarchy, never that of the pods", max_length=16),
+    ] = ("system.slice",)
+    need_percent: Annotated[
+        int,
+        Meta(ge=200, le=1000, description="share of a group's need that its weight assures while every CPU is busy"),
+    ] = 200
+    floor_shares: Annotated[
+        int, Meta(ge=SHARES_MIN, le=1024, description="least weight, in cpu.shares (a service has 1024)")
+    ] = 50
+    window_s: Annotated[
+        float,
+        Meta(ge=10, le=3600, description="seconds over which the need is measured: the largest use of one second"),
+    ] = 60.0
+    hold_s: Annotated[
+        float, Meta(ge=1, le=600, description="seconds with the group's own weight after a container was created")
+    ] = 10.0
+
+    def __post_init__(self) -> None:
+        for name in self.groups:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"groups: {name!r} is not the name of a group directly below the root")
+            if "kubepods" in name or name == _OURS:
+                whose = "the pods'" if "kubepods" in name else "bypassd's own"
+                raise ValueError(f"groups: {name}: {whose} group has another weight; expected a daemons' group")
+        if len(set(self.groups)) != len(self.groups):
+            raise ValueError("groups: a name is there twice")
+
+
+def paths(config: NodeDaemonsConfig) -> tuple[str, ...]:
+    """The groups' paths."""
+    return tuple(f"/{name}" for name in config.groups)
+
+
+def starting(view: NodeView, config: NodeDaemonsConfig) -> bool:
+    """Whether a container is being made, or was within `hold_s`."""
+    return any(view.now - at < config.hold_s for at in view.arrived.values())
+
+
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: NodeDaemonsConfig) -> NodePlan:
+    """The weight of each group: the law's, or its own while a container is being made."""
+    del previous
+    own = starting(view, config)
+    weights: dict[str, int] = {}
+    parts: list[str] = []
+    for path in paths(config):
+        group = view.daemons.groups.get(path)
+        if group is None or group.original is None or (reason := view.daemons.refused.get(path)):
+            parts.append(f"{path}: not here: {view.daemons.refused.get(path, 'not measured yet')}")
+        elif group.wanted is None:
+            parts.append(f"{path}: its need is measured for {config.window_s:g} s first")
+        else:
+            weights[path] = group.original if own else min(group.original, group.wanted)
+            parts.append(f"{path}: the weight for {config.need_percent} % of what it needs")
+    reason = "; ".join(parts) or "no group is named"
+    return replace(plan, daemons=weights, reasons={**plan.reasons, NAME: reason})
+
+
+def parents(view: NodeView, plan: NodePlan, config: NodeDaemonsConfig) -> list[Setting]:
+    """The weights as settings of the groups' files."""
+    settings = []
+    for path, weight in plan.daemons.items():
+        group = view.daemons.groups.get(path, DaemonGroup())
+        reason = f"{config.need_percent} % of what its daemons need"
+        if weight == group.original:
+            reason = "its own weight: a container is being made, or its daemons need it"
+        value = weight if view.versions.get("cpu") == 1 else weight_to_shares(weight)
+        settings.append(Setting(path=path, knob=KNOB, value=value, policy=NAME, reason=reason))
+    return settings
+
+
+POLICY = Policy(
+    name=NAME,
+    summary="a small CPU weight for the node's other daemons, near what they need",
+    config_type=NodeDaemonsConfig,
+    precedence=79,
+    decide_resources=decide_resources,
+    parents=parents,
+)

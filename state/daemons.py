@@ -1,0 +1,39 @@
+"""Groups directly below the root of the CPU hierarchy, beside the pods': the node's other daemons. Values only.
+
+Units: weights as the kernel's file has them (cpu.shares on cgroup v1, cpu.weight on v2), thousandths of a CPU.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+
+class DaemonGroup(Struct, frozen=True, kw_only=True):
+    """One group, as read last. None: not known.
+
+    ``original``: the weight without bypassd. ``use_milli``: its CPU use over the last interval. ``waits``: the share of
+    the time, 0.0-1.0, in which one of its tasks waited for a CPU. ``wanted``: the weight by the law
+    (`reconciler.policies.daemon_weight`); None: it is not managed, or its need was not measured over a whole window.
+    ``need_milli``: the largest use in that window.
+    """
+
+    weight: int | None = None
+    original: int | None = None
+    use_milli: int | None = None
+    waits: float | None = None
+    wanted: int | None = None
+    need_milli: int | None = None
+
+
+class Daemons(Struct, frozen=True, kw_only=True):
+    """All of them, by path, without the pods' group and bypassd's own.
+
+    ``refused``: why a group that the configuration names is not among ``groups`` or cannot have a weight, by path.
+    ``pods_weight``: of the group of all pods. ``latency_ns``: the scheduler's period, half of which a group may be put
+    back when it wakes up; None: this kernel shows none.
+    """
+
+    groups: Mapping[str, DaemonGroup] = {}
+    refused: Mapping[str, str] = {}
+    pods_weight: int | None = None
+    latency_ns: int | None = None
