@@ -60,7 +60,7 @@ class WriteWatch(Protocol):
         ...
 
     def follow(self, directory: str, group: str) -> None:
-        """Watch one group in one hierarchy (fanotify: everything is watched, and a group outside ``below`` reported)."""
+        """Watch one group in one hierarchy (fanotify: a group outside ``below`` is reported, too)."""
         ...
 
     def forget(self, directory: str, group: str) -> None:

@@ -66,8 +66,8 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     BE's limits are divided. ``network``: BE's share of interfaces. ``cache``: shares of caches and memory bandwidth;
     the groups follow from it and from what resctrl offers (`state.cache.CachePlan`). ``cookies``: core scheduling.
     ``oom_scores``: of containers' processes. ``idle_threads``: the scheduling policy of containers' threads. ``files``:
-    of the node, outside of every cgroup, by name. ``daemons``: the CPU weight of other groups directly below the root, by
-    path, as in the kernel's file. ``capacity``: BE pods' capacity files. ``starts``: BE pods' weights and start
+    of the node, outside of every cgroup, by name. ``daemons``: the CPU weight of other groups directly below the root,
+    by path, as in the kernel's file. ``capacity``: BE pods' capacity files. ``starts``: BE pods' weights and start
     allowance. None: not managed. ``reasons``: by policy, of all but the pools.
     """
 

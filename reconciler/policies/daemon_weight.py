@@ -28,7 +28,7 @@ LOWER_S: Final = 5.0
 _PARTS: Final = 6
 """The window is kept as the largest use in each of so many parts."""
 _MOST_MILLI: Final = 750
-"""Of one CPU: for more the group's tasks must run on several, as its weight would have to exceed all others' many times."""
+"""Of one CPU: for more the group's tasks must run on several, or its weight would exceed all others' many times."""
 _DEADBAND: Final = 1.25
 """A weight this many times above the target stays: the need changes by a few percent all the time."""
 _MARGIN: Final = 10

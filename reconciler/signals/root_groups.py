@@ -14,6 +14,7 @@ Source: kernel documentation, accounting/psi, accounting/taskstats, admin-guide/
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from msgspec.structs import replace
@@ -291,10 +292,8 @@ class _ProcessWaits:
         pids: list[int] = []
         below = [(self._hierarchy.directory("cpu", path), 0)]
         for directory, depth in below:
-            try:
+            with suppress(OSError):  # removed, or a threaded group of v2
                 pids += [pid for word in self._files.read(directory, "cgroup.procs").split() if (pid := digits(word))]
-            except OSError:
-                pass  # removed, or a threaded group of v2
             if len(pids) >= _PROCESSES or len(below) >= _PROCESSES:
                 break
             if depth < _DEEPEST:

@@ -15,6 +15,7 @@ from reconciler.pods.selectors import ClassRules
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from state.cpu import GroupUse, HarmReading
+from state.daemons import DaemonGroup, Daemons
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
 from state.model import CpuPolicy, GroupRef, KubeletView, NodeCpu, NodeView, NumaMemory
@@ -34,6 +35,7 @@ NEWS: NewReadings = {
     "lent_us": {"/kubepods/poda": 250_000},
     "commands": {"a" * 64: 7.0},
     "knobs": frozenset({"cpu.set"}),
+    "daemons": Daemons(groups={"/system.slice": DaemonGroup(weight=1024)}),
     "numa_memory": NumaMemory(free={0: 1}),
     "irq_cpus": cpus("3"),
     "measures": Restrictions(budget_milli=100),

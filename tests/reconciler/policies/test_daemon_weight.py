@@ -1,5 +1,7 @@
 """The control law of the weight of the node's daemons."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -193,7 +195,7 @@ def test_it_converges_and_stays(use: int, competing: int, cpus: int, original: i
 @given(st.lists(st.integers(47, 53), min_size=600, max_size=600))
 def test_a_need_that_varies_by_some_percent_moves_nothing(uses: list[int]) -> None:
     weights = run([replace(IDLE, use_milli=use) for use in uses])[150:]
-    changes = sum(before != after for before, after in zip(weights, weights[1:], strict=False))
+    changes = sum(before != after for before, after in pairwise(weights))
     assert changes <= 2
 
 
