@@ -25,6 +25,13 @@ class DaemonGroup(Struct, frozen=True, kw_only=True):
     need_milli: int | None = None
 
 
+class DaemonRow(DaemonGroup, frozen=True, kw_only=True):
+    """One group for people and metrics. ``credit_us``: CPU time that it may have at a wake-up before others."""
+
+    group: str
+    credit_us: int | None = None
+
+
 class Daemons(Struct, frozen=True, kw_only=True):
     """All of them, by path, without the pods' group and bypassd's own.
 

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
@@ -15,6 +15,7 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, line, show
 from reconciler.cli.watched import node_cells, of_node
 from reconciler.runtime import format as fmt
+from state.printable import printable
 from state.setting_state import SettingState
 
 _SECTIONS: Final = (
@@ -33,6 +34,12 @@ _OLDER: Final = (*_SECTIONS[:-2], "directories", "pods")
 """For a daemon of a version without the sums: its pods with all their settings."""
 CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
 _MOST: Final = 8
+_USES: Final = 5
+"""Thousandths of a CPU: a group of daemons that uses less is not shown."""
+_DELAYS: Final = 1000
+"""Microseconds that an online task may wait for a group's wake-up, from which on that is a warning."""
+_LONGEST: Final = 24
+"""Characters of a group's name."""
 
 
 def run(options: Namespace) -> int:
@@ -101,6 +108,8 @@ def summary(document: FetchedDocument) -> Row:
         "movement": agent.get("movement", {}),
         "priority": agent.get("priority", {}),
         "own_group": agent.get("own_group", {}),
+        "daemons": agent.get("daemons", []),
+        "daemons_refused": agent.get("daemons_refused", {}),
         "interference": of_node(body),
         "components": agent.get("components", []),
         "kubelet": agent.get("kubelet", {}),
@@ -130,6 +139,8 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         )
     # In place of an empty line: the whole of a usual node is 24 lines.
     yield field("daemon", *own_group_cells(facts["own_group"])) if facts["own_group"] else blank()
+    if daemons := list(daemon_cells(facts["daemons"], facts["daemons_refused"])):
+        yield field("others", *daemons)
     yield field("pods", *_counts({name: facts["pods"].get(name, 0) for name in CLASSES}))
     if document.live:
         yield field("settings", *_settings(facts))
@@ -224,6 +235,27 @@ def own_group_cells(own: Row) -> Iterator[Cell]:
         yield StyledText("no CPU group of its own: delays online pods (see doctor)", "warn")
     else:
         yield StyledText(f"{shares} shares with all of {own['top']}: delays online pods (see doctor)", "warn")
+
+
+def daemon_cells(rows: Sequence[Row], refused: Mapping[str, str]) -> Iterator[Cell]:
+    """The group of the node's other daemons that may delay online pods most, or why a named one is not managed."""
+    costly = [row for row in rows if (row["use_milli"] or 0) >= _USES and row["weight"] is not None]
+    if costly:
+        row = costly[0]
+        managed = row["wanted"] is not None and row["weight"] != row["original"]
+        weight = f"weight {row['weight']}" + (f" of {row['original']}" if managed else "")
+        yield f"{_short(row['group'])}: "
+        yield StyledText(weight, "ok" if managed else "")
+        yield f", uses {fmt.cpu(row['use_milli'])}"
+        if (credit := row["credit_us"]) is not None:
+            late = credit >= _DELAYS and not managed
+            yield StyledText(f"; may delay pods {fmt.duration(credit / 1e6)}", "warn" if late else "")
+    elif refused:
+        yield StyledText(f"{_short(min(refused))} has no weight here (see doctor)", "warn")
+
+
+def _short(group: str) -> str:
+    return printable(group, _LONGEST)
 
 
 def _movement(counted: Row) -> Iterator[Cell]:

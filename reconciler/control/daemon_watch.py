@@ -5,7 +5,7 @@ They are measured whether the policy is on or not: `status` and `doctor` name wh
 
 from typing import Final, final
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from cgroupfs.codecs import shares_to_weight
 from cgroupfs.files import REAL, FileOps
@@ -16,7 +16,7 @@ from reconciler.policies import daemon_weight, node_daemons
 from reconciler.policies.daemon_weight import WeightRules, WeightSample, WeightState
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.root_groups import RootGroups
-from state.daemons import DaemonGroup, Daemons
+from state.daemons import DaemonGroup, DaemonRow, Daemons
 from state.ledger import Ledger
 
 _EVERY_S: Final = 1.0
@@ -78,6 +78,23 @@ class DaemonWatch:
         self._reconciler.inventory.take(daemons=replace(daemons, groups=groups))
         if changed:
             self._reconciler.dirty.mark(TICK)
+
+    def rows(self) -> tuple[DaemonRow, ...]:
+        """The groups, as read last; those that can delay online pods most come first."""
+        daemons, version = self._reconciler.inventory.readings.daemons, self._version or 2
+        rows = [
+            DaemonRow(
+                group=path,
+                credit_us=daemon_weight.credit_us(group.weight, daemons.latency_ns, version),
+                **asdict(group),
+            )
+            for path, group in daemons.groups.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: (not row.use_milli, -(row.weight or 0), row.group)))
+
+    def problems(self) -> dict[str, str]:
+        """Why a group that the configuration names is not managed, by path."""
+        return dict(self._reconciler.inventory.readings.daemons.refused)
 
     def _rules(self) -> WeightRules:
         config = self._reconciler.policies.node_daemons

@@ -105,6 +105,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         priority=agent.priority.status,
         own_group=agent.own_group.status,
         stints=agent.stints.values,
+        daemons=agent.sampler.daemons.rows(),
         counters=counters(agent),
         cache=cache,
         watched=agent.watching.numbers(),

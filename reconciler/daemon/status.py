@@ -355,6 +355,8 @@ class StatusReport:
             "priority": asdict(agent.priority.status),
             "own_group": asdict(agent.own_group.status),
             "work": {name: asdict(work) for name, work in agent.stints.values.components.items()},
+            "daemons": [asdict(row) for row in agent.sampler.daemons.rows()],
+            "daemons_refused": agent.sampler.daemons.problems(),
             "alerts": dict(agent.alerts),
             "components": [asdict(status) for status in self._statuses()],
         }

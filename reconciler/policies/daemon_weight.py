@@ -89,6 +89,16 @@ def weight_for(milli: int, competing: int, cpus: int) -> int | None:
     return -(-milli * competing * spread // (cpus * (1000 * spread - milli)))
 
 
+def credit_us(weight: int | None, latency_ns: int | None, version: int) -> int | None:
+    """The CPU time that a group which has slept may use before kubepods, which has not; None: not known.
+
+    Half of the scheduler's latency, in proportion to the weight (1024 on cgroup v1 and 100 on v2 are the same).
+    """
+    if weight is None or latency_ns is None:
+        return None
+    return latency_ns * weight // (2000 * (1024 if version == 1 else 100))
+
+
 def step(state: WeightState | None, sample: WeightSample, now: float, rules: WeightRules) -> WeightState:
     """The state after one more sample. ``now``: monotonic seconds."""
     original = sample.original

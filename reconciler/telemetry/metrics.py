@@ -18,6 +18,7 @@ from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.stints import StintValues
 from reconciler.runtime.supervisor import ComponentStatus
 from state.cache import CacheUsage
+from state.daemons import DaemonRow
 from state.model import SourceStatus
 from state.owners import OwnerAccount
 
@@ -106,6 +107,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     own_group: OwnGroupStatus = OwnGroupStatus(placement=Placement.UNKNOWN)
     stints: StintValues = StintValues()
     """Of the loop and its worker threads, since readiness."""
+    daemons: tuple[DaemonRow, ...] = ()
+    """The node's other groups directly below the root."""
     counters: CounterValues = CounterValues()
     cache: CacheUsage | None = None
     watched: InterferenceCounters | None = None

@@ -26,6 +26,7 @@ from reconciler.runtime.priority import PriorityState
 from reconciler.runtime.supervisor import ComponentHealth
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from state.cache import CacheUsage
+from state.daemons import DaemonRow
 from state.printable import printable_lines
 
 
@@ -180,6 +181,9 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
         *("long_steps", "Steps and jobs of a component that kept a CPU for more than 0.1 ms.", ("component",)),
         (((name,), work.long) for name, work in by_component),
     )
+    for name, part, message in _DAEMONS:
+        values = [((row.group,), value) for row in now.daemons if (value := part(row)) is not None]
+        yield _gauges(name, message, ("group",), values)
     yield _counters("resyncs", "Full reconciliations by reason.", ("reason",), _single(now.counters.resyncs))
 
 
@@ -341,6 +345,20 @@ _CPU_SECONDS: Final[tuple[tuple[Callable[[CpuSeconds], float | None], str, str],
     (lambda cpu: cpu.throttled, "cpu_throttled_seconds", "Time in which quotas stopped run queues"),
     (lambda cpu: cpu.wait, "cpu_wait_seconds", "Time in which tasks waited for a CPU"),
 )
+
+
+_DAEMONS: Final[tuple[tuple[str, Callable[[DaemonRow], float | None], str], ...]] = (
+    ("daemon_weight", lambda row: row.weight, "CPU weight of a group of other daemons, as in its file."),
+    ("daemon_own_weight", lambda row: row.original, "The same without bypassd."),
+    ("daemon_used_cpus", lambda row: _cpus(row.use_milli), "CPUs in use by the group."),
+    ("daemon_needed_cpus", lambda row: _cpus(row.need_milli), "Largest use of a second in the policy's window."),
+    ("daemon_wait_ratio", lambda row: row.waits, "Share of the time in which one of its tasks waited for a CPU."),
+    ("daemon_credit_seconds", lambda row: _seconds(row.credit_us), "CPU time at a wake-up before an online task."),
+)
+
+
+def _seconds(value_us: int | None) -> float | None:
+    return None if value_us is None else value_us / 1e6
 
 
 def _of_use(part: Callable[[CpuSeconds], float | None]) -> Callable[[PodMetrics], float | None]:

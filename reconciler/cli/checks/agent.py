@@ -34,6 +34,8 @@ _FREE_BYTES: Final = 64 << 20
 _SHOWN: Final = 100
 _MOST: Final = 4
 _BASE_WATCHES: Final = 32
+_USES_MILLI: Final = 5
+_DELAYS_US: Final = 1000
 _INOTIFY: Final = ("max_user_watches", "max_user_instances", "max_queued_events")
 
 
@@ -50,6 +52,7 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
         own = results.daemon_state.get("own_group")
         if isinstance(own, dict):
             yield own_group(own)
+        yield node_daemons(results.daemon_state)
 
 
 def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:
@@ -256,6 +259,42 @@ def own_group(own: Mapping[str, object]) -> CheckResult:
         "restart bypassd. Without the unit: systemd-run --slice=bypassd.slice bypassd run. node.own_shares: below 1024"
     )
     return CheckResult("daemon weight", CheckState.WARN, text, fix)
+
+
+def node_daemons(state: Mapping[str, object]) -> CheckResult:
+    """What the wake-ups of the node's other daemons may cost online pods. ``state``: the daemon's section ``agent``."""
+    name = "node daemons"
+    rows, refused = state.get("daemons"), state.get("daemons_refused")
+    if isinstance(refused, dict) and refused:
+        text = "; ".join(f"{path}: {why}" for path, why in list(refused.items())[:_MOST])
+        fix = (
+            "another policies.node_daemons.groups; on cgroup v1 DefaultCPUAccounting=yes in /etc/systemd/system.conf "
+            "gives services a group (after a reboot)"
+        )
+        return CheckResult(name, CheckState.WARN, text[: 4 * _SHOWN], fix)
+    busy = [row for row in rows if isinstance(row, dict) and _uses(row)] if isinstance(rows, list) else []
+    if not busy:
+        text = "no group of daemons directly below the root uses the CPU: those of services may be in the root group"
+        return CheckResult(name, CheckState.OK, text)
+    texts = []
+    warn = False
+    for row in busy[:_MOST]:
+        managed = row.get("wanted") is not None
+        credit = row.get("credit_us")
+        text = f"{str(row.get('group'))[:_SHOWN]}: weight {row.get('weight')}, uses {fmt.cpu(row.get('use_milli'))}"
+        if isinstance(waits := row.get("waits"), float):
+            text += f", waits {100 * waits:.0f} % of the time"
+        if isinstance(credit, int):
+            text += f", each wake-up may delay an online task by {fmt.duration(credit / 1e6)}"
+            warn = warn or (credit >= _DELAYS_US and not managed)
+        texts.append(text)
+    fix = "policies.node_daemons: {enabled: true} holds its weight near twice what it needs (docs/cpu.md)"
+    return CheckResult(name, CheckState.WARN if warn else CheckState.OK, "; ".join(texts), fix if warn else "")
+
+
+def _uses(row: Mapping[str, object]) -> bool:
+    use, weight = row.get("use_milli"), row.get("weight")
+    return isinstance(use, int) and use >= _USES_MILLI and isinstance(weight, int)
 
 
 def _priority(node: InspectedNode, pid: int | None) -> str:

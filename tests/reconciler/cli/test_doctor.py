@@ -294,6 +294,29 @@ def test_the_weight_that_the_daemon_has_beside_online_pods_is_checked(
     assert group in found.found or problem in found.found
 
 
+@pytest.mark.parametrize(
+    ("changes", "refused", "state", "named"),
+    [
+        ({}, {}, CheckState.WARN, "weight 1024, uses 0.05 CPU, waits 2 % of the time, each wake-up may delay"),
+        ({"credit_us": 586}, {}, CheckState.OK, "weight 1024"),
+        ({"wanted": 1024}, {}, CheckState.OK, "weight 1024"),
+        ({"credit_us": None, "waits": None}, {}, CheckState.OK, "/system.slice: weight 1024, uses 0.05 CPU"),
+        ({"use_milli": None}, {}, CheckState.OK, "no group of daemons"),
+        ({}, {"/system.slice": "no such group"}, CheckState.WARN, "/system.slice: no such group"),
+    ],
+)
+def test_what_the_nodes_other_daemons_may_cost_is_checked(
+    good: LiveNode, changes: dict[str, object], refused: dict[str, str], state: CheckState, named: str
+) -> None:
+    row = {"group": "/system.slice", "weight": 1024, "original": 1024, "wanted": None, "use_milli": 50}
+    row |= {"waits": 0.02, "credit_us": 3000, **changes}
+    results = QueryResults(daemon_state=running(view(good.root), daemons=[row], daemons_refused=refused))
+    (found,) = [result for result in checks.agent(view(good.root), results) if result.name == "node daemons"]
+    assert found.state is state
+    assert bool(found.fix) is (state is CheckState.WARN)
+    assert named in found.found
+
+
 def test_a_daemon_that_uses_what_the_node_has_is_ok(good: LiveNode) -> None:
     node = view(good.root)
     assert compared(node, running(node))[0] is CheckState.OK

@@ -387,3 +387,47 @@ def test_a_store_of_a_newer_version_is_refused(run: Run, live: LiveNode) -> None
         connection.execute("UPDATE meta SET row = x'00' WHERE key = 'readable_by'")
     connection.close()
     assert run("dump", "--root", live.root).code == Exit.REFUSED
+
+
+def daemon_row(**changes: object) -> dict[str, object]:
+    return {
+        "group": "/system.slice",
+        "weight": 1024,
+        "original": 1024,
+        "wanted": None,
+        "use_milli": 50,
+        "need_milli": None,
+        "waits": 0.02,
+        "credit_us": 3000,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "refused", "shown"),
+    [
+        ([daemon_row()], {}, "others   /system.slice: weight 1024, uses 0.05 CPU; may delay pods 3 ms"),
+        (
+            [daemon_row(weight=114, wanted=114, credit_us=334)],
+            {},
+            "others   /system.slice: weight 114 of 1024, uses 0.05 CPU; may delay pods 334 µs",
+        ),
+        ([daemon_row(credit_us=None)], {}, "others   /system.slice: weight 1024, uses 0.05 CPU"),
+        ([], {"/system.slice": "why"}, "others   /system.slice has no weight here (see doctor)"),
+    ],
+)
+def test_status_names_the_daemons_that_may_delay_online_pods_most(
+    run: Run, daemon: FakeDaemon, rows: list[dict[str, object]], refused: dict[str, str], shown: str
+) -> None:
+    daemon.document["agent"] |= {"daemons": rows, "daemons_refused": refused}
+    lines = run("status", "--socket", daemon.socket).out.splitlines()
+    assert [line for line in lines if line.startswith("others")] == [shown]
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("rows", [[], [daemon_row(use_milli=None)], [daemon_row(use_milli=1)]])
+def test_status_has_no_line_for_daemons_that_use_nothing(
+    run: Run, daemon: FakeDaemon, rows: list[dict[str, object]]
+) -> None:
+    daemon.document["agent"]["daemons"] = rows
+    assert "others" not in run("status", "--socket", daemon.socket).out

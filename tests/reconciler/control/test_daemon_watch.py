@@ -238,11 +238,8 @@ def test_without_the_policy_daemons_are_measured_and_nothing_is_written(tmp_path
     async def scenario(agent: Agent) -> None:
         await until_low(node, agent)
         daemons = agent.inventory.readings.daemons
-        assert daemons.groups == {
-            SLICE: DaemonGroup(
-                weight=int(original), original=int(original), use_milli=50, waits=daemons.groups[SLICE].waits
-            )
-        }
+        own, waits = int(original), daemons.groups[SLICE].waits
+        assert daemons.groups == {SLICE: DaemonGroup(weight=own, original=own, use_milli=50, waits=waits)}
         assert agent.reconciler.plan is not None
         assert agent.reconciler.plan.reasons["node_daemons"] == "off"
 
@@ -277,9 +274,7 @@ def test_the_pods_and_the_root_are_never_among_them(node: Node) -> None:
     node.play(scenario)
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "/system.slice", "kubepods.slice", "bypassd.slice", "-x", "a b"]
-)
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/x.slice", "kubepods.slice", "bypassd.slice", "-x", "a b"])
 def test_names_that_are_not_of_daemons_groups_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="groups"):
         NodeDaemonsConfig(groups=(name,))

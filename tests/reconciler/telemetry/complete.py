@@ -15,6 +15,7 @@ from reconciler.runtime.stints import ComponentWork, StintValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
+from state.daemons import DaemonRow
 from state.model import SourceStatus
 from state.owners import OwnerAccount
 from tests.reconciler.telemetry.rendered import render
@@ -80,6 +81,18 @@ def complete() -> MetricsSnapshot:
         cache_age_s=2.5,
         own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
         stints=StintValues(components={"sampler": ComponentWork(cpu_s=0.5, long=3, longest_s=0.001)}),
+        daemons=(
+            DaemonRow(
+                group="/system.slice",
+                weight=114,
+                original=1024,
+                wanted=114,
+                use_milli=50,
+                need_milli=50,
+                waits=0.25,
+                credit_us=334,
+            ),
+        ),
         watched=InterferenceCounters(
             verdicts={("cpu", "interfered"): 1},
             steps={"squeeze": 1},
