@@ -107,6 +107,19 @@ async def test_only_files_and_groups_of_interest_are_told(watch: FanotifyWatch, 
     picky.close()
 
 
+async def test_a_followed_group_outside_of_the_subtree_is_reported_until_it_is_forgotten(
+    watch: FanotifyWatch, cpu: str
+) -> None:
+    picky = FanotifyWatch([cpu], below=f"{GROUP}/kubepods")
+    picky.follow(cpu, GROUP)
+    write(f"{cpu}{GROUP}/cpu.shares", "77")
+    assert [(item.group, item.file) for item in await writes(picky)] == [(GROUP, "cpu.shares")]
+    picky.forget(cpu, GROUP)
+    write(f"{cpu}{GROUP}/cpu.shares", "78")
+    assert await quiet(picky)
+    picky.close()
+
+
 async def test_a_write_from_another_mount_namespace_is_placed(watch: FanotifyWatch, cpu: str, tmp_path: Path) -> None:
     os.mkdir(f"{cpu}{GROUP}/pod")
     loop = f"for value in 60 61; do echo $value > {tmp_path}{GROUP}/pod/cpu.shares; done"

@@ -45,7 +45,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(gt=0)] = 4
     settle_s: float = 4
     agent_settle_s: float = 6
-    daemons_settle_s: float = 40
+    daemons_settle_s: float = 90
     fixed_percent: int = 40
     agent_group: str = "bypassd.slice/bypassd.service"
     kubelet_like: bool = False
