@@ -29,12 +29,29 @@ def test_arguments_reach_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [("--laws", "cpu,none"), ("--spinners", "0"), ("--agent", "a:1"), ("--agent", "../a"), ("--seconds", "0")]
+    "parts",
+    [
+        ("--laws", "cpu,none"),
+        ("--spinners", "0"),
+        ("--agent", "a:1"),
+        ("--agent", "../a"),
+        ("--seconds", "0"),
+        ("--laws", "daemons"),
+        ("--daemon-shares", "50"),
+        ("--kubelet", "--daemon-shares=1"),
+        ("--kubelet", "--daemon-shares=a"),
+    ],
 )
 def test_arguments_out_of_bounds_end_with_the_usage(parts: tuple[str, str]) -> None:
     with pytest.raises(SystemExit) as end:
         program.main(parts)
     assert end.value.code == 2
+
+
+def test_each_law_can_be_measured_under_several_weights_of_the_daemons() -> None:
+    given = run_of("--laws", "alone,daemons", "--kubelet", "--daemon-shares", "1024,50")
+    assert given == Run(laws=("alone", "daemons"), kubelet_like=True, daemon_shares=(1024, 50))
+    assert "daemon_shares='1024 50'\n" in given.parameters()
 
 
 def test_shares_belong_to_each_part_of_the_agents_group() -> None:

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from tests.virtual.report import BenchError, LawResult, misses, read_console, table
+from tests.virtual.report import BenchError, DaemonResult, LawResult, misses, read_console, table
 
 KUBERNETES = LawResult(
     law="kubernetes",
@@ -84,3 +84,11 @@ def test_the_table_has_multiples_of_kubernetes() -> None:
     lines = table([measured("alone", be_ms=0), KUBERNETES, measured("cpu", p99_us=1040, agent_ms=33)]).splitlines()
     assert lines[2] == "| `alone` | 100 | 1000 | 2000 | 3000 | 0 | 1500 | 0 |"
     assert lines[4] == "| `cpu` | 100 | 1040 (1.04) | 2000 (1.00) | 3000 | 2000 (1.00) | 1500 | 33 |"
+
+
+def test_the_table_has_the_daemons_columns_where_one_was_measured() -> None:
+    daemon = DaemonResult(shares=114, cpu_ms=200, turns=40, median_us=46_700, max_us=50_900)
+    head, _, row = table([msgspec.structs.replace(KUBERNETES, daemon=daemon)]).splitlines()
+    assert head.endswith("| agent CPU ms | system.slice: shares | CPU ms | its turns | median ms | longest ms |")
+    assert row.endswith("| 0 | 114 | 200 | 40 | 46.7 | 50.9 |")
+    assert "system.slice" not in table([KUBERNETES])

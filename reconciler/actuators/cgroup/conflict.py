@@ -283,8 +283,9 @@ class ForeignWriteHandler:
             # The kubelet writes a pod's directory when it creates or resizes the pod, itself or, with its systemd
             # driver, by a property of the pod's slice: restore this value from now on.
             self._ledger.rebase(work.key, work.raw)
-        if kind == _SYSTEMD and parse(work.key[1]) is None:
-            # A group outside of kubepods is systemd's unit: what it writes is the unit's configured value.
+        if kind in _OWNERS and parse(work.key[1]) is None:
+            # A group outside of kubepods is a unit of systemd, or what the kubelet reserves CPU for: it is their
+            # configured value.
             self._ledger.rebase(work.key, work.raw)
         if kind == _RUNTIME and work.target.container is not None and not work.target.signalled:
             # An update by crun ends in no event and no record: what it has written is the value to restore.

@@ -194,10 +194,11 @@ def test_it_is_restored_by_off_by_a_restore_and_after_a_killed_agent(node: Node)
     node.play(next_start)
 
 
-def test_a_value_of_systemd_becomes_the_original_and_ours_is_written_again(node: Node) -> None:
+@pytest.mark.parametrize("kind", ["systemd", "kubelet"])
+def test_a_value_of_its_owner_becomes_the_original_and_ours_is_written_again(node: Node, kind: str) -> None:
     class Writers:
         def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
-            return ("systemd", "systemd (pid 1)") if file == node.file else None
+            return (kind, f"{kind} (pid 9)") if file == node.file else None
 
     async def scenario(agent: Agent) -> None:
         await until_low(node, agent)

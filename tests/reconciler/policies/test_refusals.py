@@ -7,6 +7,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan_pools
 from reconciler.policies.refusals import RefusalContext, check
 from reconciler.policies.table import PoliciesConfig
+from state.daemons import DaemonGroup, Daemons
 from state.model import (
     ContainerKind,
     CpuPolicy,
@@ -113,6 +114,17 @@ def test_what_lies_just_beside_is_let_through(path: str, knob: str, value: CpuSe
 )
 def test_a_setting_above_the_pods_is_refused(path: str, knob: str, value: CpuSet | int, rule: str) -> None:
     assert refused(NODE, None, want(path, knob, value)) == [rule]
+
+
+def test_of_groups_beside_the_pods_only_the_weight_of_known_daemons_is_let_through() -> None:
+    view = node(APP, daemons=Daemons(groups={"/system.slice": DaemonGroup(weight=1024)}))
+    weight = want("/system.slice", "cpu.weight", 50)
+    assert refused(view, None, weight) == []
+    assert refused(NODE, None, weight) == ["outside-kubepods"]
+    others = ("/", "/user.slice", "/system.slice/kubelet.service", "/bypassd.slice")
+    assert {*refused(view, None, *(want(path, "cpu.weight", 50) for path in others))} == {"outside-kubepods"}
+    assert refused(view, None, want("/system.slice", "cpu.quota", 50_000)) == ["outside-kubepods"]
+    assert refused(view, None, want("/kubepods", "cpu.weight", 50)) == ["qos-weight"]
 
 
 def test_lifting_a_quota_above_the_pods_is_let_through() -> None:
