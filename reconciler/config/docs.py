@@ -55,6 +55,7 @@ EXAMPLE: Final[Mapping[str, str]] = {
     "policies.disk.enabled": "bandwidth, operations and weight of disks",
     "policies.network.enabled": "a bounded share of the interfaces for BE",
     "policies.cache.enabled": "shares of the last-level cache and of memory bandwidth (resctrl)",
+    "policies.node_daemons.enabled": "a small CPU weight for system.slice, near what its daemons need",
     "interference.enabled": "find BE pods that slow online pods down; rules: docs/interference.md",
     "eviction.enabled": "evict BE pods under pressure; triggers: docs/eviction.md",
     "eviction.dry_run": "show what would be evicted, evict nothing",

@@ -119,7 +119,7 @@ def step(state: WeightState | None, sample: WeightSample, now: float, rules: Wei
         if now >= least_until + least_s:
             least_s = rules.window_s
         elif now >= least_until:
-            # It was enough only as long as it was kept.
+            # Without it the group waited again.
             least_s = min(_LONGEST_S, 2 * least_s)
         least, least_until = min(original, 2 * weight), now + least_s
     need = max((use for _, use in parts), default=0)
