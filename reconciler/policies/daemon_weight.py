@@ -4,7 +4,9 @@ CFS puts a group that has slept back by up to half a latency period against kube
 runs; the CPU time of that credit is proportional to the group's weight. With twice its need it still gets all of the
 CPU that it needs where every CPU is busy for ever, and runs half of the time. `step` is the control law, once a second:
 
-- The need is the largest use of a second in the last ``window_s``. Nothing is lowered before a whole window is known.
+- The need is the largest use of a second in the last ``window_s``. Nothing is lowered before a whole window is known,
+  and the need does not fall while the group waits: a daemon that sleeps for a time after its work uses less when it is
+  slowed down, and would be slowed down further.
 - Raised at once: by the whole difference where the need has grown, to the original while a container is being made or
   the use is unknown, and to twice the weight where the group waits for a CPU most of the time. That weight then is the
   least for a window, and for twice as long each time that it was not enough.
@@ -23,6 +25,8 @@ from msgspec import Struct
 
 LATE: Final = 0.75
 """With twice its need a group of one task waits at most half of the time; from this share on it gets too little."""
+WAITS: Final = 0.2
+"""From this share of the time on the use shows what the group gets, which may be less than what it needs."""
 LOWER_S: Final = 5.0
 """Between two steps down."""
 _PARTS: Final = 6
@@ -107,7 +111,11 @@ def step(state: WeightState | None, sample: WeightSample, now: float, rules: Wei
         return WeightState(since=now, weight=weight)
     if state is None:
         state = WeightState(since=now)
-    parts = state.parts if sample.starting else _with_use(state.parts, sample.use_milli, now, rules.window_s)
+    parts = state.parts
+    if not sample.starting:
+        waits = sample.waits is not None and sample.waits >= WAITS
+        least_use = state.need_milli if waits else 0
+        parts = _with_use(parts, max(least_use, sample.use_milli), now, rules.window_s)
     least, least_until, least_s, weight = state.least, state.least_until, state.least_s, state.weight
     whole = now - state.since >= rules.window_s
     if weight is None and not (whole and parts):

@@ -155,7 +155,6 @@ def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
         pod = node.live.pods[BATCH]
         box = node.live.prepare(pod, "second", {"cpu": {"shares": 2}})
         node.live.make_groups(pod, box)
-        agent.signal.awaits = lambda _cid: True  # type: ignore[method-assign]  # the runtime has yet to signal it
         agent.inventory._awaited = lambda _cid: True
         await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         assert node.weight == original

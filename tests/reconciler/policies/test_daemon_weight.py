@@ -136,6 +136,25 @@ def test_a_weight_that_was_not_enough_is_kept_longer_each_time() -> None:
     assert kept[2] >= 4 * RULES.window_s
 
 
+def slowed(weight: int) -> WeightSample:
+    """A daemon that works 5 ms and then sleeps 95 ms, beside pods that want the whole CPU for ever."""
+    share = weight / (weight + 1024)
+    turn = 0.005 / share
+    return replace(IDLE, use_milli=round(5 / (0.095 + turn)), waits=(turn - 0.005) / (0.095 + turn))
+
+
+def test_a_daemon_that_uses_less_because_it_is_slowed_down_keeps_its_need() -> None:
+    state = settled(IDLE)
+    for second in range(600):
+        assert state.weight is not None
+        state = step(state, slowed(state.weight), 1000.0 + second, RULES)
+        assert state.need_milli == 50
+    assert state.weight == 114
+    for second in range(100):
+        state = step(state, replace(IDLE, use_milli=10), 1600.0 + second, RULES)
+    assert state.weight == RULES.floor, "it needs less once it does not wait"
+
+
 def test_an_unknown_use_has_the_own_weight_and_a_new_window() -> None:
     state = step(settled(IDLE), replace(IDLE, use_milli=None), 1000.0, RULES)
     assert state.weight == 1024
