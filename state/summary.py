@@ -88,6 +88,7 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
             }
             for name, target in sorted(plan.files.items())
         },
+        "daemons": dict(sorted(plan.daemons.items())),
         "capacity": None
         if plan.capacity is None
         else {

@@ -85,8 +85,10 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     parts: list[str] = []
     for path in paths(config):
         group = view.daemons.groups.get(path)
-        if group is None or group.original is None or (reason := view.daemons.refused.get(path)):
-            parts.append(f"{path}: not here: {view.daemons.refused.get(path, 'not measured yet')}")
+        if (refused := view.daemons.refused.get(path)) is not None:
+            parts.append(f"{path}: not here: {refused}")
+        elif group is None or group.original is None:
+            parts.append(f"{path}: not measured yet")
         elif group.wanted is None:
             parts.append(f"{path}: its need is measured for {config.window_s:g} s first")
         else:
