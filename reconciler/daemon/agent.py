@@ -64,6 +64,7 @@ from reconciler.interference import service
 from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims
 from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.selectors import ClassRules
+from reconciler.policies import node_daemons
 from reconciler.policies.yielding import scheduler_of
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
@@ -584,6 +585,13 @@ class Agent:
                 self.alert("restore", f"{result.path}/{result.file}: {result.undo}: {result.detail}", None)
         self.dirty.mark_all("restore")
         return done
+
+    async def restore_daemon_weights(self) -> None:
+        """Restore the weights of the node's other daemons: without the law that raises them they are too low."""
+        if not any(entry.policy == node_daemons.NAME for entry in self.ledger.control_files()):
+            return
+        for result in await restore_control_files(self, policy=node_daemons.NAME):
+            self.log.info("weight of the node's daemons restored", group=result.path, outcome=result.undo.value)
 
     def set_enforce(self, *, enforce: bool) -> None:
         """Write, or only say what would be written."""

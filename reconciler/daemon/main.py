@@ -197,6 +197,8 @@ class Daemon:
             done = await agent.restore()
             left = [result for result in done if not result.ok]
             self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
+        elif agent.enforces():
+            await agent.restore_daemon_weights()
         agent.close()
         self._notifier.close()
         self._ended = True

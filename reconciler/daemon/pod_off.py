@@ -66,8 +66,10 @@ async def off(agent: "Agent", request: OffRequest) -> Mapping[str, object]:
     return {**_facts(done), "hold": asdict(hold), "kept": None if kept is None else asdict(kept)}
 
 
-async def restore_control_files(agent: "Agent", only: str | None) -> list[RestoreResult]:
-    """Restore the control files of one pod, or all, while no pass runs."""
+async def restore_control_files(
+    agent: "Agent", only: str | None = None, policy: str | None = None
+) -> list[RestoreResult]:
+    """Restore the control files of one pod, those that one policy has set, or all, while no pass runs."""
     async with agent.reconciler.paused():
         # The runtime's events until now: they may have a newer value to restore to.
         with suppress(SourceError):
@@ -80,6 +82,7 @@ async def restore_control_files(agent: "Agent", only: str | None) -> list[Restor
             KernelWriter(place.hierarchy, files=agent.files),
             files=agent.files,
             only=only,
+            policy=policy,
             records=Records(place.runtime, os.path.join(place.root, place.kubelet.root_dir.lstrip("/"))),
         )
 

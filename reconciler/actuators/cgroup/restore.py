@@ -101,16 +101,23 @@ async def restore_all(
     *,
     files: FileOps = REAL,
     only: str | None = None,
+    policy: str | None = None,
     records: Records = NO_RECORDS,
 ) -> list[RestoreResult]:
-    """Restore every file (``only``: those of one pod uid) and drop it from the ledger; the caller flushes it.
+    """Restore every file and drop it from the ledger; the caller flushes it.
+
+    ``only``: those of one pod uid. ``policy``: those that one policy has set.
 
     After a daemon was killed `adopt_unjournaled_writes` comes first. The kernel's own rules order the writes; where
     they leave a choice, the last touched file is restored first.
     """
     scene = _RestoreContext(hierarchy, ledger, files, records)
     done: dict[FileKey, RestoreResult] = {}
-    todo = [entry for entry in ledger.backwards() if only is None or entry.pod_uid == only]
+    todo = [
+        entry
+        for entry in ledger.backwards()
+        if (only is None or entry.pod_uid == only) and (policy is None or entry.policy == policy)
+    ]
     for _ in range(_ROUNDS):
         todo = await _round(scene, writer, todo, done)
         if not todo:

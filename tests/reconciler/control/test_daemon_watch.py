@@ -162,7 +162,7 @@ def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
     node.play(scenario)
 
 
-def test_it_is_restored_by_off_by_a_restore_and_after_a_killed_agent(node: Node) -> None:
+def test_it_is_restored_by_off_by_a_restore_by_a_stop_and_after_a_killed_agent(node: Node) -> None:
     original = node.weight
 
     async def off(agent: Agent) -> None:
@@ -178,6 +178,13 @@ def test_it_is_restored_by_off_by_a_restore_and_after_a_killed_agent(node: Node)
         await agent.restore()
         assert node.weight == original
 
+    async def stopped(agent: Agent) -> None:
+        await until_low(node, agent)
+        others = [row.key for row in agent.ledger.control_files() if row.path != SLICE]
+        await agent.restore_daemon_weights()
+        assert node.weight == original
+        assert [row.key for row in agent.ledger.control_files()] == others != []
+
     async def killed(agent: Agent) -> None:
         await until_low(node, agent)
         await agent.keeper._mark(running=True)
@@ -188,6 +195,7 @@ def test_it_is_restored_by_off_by_a_restore_and_after_a_killed_agent(node: Node)
 
     node.play(off)
     node.play(restore)
+    node.play(stopped)
     node.play(killed)
     node.live.config = replace(node.live.config, policies=PoliciesConfig())
     node.play(next_start)

@@ -53,6 +53,7 @@ class FakeAgent:
         self.alerts: Counter[str] = Counter()
         self.enforce = config.mode is AgentMode.ENFORCE
         self.restored = 0
+        self.daemon_weights_restored = 0
         self.closed = False
         self.made.append(self)
 
@@ -62,6 +63,9 @@ class FakeAgent:
     async def restore(self) -> list[RestoreResult]:
         self.restored += 1
         return []
+
+    async def restore_daemon_weights(self) -> None:
+        self.daemon_weights_restored += 1
 
     def enforces(self) -> bool:
         return self.enforce
@@ -144,6 +148,27 @@ async def test_a_signal_while_the_node_is_searched_again_restores_by_the_last_on
             os.kill(os.getpid(), signal.SIGTERM)
     assert [agent.restored for agent in agents] == [0, 1]
     assert agents[1].closed
+
+
+@pytest.mark.parametrize(("mode", "restored"), [(AgentMode.ENFORCE, [0, 1]), (AgentMode.OBSERVE, [0, 0])])
+async def test_a_stop_restores_the_weights_of_the_nodes_daemons_and_a_renewal_does_not(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, mode: AgentMode, restored: list[int]
+) -> None:
+    async def found(*_: object) -> Any:
+        return place()
+
+    monkeypatch.setattr(main, "wait_for_place", found)
+    monkeypatch.setattr(main, "_RENEW_S", 0.0)
+    daemon = main.Daemon(loaded(Config(mode=mode)))
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.run)
+            await until(lambda: agents)
+            agents[0].renew("test")
+            await until(lambda: len(agents) > 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert [agent.daemon_weights_restored for agent in agents] == restored
+    assert [agent.restored for agent in agents] == [0, 0]
 
 
 async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_reload(
