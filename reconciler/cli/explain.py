@@ -57,6 +57,32 @@ def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
     }
 
 
+def collect_directory(document: FetchedDocument, path: str, lines: int) -> Row | None:
+    """The same of a group above the pods or beside them, such as /system.slice; None: the document has none of it."""
+    body = document.body
+    files = [row for row in body["files"] if row["path"] == path and row.get("kind", CGROUP) == CGROUP]
+    above = {group["path"]: group["settings"] for group in body.get("directories", ())}
+    if path not in above and (not files or any(row["pod_uid"] for row in files)):
+        return None
+    group = {"uid": None, "group": path, "settings": above.get(path, []), "containers": []}
+    groups = [part | {"name": "group"} for part in _groups(document, group, files) if part["path"] == path]
+    return {
+        "pod": {"title": path, "group": path},
+        "source": body["source"],
+        "at": body["at"],
+        "budget": {},
+        "claims": [],
+        "pools": {},
+        "groups": groups,
+        "elsewhere": [],
+        "refusals": [],
+        "interference": {},
+        "holds": [hold for hold in body["holds"] if _concerns(hold["target"], "", files)],
+        "history": [entry for entry in body["history"] if entry["path"] == path][:lines],
+        "processes": [],
+    }
+
+
 def pod_processes(groups: Sequence[Row]) -> list[Row]:
     """The processes of the pod's groups now, the largest in memory first; empty where this process cannot see them."""
     # Only with --processes: the others start without these.

@@ -13,9 +13,9 @@ from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText
 from reconciler.cli.client import quoted
 from reconciler.cli.control import release_command, title_of
-from reconciler.cli.document import FetchedDocument, Row, query
+from reconciler.cli.document import FetchedDocument, Row, fetch, query
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.explain import collect, detail_blocks, pod_processes, title_blocks
+from reconciler.cli.explain import collect, collect_directory, detail_blocks, pod_processes, title_blocks
 from reconciler.cli.format import setting_text
 from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, PodLimits, measured, throttlers
 from reconciler.cli.output import emit
@@ -24,6 +24,7 @@ from reconciler.cli.sparkline import sparkline
 from reconciler.cli.targets import fetch_pod
 from reconciler.cli.watched import OUTCOMES
 from reconciler.runtime import format as fmt
+from state.printable import printable
 
 _SECTIONS: Final = ("agent", "pools", "budget", "pods", "settings", "files", "holds", "history", "sources")
 _WATCHED: Final = ("interference", "eviction")
@@ -38,12 +39,20 @@ _ENDS_OF_EVICTIONS: Final = {
 """Kinds of the history by the outcome of the eviction."""
 _US: Final = "us"
 """`state.entry.US`, which is not imported here for the start-up's sake."""
+_LONGEST_PATH: Final = 200
 _CHANGES: Final = 8
 """Settings that are listed as what enforce would write."""
 
 
 def run(options: Namespace) -> int:
-    """Show one pod. Errors: `CliError` for no such pod, or several."""
+    """Show one pod, or a group above the pods or beside them. Errors: `CliError` for no such pod, or several."""
+    if options.target.startswith("/") and (found := _directory(options)) is not None:
+        document, facts = found
+        if options.output == "table":
+            show([line(StyledText(printable(options.target, _LONGEST_PATH), "head")), *detail_blocks(document, facts)])
+        else:
+            emit(facts, options.output)
+        return Exit.OK
     document, pod = fetch_pod(options, options.target, (*_SECTIONS, *_WATCHED), say=True, removed=True)
     facts = collect(document, pod, options.history)
     facts["processes"] = pod_processes(facts["groups"]) if options.processes and document.live else []
@@ -65,6 +74,13 @@ def run(options: Namespace) -> int:
 
 
 # What is known
+
+
+def _directory(options: Namespace) -> tuple[FetchedDocument, Row] | None:
+    """The group that the target is the path of, if bypassd has changed something there; None: it may be a pod's."""
+    document = fetch(options, ("agent", "directories", "files", "holds", "history"), say=False)
+    facts = collect_directory(document, options.target.rstrip("/") or "/", options.history)
+    return None if facts is None else (document, facts)
 
 
 def _hour(options: Namespace, document: FetchedDocument, pod: Row) -> Row:

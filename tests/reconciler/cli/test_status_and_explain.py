@@ -431,3 +431,26 @@ def test_status_has_no_line_for_daemons_that_use_nothing(
 ) -> None:
     daemon.document["agent"]["daemons"] = rows
     assert "others" not in run("status", "--socket", daemon.socket).out
+
+
+def test_why_explains_a_group_beside_the_pods_by_its_path(run: Run, daemon: FakeDaemon) -> None:
+    """The besteffort directory is one; so is what `policies.node_daemons` manages."""
+    ran = run("why", "/kubepods/besteffort", "--socket", daemon.socket)
+    assert ran.code == Exit.OK
+    assert ran.out.startswith("/kubepods/besteffort\n")
+    assert "  cpu.quota " in ran.out
+    assert "cpu.cfs_quota_us was -1 (no limit)" in ran.out
+    facts = json.loads(run("why", "/kubepods/besteffort", "--socket", daemon.socket, "-o", "json").out)
+    assert {setting["policy"] for group in facts["groups"] for setting in group["settings"]} == {"reclaimed"}
+    pod = run("why", f"/kubepods/besteffort/pod{BATCH}", "--socket", daemon.socket)
+    assert "ci/batch-7" in pod.out.splitlines()[0]
+    assert run("why", "/system.slice", "--socket", daemon.socket).code == Exit.NOT_FOUND
+
+
+def test_why_explains_such_a_group_from_the_store_too(run: Run, live: LiveNode) -> None:
+    live.document(killed=True)
+    ran = run("why", "/kubepods/besteffort", "--socket", f"{live.root}/none", "--store", live.store)
+    assert ran.code == Exit.OK
+    assert "  cpu.quota " in ran.out
+    assert "The daemon is not running" in ran.out
+    assert BATCH not in ran.out
