@@ -14,7 +14,8 @@ class EvictionOrder(Struct, frozen=True, kw_only=True):
 
     ``grace_s`` None: the pod's own. ``frees``: its expected relief, by resource (``cpu`` thousandths of a CPU,
     ``memory`` and ``disk`` bytes, ``inodes``). ``subject``: where it is lacking (`state.evidence`). ``decided_s``:
-    seconds since the epoch. ``forced``: a hard trigger; only disruption budgets may delay it.
+    seconds since the epoch. ``forced``: a hard trigger; only disruption budgets may delay it. ``critical``: without the
+    eviction the shortage kills online pods (`Shortage.critical`), and the victim is a BE pod.
     """
 
     id: str
@@ -30,6 +31,7 @@ class EvictionOrder(Struct, frozen=True, kw_only=True):
     frees: Mapping[str, float] = {}
     grace_s: float | None = None
     forced: bool = False
+    critical: bool = False
     decided_s: float = 0.0
 
 
@@ -92,7 +94,9 @@ class EvictionCase(Struct, frozen=True, kw_only=True):
 
     ``boot``: the kernel's id of the boot that it belongs to. ``accepted``: the API server has taken the eviction.
     ``rounds``: how often the kubelet has started the pod again meanwhile. ``left``: methods given up. ``budget``: the
-    API server's message when a disruption budget refused; empty: none has.
+    API server's message when a disruption budget refused; empty: none has. ``unasked``: why no disruption budget could
+    be asked; empty: it was, or the node has no API server. ``announced``: the alert that it is ended without its
+    budget is stored. ``reply``: the API server's last reply, or why there was none; ``requests``: how many were sent.
     """
 
     order: EvictionOrder
@@ -106,6 +110,10 @@ class EvictionCase(Struct, frozen=True, kw_only=True):
     left: tuple[EvictionMethodName, ...] = ()
     accepted: bool = False
     budget: str = ""
+    unasked: str = ""
+    announced: bool = False
+    reply: str = ""
+    requests: int = 0
     rounds: int = 0
     outcome: EvictionOutcome | None = None
     detail: str = ""
@@ -117,6 +125,11 @@ class EvictionCase(Struct, frozen=True, kw_only=True):
     def open(self) -> bool:
         """True while it has not ended."""
         return self.outcome is None
+
+    @property
+    def unguarded(self) -> bool:
+        """True where it is not known whether a disruption budget allows it, because none could be asked."""
+        return bool(self.unasked) and not self.accepted
 
     @property
     def dying(self) -> bool:

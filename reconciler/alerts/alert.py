@@ -29,6 +29,7 @@ class AlertKind(StrEnum):
     UNDONE = "response-undone"
     EXHAUSTED = "response-exhausted"
     EVICTION_PLANNED = "eviction-planned"
+    EVICTION_UNGUARDED = "eviction-unguarded"
     EVICTION_DONE = "eviction-done"
     EVICTION_REFUSED = "eviction-refused"
     EVICTION_FAILED = "eviction-failed"

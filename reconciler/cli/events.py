@@ -39,6 +39,7 @@ _TYPES: Final = {
     "alert:response-exhausted": "action",
     "helped": "action",
     "alert:eviction-planned": "eviction",
+    "alert:eviction-unguarded": "eviction",
     "alert:eviction-done": "eviction",
     "alert:eviction-refused": "eviction",
     "alert:eviction-failed": "eviction",

@@ -90,6 +90,11 @@ def _order(fields: Row, shown: dict[tuple[str, ...], str], *, every: bool) -> It
         means = f" by {fields['means']}" if fields["means"] else ""
         tried = f"; before: {', '.join(fields['tried'])}" if fields["tried"] else ""
         yield line(f"{fields['step']}{means} since {fmt.clock(fields['step_at'])}{tried}", indent=2)
+        if fields["requests"]:
+            times = fmt.plural(fields["requests"], "request")
+            yield line(f"{times} not granted, the last: {fields['reply']}", indent=2)
+        if fields["unasked"]:
+            yield line(StyledText("its disruption budget could not be asked: ", "bad"), fields["unasked"], indent=2)
     yield from _ranking(fields["ranking"], fields["title"], shown, every=every)
 
 

@@ -126,6 +126,23 @@ def in_pod(environ: Mapping[str, str] = os.environ) -> bool:
     return bool(environ.get("KUBERNETES_SERVICE_HOST")) and os.path.exists(f"{SERVICE_ACCOUNT}/token")
 
 
+def belongs_to_cluster(
+    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether the node has an API server: configured, or named by a pod's environment, a kubelet or a kubeconfig.
+
+    Also true where its credentials are missing or unusable (a pod whose token is not mounted), and false where
+    ``enabled: false`` says that it is not to be used. As `find_peer`; no request is sent.
+    """
+    if not config.enabled:
+        return False
+    if config.server is not None or config.identity is not ApiIdentity.AUTO or kubelets:
+        return True
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return True
+    return kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ) is not None
+
+
 def own_identity(config: ApiServer, *, root: str = "/", environ: Mapping[str, str] = os.environ) -> HttpEndpoint | None:
     """The endpoint with credentials that are bypassd's and not the kubelet's; None without, or unusable ones.
 

@@ -6,6 +6,7 @@ do.
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, final
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
-from reconciler.clients.api_identity import NAME, ApiPeer
+from reconciler.clients.api_identity import NAME, ApiPeer, belongs_to_cluster
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import LONGEST_WAIT_S, HttpResponse, HttpSession, Take
 from reconciler.clients.kube_config import ApiServer
@@ -84,9 +85,15 @@ class KubeApi:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._api_peer = ApiPeer(config, root=root, kubelets=kubelets, environ=environ)
+        self._expected = partial(belongs_to_cluster, config, root=root, kubelets=kubelets, environ=environ)
         self._session: HttpSession | None = None
         self._peer: HttpEndpoint | None = None
         self._turn = trio.Lock()
+
+    @property
+    def expected(self) -> bool:
+        """Whether there is an API server to ask, by the configuration and the node, reachable or not."""
+        return self._expected()
 
     def unreachable(self) -> str | None:
         """Why a request is pointless, from files alone; None: it can be tried."""

@@ -67,11 +67,16 @@ class ScriptedWay:
     """Does what the script says, each time it is tried; ``log`` are the pods it was tried on."""
 
     def __init__(
-        self, means: EvictionMethodName, *script: Callable[[EvictionWork], EvictionResult], unusable: str | None = None
+        self,
+        means: EvictionMethodName,
+        *script: Callable[[EvictionWork], EvictionResult],
+        unusable: str | None = None,
+        unasked: bool = False,
     ) -> None:
         self._means = means
         self.script: Sequence[Callable[[EvictionWork], EvictionResult]] = script
         self.why = unusable
+        self.unasked = unasked
         self.log: list[str] = []
         self.resumed: list[EvictionStep | None] = []
         self.at_once = 0
@@ -82,13 +87,13 @@ class ScriptedWay:
     def means(self) -> EvictionMethodName:
         return self._means
 
-    def unusable(self, case: EvictionCase) -> str | None:
-        return self.why
+    def unusable(self, case: EvictionCase) -> EvictionResult | None:
+        return None if self.why is None else EvictionResult(outcome=None, detail=self.why, unasked=self.unasked)
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
         self.log.append(work.case.order.uid)
         self.resumed.append(work.resumed)
-        await work.step(EvictionStep.STOP)
+        await work.step(EvictionStep.ASK if self._means is EvictionMethodName.API else EvictionStep.STOP)
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         await trio.sleep(self.takes_s)
@@ -107,9 +112,9 @@ def ends(pod: PlainPod) -> Callable[[EvictionWork], EvictionResult]:
     return act
 
 
-def fails(message: str) -> Callable[[EvictionWork], EvictionResult]:
+def fails(message: str, *, unasked: bool = False) -> Callable[[EvictionWork], EvictionResult]:
     """The way that does not."""
-    return lambda _: EvictionResult(outcome=None, detail=message)
+    return lambda _: EvictionResult(outcome=None, detail=message, unasked=unasked)
 
 
 def order_for(uid: str, **more: object) -> EvictionOrder:

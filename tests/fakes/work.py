@@ -45,8 +45,10 @@ class FakeWork:
             self.case, step=step, step_s=time.time(), accepted=accepted or self.case.accepted, pid_starts=starts
         )
 
-    async def refused(self, message: str) -> None:
-        self.case = replace(self.case, budget=message)
+    async def replied(self, message: str, *, budget: bool = False) -> None:
+        self.case = replace(self.case, reply=message, requests=self.case.requests + 1)
+        if budget and not self.case.budget:
+            self.case = replace(self.case, budget=message)
 
     def check(self) -> None:
         self.checks += 1

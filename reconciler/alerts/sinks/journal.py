@@ -36,6 +36,7 @@ MESSAGE_IDS: Final[Mapping[AlertKind, str]] = {
     AlertKind.OTHER: "40f9f98977de42b1a411b4e9d35fd80c",
     AlertKind.TEST: "40f9f98977de42b1a411b4e9d35fd80d",
     AlertKind.EXHAUSTED: "40f9f98977de42b1a411b4e9d35fd80e",
+    AlertKind.EVICTION_UNGUARDED: "40f9f98977de42b1a411b4e9d35fd80f",
 }
 """One for each kind, never changed: scripts and catalogs identify an entry by it."""
 

@@ -44,6 +44,22 @@ def planned(case: EvictionCase) -> Alert:
     )
 
 
+def unguarded(case: EvictionCase, at_s: float) -> Alert:
+    """Before the first action that no disruption budget has allowed."""
+    order = case.order
+    return Alert(
+        kind=AlertKind.EVICTION_UNGUARDED,
+        key=_key(case),
+        summary=f"{order.title} is ended without its disruption budget, which could not be asked ({case.unasked}): "
+        f"{order.cause}: {order.evidence}",
+        severity=Severity.CRITICAL,
+        at_s=at_s,
+        labels=_labels(case),
+        details=_details(case),
+        durable=True,
+    )
+
+
 def ended(case: EvictionCase) -> Alert:
     """How it ended; the case has an outcome."""
     assert case.outcome is not None
@@ -84,5 +100,7 @@ def _details(case: EvictionCase) -> dict[str, str]:
         "ranking": "\n".join(order.ranking[:_MOST_RANKED]),
         "tried": "\n".join(case.tried),
         "rounds": str(case.rounds) if case.rounds else "",
+        "budget": case.budget,
+        "unasked": case.unasked,
     }
     return {name: text for name, text in texts.items() if text}

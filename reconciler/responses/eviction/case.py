@@ -5,13 +5,13 @@ have been done is repeated, as all of them may be; waiting continues with the ti
 groups' inodes: a later pod of the same name is never touched.
 
 It ends as - done: the pod's groups are empty in every hierarchy, and stayed so while the kubelet might have started it
-again; - gone: they were empty before any action; - refused: its disruption budget, or because the daemon itself runs in
-it; - failed: every method has been tried; - abandoned: withdrawn, held by an operator, switched off, or of another
-boot.
+again; - gone: they were empty before any action; - refused: its disruption budget refused or could not be asked, or the
+daemon itself runs in it; - failed: every method has been tried; - abandoned: withdrawn, held by an operator, switched
+off, or of another boot.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, final
 
 import trio
@@ -21,9 +21,10 @@ from msgspec.structs import replace
 from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.subtree import Subtree
+from reconciler.alerts.alert import Alert
 from reconciler.responses.eviction import alerts
 from reconciler.responses.eviction.journal import EvictionJournal
-from reconciler.responses.means.base import EvictionMethod, grace_of, pdb_blocks
+from reconciler.responses.means.base import EvictionMethod, EvictionResult, grace_of, pdb_blocks
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.notice import NoticeSender
 from reconciler.responses.means.processes import OwnPodError, PodTermination, has_processes, thaw, wait_empty
@@ -38,7 +39,8 @@ _BEFORE_ACTS: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE})
 class CaseTools(Struct, frozen=True, kw_only=True):
     """What every case is carried out with.
 
-    ``forbidden``: why a case must not go on (held, switched off, withdrawn); None: it may. ``boot``: this boot's id.
+    ``forbidden``: why a case must not go on (held, switched off, withdrawn); None: it may. ``turn``: of the cases whose
+    disruption budgets could not be asked. ``boot``: this boot's id.
     """
 
     hierarchy: Hierarchy
@@ -48,8 +50,32 @@ class CaseTools(Struct, frozen=True, kw_only=True):
     config: EvictionMeans
     processes: PodTermination
     forbidden: Callable[[EvictionCase], str | None]
+    turn: "SingleTurn"
     boot: str = ""
     clock: Callable[[], float] = time.time
+
+
+@final
+class SingleTurn:
+    """Lets one order at a time act."""
+
+    def __init__(self) -> None:
+        self._holders: set[str] = set()
+
+    def resume(self, orders: Iterable[str]) -> None:
+        """At the start: orders that had acted in an earlier run precede all others."""
+        self._holders = set(orders)
+
+    def take(self, order: str) -> bool:
+        """Whether it is this order's turn, which is its own then until `release`."""
+        if self._holders and order not in self._holders:
+            return False
+        self._holders.add(order)
+        return True
+
+    def release(self, order: str) -> None:
+        """Harmless for an order that never had it."""
+        self._holders.discard(order)
 
 
 class _CaseEnd(Exception):
@@ -143,10 +169,10 @@ class CaseRunner:
         await self._write(case)
         self._stepped = trio.current_time()
 
-    async def refused(self, message: str) -> None:
-        """See `EvictionWork`. The first word of it is enough."""
-        if not self._case.budget:
-            await self._write(replace(self._case, budget=message))
+    async def replied(self, message: str, *, budget: bool = False) -> None:
+        """See `EvictionWork`. Of the refusals the first is kept."""
+        case = replace(self._case, reply=message, requests=self._case.requests + 1)
+        await self._write(replace(case, budget=message) if budget and not case.budget else case)
 
     async def thaw(self) -> None:
         """See `EvictionWork`."""
@@ -167,7 +193,7 @@ class CaseRunner:
         except CgroupError as exc:
             self._broken = str(exc)
         case = replace(case, boot=self._tools.boot, begun_s=now, step_s=now)
-        await self._write(case, planned=True)
+        await self._write(case, alerts.planned(case))
 
     async def run(self) -> EvictionCase:
         """Carry it out; the case as it has ended."""
@@ -176,7 +202,10 @@ class CaseRunner:
         elif self._broken is not None:
             outcome, detail = EvictionOutcome.FAILED, self._broken
         else:
-            outcome, detail = await self._within_groups()
+            try:
+                outcome, detail = await self._within_groups()
+            finally:
+                self._tools.turn.release(self._case.order.id)
         case = replace(
             self._case,
             step=EvictionStep.ENDED,
@@ -185,7 +214,7 @@ class CaseRunner:
             ended_s=self._tools.clock(),
             pid_starts={},
         )
-        await self._write(case, told=True)
+        await self._write(case, alerts.ended(case))
         return case
 
     async def _within_groups(self) -> tuple[EvictionOutcome, str]:
@@ -217,14 +246,43 @@ class CaseRunner:
             if way.means in self._case.left or self._record_step(way):
                 continue
             if way.means is not EvictionMethodName.API:
-                self._carry_out()
+                await self._carry_out()
             await self._try(way)
-        self._carry_out()
+        self._obey()
 
-    def _carry_out(self) -> None:
-        """Ends the case where a disruption budget has refused, also an earlier run of the daemon."""
+    def _obey(self) -> None:
+        """Ends the case where its disruption budget has refused or could not be asked, also an earlier run."""
         if (why := pdb_blocks(self._case, self._tools.config)) is not None:
-            raise _CaseEnd(EvictionOutcome.REFUSED, f"{why}: {self._case.budget}")
+            raise _CaseEnd(EvictionOutcome.REFUSED, f"{why}: {self._case.budget or self._case.unasked}")
+
+    async def _carry_out(self) -> None:
+        """Before a method that knows no disruption budget; returns when one may be used.
+
+        Of the cases whose budgets could not be asked one at a time acts, until its pod has stayed ended for
+        ``restarts.watch_s``: the effect on the shortage withdraws the others. Before it acts it is reported.
+        """
+        self._obey()
+        if not self._case.unguarded:
+            return
+        waited = False
+        while not self._tools.turn.take(self._case.order.id):
+            waited = True
+            if await self.wait_empty(_LOOK_S):
+                raise _CaseEnd(EvictionOutcome.GONE, "ended before its turn")
+            self.check()
+        if waited:
+            await self._ask_again()
+        if self._case.unguarded and not self._case.announced:
+            await self._write(replace(self._case, announced=True), alerts.unguarded(self._case, self._tools.clock()))
+
+    async def _ask_again(self) -> None:
+        """What the API server did not let us ask before the turn of others may be possible now."""
+        for way in self._tools.ways:
+            if way.means is EvictionMethodName.API:
+                left = tuple(means for means in self._case.left if means is not way.means)
+                self._case = replace(self._case, left=left)
+                await self._try(way)
+        self._obey()
 
     def _record_step(self, way: EvictionMethod) -> bool:
         """Whether an earlier run was beyond this way already; the order may have been changed since."""
@@ -264,24 +322,32 @@ class CaseRunner:
             self._resumed = None
             await self._count_return()
         # What has been accepted only has to be waited for.
-        if self._resumed is not EvictionStep.WAIT and (why := way.unusable(self._case)) is not None:
-            self._give_up(way.means, why)
+        if self._resumed is not EvictionStep.WAIT and (result := way.unusable(self._case)) is not None:
+            self._give_up(way.means, result)
             return
         self._way = way.means
         while True:
             result = await way.terminate(self)
             self._resumed = None
             if result.outcome is None:
-                self._give_up(way.means, result.detail)
+                self._give_up(way.means, result)
                 return
             if result.outcome is not EvictionOutcome.DONE:
                 raise _CaseEnd(result.outcome, result.detail)
             await self._verify(result.detail)
 
-    def _give_up(self, means: EvictionMethodName, why: str) -> None:
+    def _give_up(self, means: EvictionMethodName, result: EvictionResult) -> None:
         """Durable with the next step; without one the end reports it."""
+        case = self._case
+        unasked = case.unasked
+        if means is EvictionMethodName.API:
+            unasked = result.detail if result.unasked else ""
         self._case = replace(
-            self._case, tried=(*self._case.tried, f"{means}: {why}"), left=(*self._case.left, means), pid_starts={}
+            case,
+            tried=(*case.tried, f"{means}: {result.detail}"),
+            left=(*case.left, means),
+            unasked=unasked,
+            pid_starts={},
         )
 
     async def _verify(self, detail: str) -> None:
@@ -306,6 +372,12 @@ class CaseRunner:
     async def _count_return(self) -> None:
         rounds = self._case.rounds + 1
         self._case = replace(self._case, rounds=rounds, pid_starts={})
+        if self._case.unguarded:
+            raise _CaseEnd(
+                EvictionOutcome.FAILED,
+                "restarted by the kubelet after it was ended; not ended again, as its disruption budget could not be "
+                f"asked: {self._case.unasked}",
+            )
         most = self._tools.config.restarts.times
         if rounds > most:
             raise _CaseEnd(EvictionOutcome.FAILED, f"restarted by the kubelet {rounds} times after it was ended")
@@ -316,8 +388,7 @@ class CaseRunner:
         if outcome not in {EvictionOutcome.DONE, EvictionOutcome.FAILED} and await has_processes(self.tree):
             await self._tools.notices.withdraw(self._case)
 
-    async def _write(self, case: EvictionCase, *, planned: bool = False, told: bool = False) -> None:
-        due = [alerts.planned(case)] if planned else [alerts.ended(case)] if told else []
+    async def _write(self, case: EvictionCase, *due: Alert) -> None:
         await self._tools.journal.write(case, *due)
         self._case = case
         self._changed(case)

@@ -15,7 +15,7 @@ from cgroupfs.errors import StoreError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
 from reconciler.clients.kube import KubeApi
-from reconciler.responses.eviction.case import CaseRunner, CaseTools
+from reconciler.responses.eviction.case import CaseRunner, CaseTools, SingleTurn
 from reconciler.responses.eviction.journal import AlertStage, EvictionJournal
 from reconciler.responses.means.base import EvictionMethod, MethodSetup
 from reconciler.responses.means.config import NOTICE_ANNOTATION, EvictionMeans
@@ -37,6 +37,7 @@ _FORGET_S: Final = 60.0
 _LOAD_AGAIN_S: Final = 5.0
 _CLOSE_S: Final = 2.0
 _STILL_UNDONE: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE, EvictionStep.ASK})
+_ACTED: Final = frozenset({EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY})
 _MAY_BE_FROZEN: Final = frozenset({EvictionStep.PLANNED, EvictionStep.ASK})
 
 
@@ -88,6 +89,7 @@ class Evictor:
         """For its turn, by order."""
         self.ended: Final[dict[EvictionOutcome, int]] = dict.fromkeys(EvictionOutcome, 0)
         """Cases that ended in this run of the daemon, by outcome."""
+        self._turn = SingleTurn()
         self._wake = WakeUp()
         self._loaded = False
         self.reconfigure(config)
@@ -151,6 +153,7 @@ class Evictor:
             config=config,
             processes=self._processes,
             forbidden=self._why_not,
+            turn=self._turn,
             boot=self._boot,
             clock=self._clock,
         )
@@ -189,11 +192,14 @@ class Evictor:
         """The store's cases replace those that an earlier run of this component has left in memory."""
         while True:
             try:
-                self._cases = {case.order.id: case for case in await self._journal.load()}
+                cases = await self._journal.load()
             except StoreError as exc:
                 _LOG.warning("cannot read the evictions of the last run", error=str(exc))
                 await trio.sleep(_LOAD_AGAIN_S)
             else:
+                self._cases = {case.order.id: case for case in cases}
+                acted = (case for case in cases if case.open and case.unguarded and case.step in _ACTED)
+                self._turn.resume(case.order.id for case in acted)
                 return
 
     async def _carry_out(self, case: EvictionCase, known: bool) -> None:

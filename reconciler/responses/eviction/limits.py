@@ -30,6 +30,8 @@ class EvictionRecord(Struct, frozen=True, kw_only=True):
     """One order and its result. ``ended_s`` is valid once it has an outcome.
 
     ``frees``: its expected relief, for ``subject``. ``dying``: it has failed, and its victim is partly ended.
+    ``unasked``: why no disruption budget could be asked (`EvictionCase.unguarded`). ``returned``: the kubelet has
+    started the pod again.
     """
 
     id: str
@@ -42,6 +44,8 @@ class EvictionRecord(Struct, frozen=True, kw_only=True):
     frees: Mapping[str, float] = {}
     subject: str = NODE
     dying: bool = False
+    unasked: str = ""
+    returned: bool = False
 
     @property
     def open(self) -> bool:
@@ -106,7 +110,14 @@ def update(past: EvictionHistory, cases: Iterable[EvictionCase], frame: SampleFr
             )
         if known.outcome is not case.outcome:
             ended_s = min(frame.at_s, _then(frame, case.ended_s)) if case.ended_s else frame.at_s
-            known = replace(known, outcome=case.outcome, ended_s=0.0 if case.open else ended_s, dying=case.dying)
+            known = replace(
+                known,
+                outcome=case.outcome,
+                ended_s=0.0 if case.open else ended_s,
+                dying=case.dying,
+                unasked=case.unasked if case.unguarded else "",
+                returned=case.rounds > 0,
+            )
         turns[order.id] = known
     kept = []
     for turn in turns.values():
@@ -123,8 +134,13 @@ def cooldown_left(past: EvictionHistory, trigger: str, cooldown_s: float, now: f
     return max(0.0, max(ended) + cooldown_s - now) if ended else 0.0
 
 
-def retry_block(config: LimitsConfig, past: EvictionHistory, uid: str, now: float) -> str | None:
-    """Why a pod that was ordered before is not ordered again now; None: it may be."""
+def retry_block(
+    config: LimitsConfig, past: EvictionHistory, uid: str, now: float, *, critical: bool = False
+) -> str | None:
+    """Why a pod that was ordered before is not ordered again now; None: it may be.
+
+    ``critical``: for a shortage for which a pod is evicted although no disruption budget can be asked.
+    """
     for turn in reversed(past.turns):
         if turn.uid != uid:
             continue
@@ -132,6 +148,10 @@ def retry_block(config: LimitsConfig, past: EvictionHistory, uid: str, now: floa
         match turn.outcome:
             case None:
                 return "is being evicted"
+            case EvictionOutcome.REFUSED if critical and turn.unasked:
+                return None
+            case EvictionOutcome.FAILED if turn.returned and ago < max(config.again_s, config.retry_s):
+                return f"was ended {duration(ago)} ago and restarted in place"
             case EvictionOutcome.REFUSED | EvictionOutcome.FAILED:
                 word = "was refused" if turn.outcome is EvictionOutcome.REFUSED else "failed"
                 return f"its eviction {word} {duration(ago)} ago" if ago < config.retry_s else None
@@ -139,6 +159,25 @@ def retry_block(config: LimitsConfig, past: EvictionHistory, uid: str, now: floa
                 return f"was evicted {duration(ago)} ago and restarted in place" if ago < config.again_s else None
             case _:
                 return None
+    return None
+
+
+def unasked_block(config: LimitsConfig, past: EvictionHistory, now: float) -> str | None:
+    """Why no disruption budget can be asked at present; None: they can, or it is time to try again.
+
+    Two pods whose budgets could not be asked, and none since whose eviction went on: further orders would be refused
+    like these. One alone may be due to that pod.
+    """
+    refused: dict[str, str] = {}
+    for turn in sorted(past.turns, key=lambda turn: turn.ended_s, reverse=True):
+        if turn.open or now - turn.ended_s >= config.retry_s:
+            continue
+        if turn.outcome is EvictionOutcome.REFUSED and turn.unasked:
+            refused.setdefault(turn.uid, turn.unasked)
+        elif not turn.unasked and turn.outcome in {EvictionOutcome.DONE, EvictionOutcome.REFUSED}:
+            break
+        if len(refused) > 1:
+            return next(iter(refused.values()))
     return None
 
 

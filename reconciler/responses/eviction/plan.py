@@ -24,7 +24,7 @@ from reconciler.responses.eviction.triggers.table import TRIGGERS
 from reconciler.signals.history import History
 from state.eviction import EvictionCase, EvictionOrder
 from state.evidence import NODE, RuleVerdict, SampleFrame
-from state.model import Hold
+from state.model import Hold, PodClass
 
 _OVER_S: Final = 60.0
 """A state that has been absent for this long is over; a faster change counts as one state, reported once."""
@@ -242,6 +242,8 @@ def _order(config: EvictionConfig, pick: Victim, scene: EvictionContext) -> Evic
         frees=frees,
         grace_s=_grace_s(_config_of(config, pressure.trigger).grace_s, pod.grace_s),
         forced=pressure.hard,
+        # Online pods are not saved by ending one of them.
+        critical=pressure.critical and pod.pod_class is PodClass.RECLAIMED,
         decided_s=frame.wall_s,
     )
 

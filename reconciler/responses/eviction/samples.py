@@ -1,12 +1,16 @@
 """What triggers and the choice of victims see: a frame with its history, and how old a sample may be."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from msgspec import Struct
 
 from reconciler.signals.history import History, patience_s
-from state.evidence import PodSnapshot, SampleFrame
+from state.evidence import NODE, PodSnapshot, SampleFrame
 from state.model import PodClass
+
+_NEARLY_OUT_BYTES: Final = float(1 << 30)
+_NEARLY_OUT_PART: Final = 0.05
 
 
 class EvictionContext(Struct, frozen=True, kw_only=True):
@@ -55,3 +59,16 @@ class EvictionContext(Struct, frozen=True, kw_only=True):
     def pods(self, *classes: PodClass) -> Iterator[PodSnapshot]:
         """The pods of these classes, in the order of their uids."""
         return (pod for _, pod in sorted(self.frame.pods.items()) if pod.pod_class in classes)
+
+
+def is_nearly_out(scene: EvictionContext) -> bool:
+    """Whether pods are about to be killed for lack of memory: less than 1 GiB (5 % on smaller nodes) can be allocated.
+
+    What can be allocated without swapping is the kernel's own estimate (MemAvailable), page cache included. Below that
+    the kernel's OOM killer chooses by oom_score, and the kubelet at 100 MiB (its default) by use above requests: both
+    may choose online pods. The bound leaves the time that asking a budget and a grace period take. Unknown is False.
+    """
+    total, available = scene.value(NODE, "memory.total"), scene.value(NODE, "memory.available")
+    if not total or available is None:
+        return False
+    return available < min(_NEARLY_OUT_BYTES, _NEARLY_OUT_PART * total)

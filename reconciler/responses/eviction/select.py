@@ -15,7 +15,15 @@ from msgspec import Struct
 from reconciler.actuators.holds import pod_hold
 from reconciler.responses.eviction.config import EvictionConfig, TriggerConfig
 from reconciler.responses.eviction.exemptions import exemption_reason
-from reconciler.responses.eviction.limits import EvictionHistory, cooldown_left, owner_of, owner_room, retry_block, room
+from reconciler.responses.eviction.limits import (
+    EvictionHistory,
+    cooldown_left,
+    owner_of,
+    owner_room,
+    retry_block,
+    room,
+    unasked_block,
+)
 from reconciler.responses.eviction.resources import EvictedResource, format_amount, usage_of
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage
@@ -37,6 +45,7 @@ class RefusalReason(StrEnum):
     NOT_THEIRS = "not-theirs"
     UNKNOWN = "unknown"
     LIMIT = "limit"
+    UNASKED = "unasked"
     TURN = "turn"
 
     @property
@@ -112,6 +121,8 @@ class _Selector:
         self._owners = owner_room(config.limits, past, scene.frame)
         self._leaving = dict(grounds.leaving)
         self._spared = {uid: reason for uid, pod in scene.frame.pods.items() if (reason := self._stays(pod))}
+        pods = scene.frame.pods
+        self._unasked = {uid for uid in self._spared if self._stays(pods[uid], critical=True) is None}
         self._picks: list[Victim] = []
         self._refusals: list[EvictionRefusal] = []
 
@@ -154,7 +165,10 @@ class _Selector:
             )
             return None
         features = TRIGGERS[pressure.trigger].features if pressure.trigger in TRIGGERS else ()
-        weighed = rank(config, scene, pressure, need=need, spared=self._spared, features=features)
+        spared: Mapping[str, str] = self._spared
+        if pressure.critical:
+            spared = {uid: reason for uid, reason in spared.items() if uid not in self._unasked}
+        weighed = rank(config, scene, pressure, need=need, spared=spared, features=features)
         classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
         if not weighed.candidates:
             why, message = RefusalReason.NOBODY, "no pod may be evicted for this"
@@ -201,6 +215,7 @@ class _Selector:
                 pressure.trigger, pressure.subject, {pressure.good: candidate.relief}
             )
             self._spared[candidate.pod.uid] = "already selected"
+            self._unasked.discard(candidate.pod.uid)
             self._owners[owner_of(candidate.pod)] -= 1
 
     def _lines(
@@ -236,6 +251,8 @@ class _Selector:
         rest = cooldown_left(grounds.past, pressure.trigger, config.cooldown_s, now)
         if rest > 0:
             return RefusalReason.COOLING, f"cooldown after the last eviction: {fmt.duration(math.ceil(rest))} left"
+        if not pressure.critical and (why := unasked_block(grounds.config.limits, grounds.past, now)) is not None:
+            return RefusalReason.UNASKED, f"disruption budgets cannot be asked, and no online pod is in danger: {why}"
         return None
 
     def _coming(self, pressure: Shortage) -> tuple[float, list[str]]:
@@ -268,8 +285,8 @@ class _Selector:
             return holds or 0.0
         return hoped
 
-    def _stays(self, pod: PodSnapshot) -> str | None:
+    def _stays(self, pod: PodSnapshot, *, critical: bool = False) -> str | None:
         grounds = self._grounds
         return exemption_reason(
             pod, grounds.config.spared, grounds.config.classes, grounds.scene.frame, grounds.holds
-        ) or retry_block(grounds.config.limits, grounds.past, pod.uid, grounds.scene.now)
+        ) or retry_block(grounds.config.limits, grounds.past, pod.uid, grounds.scene.now, critical=critical)

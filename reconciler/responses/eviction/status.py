@@ -1,9 +1,10 @@
 """Evictions as plain values for people and programs: the state document's section ``eviction``. Pure.
 
 ``enabled``, ``dry_run``; ``triggers`` (name, mode ``off``/``dry-run``/``evict``, known, words, cools_s); ``pressures``;
-``would`` and ``open``, ``ended`` (newest first) with the whole ranking each; ``refusals``: pressures for which no pod
-is evicted, why, and the ranking; ``room``: how many the caps leave now, and which binds. Times: seconds since the
-epoch.
+``would`` and ``open``, ``ended`` (newest first) with the whole ranking each, and of cases the API server's
+``requests``, last ``reply``, the ``budget`` that refused and why none could be asked (``unasked``); ``refusals``:
+pressures for which no pod is evicted, why, and the ranking; ``room``: how many the caps leave now, and which binds.
+Times: seconds since the epoch.
 """
 
 from collections.abc import Iterable
@@ -97,6 +98,7 @@ def _order(order: EvictionOrder) -> Row:
         "subject": order.subject,
         "evidence": order.evidence,
         "forced": order.forced,
+        "critical": order.critical,
         "grace_s": order.grace_s,
         "frees": dict(order.frees),
         "decided_at": order.decided_s,
@@ -111,6 +113,10 @@ def _case(case: EvictionCase) -> Row:
         "means": None if case.means is None else str(case.means),
         "step_at": case.step_s,
         "tried": list(case.tried),
+        "requests": case.requests,
+        "reply": case.reply,
+        "budget": case.budget,
+        "unasked": case.unasked,
         "outcome": None if case.outcome is None else str(case.outcome),
         "detail": case.detail,
         "ended_at": case.ended_s,

@@ -3,9 +3,12 @@
 The request has the pod's uid, so that a successor of the same name is never affected, and repeating it is harmless.
 When it has been accepted, the kubelet ends the pod; it counts as ended when its cgroups are empty. After a refusal by a
 disruption budget the request is repeated as the reply's delay allows, and then the refusal is final: also where the API
-server fails meanwhile, and over a restart, as the refusal is in the journal. The core group's own list shows whether
-the server supports policy/v1 or only v1beta1 (before 1.22); that of policy proves nothing, because 1.21 has v1 for
-budgets only.
+server fails meanwhile, and over a restart, as the refusal is in the journal. Where the API server does not decide about
+the pod (401, 403, failures, silence), its budget is unknown, and the result says so (`EvictionResult.unasked`): methods
+without a budget do not follow by themselves.
+
+The core group's own list shows whether the server supports policy/v1 or only v1beta1 (before 1.22); that of policy
+proves nothing, because 1.21 has v1 for budgets only.
 
 Source: Kubernetes documentation, "API-initiated Eviction"; kubectl's drain; the API server's eviction handler.
 """
@@ -35,6 +38,8 @@ _EVICTION: Final = "pods/eviction"
 _LISTED: Final = 1 << 20
 _NEWEST: Final = "policy/v1"
 _OLDER: Final = "policy/v1beta1"
+_BUDGET_CAUSE: Final = "DisruptionBudget"
+_LONGEST_TEXT: Final = 200
 _SEVERAL_BUDGETS: Final = "more than one PodDisruptionBudget"
 
 
@@ -50,6 +55,10 @@ class EvictionAnswer(Enum):
     NOT_ALLOWED = auto()
 
 
+_FINAL: Final = frozenset({EvictionAnswer.NOT_ALLOWED, EvictionAnswer.NO_SUCH_VERSION, EvictionAnswer.SEVERAL_BUDGETS})
+"""Repeating the request would change nothing."""
+
+
 class EvictionReply(Struct, frozen=True, kw_only=True):
     """One reply, classified. ``wait_s``: the requested delay; None: none given."""
 
@@ -61,7 +70,12 @@ class EvictionReply(Struct, frozen=True, kw_only=True):
 def parse_reply(answer: HttpResponse) -> EvictionReply:
     """What the API server means, now."""
     status = status_of(answer)
-    message = f"HTTP {answer.status}: {' '.join((status.message or answer.excerpt).split())[:200]}".rstrip()
+    message = f"HTTP {answer.status}: {' '.join((status.message or answer.excerpt).split())[:_LONGEST_TEXT]}".rstrip()
+    causes = status.details.causes if status.details is not None else None
+    for cause in causes or ():
+        if cause.reason == _BUDGET_CAUSE and cause.message and cause.message not in message:
+            message += f" ({' '.join(cause.message.split())[:_LONGEST_TEXT]})"  # it names the budget
+            break
     return EvictionReply(said=_answer_of(answer, status), words=message, wait_s=wait_s_of(answer, status, time.time()))
 
 
@@ -117,15 +131,17 @@ class ApiEviction:
         self._api = api
         self._version: str | None = None
 
-    def unusable(self, case: EvictionCase) -> str | None:
-        """For static pods the API server has only a picture of them."""
+    def unusable(self, case: EvictionCase) -> EvictionResult | None:
+        """For static pods the API server has only a picture of them, which no disruption budget guards."""
         if case.target.static:
-            return "static pod: the API server holds only a mirror pod"
-        if case.order.name is None or case.order.namespace is None:
-            return "pod name unknown"
-        if not (_NAME.fullmatch(case.order.name) and _NAME.fullmatch(case.order.namespace)):
-            return "pod name is not valid for the API server"
-        return self._api.unreachable()
+            return EvictionResult(outcome=None, detail="static pod: the API server holds only a mirror pod")
+        why = self._api.unreachable()
+        if why is None and (case.order.name is None or case.order.namespace is None):
+            why = "pod name unknown"
+        elif why is None and not all(_NAME.fullmatch(text or "") for text in (case.order.name, case.order.namespace)):
+            why = "pod name is not valid for the API server"
+        # A node that belongs to no cluster has no budgets; one whose credentials are missing has.
+        return None if why is None else EvictionResult(outcome=None, detail=why, unasked=self._api.expected)
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
         """See the module's text."""
@@ -165,11 +181,10 @@ class ApiEviction:
                     return None
                 case EvictionAnswer.NO_SUCH_POD:
                     return await self._unknown(work, reply.words)
-                case EvictionAnswer.NOT_ALLOWED | EvictionAnswer.NO_SUCH_VERSION:
-                    return self._given_up(work.case, reply.words)
-                case EvictionAnswer.BUDGET | EvictionAnswer.SEVERAL_BUDGETS:
-                    await work.refused(reply.words)
-            if reply.said is EvictionAnswer.SEVERAL_BUDGETS:
+            await work.replied(
+                reply.words, budget=reply.said in {EvictionAnswer.BUDGET, EvictionAnswer.SEVERAL_BUDGETS}
+            )
+            if reply.said in _FINAL:
                 return self._given_up(work.case, reply.words)
             begun, patience_s = (asked_at, rules.refused_s) if work.case.budget else (failing_at, rules.failing_s)
             pause_s = min(reply.wait_s if reply.wait_s is not None else wait_s, rules.longest_wait_s)
@@ -182,9 +197,9 @@ class ApiEviction:
                 )
 
     def _given_up(self, case: EvictionCase, message: str) -> EvictionResult:
-        """It was not accepted: the next means' turn, unless a disruption budget has refused."""
+        """It was not accepted: by a disruption budget, or without one having been asked."""
         if not case.budget:
-            return EvictionResult(outcome=None, detail=message)
+            return EvictionResult(outcome=None, detail=message, unasked=True)
         if case.budget not in message:
             message = f"{case.budget}; {message}"
         if (why := pdb_blocks(case, self._config)) is not None:

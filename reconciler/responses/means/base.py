@@ -36,11 +36,14 @@ def grace_left(grace_s: float, elapsed_s: float) -> float:
 def pdb_blocks(case: EvictionCase, config: EvictionMeans) -> str | None:
     """Why no means but the API server's may be used for this case; None: they may.
 
-    A disruption budget that has refused is obeyed until the API server accepts the eviction after all.
+    A disruption budget that has refused is obeyed until the API server accepts the eviction after all. One that could
+    not be asked counts as one that refuses, except for a shortage that otherwise kills online pods.
     """
-    if not case.budget or case.accepted or (case.order.forced and config.api.hard_over_budget):
+    if case.accepted or (case.order.forced and config.api.hard_over_budget):
         return None
-    return "refused by its disruption budget"
+    if case.budget:
+        return "refused by its disruption budget"
+    return "its disruption budget could not be asked" if case.unasked and not case.order.critical else None
 
 
 class MethodSetup(Struct, frozen=True, kw_only=True):
@@ -55,10 +58,12 @@ class EvictionResult(Struct, frozen=True, kw_only=True):
     """Result of one method. ``outcome`` None: it did not work here, the next may.
 
     DONE: no process is left in the pod's groups now; the caller watches whether the kubelet starts it again.
+    ``unasked``: no disruption budget could be asked, which ``detail`` explains.
     """
 
     outcome: EvictionOutcome | None
     detail: str
+    unasked: bool = False
 
 
 class EvictionWork(Protocol):
@@ -93,8 +98,8 @@ class EvictionWork(Protocol):
         that was `resumed` keeps its time, see `elapsed_s`.
         """
 
-    async def refused(self, message: str) -> None:
-        """Journal the refusal by a disruption budget, with its reply."""
+    async def replied(self, message: str, *, budget: bool = False) -> None:
+        """Journal a reply of the API server that is not its consent. ``budget``: a disruption budget has refused."""
 
     def check(self) -> None:
         """Does not return either when nothing more may be done; for acts that are repeated within one step."""
@@ -116,8 +121,8 @@ class EvictionMethod(Protocol):
     def means(self) -> EvictionMethodName:
         """Its name."""
 
-    def unusable(self, case: EvictionCase) -> str | None:
-        """Why the method is unusable for this pod now; None: try. Sends no request."""
+    def unusable(self, case: EvictionCase) -> EvictionResult | None:
+        """The result where the method is unusable for this pod now; None: try. Sends no request."""
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
         """End the pod, or resume an earlier run's attempt: the case has its step.

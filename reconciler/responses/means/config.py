@@ -89,7 +89,12 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 120.0
     failing_s: Annotated[
         float,
-        Meta(ge=0, le=600, description="retry time if the API server fails; then the next method is used"),
+        Meta(
+            ge=0,
+            le=600,
+            description="retry time if the API server fails; then the eviction is refused, or for a critical "
+            "shortage the next method is used",
+        ),
     ] = 30.0
     first_wait_s: Annotated[
         float, Meta(ge=0.1, le=60, description="first retry interval if the API server names none; doubled each time")
@@ -98,8 +103,8 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hard_over_budget: Annotated[
         bool,
         Meta(
-            description="on a hard trigger, use the next method if the disruption budget keeps refusing. This "
-            "violates the budget"
+            description="on a hard trigger, use the next method if the disruption budget keeps refusing or cannot be "
+            "asked. This violates the budget"
         ),
     ] = False
 
@@ -121,13 +126,17 @@ class RestartRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ge=0,
             le=20,
             description="how often a restarted pod is ended again; the kubelet's back-off grows each time (10 s, "
-            "20 s, up to 5 min). After that the eviction has failed and is reported as failed",
+            "20 s, up to 5 min). After that the eviction has failed and is reported as failed. Never, if its "
+            "disruption budget could not be asked",
         ),
     ] = 3
 
 
 class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The eviction methods, tried in order; if a method is unavailable or fails, the next is used."""
+    """The eviction methods, tried in order; if a method is unavailable or fails, the next is used.
+
+    After `api` the next is used only if a disruption budget was asked, or for a critical shortage (docs/eviction.md).
+    """
 
     order: Annotated[
         tuple[EvictionMethodName, ...],

@@ -49,9 +49,9 @@ class CriEviction:
         self._config = config
         self._client = client
 
-    def unusable(self, case: EvictionCase) -> str | None:  # noqa: ARG002
+    def unusable(self, case: EvictionCase) -> EvictionResult | None:  # noqa: ARG002
         """Where no socket was found, or CRI is switched off."""
-        return _NO_SOCKET if self._client() is None else None
+        return EvictionResult(outcome=None, detail=_NO_SOCKET) if self._client() is None else None
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
         """See the module's text."""

@@ -36,7 +36,7 @@ class SignalEviction:
     def __init__(self, config: EvictionMeans) -> None:
         self._config = config
 
-    def unusable(self, case: EvictionCase) -> str | None:  # noqa: ARG002
+    def unusable(self, case: EvictionCase) -> EvictionResult | None:  # noqa: ARG002
         """Always worth a try."""
         return None
 

@@ -48,6 +48,9 @@ def document(*, dry: bool = True, cases: bool = False, enabled: bool = True, use
                 means=EvictionMethodName.CRI,
                 step_s=WALL + 61,
                 tried=("api: cannot be reached",),
+                requests=3,
+                reply="HTTP 401: Unauthorized",
+                unasked="HTTP 401: Unauthorized",
             ),
             EvictionCase(
                 order=order,
@@ -115,6 +118,10 @@ def test_what_is_under_way_and_what_has_ended(run: Run, tmp_path: Path) -> None:
     start = lines.index("being evicted: ci/batch-7")
     assert lines[start + 2].startswith("  stop by cri since ")
     assert lines[start + 2].endswith("; before: api: cannot be reached")
+    assert lines[start + 3 : start + 5] == [
+        "  3 requests not granted, the last: HTTP 401: Unauthorized",
+        "  its disruption budget could not be asked: HTTP 401: Unauthorized",
+    ]
     assert any("; cooldown" in line for line in lines)
     refusal = next(
         line for line in lines if line.startswith("node_memory, node: no pod evicted: cooldown after the last eviction")

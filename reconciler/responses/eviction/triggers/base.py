@@ -31,7 +31,9 @@ class Shortage(Struct, frozen=True, kw_only=True):
     ``need``: how much has to be released, in the resource's unit; None: unknown, one pod is evicted and the effect is
     awaited. ``hard``: several may be evicted in one pass. ``classes``: which classes may be evicted for it, before
     ``eviction.classes``. ``only``: the only uids that may be evicted; None: no such bound. ``least``: a pod that uses
-    less is no candidate. ``named``: the trigger has chosen the pods; how much they use does not matter.
+    less is no candidate. ``named``: the trigger has chosen the pods; how much they use does not matter. ``critical``:
+    measured now: without an eviction the kernel or the kubelet kills pods, in an order that spares no online pod. Only
+    then a BE pod is ended although its disruption budget could not be asked.
     """
 
     trigger: str
@@ -41,6 +43,7 @@ class Shortage(Struct, frozen=True, kw_only=True):
     need: float | None = None
     least: float = 0.0
     hard: bool = False
+    critical: bool = False
     classes: tuple[PodClass, ...] = RECLAIMED
     only: frozenset[str] | None = None
     named: bool = False

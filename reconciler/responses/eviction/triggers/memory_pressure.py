@@ -11,7 +11,7 @@ from typing import Final
 
 from reconciler.responses.eviction.config import MemoryPressureConfig
 from reconciler.responses.eviction.resources import EvictedResource
-from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.samples import EvictionContext, is_nearly_out
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
     RECLAIMED,
@@ -47,6 +47,7 @@ def _free(config: MemoryPressureConfig, scene: EvictionContext) -> tuple[str, Sh
         need=bound - free,
         least=_LEAST_PART * total,
         hard=True,
+        critical=is_nearly_out(scene),
         evidence=message,
     )
 
@@ -82,6 +83,7 @@ def _judge(
                 good=EvictedResource.MEMORY,
                 least=_LEAST_PART * (scene.value(NODE, "memory.total") or 0.0),
                 hard=True,
+                critical=is_nearly_out(scene),
                 classes=EVERY if lasted >= config.all_s else RECLAIMED,
                 evidence=f"{stalled[0]}, for {duration(lasted)}",
             )
@@ -94,7 +96,14 @@ TRIGGER: Final = Trigger(
     summary="the node has no free memory, or its pods stall on memory",
     config_type=MemoryPressureConfig,
     memory_type=DurationTracker,
-    signals=("memory.free", "memory.total", "memory.low", "memory.inactive_file", "memory.pressure"),
+    signals=(
+        "memory.free",
+        "memory.total",
+        "memory.low",
+        "memory.inactive_file",
+        "memory.available",
+        "memory.pressure",
+    ),
     judge=_judge,
     features=("BEMemoryEvict", "MemoryEvict"),
 )

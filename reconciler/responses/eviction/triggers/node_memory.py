@@ -10,7 +10,7 @@ from typing import Final
 
 from reconciler.responses.eviction.config import NodeMemoryConfig
 from reconciler.responses.eviction.resources import EvictedResource
-from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.samples import EvictionContext, is_nearly_out
 from reconciler.responses.eviction.triggers.base import NoState, Shortage, Trigger, TriggerResult, not_measurable
 from reconciler.runtime import format as fmt
 from reconciler.runtime.format import size
@@ -33,6 +33,7 @@ def _judge(config: NodeMemoryConfig, scene: EvictionContext, _memory: NoState | 
         need=used - total * config.left_percent / 100,
         evidence=message,
         hard=True,
+        critical=is_nearly_out(scene),
     )
     return TriggerResult(words=message, pressures=(pressure,)), NoState()
 

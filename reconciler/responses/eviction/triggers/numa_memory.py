@@ -42,13 +42,17 @@ class ShortPasses(Struct, frozen=True):
 
 
 class NodeWatermarks(Struct, frozen=True, kw_only=True):
-    """One node as it is now, in bytes. ``dropped``: so much page cache can be dropped that it is not short."""
+    """One node as it is now, in bytes. ``dropped``: so much page cache can be dropped that it is not short.
+
+    ``reclaimable``: its page cache that is easy to drop; None: not known.
+    """
 
     total: float
     free: float
     low: float
     urgent: float | None
     dropped: bool
+    reclaimable: float | None = None
 
     @property
     def short(self) -> bool:
@@ -59,6 +63,13 @@ class NodeWatermarks(Struct, frozen=True, kw_only=True):
     def critical(self) -> bool:
         """Whether it counts at once."""
         return self.short and self.urgent is not None and self.free < self.urgent
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the page cache does not help either: the OOM killer follows for pods that are bound to the node."""
+        if not self.critical or self.urgent is None or self.reclaimable is None:
+            return False
+        return self.free + self.reclaimable < self.urgent
 
 
 def marks_of(config: NumaMemoryTriggerConfig, scene: EvictionContext, subject: str) -> NodeWatermarks | None:
@@ -80,6 +91,7 @@ def marks_of(config: NumaMemoryTriggerConfig, scene: EvictionContext, subject: s
         low=low,
         urgent=None if least is None else least + urgent,
         dropped=cache is not None and cache >= config.droppable_percent / 100 * total,
+        reclaimable=cache,
     )
 
 
@@ -117,6 +129,7 @@ def _judge(
                     need=marks.low - marks.free,
                     least=_LEAST_PART * marks.total,
                     hard=True,
+                    critical=marks.exhausted,
                     classes=EVERY if every else RECLAIMED,
                     evidence=f"{text}, for {count} passes{', below the min watermark' if marks.critical else ''}",
                 )

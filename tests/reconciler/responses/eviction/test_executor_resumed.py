@@ -127,7 +127,7 @@ async def test_a_budgets_refusal_is_in_the_journal_before_it_is_asked_again(benc
         async def terminate(self, work: EvictionWork) -> EvictionResult:
             await work.step(EvictionStep.ASK)
             for message in ("the budget says no", "it says so again"):
-                await work.refused(message)
+                await work.replied(message, budget=True)
                 assert [(eviction_case.budget, eviction_case.step) for eviction_case in bench.rows()] == [
                     ("the budget says no", EvictionStep.ASK)
                 ]

@@ -14,6 +14,7 @@ from reconciler.responses.eviction.limits import (
     retry_block,
     room,
     saved_history,
+    unasked_block,
     update,
 )
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
@@ -21,7 +22,13 @@ from tests.reconciler.responses.eviction.world import START, WALL, World, be
 
 
 def turn(
-    at: float, outcome: EvictionOutcome | None = EvictionOutcome.DONE, *, uid: str = "a", ended: float | None = None
+    at: float,
+    outcome: EvictionOutcome | None = EvictionOutcome.DONE,
+    *,
+    uid: str = "a",
+    ended: float | None = None,
+    unasked: str = "",
+    returned: bool = False,
 ) -> EvictionRecord:
     ended_s = 0.0 if outcome is None else at if ended is None else ended
     return EvictionRecord(
@@ -32,6 +39,8 @@ def turn(
         at_s=at,
         outcome=outcome,
         ended_s=ended_s,
+        unasked=unasked,
+        returned=returned,
     )
 
 
@@ -113,6 +122,8 @@ def test_only_a_success_starts_the_pause_and_it_starts_at_its_end(
         (turn(START - 10, EvictionOutcome.DONE), "was evicted 10 s ago and restarted in place"),
         (turn(START - 121, EvictionOutcome.REFUSED), None),
         (turn(START - 301, EvictionOutcome.DONE), None),
+        (turn(START - 299, EvictionOutcome.FAILED, returned=True), "was ended 5 min ago and restarted in place"),
+        (turn(START - 301, EvictionOutcome.FAILED, returned=True), None),
         (turn(START - 10, EvictionOutcome.GONE), None),
         (turn(START - 10, EvictionOutcome.ABANDONED), None),
         (turn(START - 10, EvictionOutcome.DONE, uid="b"), None),
@@ -120,6 +131,51 @@ def test_only_a_success_starts_the_pause_and_it_starts_at_its_end(
 )
 def test_who_was_tried_is_left_alone_for_a_while(last: EvictionRecord, words: str | None) -> None:
     assert retry_block(LimitsConfig(), EvictionHistory(turns=(last,)), "a", START) == words
+
+
+REFUSED, WHY = EvictionOutcome.REFUSED, "HTTP 401"
+
+
+def test_a_pod_whose_budget_could_not_be_asked_may_be_ordered_at_once_when_it_is_critical() -> None:
+    past = EvictionHistory(turns=(turn(START - 10, REFUSED, unasked=WHY), turn(START - 10, REFUSED, uid="b")))
+    assert retry_block(LimitsConfig(), past, "a", START) == "its eviction was refused 10 s ago"
+    assert retry_block(LimitsConfig(), past, "a", START, critical=True) is None
+    assert retry_block(LimitsConfig(), past, "b", START, critical=True) == "its eviction was refused 10 s ago"
+
+
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [
+        ([turn(START - 10, REFUSED, unasked=WHY)], None),  # it may be this pod
+        ([turn(START - 10, REFUSED, unasked=WHY, uid="a"), turn(START - 20, REFUSED, unasked="old", uid="b")], WHY),
+        ([turn(START - 10, REFUSED, unasked=WHY, uid="a"), turn(START - 20, REFUSED, unasked=WHY, uid="a")], None),
+        ([turn(START - 10, REFUSED, unasked=WHY, uid="a"), turn(START - 121, REFUSED, unasked=WHY, uid="b")], None),
+        # Since then the API server has decided about a pod.
+        ([*(turn(START - 20, REFUSED, unasked=WHY, uid=uid) for uid in "ab"), turn(START - 5, uid="c")], None),
+        ([*(turn(START - 20, REFUSED, unasked=WHY, uid=uid) for uid in "ab"), turn(START - 5, REFUSED, uid="c")], None),
+        ([*(turn(START - 20, REFUSED, unasked=WHY, uid=uid) for uid in "ab"), turn(START - 5, None, uid="c")], WHY),
+        ([*(turn(START - 20, REFUSED, unasked=WHY, uid=uid) for uid in "ab"), turn(START - 5, unasked=WHY)], WHY),
+    ],
+)
+def test_two_pods_whose_budgets_could_not_be_asked_stop_further_orders(
+    turns: list[EvictionRecord], words: str | None
+) -> None:
+    assert unasked_block(LimitsConfig(), EvictionHistory(turns=tuple(turns)), START) == words
+
+
+def test_the_record_has_what_the_case_could_not_ask_and_that_its_pod_returned() -> None:
+    world = World()
+    refused = msgspec.structs.replace(case("a", REFUSED, ended=WALL), unasked=WHY)
+    failed = msgspec.structs.replace(case("b", EvictionOutcome.FAILED, ended=WALL), rounds=1)
+    accepted = msgspec.structs.replace(case("c", EvictionOutcome.DONE, ended=WALL), unasked=WHY, accepted=True)
+    past = update(EvictionHistory(), [refused, failed, accepted], world.frame())
+    assert {record.uid: (record.unasked, record.returned) for record in past.turns} == {
+        "a": (WHY, False),
+        "b": ("", True),
+        "c": ("", False),
+    }
+    row = msgspec.msgpack.encode(saved_history(past, world.frame()))
+    assert msgspec.msgpack.decode(row, type=EvictionHistory).turns[0].unasked in {WHY, ""}
 
 
 def test_of_an_owners_pods_a_number_and_a_share_may_go() -> None:

@@ -16,7 +16,7 @@ from reconciler.responses.eviction.config import (
 from reconciler.responses.eviction.limits import load_history, saved_history
 from reconciler.responses.eviction.plan import initial_state
 from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
-from state.eviction import EvictionMethodName, EvictionOutcome
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome
 from state.evidence import ContendedResource, RuleVerdict, Verdict
 from state.model import PodClass
 from tests.reconciler.responses.eviction.plans import case, full, memory, only
@@ -234,3 +234,57 @@ def test_an_order_for_one_pod_is_withdrawn_when_the_pressure_no_longer_means_tha
     world.put("pod:a", memory__rss=GI)
     planner.run(12)
     assert list(planner.decision.over) == [order.id for order in orders if order.uid == "a"]
+
+
+def unasked(planner: Planner, order: EvictionOrder) -> EvictionCase:
+    ended = case(order, EvictionOutcome.REFUSED, planner.world.wall)
+    return replace(ended, unasked="HTTP 401: Unauthorized")
+
+
+def test_where_no_budget_can_be_asked_two_pods_are_tried_and_then_one_at_a_time_after_a_while() -> None:
+    """Without that each BE pod would be ordered and refused in turn, with two alerts each."""
+    limits = LimitsConfig(per_minute=100, per_10_minutes=100, per_pass=1, retry_s=120)
+    world = full(*(be(f"p{n}") for n in range(9)), **{f"p{n}": 13.0 for n in range(9)})
+    planner = Planner(world, memory(limits=limits))
+    orders = 0
+    said: set[str] = set()
+    for _ in range(600):
+        made = planner.step().orders
+        orders += len(made)
+        planner.cases += [unasked(planner, order) for order in made]
+        said |= set(reasons(planner.decision).values())
+    assert 2 <= orders <= 2 + 2 * 600 / 120
+    assert said == {
+        "unasked: disruption budgets cannot be asked, and no online pod is in danger: HTTP 401: Unauthorized"
+    }
+
+
+def test_a_shortage_that_kills_online_pods_is_served_all_the_same_by_the_pods_that_were_refused_before() -> None:
+    world = full(be("a"), be("b"), a=13, b=13)
+    planner = Planner(world, memory(limits=LimitsConfig(per_pass=1)))
+    for _ in range(30):
+        planner.cases += [unasked(planner, order) for order in planner.step().orders]
+    assert [eviction_case.order.critical for eviction_case in planner.cases] == [False, False]
+    world.put(memory__available=0.5 * GI)
+    (order,) = planner.step().orders
+    assert (order.uid, order.critical) == ("a", True)
+    assert [order.uid for order in planner.step().orders] == ["b"]
+    assert planner.step().orders == (), "one order for each pod"
+
+
+def test_no_online_pod_is_ended_without_its_budget_to_save_others() -> None:
+    world = full(be("web", cls=PodClass.SHARED), web=50, used=99.5)
+    world.put(memory__free=1, memory__low=GI)
+    config = only(
+        "memory_pressure",
+        MemoryPressureConfig(reclaimed_s=0, all_s=0),
+        classes=(PodClass.RECLAIMED, PodClass.SHARED),
+    )
+    pods = [be(f"w{n}", cls=PodClass.SHARED) for n in range(3)]
+    world.pods |= {pod.uid: pod for pod in pods}
+    world.put(memory__pressure=50)
+    for pod in (*pods, world.pods["web"]):
+        world.put(pod.subject, memory__pressure=20)
+    decision = Planner(world, config).first()
+    assert any(shortage.critical for shortage in decision.pressures)
+    assert [(order.uid, order.critical) for order in decision.orders] == [("web", False)]

@@ -50,6 +50,43 @@ def test_node_memory_has_a_lower_bound_of_its_own_where_one_is_set() -> None:
     assert Judge(node_memory.TRIGGER, World(), config).now().known is False
 
 
+@pytest.mark.parametrize(
+    ("total", "available", "critical"),
+    [(100, 1.01, False), (100, 0.99, True), (10, 0.51, False), (10, 0.49, True), (100, 29, False)],
+)
+def test_memory_is_critical_only_when_hardly_any_can_be_allocated(
+    total: float, available: float, critical: bool
+) -> None:
+    """Above that the kernel reclaims, and no online pod is killed without an eviction."""
+    world = World()
+    world.put(memory__total=total * GI, memory__available=available * GI)
+    assert [shortage.critical for shortage in Judge(node_memory.TRIGGER, world).now().pressures] == [critical]
+    world.put(memory__free=1, memory__low=200 * MI)
+    assert [shortage.critical for shortage in Judge(memory_pressure.TRIGGER, world).now().pressures] == [critical]
+    world.put(memory__available=None)
+    world.at += 60
+    assert [shortage.critical for shortage in Judge(memory_pressure.TRIGGER, world).now().pressures] == [False]
+
+
+@pytest.mark.parametrize(
+    ("free", "cache", "critical"),
+    [
+        (455, 800, False),
+        (200, 900, True),
+        (200, 1100, False),
+        (200, None, False),
+        (1000, 100, True),
+        (100, 5000, False),
+    ],
+)
+def test_a_numa_node_is_critical_when_its_page_cache_does_not_help_either(
+    free: float, cache: float | None, critical: bool
+) -> None:
+    world = numa(free * MI, cache=None if cache is None else cache * MI)
+    result = Judge(numa_memory.TRIGGER, world).after(12 * 5, 5)
+    assert [shortage.critical for shortage in result.pressures] == [critical]
+
+
 def numa(free: float, *, total: float = 128 * GI, cache: float | None = 5 * GI) -> World:
     """Low 200 MiB, min 160 MiB; with the margin short below 456 MiB, urgent below 1184 MiB."""
     world = World()

@@ -179,8 +179,11 @@ async def test_a_budget_that_has_refused_is_obeyed_also_where_the_api_server_fai
     long = replace(CONFIG, api=replace(CONFIG.api, refused_s=0.8, failing_s=0.1, **waits))
     result, server, work = await evict(nursery, pod, listed("v1"), *[refusal] * 3, failure, config=long)
     assert result.outcome is EvictionOutcome.REFUSED
-    assert result.detail.startswith("refused by its disruption budget: HTTP 429: Cannot evict pod; ")
-    assert work.case.budget == "HTTP 429: Cannot evict pod"
+    words = "HTTP 429: Cannot evict pod (needs 2 healthy pods and has 2)"
+    assert result.detail.startswith(f"refused by its disruption budget: {words}; ")
+    assert work.case.budget == words
+    assert not result.unasked
+    assert 4 <= work.case.requests < len(server.requests)
     assert len(server.requests) >= 5
 
 
@@ -217,7 +220,10 @@ async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery
     patient = replace(CONFIG, api=ApiMeans(refused_s=5.0, longest_wait_s=30.0))
     result, server, _ = await evict(nursery, pod, listed("v1"), refusal, config=patient)
     assert result.outcome is EvictionOutcome.REFUSED
-    assert result.detail == ("refused by its disruption budget: no success within 5 s; HTTP 429: Cannot evict pod")
+    assert result.detail == (
+        "refused by its disruption budget: no success within 5 s; "
+        "HTTP 429: Cannot evict pod (needs 2 healthy pods and has 2)"
+    )
     assert len(server.requests) == 2
 
 
@@ -284,10 +290,12 @@ async def test_one_that_the_api_server_does_not_have_and_that_lives_is_left_to_t
 async def test_an_api_server_that_fails_is_asked_for_a_while(
     nursery: trio.Nursery, pod: Pod, answer: Reply, words: str
 ) -> None:
-    result, server, _ = await evict(nursery, pod, listed("v1"), answer)
-    assert result.outcome is None
+    result, server, work = await evict(nursery, pod, listed("v1"), answer)
+    assert (result.outcome, result.unasked) == (None, True)
     assert words in result.detail
     assert len(server.requests) > 2
+    assert work.case.requests >= 2
+    assert work.case.reply
 
 
 async def test_one_that_hangs_and_then_answers_evicts(nursery: trio.Nursery, pod: Pod) -> None:
@@ -296,11 +304,26 @@ async def test_one_that_hangs_and_then_answers_evicts(nursery: trio.Nursery, pod
     assert result.outcome in {EvictionOutcome.DONE, EvictionOutcome.GONE}
 
 
-@pytest.mark.parametrize("code", [401, 403, 422])
-async def test_who_may_not_evict_goes_on_at_once(nursery: trio.Nursery, pod: Pod, code: int) -> None:
-    result, server, _ = await evict(nursery, pod, listed("v1"), status(code, "Forbidden", "you may not"))
-    assert (result.outcome, result.detail) == (None, f"HTTP {code}: you may not")
-    assert len(server.requests) == 2
+@pytest.mark.parametrize("code", [302, 400, 401, 403, 404, 405, 422])
+async def test_who_may_not_ask_does_not_know_the_budget_and_says_so_at_once(
+    nursery: trio.Nursery, pod: Pod, code: int
+) -> None:
+    result, server, work = await evict(nursery, pod, listed("v1"), status(code, "Forbidden", "you may not"))
+    assert (result.outcome, result.detail, result.unasked) == (None, f"HTTP {code}: you may not", True)
+    assert len(server.requests) == 2 + (code in {404, 405})
+    assert (work.case.reply, work.case.requests, work.case.budget) == (f"HTTP {code}: you may not", 1, "")
+
+
+async def test_a_pod_that_the_api_server_does_not_have_has_no_budget(nursery: trio.Nursery, pod: Pod) -> None:
+    result, _, _ = await evict(nursery, pod, listed("v1"), status(404, "NotFound", "no", kind="pods"))
+    assert (result.outcome, result.unasked) == (None, False)
+
+
+async def test_an_accepted_eviction_was_allowed_by_the_budgets_also_where_the_pod_lives_on(
+    nursery: trio.Nursery, pod: Pod
+) -> None:
+    result, _, _ = await evict(nursery, pod, listed("v1"), CREATED)
+    assert (result.outcome, result.unasked) == (None, False)
 
 
 async def test_taken_up_while_waiting_it_is_not_asked_again(nursery: trio.Nursery, pod: Pod) -> None:
@@ -321,14 +344,42 @@ async def test_a_pod_that_ends_while_a_budget_refuses_is_gone(nursery: trio.Nurs
 
 def test_static_and_nameless_pods_are_no_matter_for_the_api_server() -> None:
     way = ApiEviction(CONFIG, KubeApi(ApiServer(server="http://127.0.0.1:1")))
+
+    def why(way: ApiEviction, case: EvictionCase) -> tuple[str, bool]:
+        result = way.unusable(case)
+        assert result is not None
+        assert result.outcome is None
+        return result.detail, result.unasked
+
     assert way.unusable(EvictionCase(order=ORDER)) is None
-    assert "static" in (way.unusable(EvictionCase(order=ORDER, target=EvictionTarget(static=True))) or "")
-    assert "name" in (way.unusable(EvictionCase(order=replace(ORDER, name=None))) or "")
+    static = EvictionCase(order=ORDER, target=EvictionTarget(static=True))
+    assert why(way, static) == ("static pod: the API server holds only a mirror pod", False)
+    # A pod whose name is not known may have a budget all the same.
+    assert why(way, EvictionCase(order=replace(ORDER, name=None))) == ("pod name unknown", True)
     for name in ("..", ".", "", "a/../b", "a?b", "A", "a" * 254):
-        assert "name" in (way.unusable(EvictionCase(order=replace(ORDER, name=name))) or "")
-        assert "name" in (way.unusable(EvictionCase(order=replace(ORDER, namespace=name))) or "")
+        invalid = ("pod name is not valid for the API server", True)
+        assert why(way, EvictionCase(order=replace(ORDER, name=name))) == invalid
+        assert why(way, EvictionCase(order=replace(ORDER, namespace=name))) == invalid
     off = ApiEviction(CONFIG, KubeApi(ApiServer(enabled=False)))
-    assert "enabled is false" in (off.unusable(EvictionCase(order=ORDER)) or "")
+    message, unasked = why(off, EvictionCase(order=ORDER))
+    assert "enabled is false" in message
+    assert not unasked, "an operator switched the API server off: there is none to ask"
+    exposed = ApiEviction(CONFIG, KubeApi(ApiServer(server="http://10.0.0.1:1", token_file="/x")))
+    assert why(exposed, EvictionCase(order=ORDER))[1]
+
+
+def test_a_refusal_names_the_budget_of_its_cause_once_and_bounded() -> None:
+    def words(message: str, *causes: dict[str, Any]) -> str:
+        body = {"kind": "Status", "message": message, "details": {"causes": list(causes)}}
+        return parse_reply(HttpResponse(status=429, body=json.dumps(body).encode())).words
+
+    budget = "The disruption budget web needs 2 healthy pods and has 2 currently"
+    named = {"reason": "DisruptionBudget", "message": budget}
+    assert words("Cannot evict pod", {"reason": "Other", "message": "x"}, named, named) == (
+        f"HTTP 429: Cannot evict pod ({budget})"
+    )
+    assert words(f"Cannot evict pod: {budget}", named) == f"HTTP 429: Cannot evict pod: {budget}"
+    assert len(words("a" * 5000, {"reason": "DisruptionBudget", "message": "b\n" * 5000})) < 500
 
 
 def test_a_wait_is_read_from_the_header_or_the_status() -> None:

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from cgroupfs.subtree import Subtree
+from reconciler.responses.means.base import EvictionResult
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.cri import CriEviction
 from reconciler.sources.cri import CriClient
@@ -214,7 +215,7 @@ async def test_without_a_socket_it_is_not_tried_until_there_is_one(
     clients: list[CriClient] = []
     way = CriEviction(CONFIG, lambda: clients[0] if clients else None)
     work = FakeWork(EvictionCase(order=order()), tree)
-    assert way.unusable(work.case) == "no CRI socket"
+    assert way.unusable(work.case) == EvictionResult(outcome=None, detail="no CRI socket")
     assert (await way.terminate(work)).detail == "no CRI socket"
     assert work.steps == []
     async with CriClient(str(runtime.socket)) as cri:

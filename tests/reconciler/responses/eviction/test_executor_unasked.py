@@ -1,0 +1,287 @@
+"""Disruption budgets that could not be asked: who is ended all the same, one at a time, reported first, and once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from msgspec.structs import replace
+
+from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.responses.eviction.executor import Evictor
+from reconciler.responses.means.base import EvictionResult, EvictionWork
+from reconciler.responses.means.config import ApiMeans, RestartRules
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
+from state.store import StoreBatch
+from tests.fakes.plainpod import PlainPod, ScriptedWay, ends, fails, order_for
+from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at, until
+
+WHY = "HTTP 401: Unauthorized"
+API, CRI, SIGNAL = EvictionMethodName.API, EvictionMethodName.CRI, EvictionMethodName.SIGNAL
+
+
+def refused_token(how: str = "replied") -> ScriptedWay:
+    """The API server as it is with a token that it refuses, or with credentials that are missing."""
+    if how == "unusable":
+        return ScriptedWay(API, fails("not reached"), unusable=WHY, unasked=True)
+    return ScriptedWay(API, fails(WHY, unasked=True))
+
+
+@pytest.mark.parametrize("how", ["replied", "unusable"])
+@pytest.mark.parametrize("forced", [False, True])
+async def test_no_other_method_follows_where_the_budget_could_not_be_asked(
+    bench: Bench, how: str, forced: bool
+) -> None:
+    pod = bench.node.add("a")
+    cri, last = ScriptedWay(CRI, ends(pod)), ScriptedWay(SIGNAL, ends(pod))
+    (case,) = await carried_out(bench.evictor(refused_token(how), cri, last), order_for("a", forced=forced))
+    assert (case.outcome, cri.log, last.log, pod.alive) == (EvictionOutcome.REFUSED, [], [], True)
+    assert case.detail == f"its disruption budget could not be asked: {WHY}"
+    assert (case.unasked, case.dying) == (WHY, False)
+    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_REFUSED]
+    assert bench.told[-1].details["unasked"] == WHY
+
+
+async def test_the_api_server_alone_in_the_order_ends_as_refused_too(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    (case,) = await carried_out(bench.evictor(refused_token()), order_for("a"))
+    assert (case.outcome, pod.alive) == (EvictionOutcome.REFUSED, True)
+
+
+async def test_a_node_without_an_api_server_has_no_budgets_to_ask(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    api = ScriptedWay(API, fails("no"), unusable="neither a kubeconfig nor a service account found")
+    (case,) = await carried_out(bench.evictor(api, ScriptedWay(CRI, ends(pod))), order_for("a"))
+    assert (case.outcome, case.unasked) == (EvictionOutcome.DONE, "")
+    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]
+
+
+async def test_a_shortage_that_kills_online_pods_goes_on_and_is_reported_durably_before_the_first_action(
+    bench: Bench,
+) -> None:
+    pod = bench.node.add("a")
+    seen: list[tuple[list[AlertKind], bool, bool]] = []
+
+    def act(work: EvictionWork) -> EvictionResult:
+        (row,) = bench.rows()
+        seen.append((bench.kinds(), row.announced, pod.alive))
+        return ends(pod)(work)
+
+    evictor = bench.evictor(refused_token(), ScriptedWay(CRI, fails("the shim is dead")), ScriptedWay(SIGNAL, act))
+    (case,) = await carried_out(evictor, order_for("a", critical=True))
+    assert case.outcome is EvictionOutcome.DONE
+    planned_then_said = [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_UNGUARDED]
+    assert seen == [(planned_then_said, True, True)]
+    assert bench.kinds() == [*planned_then_said, AlertKind.EVICTION_DONE], "once, not once for each method"
+    alert: Alert = bench.told[1]
+    assert (alert.severity, alert.durable) == (Severity.CRITICAL, True)
+    assert alert.summary == (
+        f"shop/a is ended without its disruption budget, which could not be asked ({WHY}): node_memory: memory 91 %"
+    )
+
+
+async def test_the_alert_is_stored_before_the_action_and_the_action_waits_for_that(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = bench.node.add("a")
+    staged: list[tuple[AlertKind, bool]] = []
+
+    async def stage(batch: StoreBatch, alert: Alert) -> Callable[[], None]:
+        await trio.lowlevel.checkpoint()
+        staged.append((alert.kind, pod.alive))
+        return lambda: None
+
+    monkeypatch.setattr(bench, "stage", stage)
+    await carried_out(bench.evictor(refused_token(), ScriptedWay(CRI, ends(pod))), order_for("a", critical=True))
+    assert staged == [
+        (AlertKind.EVICTION_PLANNED, True),
+        (AlertKind.EVICTION_UNGUARDED, True),
+        (AlertKind.EVICTION_DONE, False),
+    ]
+
+
+@pytest.mark.parametrize(("forced", "outcome"), [(False, EvictionOutcome.REFUSED), (True, EvictionOutcome.DONE)])
+async def test_a_configuration_that_passes_over_refusals_passes_over_silence(
+    bench: Bench, forced: bool, outcome: EvictionOutcome
+) -> None:
+    pod = bench.node.add("a")
+    config = replace(CONFIG, api=ApiMeans(hard_over_budget=True))
+    evictor = bench.evictor(refused_token(), ScriptedWay(CRI, ends(pod)), config=config)
+    (case,) = await carried_out(evictor, order_for("a", forced=forced))
+    assert case.outcome is outcome
+    assert (AlertKind.EVICTION_UNGUARDED in bench.kinds()) is forced
+
+
+async def test_a_refusal_counts_more_than_the_danger(bench: Bench) -> None:
+    pod = bench.node.add("a")
+
+    class Asking:
+        means = API
+
+        def unusable(self, _: EvictionCase) -> None:
+            return None
+
+        async def terminate(self, work: EvictionWork) -> EvictionResult:
+            await work.step(EvictionStep.ASK)
+            await work.replied("HTTP 429: the budget says no", budget=True)
+            await work.replied(WHY)
+            return EvictionResult(outcome=None, detail=WHY, unasked=True)
+
+    cri = ScriptedWay(CRI, ends(pod))
+    (case,) = await carried_out(bench.evictor(Asking(), cri), order_for("a", critical=True))
+    assert (case.outcome, cri.log, case.reply, case.requests) == (EvictionOutcome.REFUSED, [], WHY, 2)
+    assert case.detail == "refused by its disruption budget: HTTP 429: the budget says no"
+
+
+async def test_a_pod_that_the_kubelet_starts_again_is_not_ended_a_second_time(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    config = replace(CONFIG, restarts=RestartRules(watch_s=0.3, times=3))
+    cri, last = ScriptedWay(CRI, ends(pod)), ScriptedWay(SIGNAL, ends(pod))
+    async with trio.open_nursery() as nursery:
+
+        async def kubelet() -> None:
+            await until(lambda: not pod.alive)
+            pod.live(4_000_002)
+
+        nursery.start_soon(kubelet)
+        evictor = bench.evictor(refused_token(), cri, last, config=config)
+        (case,) = await carried_out(evictor, order_for("a", critical=True))
+    assert (case.outcome, case.rounds, case.dying) == (EvictionOutcome.FAILED, 1, False)
+    assert (len(cri.log), len(last.log), pod.alive) == (1, 0, True)
+    assert case.detail == (
+        "restarted by the kubelet after it was ended; not ended again, as its disruption budget could not be "
+        f"asked: {WHY}"
+    )
+
+
+class Slow:
+    """A runtime that takes until ``go``, and counts the pods that it ends at the same time."""
+
+    means = CRI
+
+    def __init__(self, pods: dict[str, PlainPod]) -> None:
+        self.pods = pods
+        self.go = {uid: trio.Event() for uid in pods}
+        self.begun: list[str] = []
+        self.now = 0
+        self.most = 0
+
+    def unusable(self, _: EvictionCase) -> None:
+        return None
+
+    async def terminate(self, work: EvictionWork) -> EvictionResult:
+        uid = work.case.order.uid
+        await work.step(EvictionStep.STOP)
+        self.begun.append(uid)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await self.go[uid].wait()
+        self.now -= 1
+        return ends(self.pods[uid])(work)
+
+
+async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdraws_the_others(bench: Bench) -> None:
+    pods = {uid: bench.node.add(uid) for uid in "abc"}
+    slow = Slow(pods)
+    config = replace(CONFIG, at_once=3, restarts=RestartRules(watch_s=0.2))
+    evictor = bench.evictor(refused_token(), slow, config=config)
+
+    def case(uid: str) -> EvictionCase:
+        return next(case for case in evictor.cases() if case.order.uid == uid)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(evictor.run)
+        for uid in "abc":
+            evictor.submit(order_for(uid, critical=True))
+        await until(lambda: bool(slow.begun))
+        await trio.sleep(0.1)
+        (first,) = slow.begun
+        waiting = [uid for uid in "abc" if uid != first]
+        assert bench.kinds().count(AlertKind.EVICTION_UNGUARDED) == 1
+        evictor.withdraw(f"1-{waiting[0]}", "the shortage has ended")
+        await until(lambda: case(waiting[0]).outcome is EvictionOutcome.ABANDONED)
+        slow.go[first].set()
+        await until(lambda: not pods[first].alive)
+        await trio.sleep(0.1)
+        assert slow.begun == [first], "its effect is awaited"
+        await until(lambda: len(slow.begun) == 2)
+        assert case(first).outcome is EvictionOutcome.DONE
+        slow.go[waiting[1]].set()
+        await until(lambda: case(waiting[1]).outcome is EvictionOutcome.DONE)
+        nursery.cancel_scope.cancel()
+    assert (slow.most, pods[waiting[0]].alive) == (1, True)
+
+
+async def test_one_that_waited_for_its_turn_asks_again_first(bench: Bench) -> None:
+    pods = {uid: bench.node.add(uid) for uid in "ab"}
+    slow = Slow(pods)
+    answers = ["unasked"]
+
+    class Asking:
+        means = API
+
+        def unusable(self, _: EvictionCase) -> None:
+            return None
+
+        async def terminate(self, work: EvictionWork) -> EvictionResult:
+            await work.step(EvictionStep.ASK)
+            if answers[0] == "unasked":
+                return EvictionResult(outcome=None, detail=WHY, unasked=True)
+            await work.replied("HTTP 429: no", budget=True)
+            return EvictionResult(outcome=EvictionOutcome.REFUSED, detail="refused by its disruption budget")
+
+    evictor = bench.evictor(Asking(), slow)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(evictor.run)
+        for uid in "ab":
+            evictor.submit(order_for(uid, critical=True))
+        await until(lambda: bool(slow.begun))
+        (first,) = slow.begun
+        await trio.sleep(0.05)
+        answers[0] = "refuses"
+        slow.go[first].set()
+        await until(lambda: not any(case.open for case in evictor.cases()))
+        nursery.cancel_scope.cancel()
+    outcomes = {case.order.uid: case.outcome for case in evictor.cases()}
+    (other,) = set("ab") - {first}
+    assert outcomes == {first: EvictionOutcome.DONE, other: EvictionOutcome.REFUSED}
+    assert pods[other].alive
+
+
+async def test_an_earlier_runs_case_that_had_acted_precedes_one_that_waited(bench: Bench) -> None:
+    pods = {uid: bench.node.add(uid) for uid in "ab"}
+    slow = Slow(pods)
+    for uid, step, means in (("a", EvictionStep.ASK, API), ("b", EvictionStep.STOP, CRI)):
+        left = left_at(pods[uid], step, means=means, left=(API,), unasked=WHY, announced=uid == "b")
+        bench.leave(replace(left, order=replace(left.order, critical=True)))
+    evictor: Evictor = bench.evictor(refused_token(), slow)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(evictor.run)
+        await until(lambda: bool(slow.begun))
+        await trio.sleep(0.1)
+        assert slow.begun == ["b"]
+        for go in slow.go.values():
+            go.set()
+        await until(lambda: not any(case.open for case in evictor.cases()))
+        nursery.cancel_scope.cancel()
+    assert slow.most == 1
+    told = [alert.labels["pod"] for alert in bench.told if alert.kind is AlertKind.EVICTION_UNGUARDED]
+    assert told == ["a"], "the alert of b was stored by the earlier run"
+
+
+async def test_what_an_earlier_run_could_not_ask_is_not_carried_out_by_this_one(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    bench.leave(left_at(pod, EvictionStep.ASK, means=API, left=(API,), unasked=WHY))
+    last = ScriptedWay(SIGNAL, ends(pod))
+    (case,) = await carried_out(bench.evictor(last))
+    assert (case.outcome, last.log) == (EvictionOutcome.REFUSED, [])
+
+
+def test_a_journal_without_the_newer_fields_is_read() -> None:
+    case = EvictionCase(order=order_for("a"))
+    fields: dict[str, Any] = msgspec.to_builtins(case)
+    for name in ("unasked", "announced", "reply", "requests"):
+        del fields[name]
+    del fields["order"]["critical"]
+    assert msgspec.convert(fields, EvictionCase) == case
