@@ -60,6 +60,11 @@ _PROBES: Final = (
 # exists.
 _CONTEXTS: Final[WeakValueDictionary[object, ssl.SSLContext]] = WeakValueDictionary()
 
+
+class SilentPeerError(SourceError):
+    """No response, or no further part of one: unreachable, refused, broken off, or silent for too long."""
+
+
 Take = Callable[[bytes], Awaitable[None]]
 """Gets the parts of a body as they arrive."""
 
@@ -175,25 +180,39 @@ class HttpSession:
         request = _Request(method, path, None, headers or {})
         return await self._within(request, _what(method, path, shown), take=take)
 
-    async def follow(self, path: str, take: Take, *, silence_s: float, longest_s: float) -> HttpResponse:
+    async def follow(
+        self,
+        path: str,
+        take: Take,
+        *,
+        silence_s: float,
+        longest_s: float,
+        begun: Callable[[], None] = lambda: None,
+    ) -> HttpResponse:
         """As `stream` of a GET whose answer has no end of its own, such as a watch.
 
         The peer's timeout bounds the wait for the beginning of the answer, ``silence_s`` that for each next part, and
-        ``longest_s`` all waits together. Errors: `SourceError`, also when one of these has passed.
+        ``longest_s`` all waits together. ``begun`` is called when a success has begun. Errors: `SourceError`, also when
+        one of these has passed.
         """
         request = _Request("GET", path, None, {})
         what = f"{path.partition('?')[0]}: "
         waits: _Waits | None = None
         try:
             with trio.fail_after(self._peer.timeout_s) as scope:
-                waits = _Waits(scope, silence_s, take, longest_s)
-                return await self._ask(request, what, _MOST_KEPT, waits.take, begun=waits.begin)
+                waits = waiting = _Waits(scope, silence_s, take, longest_s)
+
+                def has_begun() -> None:
+                    waiting.begin()
+                    begun()
+
+                return await self._ask(request, what, _MOST_KEPT, waits.take, begun=has_begun)
         except trio.TooSlowError as exc:
             await self.aclose()
             if waits is None or not waits.begun:
-                raise self._error(f"{what}no answer within {duration(self._peer.timeout_s)}") from exc
+                raise self._silent(f"{what}no answer within {duration(self._peer.timeout_s)}") from exc
             bound_s = longest_s if waits.used_up else silence_s
-            raise self._error(f"{what}no further part within {duration(bound_s)}") from exc
+            raise self._silent(f"{what}no further part within {duration(bound_s)}") from exc
 
     async def exchange(
         self,
@@ -241,7 +260,7 @@ class HttpSession:
             late = "no answer" if waits is None or not waits.parts else "incomplete answer"
             if waits is not None and waits.used_up:
                 late, patience_s = "incomplete answer", patience_s * _MOST_WAITS
-            raise self._error(f"{what}{late} within {duration(patience_s)}") from exc
+            raise self._silent(f"{what}{late} within {duration(patience_s)}") from exc
 
     async def _ask(
         self,
@@ -315,7 +334,7 @@ class HttpSession:
             raise
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException) as exc:
             await self.aclose()
-            raise self._error(f"{what}{_reason(exc)}") from exc
+            raise self._silent(f"{what}{_reason(exc)}") from exc
 
     def _check(self, path: str, answer: HttpResponse) -> None:
         if answer.status != 200:
@@ -406,6 +425,9 @@ class HttpSession:
 
     def _error(self, message: str) -> SourceError:
         return SourceError(self._peer.name, f"{self._peer.shown}: {message}")
+
+    def _silent(self, message: str) -> SilentPeerError:
+        return SilentPeerError(self._peer.name, f"{self._peer.shown}: {message}")
 
 
 @final

@@ -5,7 +5,7 @@ do.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, final
 
@@ -17,10 +17,11 @@ from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import NAME, ApiPeer, belongs_to_cluster
 from reconciler.clients.endpoint import HttpEndpoint
-from reconciler.clients.http import LONGEST_WAIT_S, HttpResponse, HttpSession, Take
+from reconciler.clients.http import LONGEST_WAIT_S, HttpResponse, HttpSession, SilentPeerError, Take
 from reconciler.clients.kube_config import ApiServer
 
 _MOST: Final = 64 * 1024
+_ALIVE: Final = "/livez/ping"
 
 
 class ApiStatusCause(Struct, frozen=True):
@@ -130,14 +131,35 @@ class KubeApi:
             session = await self._open()
             await session.read(path, take)
 
-    async def follow(self, path: str, take: Take, *, silence_s: float, longest_s: float) -> HttpResponse:
+    async def follow(
+        self,
+        path: str,
+        take: Take,
+        *,
+        silence_s: float,
+        longest_s: float,
+        begun: Callable[[], None] = lambda: None,
+    ) -> HttpResponse:
         """As `HttpSession.follow`; further requests wait meanwhile, so a watch has a client of its own.
 
         Errors: `SourceError`.
         """
         async with self._turn:
             session = await self._open()
-            return await session.follow(path, take, silence_s=silence_s, longest_s=longest_s)
+            return await session.follow(path, take, silence_s=silence_s, longest_s=longest_s, begun=begun)
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the API server responds at all, by its cheapest request: a refusal is a response, too.
+
+        What keeps a request from being sent (a missing token) does not count as silence.
+        """
+        try:
+            await self.request("GET", _ALIVE, timeout_s=timeout_s)
+        except SilentPeerError:
+            return False
+        except SourceError:
+            return True
+        return True
 
     async def aclose(self) -> None:
         """Close the connection; the client stays usable."""

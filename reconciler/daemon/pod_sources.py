@@ -53,6 +53,11 @@ class PodSources:
             self._listed_at = now
             self.metadata.refresh()
 
+    def retry_watch(self) -> None:
+        """What may have ended a failure of the watch: its delay ends."""
+        if self.watch is not None:
+            self.watch.retry()
+
     def find_runtime(self) -> bool:
         """Whether the runtime's socket exists now and did not before; from then on it is used."""
         if self.metadata.has_cri or (cri := self._cri()) is None:
@@ -69,6 +74,7 @@ class PodSources:
             on_change=self._listed,
             marks=self._marks,
             find=partial(self._kubelet_peer, again=True),
+            on_recovery=self.retry_watch,
             period_s=self._config.kubelet.period_s,
         )
 
@@ -90,14 +96,15 @@ class PodSources:
         from reconciler.clients.kube import KubeApi  # most nodes have no credentials
         from reconciler.sources.pod_watch import PodWatch
 
-        # A client of its own: a watch occupies a connection.
-        api = KubeApi(config, root=place.root, kubelets=place.kubelet.kubeconfig)
+        # Clients of its own: a watch occupies a connection.
+        api, beside = (KubeApi(config, root=place.root, kubelets=place.kubelet.kubeconfig) for _ in range(2))
         return PodWatch(
             api,
             node_name(place.kubelet),
             on_change=self._changed,
             on_break=lambda: self.metadata.refresh(),  # noqa: PLW0108  (made later)
             marks=self._marks,
+            beside=beside,
         )
 
     def _cri(self) -> CriClient | None:

@@ -108,6 +108,7 @@ class KubeletPods:
 
     ``on_change`` gets the uids of pods that are new or differ from before. Requests on demand that arrive while one is
     on its way share the next, and two never start within ``gap_s``: a burst of new pods must not burden the kubelet.
+    ``on_recovery`` is called when the kubelet responds again after a failure.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class KubeletPods:
         on_change: Callable[[frozenset[str]], None],
         marks: MarkReader,
         find: Callable[[], HttpEndpoint | None] = lambda: None,
+        on_recovery: Callable[[], None] = lambda: None,
         period_s: float = 30.0,
         gap_s: float = 0.2,
     ) -> None:
@@ -125,6 +127,7 @@ class KubeletPods:
         self._session = HttpSession(peer)
         self._marks = marks
         self._on_change = on_change
+        self._on_recovery = on_recovery
         self._period_s = period_s
         self._gap_s = gap_s
         self._known: dict[str, PodMeta] = {}
@@ -267,6 +270,7 @@ class KubeletPods:
         problems = tuple(reader.problems)
         if not self._ok and self._answered_at is not None:
             _LOG.info("the kubelet API works again", source=NAME)
+            self._on_recovery()
         for problem in set(problems).difference(self._problems):
             _LOG.warning(problem)
         self._answered_at, self._ok, self._problems = trio.current_time(), True, problems

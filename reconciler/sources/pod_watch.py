@@ -3,12 +3,17 @@
 The list is requested once, from the server's cache (``resourceVersion=0``), with a selector for this node's name; then
 a watch from that version on. A watch that ends is continued from the last version, without a list: the server ends it
 after some minutes, and bookmarks keep the version recent. A version that the server does not have any more (410) means
-a new list, from the cache too: if all nodes of a cluster need one, none of the lists reaches etcd. Whatever fails is
-repeated after a delay that doubles up to a minute, with jitter; meanwhile the kubelet's list counts.
+a new list, from the cache too: if all nodes of a cluster need one, none of the lists reaches etcd.
 
-A watch that is silent is suspect: TCP probes end it when the server's machine vanished, a server that has sent
-bookmarks and stops for longer than `_SILENCE_S` is connected again, and so is one whose pods differ from those that the
-kubelet has just listed (`PodWatch.compare`).
+Whatever fails is repeated after a delay that doubles up to 30 s, with jitter; meanwhile the kubelet's list counts. The
+delay ends early (`retry`) on a sign that the cause is over: a server that was silent responds to a request, the kubelet
+responds again, or the credentials have changed. A delay that the server requests does not.
+
+A watch that is silent is suspect. TCP probes end it when the server's machine vanished. After `_SUSPECT_S` without a
+byte the server must respond to a request on another connection: one that was stopped keeps its connections. A server
+that has sent bookmarks and sends nothing for longer than `_SILENCE_S` is connected again; if nothing came in all of
+that watch, with a new list: a server whose store was replaced by an older one reports nothing until its version has
+passed ours. So is one whose pods differ from those that the kubelet has just listed (`PodWatch.compare`).
 
 What the server sends is worked on with a tenth of a CPU in the long run (`PacedWork`), lists and their transport
 included, and a list is bounded: its length and rate are the server's choice.
@@ -35,11 +40,12 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
-from reconciler.clients.http import HttpResponse
+from reconciler.clients.http import HttpResponse, SilentPeerError, Take
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import PacedWork, TimeSlice
-from reconciler.runtime.format import plural, size
+from reconciler.runtime.format import duration, plural, size
+from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.pod_list import LONGEST_POD, MOST_PODS, ListedPod, PodListReader, chunks, read_pod
 from state.model import PodMeta, SourceStatus
 
@@ -51,10 +57,16 @@ _STEP: Final = 16 * 1024
 _WATCH_S: Final = (240, 480)
 """The server ends each watch after a random time between these."""
 _GRACE_S: Final = 30.0
-_SILENCE_S: Final = 150.0
+_SILENCE_S: Final = 90.0
 """Bookmarks arrive about once a minute."""
+_SUSPECT_S: Final = 30.0
+_ALIVE_S: Final = 5.0
+"""The time that a server has for the request that shows that it responds."""
+_KNOCK_S: Final = 5.0
+"""Between two of these requests while a server is silent."""
 _FIRST_DELAY_S: Final = 1.0
-_LONGEST_DELAY_S: Final = 60.0
+_LONGEST_DELAY_S: Final = 20.0
+"""30 s with jitter."""
 _LONGEST_REQUESTED_S: Final = 300.0
 _DOUBT_S: Final = 10.0
 """A difference from the kubelet's list ends a watch at most this often."""
@@ -132,7 +144,8 @@ class PodWatch:
     """See the module's text.
 
     ``on_change`` gets the uids of pods whose description differs in more than addresses and container ids; ``on_break``
-    is called when the watch fails, as another source is needed then. ``fraction`` is a source of random numbers.
+    is called when the watch fails, as another source is needed then. ``beside``: a client of its own for the requests
+    that show whether the server responds; None: none are made. ``fraction`` is a source of random numbers.
     """
 
     def __init__(
@@ -143,9 +156,11 @@ class PodWatch:
         on_change: Callable[[frozenset[str]], None],
         marks: MarkReader,
         on_break: Callable[[], object] = lambda: None,
+        beside: KubeApi | None = None,
         fraction: Callable[[], float] = random.random,
     ) -> None:
         self._api = api
+        self._beside = beside
         self._node = node
         self._path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{quote(node, safe='')}"
         self._on_change = on_change
@@ -165,6 +180,10 @@ class PodWatch:
         self._pace = PacedWork()
         self._scope: trio.CancelScope | None = None
         self._doubted_at = -math.inf
+        self._responded_at = -math.inf
+        self._parts = 0
+        self._silent = False
+        self._again = WakeUp()
 
     @property
     def known(self) -> Mapping[str, PodMeta]:
@@ -189,6 +208,10 @@ class PodWatch:
         self._list_again = True
         if self._scope is not None:
             self._scope.cancel(reason="relist")
+
+    def retry(self) -> None:
+        """End the delay after a failure, as its cause may be over. One that the server requested is kept."""
+        self._again.set()
 
     def compare(self, listed: PodMeta) -> None:
         """Connect again, from the last version, if the kubelet has just listed other marks of a pod.
@@ -215,17 +238,55 @@ class PodWatch:
         """List and watch for ever."""
         task_status.started()
         try:
-            while True:
-                pause_s = await self._connected()
-                if pause_s > 0:
-                    await trio.sleep(pause_s)
+            async with trio.open_nursery() as nursery:
+                if self._beside is not None:
+                    nursery.start_soon(self._suspect, self._beside)
+                while True:
+                    delay_s, requested_s = await self._connected()
+                    await self._pause(delay_s, requested_s)
         finally:
             with trio.CancelScope(shield=True):
                 await self._api.aclose()
+                if self._beside is not None:
+                    await self._beside.aclose()
 
-    async def _connected(self) -> float:
-        """One list where needed, and one watch; the delay until the next, in seconds."""
+    async def _pause(self, delay_s: float, requested_s: float) -> None:
+        """``requested_s`` in any case, and the rest of ``delay_s`` until `retry`."""
+        end = trio.current_time() + delay_s
+        if requested_s > 0:
+            await trio.sleep(requested_s)
+        with trio.move_on_at(end):
+            while not await self._again.wait(_KNOCK_S):
+                if self._silent and self._beside is not None and await self._beside.answers(_ALIVE_S):
+                    # All nodes of a cluster see that at the same time.
+                    await trio.sleep(self._fraction())
+                    break
+
+    async def _suspect(self, beside: KubeApi) -> None:
+        """End the watch of a server that is silent and does not respond to another request either."""
+        while True:
+            due = max(self._heard_at or -math.inf, self._responded_at) + _SUSPECT_S
+            if not self._live or self._scope is None:
+                await trio.sleep(_SUSPECT_S)
+            elif (rest := due - trio.current_time()) > 0:
+                await trio.sleep(rest)
+            else:
+                scope, parts = self._scope, self._parts
+                responds = await beside.answers(_ALIVE_S)
+                self._responded_at = trio.current_time()
+                if not responds and scope is self._scope and parts == self._parts and self._live:
+                    self._silent = True
+                    self._failed(
+                        f"{NAME}: connected, but the API server does not respond to another request within "
+                        f"{duration(_ALIVE_S)}"
+                    )
+                    scope.cancel(reason="the API server does not respond")
+
+    async def _connected(self) -> tuple[float, float]:
+        """One list where needed, and one watch; the delay until the next, and the part that the server requests."""
         began, requested_s = trio.current_time(), 0.0
+        self._silent = False
+        self._again.clear()
         try:
             with trio.CancelScope() as self._scope:
                 if self._list_again:
@@ -237,15 +298,17 @@ class PodWatch:
         except ExpiredError:
             self._version = None
         except SourceError as exc:
+            self._silent = isinstance(exc, SilentPeerError)
             self._failed(str(exc))
         finally:
             self._scope = None
         if self._live and trio.current_time() - began >= _SHORT_S:
             self._failures = 0
-            return 0.0
+            return 0.0, 0.0
         self._failures += 1
         delay_s = min(_FIRST_DELAY_S * 2.0 ** min(self._failures - 1, 10), _LONGEST_DELAY_S)
-        return max(delay_s * (0.5 + self._fraction()), min(requested_s, _LONGEST_REQUESTED_S))
+        requested_s = min(requested_s, _LONGEST_REQUESTED_S)
+        return max(delay_s * (0.5 + self._fraction()), requested_s), requested_s
 
     async def _list(self) -> None:
         reader, slices, pace = PodListReader(SOURCE, self._marks), TimeSlice(), self._pace
@@ -286,12 +349,14 @@ class PodWatch:
 
     async def _watch(self, version: str) -> HttpResponse:
         low, high = _WATCH_S
-        lasts_s = int(low + (high - low) * self._fraction())
+        lasts_s, began = int(low + (high - low) * self._fraction()), trio.current_time()
         changed: set[str] = set()
         lines = Lines(lambda line, length: self._event(line, length, changed))
         slices, pace = TimeSlice(), self._pace
+        self._parts = 0
 
         async def take(chunk: bytes) -> None:
+            self._parts += 1
             self._received(chunk)
             for part in chunks(chunk, _STEP):
                 try:
@@ -305,12 +370,22 @@ class PodWatch:
                 await slices.checkpoint()
             await pace.rest()
 
+        try:
+            return await self._follow(version, lasts_s, take)
+        finally:
+            # Not after a failure to connect, nor where bookmarks have not been due.
+            if self._live and not self._parts and trio.current_time() - began >= min(_SILENCE_S, lasts_s):
+                _LOG.warning("the pod watch was silent: listing again")
+                self._version = None
+
+    async def _follow(self, version: str, lasts_s: int, take: Take) -> HttpResponse:
         return await self._api.follow(
             f"{self._path}&watch=true&allowWatchBookmarks=true&timeoutSeconds={lasts_s}"
             f"&resourceVersion={quote(version, safe='')}",
             take,
             silence_s=_SILENCE_S if self._bookmarked else lasts_s + _GRACE_S,
             longest_s=lasts_s + _GRACE_S,
+            begun=self._hear,
         )
 
     def _check(self, answer: HttpResponse) -> float:
@@ -349,7 +424,10 @@ class PodWatch:
             version = _decode_version(event.object).metadata.version
         except _UNREADABLE as exc:
             raise SourceError(NAME, f"not a watch event: {str(exc)[:_LONGEST_PROBLEM]}") from exc
-        self._bookmarked |= event.type == "BOOKMARK"
+        if event.type == "BOOKMARK":
+            self._bookmarked = True
+            if _precedes(version, self._version):
+                raise ExpiredError
         if event.type in {"ADDED", "MODIFIED", "DELETED"}:
             self._pod(bytes(event.object), changed, deleted=event.type == "DELETED")
         if _VERSION.fullmatch(version):
@@ -401,6 +479,13 @@ class PodWatch:
             _LOG.warning("a pod of the API server cannot be used", error=text)
         if key in self._problems or len(self._problems) < _MOST_PROBLEMS:
             self._problems[key] = text
+
+
+def _precedes(version: str, other: str | None) -> bool:
+    """Whether a version is from before the other one, which a server with the same store never reports."""
+    if other is None or not (version.isdecimal() and other.isdecimal()):
+        return False
+    return int(version) < int(other)
 
 
 def _differ(known: PodMeta, listed: PodMeta) -> bool:

@@ -25,7 +25,7 @@ class FakeApiServer:
     ``token``: the one that is accepted; empty: none is needed. ``rights``: ``verb resource`` that reviews allow; None:
     all. ``issues``: the token that a TokenRequest gets; empty: the service account does not exist. ``requests`` has
     method and path of each request, ``tokens`` and ``bodies`` what came with it. ``oldest``: watches from an older
-    version end with 410.
+    version end with 410. ``frozen``: it takes connections and sends nothing, as a process that is stopped.
     """
 
     def __init__(self, *, token: str = "") -> None:
@@ -39,6 +39,7 @@ class FakeApiServer:
         self.version = 100
         self.oldest = 0
         self.events: list[tuple[int, bytes]] = []
+        self.frozen = False
         self.refusal: tuple[int, str] | None = None
         self.raw: bytes | None = None
         self.port = 0
@@ -90,6 +91,12 @@ class FakeApiServer:
         self.oldest = self.version = self.version + 10
         self._emit("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
 
+    def restore(self, version: int) -> None:
+        """A store of an earlier time: open watches end; those from a later version get nothing until it has passed."""
+        self.version = version
+        self.events = [event for event in self.events if event[0] <= version]
+        self.end_watches()
+
     def say(self, line: bytes) -> None:
         """Send any line on the watches."""
         self.events.append((self.version, line))
@@ -120,6 +127,8 @@ class FakeApiServer:
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         self.tokens.append(token)
         self.bodies.append(request.body)
+        if self.frozen:
+            await trio.sleep_forever()
         if self.raw is not None:
             await stream.send_all(self.raw)
             return False
@@ -138,6 +147,8 @@ class FakeApiServer:
         if where in {"/api/v1/pods", "/pods"}:
             meta = {"resourceVersion": str(self.version)}
             return 200, {"kind": "PodList", "metadata": meta, "items": list(self.pods.values()) or None}
+        if where == "/livez/ping":
+            return 200, {}
         if where.startswith("/api/v1/nodes/"):
             return 200, {"kind": "Node", "metadata": {"name": where.rpartition("/")[2]}}
         if method == "POST" and where.endswith("/selfsubjectaccessreviews"):
@@ -166,9 +177,14 @@ class FakeApiServer:
         ended = self._ended
         while True:
             changed = self._changed
+            while self.frozen:  # noqa: ASYNC110  (tests set it)
+                await trio.sleep(0.01)
             while sent < len(self.events):
-                line = self.events[sent][1] + b"\n"
+                at, event = self.events[sent]
+                line = event + b"\n"
                 sent += 1
+                if at < since:
+                    continue  # a version that the client has seen, of a store that was replaced
                 await stream.send_all(f"{len(line):x}\r\n".encode() + line + b"\r\n")
             if ended.is_set():
                 await stream.send_all(b"0\r\n\r\n")

@@ -29,9 +29,11 @@ class Watched:
         self.server = server
         self.changes: list[frozenset[str]] = []
         self.breaks = 0
+        config = ApiServer(server=f"http://127.0.0.1:{server.port}", timeout_s=5)
         self.watch = PodWatch(
-            KubeApi(ApiServer(server=f"http://127.0.0.1:{server.port}", timeout_s=5), environ={}),
+            KubeApi(config, environ={}),
             "n1",
+            beside=KubeApi(config, environ={}),
             on_change=self.changes.append,
             on_break=self._broke,
             marks=MARKS,
@@ -155,7 +157,7 @@ async def test_a_failing_server_is_tried_again_ever_less_often_and_the_pods_stay
 
 
 @pytest.mark.parametrize("failures", [1, 3, 40])
-async def test_the_delay_doubles_up_to_a_minute_with_jitter(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_delay_doubles_up_to_30_seconds_with_jitter(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 1.0)
     delays = []
     for fraction in (0.0, 1.0):
@@ -164,8 +166,113 @@ async def test_the_delay_doubles_up_to_a_minute_with_jitter(failures: int, monke
         watch._failures = failures - 1
         delays.append(await watch._connected())
         await api.aclose()
-    whole = {1: 1.0, 3: 4.0, 40: 60.0}[failures]
-    assert delays == [whole * 0.5, whole * 1.5]
+    whole = {1: 1.0, 3: 4.0, 40: 20.0}[failures]
+    assert delays == [(whole * 0.5, 0.0), (whole * 1.5, 0.0)]
+
+
+@pytest.mark.parametrize("sign", ["it responds", "retry"])
+async def test_a_server_that_was_silent_is_connected_as_soon_as_something_shows_that_it_may_respond(
+    sign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_watch, "_KNOCK_S", 0.05 if sign == "it responds" else 60.0)
+    monkeypatch.setattr(pod_watch, "_ALIVE_S", 0.05)
+    monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 40.0)
+    monkeypatch.setattr(pod_watch, "_LONGEST_DELAY_S", 40.0)
+    async with watching("a") as watched:
+        watched.server.raw = b""  # connections are closed without a word
+        watched.server.end_watches()
+        await until(lambda: not watched.ok)
+        failed = len(watched.server.watches)
+        await trio.sleep(0.3)
+        assert len(watched.server.watches) == failed, "the delay is 20 s"
+        watched.server.raw = None
+        if sign == "retry":
+            watched.watch.retry()
+        await until(lambda: watched.ok)
+        assert len(watched.server.watches) == failed + 1
+
+
+async def test_a_server_that_responds_but_refuses_is_not_asked_sooner_for_responding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pod_watch, "_KNOCK_S", 0.02)
+    monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 40.0)
+    monkeypatch.setattr(pod_watch, "_LONGEST_DELAY_S", 40.0)
+    async with watching("a") as watched:
+        watched.server.refusal = 403, "forbidden"
+        watched.server.end_watches()
+        await until(lambda: not watched.ok)
+        asked = len(watched.server.requests)
+        await trio.sleep(0.3)
+        assert len(watched.server.requests) == asked
+        watched.server.refusal = None
+        watched.watch.retry()  # such as other credentials
+        await until(lambda: watched.ok)
+
+
+async def test_a_delay_that_the_server_requests_is_kept(autojump_clock: trio.testing.MockClock) -> None:
+    api = KubeApi(ApiServer(server="http://127.0.0.1:9", timeout_s=5), environ={})
+    watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS)
+    watch.retry()
+    await watch._pause(30.0, 12.0)
+    assert trio.current_time() == 12.0
+    await watch._pause(30.0, 0.0)
+    assert trio.current_time() == 42.0
+
+
+async def test_connected_again_it_is_ok_before_the_first_event() -> None:
+    async with watching("a") as watched:
+        watched.server.raw = b""
+        watched.server.end_watches()
+        await until(lambda: not watched.ok)
+        watched.server.raw = None
+        watched.watch.retry()
+        await until(lambda: watched.ok)
+        assert watched.watch.status(trio.current_time()).detail == "1 pod of n1, watched"
+        assert watched.server.events[-1][0] <= 101, "nothing was sent since"
+
+
+async def test_a_server_that_is_stopped_with_its_connections_open_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_watch, "_SUSPECT_S", 0.1)
+    monkeypatch.setattr(pod_watch, "_ALIVE_S", 0.1)
+    monkeypatch.setattr(pod_watch, "_KNOCK_S", 0.05)
+    async with watching("a") as watched:
+        await until(lambda: "GET /livez/ping" in watched.server.requests)
+        await trio.sleep(0.3)
+        assert (watched.ok, len(watched.server.watches)) == (True, 1), "silent, and it responds"
+        watched.server.frozen = True
+        await until(lambda: not watched.ok)
+        assert watched.watch.status(trio.current_time()).detail == (
+            "pod watch: connected, but the API server does not respond to another request within 100 ms"
+        )
+        assert watched.breaks == 1
+        watched.server.frozen = False
+        watched.server.change("a", labels=BE)
+        await until(lambda: watched.ok and watched.labels("a") == BE)
+        assert len(watched.server.lists) == 1, "its version is the same"
+
+
+async def test_a_store_of_an_earlier_time_is_listed_after_a_watch_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with watching("a") as watched:
+        watched.server.bookmark()
+        await until(lambda: watched.watch._bookmarked)
+        monkeypatch.setattr(pod_watch, "_SILENCE_S", 0.2)
+        watched.server.restore(50)
+        watched.server.change("a", labels=BE)
+        assert watched.server.version == 51
+        await until(lambda: watched.labels("a") == BE)
+        assert len(watched.server.lists) == 2
+        await until(lambda: watched.server.watches[-1].endswith("&resourceVersion=51"))
+
+
+async def test_a_bookmark_from_before_our_version_means_a_list() -> None:
+    async with watching("a") as watched:
+        watched.server.version = 10
+        watched.server.say(b'{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"10"}}}')
+        watched.server.events[-1] = (1000, watched.server.events[-1][1])
+        await until(lambda: len(watched.server.lists) == 2)
 
 
 async def test_silence_after_bookmarks_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +282,7 @@ async def test_silence_after_bookmarks_ends_the_watch(monkeypatch: pytest.Monkey
         monkeypatch.setattr(pod_watch, "_SILENCE_S", 0.05)
         watched.server.end_watches()
         await until(lambda: watched.breaks == 1)
-        assert "no further part within 50 ms" in watched.watch._detail
-        assert len(watched.server.lists) == 1
+        await until(lambda: len(watched.server.lists) == 2)  # nothing came in all of the second watch
 
 
 @pytest.mark.parametrize(
@@ -312,7 +418,9 @@ class Flood:
             await take(part)
             self.taken += len(part)
 
-    async def follow(self, path: str, take: Take, *, silence_s: float, longest_s: float) -> HttpResponse:
+    async def follow(
+        self, path: str, take: Take, *, silence_s: float, longest_s: float, begun: Callable[[], None]
+    ) -> HttpResponse:
         del silence_s, longest_s
         await self.read(path, take)
         return HttpResponse(status=200)
