@@ -159,7 +159,7 @@ def test_the_unit_gives_the_rights_that_evictions_and_signals_need_and_no_more()
     assert settings["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"]
     assert settings["PrivateNetwork"] == "no"
     # Files in the pods' own volumes; recordings below the state directory.
-    assert settings["ReadWritePaths"].split() == ["-/var/lib/kubelet/pods"]
+    assert settings["ReadWritePaths"].split() == ["-/var/lib/kubelet/pods", "-/etc/bypassd"]
     assert settings["StateDirectory"] == "bypassd"
 
 

@@ -9,7 +9,9 @@ Source: Kubernetes API reference, TokenRequest v1; "Authorization", SelfSubjectA
 import base64
 import json
 import os
+import time
 from argparse import Namespace
+from collections.abc import AsyncIterator
 from typing import Final
 from urllib.parse import quote
 
@@ -25,13 +27,14 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.rights import ACCOUNT, RIGHTS, AccessRight, RightsUse, manifest
 from reconciler.cli.screen import line, show
-from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, own_identity, watches_pods
+from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, OWN_MARK, find_peer, own_identity, watches_pods
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.clients.kube_config import ApiIdentity, ApiServer
 from reconciler.clients.kubeconfig import read_kubeconfig
+from reconciler.clients.token_life import life_of, token_of
 from reconciler.clients.urls import MASK
 from reconciler.config.environment import kubelet_peer, node_name
 from reconciler.headroom.report import replace_file
@@ -107,7 +110,7 @@ def run(options: Namespace) -> int:
         show([line(f"not used by the configuration: set apiserver.kubeconfig: {options.to}")])
     elif not config.enabled or config.identity is ApiIdentity.KUBELET:
         show([line("not used by the configuration: see apiserver.enabled and apiserver.identity")])
-    show([line("the daemon uses it from its next start on: systemctl restart bypassd")])
+    show([line("a running daemon uses it within seconds; no restart is needed")])
     return _tested(node, ApiServer(kubeconfig=options.to, timeout_s=config.timeout_s))
 
 
@@ -134,7 +137,7 @@ def render(access: ApiAccess) -> str:
         cluster.append(f"    tls-server-name: {json.dumps(access.server_name)}")
     return "\n".join(
         (
-            "# Made by `bypassctl init credentials`: this node's bypassd at the API server.",
+            f"{OWN_MARK}this node's bypassd at the API server.",
             "apiVersion: v1",
             "kind: Config",
             "clusters:",
@@ -266,8 +269,9 @@ async def test_access(node: InspectedNode, config: ApiServer) -> list[AccessTest
     api = KubeApi(config, root=node.root, kubelets=node.kubelet.kubeconfig)
     try:
         tests = [await _list_pods(api, node, RightsUse.PODS in uses)]
-        reviewed = [right for right in RIGHTS if right.use is not RightsUse.KUBELET]
+        reviewed = [right for right in RIGHTS if right.use not in {RightsUse.KUBELET, RightsUse.RENEWAL}]
         tests += [await _review(api, right, right.use in uses) for right in reviewed]
+        tests += [test async for test in _token_tests(api, node, config)]
         tests.append(await _get_node(api, node))
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
@@ -304,6 +308,26 @@ async def _review(api: KubeApi, right: AccessRight, wanted: bool) -> AccessTest:
     refused = [text for verb in right.verbs if (text := await denied(api, verb, right.resource, timeout_s=_TEST_S))]
     name = f"{', '.join(right.verbs)} {right.resource}"
     return AccessTest(name=name, wanted=wanted, problem=refused[0] if refused else "")
+
+
+async def _token_tests(api: KubeApi, node: InspectedNode, config: ApiServer) -> AsyncIterator[AccessTest]:
+    """The life of the token, and whether it may renew itself; nothing where it does not name a service account."""
+    try:
+        token = token_of(find_peer(config, root=node.root, kubelets=node.kubelet.kubeconfig))
+    except SourceError:
+        return
+    life = None if token is None else life_of(token)
+    if life is None:
+        return
+    now = time.time()
+    text, problem = life.describe(now), life.is_due(now)
+    yield AccessTest(name="token", wanted=True, found=text, problem=text if problem else "")
+    for right in RIGHTS:
+        if right.use is RightsUse.RENEWAL and life.account in right.names:
+            why = await denied(
+                api, right.verbs[0], right.resource, timeout_s=_TEST_S, namespace=life.namespace, name=life.account
+            )
+            yield AccessTest(name=f"create {right.resource}", wanted=False, found="renewed by the daemon", problem=why)
 
 
 async def _kubelet(node: InspectedNode, config: ApiServer) -> AccessTest:

@@ -317,8 +317,8 @@ def _init(parser: argparse.ArgumentParser) -> None:
         "--use",
         dest="uses",
         action="append",
-        choices=("pods", "kubelet", "eviction", "events"),
-        help="rights to print; may be repeated (default: those that the configuration uses, without kubelet)",
+        choices=("pods", "kubelet", "eviction", "events", "renewal"),
+        help="rights to print; may be repeated (default: those of the configuration, without kubelet and renewal)",
     )
     parser.add_argument("--test", action="store_true", help="test the credentials in force, change nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the kubeconfig, its token masked; write nothing")

@@ -17,16 +17,18 @@ class RightsUse(StrEnum):
     KUBELET = "kubelet"
     EVICTION = "eviction"
     EVENTS = "events"
+    RENEWAL = "renewal"
 
 
 class AccessRight(NamedTuple):
-    """One rule. ``resource`` with its subresource after a slash."""
+    """One rule. ``resource`` with its subresource after a slash. ``names``: the only objects; empty: all."""
 
     use: RightsUse
     verbs: tuple[str, ...]
     resource: str
     groups: tuple[str, ...]
     reason: str
+    names: tuple[str, ...] = ()
 
 
 RIGHTS: Final = (
@@ -67,6 +69,16 @@ RIGHTS: Final = (
         ("", "events.k8s.io"),
         "POST and PATCH .../events, for an alert sink of the kind kubernetes.",
     ),
+    AccessRight(
+        RightsUse.RENEWAL,
+        ("create",),
+        "serviceaccounts/token",
+        ("",),
+        "POST .../serviceaccounts/bypassd/token: bypassd renews the token in its own kubeconfig, of this service "
+        "account alone. Optional: every holder of a token with this right can renew it, too. The DaemonSet does not "
+        "need it: the kubelet renews its token.",
+        (ACCOUNT,),
+    ),
 )
 
 
@@ -85,6 +97,8 @@ def daemon_set_file() -> str:
     """The roles of every use, and the binding of those that the DaemonSet's configuration needs."""
     documents = []
     for use in RightsUse:
+        if use is RightsUse.RENEWAL:
+            continue  # the kubelet renews a pod's token
         documents.append("\n".join(_role(use)))
         if use is RightsUse.PODS:
             documents.append("\n".join(_binding(use, "kube-system")))
@@ -112,12 +126,18 @@ def _role(use: RightsUse) -> Iterator[str]:
             yield f"# {right.reason}"
             yield f"- apiGroups: [{', '.join(_quoted(group) for group in right.groups)}]"
             yield f"  resources: [{right.resource}]"
+            if right.names:
+                yield f"  resourceNames: [{', '.join(right.names)}]"
             yield f"  verbs: [{', '.join(right.verbs)}]"
 
 
 def _binding(use: RightsUse, namespace: str) -> Iterator[str]:
-    yield from ("apiVersion: rbac.authorization.k8s.io/v1", "kind: ClusterRoleBinding")
+    # Of a service account's tokens, those in its own namespace.
+    kind = "RoleBinding" if use is RightsUse.RENEWAL else "ClusterRoleBinding"
+    yield from ("apiVersion: rbac.authorization.k8s.io/v1", f"kind: {kind}")
     yield from ("metadata:", f"  name: {ACCOUNT}-{use}")
+    if use is RightsUse.RENEWAL:
+        yield f"  namespace: {namespace}"
     yield from ("roleRef:", "  apiGroup: rbac.authorization.k8s.io", "  kind: ClusterRole")
     yield f"  name: {ACCOUNT}-{use}"
     yield from ("subjects:", "- kind: ServiceAccount", f"  name: {ACCOUNT}", f"  namespace: {namespace}")

@@ -18,6 +18,8 @@ NAME: Final = "API server"
 SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
 """Made by ``bypassctl init credentials``."""
+OWN_MARK: Final = "# Made by `bypassctl init credentials`: "
+"""The begin of a kubeconfig that bypassd has made, and in which it may renew its token."""
 KUBELETS_OWN: Final = (
     "/etc/kubernetes/kubelet.conf",
     "/var/lib/kubelet/kubeconfig",
@@ -86,10 +88,17 @@ class ApiPeer:
         self._kubelets = kubelets
         self._environ = environ
         self._found: tuple[object, HttpEndpoint] | None = None
+        self._kubeconfig: str | None = None
+
+    @property
+    def kubeconfig(self) -> str | None:
+        """The kubeconfig of the endpoint that was found last; None: it is none of a kubeconfig."""
+        return self._kubeconfig
 
     def find(self) -> HttpEndpoint:
         """The endpoint now; it is the same object until something has changed. Errors: as those of `find_peer`."""
         path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
+        self._kubeconfig = None if self._config.server is not None else path
         version = path, None if path is None else _version(os.path.join(self._root, path.lstrip("/")))
         if self._found is None or version != self._found[0]:
             peer = find_peer(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)

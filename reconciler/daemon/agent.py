@@ -54,6 +54,7 @@ from reconciler.control.persistence import StateWriter, read_classes, read_holds
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.daemon import side_actuators
+from reconciler.daemon.api_credentials import ApiCredentials
 from reconciler.daemon.effect import effect_hours_of
 from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.daemon.pod_off import restore_control_files
@@ -176,6 +177,12 @@ class Agent:
         )
         self.pods = PodSources(config, place, self.dirty, self.marks)
         self.metadata = self.pods.metadata
+        self.credentials = ApiCredentials(
+            config.apiserver,
+            root=place.root,
+            kubelets=place.kubelet.kubeconfig,
+            changed=self._credentials_changed,
+        )
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeEvents(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
         self.priority = LoopPriority(
@@ -350,6 +357,8 @@ class Agent:
             Component(name="disks", run=self.disks.run),
             Component(name="holds", run=self.holds.run),
         ]
+        if self.config.apiserver.enabled:
+            sources.append(Component(name="API credentials", run=self.credentials.run))
         if self.config.kubelet.enabled:
             sources.append(Component(name="kubelet configuration", run=self.kubelet_watch.run))
         if self.pods.kubelet is not None:
@@ -466,6 +475,7 @@ class Agent:
             self.signal.status(self.inventory.container_ids(), len(self.inventory.sandboxed())),
             self.checkpoints.status(),
             *self.metadata.statuses(trio.current_time()),
+            *self.credentials.statuses(),
             self.attribution.status(),
             self.sampler.status(),
             *self.headroom.statuses(),
@@ -495,6 +505,12 @@ class Agent:
         self.checkpoints.reassertion.expect(kubelet.reconcile_s)
         if changes:
             self.dirty.mark_all("kubelet configuration")
+
+    def _credentials_changed(self, server: bool) -> None:
+        if self.pods.needs_watch():
+            self._renew("credentials for the API server were found")
+        else:
+            self.pods.credentials_changed(server=server)
 
     def _kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
         if not self.config.kubelet.enabled:

@@ -65,6 +65,7 @@ class Daemon:
         self.heartbeat = Heartbeat(_STUCK_S)
         self._observe = observe
         self._renewal: str | None = None
+        self._renewal_reason = ""
         """Why the running agent ends for another one; None: it does not."""
         self._renew_from = 0.0
         self._restored = False
@@ -132,6 +133,7 @@ class Daemon:
 
         def renew(reason: str) -> None:
             self._log.warning("the parts are built again", reason=reason)
+            self._renewal_reason = reason
             wanted.set()
 
         agent = self.agent = Agent(self.config, place, renew=renew)
@@ -163,11 +165,11 @@ class Daemon:
             self.agent = self.supervisor = None
 
     async def _renew(self, wanted: trio.Event, supervisor: Supervisor) -> None:
-        """End the present agent for a new one when the kubelet has changed what it is built from, but not often."""
+        """End the present agent for a new one when what it is built from has changed, but not often."""
         await wanted.wait()
         await trio.sleep_until(self._renew_from)
         self._renew_from = trio.current_time() + _RENEW_S
-        self._renewal = "the kubelet's settings changed"
+        self._renewal = self._renewal_reason
         supervisor.stop(self._renewal)
 
     def _outer(self) -> list[Component]:

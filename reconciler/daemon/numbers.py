@@ -106,6 +106,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         own_group=agent.own_group.status,
         stints=agent.stints.values,
         daemons=agent.sampler.daemons.rows(),
+        token_expires_at=agent.credentials.expires_s,
         counters=counters(agent),
         cache=cache,
         watched=agent.watching.numbers(),

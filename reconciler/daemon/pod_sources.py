@@ -53,6 +53,19 @@ class PodSources:
             self._listed_at = now
             self.metadata.refresh()
 
+    def needs_watch(self) -> bool:
+        """Whether there are credentials for a watch by now, and none were there when this was built."""
+        place = self._place
+        return self.watch is None and watches_pods(
+            self._config.apiserver, root=place.root, kubelets=place.kubelet.kubeconfig
+        )
+
+    def credentials_changed(self, *, server: bool) -> None:
+        """Use them now. ``server``: not only the token is another one, so what was known may be of another cluster."""
+        if self.watch is not None and server:
+            self.watch.relist()
+        self.retry_watch()
+
     def retry_watch(self) -> None:
         """What may have ended a failure of the watch: its delay ends."""
         if self.watch is not None:

@@ -104,6 +104,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     """Wall-clock seconds."""
     priority: PriorityStatus = PriorityStatus(state=PriorityState.OFF, nice=0)
+    token_expires_at: float | None = None
+    """Wall-clock seconds; None where no token is used, or its end is not known."""
     own_group: OwnGroupStatus = OwnGroupStatus(placement=Placement.UNKNOWN)
     stints: StintValues = StintValues()
     """Of the loop and its worker threads, since readiness."""

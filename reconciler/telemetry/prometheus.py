@@ -184,6 +184,12 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     for name, part, message in _DAEMONS:
         values = [((row.group,), value) for row in now.daemons if (value := part(row)) is not None]
         yield _gauges(name, message, ("group",), values)
+    if now.token_expires_at is not None:
+        yield GaugeMetricFamily(
+            "bypassd_apiserver_token_expiry_timestamp_seconds",
+            "End of the token for the API server, in seconds since the epoch.",
+            value=now.token_expires_at,
+        )
     yield _counters("resyncs", "Full reconciliations by reason.", ("reason",), _single(now.counters.resyncs))
 
 

@@ -180,8 +180,8 @@ class FakeApiServer:
             while self.frozen:  # noqa: ASYNC110  (tests set it)
                 await trio.sleep(0.01)
             while sent < len(self.events):
-                at, event = self.events[sent]
-                line = event + b"\n"
+                at, line = self.events[sent]
+                line += b"\n"
                 sent += 1
                 if at < since:
                     continue  # a version that the client has seen, of a store that was replaced

@@ -4,10 +4,11 @@ Where a daemon runs, its own rights count and not those of the caller: its unit 
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from cgroupfs.errors import AgentError
+from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.pressure import PressureResource, node_pressure_file, read_pressure
 from cgroupfs.private import POINT, private_tree
 from reconciler.cli.asking import QueryResults
@@ -15,6 +16,8 @@ from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.checks.machine import hardware_counters
 from reconciler.cli.checks.offers import pressure_of_groups
 from reconciler.cli.nodeview import InspectedNode, read_text
+from reconciler.clients.api_identity import find_peer
+from reconciler.clients.token_life import life_of, token_of
 from reconciler.config.model import AgentMode, EndpointSection
 from reconciler.detectors.rule import RuleConfig, effective
 from reconciler.detectors.table import DETECTORS, DetectorEntry
@@ -47,6 +50,7 @@ def watching(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult
     if config.interference.enabled or config.eviction.enabled:
         yield from _run_queue(node, results)
         yield from _pressure_events(node, results)
+    yield from _token(node)
     yield from _recording(node, results)
     yield from _moving(node, results)
     yield from _pool_sizes(node, results)
@@ -252,6 +256,30 @@ def _pool_sizes(node: InspectedNode, results: QueryResults) -> Iterator[CheckRes
         yield CheckResult("pool sizes", CheckState.WARN, text, fix)
 
 
+# The API server
+
+
+def _token(node: InspectedNode) -> Iterator[CheckResult]:
+    """How long the token for the API server is valid, as far as it says so itself. No request is sent."""
+    if node.copied:
+        return
+    try:
+        peer = find_peer(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
+        token = token_of(peer)
+    except SourceError:
+        return
+    life = None if token is None else life_of(token)
+    if life is None:
+        return
+    now = time.time()
+    fix, state = "", CheckState.OK
+    if life.is_due(now):
+        state = CheckState.BAD if life.left_s(now) <= 0 else CheckState.WARN
+        fix = "bypassctl init credentials --from or --token-file; or let the daemon renew it (--use renewal); "
+        fix += "docs/credentials.md"
+    yield CheckResult("API token", state, life.describe(now), fix)
+
+
 # Eviction
 
 
@@ -272,7 +300,8 @@ def _eviction(node: InspectedNode, results: QueryResults) -> CheckResult:
     if not lacking:
         return CheckResult("eviction", CheckState.OK, text)
     state = CheckState.WARN if usable or dry else CheckState.BAD
-    fix = "fix the connection, or remove api/cri from eviction.means.order"
+    fix = "fix the connection (a disruption budget that cannot be asked refuses), or remove api/cri from "
+    fix += "eviction.means.order"
     return CheckResult("eviction", state, f"{text}; unusable: {'; '.join(lacking)}", fix)
 
 

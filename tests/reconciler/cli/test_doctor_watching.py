@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.options import parser
 from reconciler.sources.cri import RuntimeVersion
 from tests.fakes.http_peer import HttpPeer, Reply
+from tests.fakes.jwt import jwt
 from tests.fakes.livenode import LiveNode, container_id
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.test_doctor import good
@@ -242,6 +244,30 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
     )
     assert "ReadWritePaths=/var/lib/kubelet/pods" in there["notices"].fix
     assert seen == [f"/proc/4242/root{tmp_path}", "/proc/4242/root/var/lib/kubelet/pods"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "state", "words"),
+    [
+        (30 * 86_400, CheckState.OK, "expires in 30 d"),
+        (2 * 86_400 + 60, CheckState.WARN, "expires in 2 d"),
+        (-7300, CheckState.BAD, "expired 2 h ago"),
+    ],
+)
+def test_the_end_of_the_api_servers_token_is_shown_and_a_reason_to_act_days_before(
+    good: LiveNode, left_s: float, state: CheckState, words: str
+) -> None:
+    now = time.time()
+    good.put("token", jwt(now + left_s, issued_s=now - 300 * 86_400))
+    path = f"{good.root}/token"
+    os.chmod(path, 0o600)
+    config = f"apiserver: {{server: 'https://10.0.0.1:6443', token_file: {path}}}\n"
+    (result,) = watching._token(replace(view(good, config), root="/"))
+    assert (result.name, result.state) == ("API token", state)
+    assert words in result.found
+    assert bool(result.fix) is (state is not CheckState.OK)
+    good.put("token", "opaque")
+    assert list(watching._token(replace(view(good, config), root="/"))) == []
 
 
 @pytest.mark.parametrize("dry", [True, False])

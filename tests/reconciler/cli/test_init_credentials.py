@@ -242,7 +242,12 @@ def test_each_rule_has_its_reason_above_it_and_no_right_is_wider_than_its_reques
         "nodes/proxy": {"get"},
         "pods/eviction": {"create"},
         "events": {"create", "patch"},
+        "serviceaccounts/token": {"create"},
     }
+    (renewal,) = roles(text)["bypassd-renewal"]["rules"]
+    assert renewal["resourceNames"] == ["bypassd"]
+    binding = next(item for item in yaml.safe_load_all(text) if item["kind"] == "RoleBinding")
+    assert (binding["metadata"]["namespace"], binding["roleRef"]["name"]) == ("kube-system", "bypassd-renewal")
     lines = text.splitlines()
     assert all(
         lines[number - 1].startswith("# ") for number, line in enumerate(lines) if line.startswith("- apiGroups")

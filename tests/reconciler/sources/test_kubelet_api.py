@@ -6,6 +6,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,34 @@ def listing(
     *,
     on_change: Callable[[frozenset[str]], None] = lambda _: None,
     find: Callable[[], HttpEndpoint | None] = lambda: None,
+    on_recovery: Callable[[], None] = lambda: None,
     **given: float,
 ) -> KubeletPods:
-    return KubeletPods(peer, on_change=on_change, marks=MARKS, find=find, **given)
+    periods = {"period_s": 30.0, "gap_s": 0.2, **given}
+    return KubeletPods(
+        peer,
+        on_change=on_change,
+        marks=MARKS,
+        find=find,
+        on_recovery=on_recovery,
+        period_s=periods["period_s"],
+        gap_s=periods["gap_s"],
+    )
+
+
+async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nursery) -> None:
+    good = Reply(pod_list(pod_json("a")))
+    server = HttpPeer([good, Reply(status="500 Internal"), good, good])
+    port = await nursery.start(server.serve)
+    recovered: list[int] = []
+    peer = HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}")
+    pods = listing(peer, gap_s=0, on_recovery=lambda: recovered.append(len(server.requests)))
+    await nursery.start(pods.run)
+    for _ in range(3):
+        with suppress(SourceError):
+            await pods.refresh()
+    assert recovered == [3]
+    nursery.cancel_scope.cancel()
 
 
 async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tuple[KubeletPods, SourceError | None]:

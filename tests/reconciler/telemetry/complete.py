@@ -79,6 +79,7 @@ def complete() -> MetricsSnapshot:
             level=ShareLevel(cache_percent=25, mba_percent=15),
         ),
         cache_age_s=2.5,
+        token_expires_at=1_800_000_000.0,
         own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
         stints=StintValues(components={"sampler": ComponentWork(cpu_s=0.5, long=3, longest_s=0.001)}),
         daemons=(

@@ -1,0 +1,257 @@
+"""The credentials for the API server: their life, their change, and the renewal of a token in bypassd's own kubeconfig.
+
+The files are looked at every two seconds; a change is used by the next request in any case, and is announced to those
+that wait (`changed`). A token that ends soon is a source that is not ok, and thereby an alert, days before.
+
+Renewal. The kubelet renews the token of a pod. A token in the kubeconfig that ``bypassctl init credentials`` has made
+is renewed here, when four fifths of its life are over, by a TokenRequest of the service account for itself, if it has
+that right (docs/credentials.md; without it the alert remains). The answer replaces the token in the file only when it
+ends later; nothing else of the file changes, and no other kubeconfig is written.
+
+Source: Kubernetes API reference, TokenRequest v1; the kubelet renews when 80 % are over.
+"""
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Final, final
+from urllib.parse import quote
+
+import msgspec
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.errors import SourceError, errno_name
+from cgroupfs.log import get_log
+from reconciler.clients.api_identity import OWN_MARK, ApiPeer
+from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.http import HttpSession
+from reconciler.clients.http_config import checked_token
+from reconciler.clients.kube import status_of
+from reconciler.clients.kube_config import ApiServer
+from reconciler.clients.token_life import LONGEST_TOKEN, TokenLife, life_of, token_of
+from reconciler.headroom.report import replace_file
+from reconciler.runtime.format import clock, duration
+from reconciler.runtime.safe_files import FileRule, read_file
+from state.model import SourceStatus
+
+NAME: Final = "api token"
+_LOG: Final = get_log("api_credentials")
+_LOOK_S: Final = 2.0
+_RENEW_PART: Final = 0.8
+_SPREAD_PART: Final = 0.05
+"""Tokens that were made for all nodes at the same time are not all renewed at the same time."""
+_FAILED_S: Final = 600.0
+_REFUSED_S: Final = 3600.0
+_LEAST_S: Final = 600
+"""The shortest life that the API server grants."""
+_TIMEOUT_S: Final = 10.0
+_CLOSE_S: Final = 1.0
+_ADVICE: Final = "renew it: bypassctl init credentials (docs/credentials.md)"
+_TOKEN_LINE: Final = re.compile(r'^    token: (".*")$', re.MULTILINE)
+
+
+class _Issued(Struct, frozen=True):
+    token: str = ""
+
+
+class _IssuedAnswer(Struct, frozen=True):
+    status: _Issued = _Issued()
+
+
+_decode_answer = msgspec.json.Decoder(_IssuedAnswer).decode
+
+
+@final
+class ApiCredentials:
+    """See the module's text.
+
+    ``changed`` is called after a change, not at the start: True if more than the token is another.
+    """
+
+    def __init__(
+        self,
+        config: ApiServer,
+        *,
+        root: str = "/",
+        kubelets: str | None = None,
+        changed: Callable[[bool], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        self._peer = ApiPeer(config, root=root, kubelets=kubelets)
+        self._root = root
+        self._changed = changed
+        self._clock = clock
+        self._spread = fraction()
+        self._seen: object = None
+        self._endpoint: HttpEndpoint | None = None
+        self._life: TokenLife | None = None
+        self._next_s = 0.0
+        self._problem = ""
+
+    @property
+    def expires_s(self) -> float | None:
+        """The end of the present token, seconds since the epoch; None: not known, or no token is used."""
+        return None if self._life is None else self._life.expires_s
+
+    def statuses(self) -> list[SourceStatus]:
+        """The token, where its end is known. It is not ok when it should have been renewed by now."""
+        if self._life is None:
+            return []
+        now = self._clock()
+        detail = self._life.describe(now)
+        ok = not self._life.is_due(now)
+        if self._problem:
+            detail += f"; not renewed: {self._problem}"
+        elif not ok:
+            detail += f"; {_ADVICE}"
+        return [SourceStatus(name=NAME, ok=ok, age_s=None, detail=detail)]
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look for ever."""
+        self.look()
+        task_status.started()
+        while True:
+            if self._due():
+                await self._renew()
+            await trio.sleep(_LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Read what has changed. Errors: none; without usable credentials none is shown."""
+        endpoint: HttpEndpoint | None = None
+        seen: object
+        try:
+            endpoint = found = self._peer.find()
+        except SourceError as exc:
+            seen = str(exc)
+        else:
+            seen = found, _version(found.token_file), _version(found.cert_file)
+        if seen == self._seen:
+            return
+        first, self._seen = self._seen is None, seen
+        other = _without_token(endpoint) != _without_token(self._endpoint)
+        self._endpoint, self._life, self._problem = endpoint, None, ""
+        self._next_s = 0.0
+        if endpoint is not None:
+            try:
+                token = token_of(endpoint)
+            except SourceError as exc:
+                _LOG.warning(str(exc))
+            else:
+                self._life = None if token is None else life_of(token)
+        if not first:
+            _LOG.info("other credentials for the API server", ends=clock(self.expires_s))
+            self._changed(other)
+
+    def _due(self) -> bool:
+        life, path = self._life, self._peer.kubeconfig
+        if life is None or life.whole_s is None or path is None or not life.account:
+            return False
+        if self._endpoint is None or not self._endpoint.inline.token or self._endpoint.exposed:
+            return False
+        used_s = self._clock() - (life.expires_s - life.whole_s)
+        return used_s >= (_RENEW_PART + _SPREAD_PART * self._spread) * life.whole_s and self._clock() >= self._next_s
+
+    async def _renew(self) -> None:
+        """One try; the next after `_FAILED_S`, or after `_REFUSED_S` where the API server has refused."""
+        assert self._life is not None
+        assert self._endpoint is not None
+        endpoint, life, path = self._endpoint, self._life, self._peer.kubeconfig
+        assert path is not None
+        self._next_s = self._clock() + _FAILED_S
+        try:
+            text = _own_file(os.path.join(self._root, path.lstrip("/")), endpoint.inline.token or "")
+            token = await self._request(endpoint, life)
+            self._store(os.path.join(self._root, path.lstrip("/")), text, token, life)
+        except _RenewalError as exc:
+            if exc.refused:
+                self._next_s = self._clock() + _REFUSED_S
+            if self._problem != str(exc):
+                _LOG.warning("the token for the API server is not renewed", error=str(exc))
+            self._problem = str(exc)
+
+    async def _request(self, endpoint: HttpEndpoint, life: TokenLife) -> str:
+        """A token of the same service account and length. Errors: `_RenewalError`."""
+        namespace, account = quote(life.namespace, safe=""), quote(life.account, safe="")
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": max(_LEAST_S, round(life.whole_s or 0))},
+        }
+        session = HttpSession(endpoint)
+        try:
+            answer = await session.exchange(
+                "POST",
+                path,
+                msgspec.json.encode(body),
+                {"Content-Type": "application/json"},
+                most=LONGEST_TOKEN,
+                timeout_s=_TIMEOUT_S,
+            )
+        except SourceError as exc:
+            raise _RenewalError(str(exc)) from exc
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
+                await session.aclose()
+        if not answer.ok:
+            message = " ".join((status_of(answer).message or answer.excerpt).split())[:200]
+            raise _RenewalError(f"HTTP {answer.status} {message}".rstrip(), refused=answer.status < 500)
+        try:
+            return checked_token(_decode_answer(answer.body).status.token)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            # Without the cause: it may quote the token.
+            raise _RenewalError("the answer has no usable token") from None
+
+    def _store(self, path: str, text: str, token: str, life: TokenLife) -> None:
+        """Write it if it ends later. Errors: `_RenewalError`."""
+        new = life_of(token)
+        if new is None or new.expires_s <= life.expires_s:
+            ends = "at an unknown time" if new is None else f"at {clock(new.expires_s)}"
+            raise _RenewalError(f"the API server granted one that ends {ends}", refused=True)
+        try:
+            replace_file(path, _TOKEN_LINE.sub(lambda _: f"    token: {json.dumps(token)}", text).encode(), mode=0o600)
+        except OSError as exc:
+            raise _RenewalError(f"{path}: {errno_name(exc.errno)}") from exc
+        self._problem = ""
+        _LOG.info("the token for the API server was renewed", lasts=duration(new.left_s(self._clock())))
+
+
+class _RenewalError(Exception):
+    """A renewal that did not succeed. ``refused``: by a decision of the API server, which an early retry keeps."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+def _own_file(path: str, token: str) -> str:
+    """The text of the kubeconfig, if it is one that bypassd makes and has this token. Errors: `_RenewalError`."""
+    if os.path.islink(path):
+        raise _RenewalError(f"{path} is a symbolic link")
+    try:
+        text = read_file(path, FileRule.OPERATOR).decode()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise _RenewalError(f"cannot read {path}") from exc
+    lines = _TOKEN_LINE.findall(text)
+    if not text.startswith(OWN_MARK) or lines != [json.dumps(token)]:
+        raise _RenewalError(f"{path} was not made by bypassctl init credentials", refused=True)
+    return text
+
+
+def _without_token(endpoint: HttpEndpoint | None) -> HttpEndpoint | None:
+    return None if endpoint is None else replace(endpoint, inline=replace(endpoint.inline, token=None))
+
+
+def _version(path: str | None) -> object:
+    try:
+        status = None if path is None else os.stat(path)
+    except OSError:
+        return None
+    return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
