@@ -137,7 +137,6 @@ class ApiCredentials:
         first, self._seen = self._seen is None, seen
         other = _without_token(endpoint) != _without_token(self._endpoint)
         self._endpoint, self._life, self._problem = endpoint, None, ""
-        self._next_s = 0.0
         if endpoint is not None:
             try:
                 token = token_of(endpoint)

@@ -516,6 +516,7 @@ class InterferenceMonitor:
         if self._evictor is not None:
             for order in self.decision.orders:
                 self._evictor.submit(order)
+            self._evictor.measured(self.decision.critical)
             for identifier, why in self.decision.over.items():
                 self._evictor.withdraw(identifier, why)
         self.frame = frame

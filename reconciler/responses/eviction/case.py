@@ -28,7 +28,7 @@ from reconciler.responses.means.base import EvictionMethod, EvictionResult, grac
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.notice import NoticeSender
 from reconciler.responses.means.processes import OwnPodError, PodTermination, has_processes, thaw, wait_empty
-from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
 
 _LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
 """Methods of which the kubelet is not informed: it may start the pod again."""
@@ -40,7 +40,8 @@ class CaseTools(Struct, frozen=True, kw_only=True):
     """What every case is carried out with.
 
     ``forbidden``: why a case must not go on (held, switched off, withdrawn); None: it may. ``turn``: of the cases whose
-    disruption budgets could not be asked. ``boot``: this boot's id.
+    disruption budgets could not be asked. ``critical``: whether an order's shortage would kill online pods now.
+    ``boot``: this boot's id.
     """
 
     hierarchy: Hierarchy
@@ -51,6 +52,7 @@ class CaseTools(Struct, frozen=True, kw_only=True):
     processes: PodTermination
     forbidden: Callable[[EvictionCase], str | None]
     turn: "SingleTurn"
+    critical: Callable[[EvictionOrder], bool]
     boot: str = ""
     clock: Callable[[], float] = time.time
 
@@ -252,7 +254,9 @@ class CaseRunner:
 
     def _obey(self) -> None:
         """Ends the case where its disruption budget has refused or could not be asked, also an earlier run."""
-        if (why := pdb_blocks(self._case, self._tools.config)) is not None:
+        # What has begun to end is ended: half a pod helps neither it nor others.
+        critical = self._case.order.critical and (self._case.announced or self._tools.critical(self._case.order))
+        if (why := pdb_blocks(self._case, self._tools.config, critical=critical)) is not None:
             raise _CaseEnd(EvictionOutcome.REFUSED, f"{why}: {self._case.budget or self._case.unasked}")
 
     async def _carry_out(self) -> None:
@@ -270,6 +274,7 @@ class CaseRunner:
             if await self.wait_empty(_LOOK_S):
                 raise _CaseEnd(EvictionOutcome.GONE, "ended before its turn")
             self.check()
+            self._obey()
         if waited:
             await self._ask_again()
         if self._case.unguarded and not self._case.announced:

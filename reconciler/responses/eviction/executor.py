@@ -6,7 +6,7 @@ pods and how many; `cases` has the open cases and the results of the last ones.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, final
 
 import trio
@@ -36,6 +36,7 @@ KEEP_S: Final = 7200.0
 _FORGET_S: Final = 60.0
 _LOAD_AGAIN_S: Final = 5.0
 _CLOSE_S: Final = 2.0
+_RECENT_S: Final = 60.0
 _STILL_UNDONE: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE, EvictionStep.ASK})
 _ACTED: Final = frozenset({EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY})
 _MAY_BE_FROZEN: Final = frozenset({EvictionStep.PLANNED, EvictionStep.ASK})
@@ -90,6 +91,7 @@ class Evictor:
         self.ended: Final[dict[EvictionOutcome, int]] = dict.fromkeys(EvictionOutcome, 0)
         """Cases that ended in this run of the daemon, by outcome."""
         self._turn = SingleTurn()
+        self._critical: Collection[tuple[str, str]] | None = None
         self._wake = WakeUp()
         self._loaded = False
         self.reconfigure(config)
@@ -123,6 +125,10 @@ class Evictor:
             if order in self._waiting and self._why_not(case) is not None:
                 self._waiting[order].cancel()
 
+    def measured(self, critical: Collection[tuple[str, str]]) -> None:
+        """The shortages that would kill online pods now, by trigger and subject: only they end pods without budgets."""
+        self._critical = critical
+
     def cases(self) -> tuple[EvictionCase, ...]:
         """All that are open, and those that ended in the last hours; the oldest first."""
         return (*self._cases.values(), *(case for key, case in self._new.items() if key not in self._cases))
@@ -154,6 +160,7 @@ class Evictor:
             processes=self._processes,
             forbidden=self._why_not,
             turn=self._turn,
+            critical=self._is_critical,
             boot=self._boot,
             clock=self._clock,
         )
@@ -223,6 +230,12 @@ class Evictor:
         if ended.outcome is not None:
             self.ended[ended.outcome] += 1
         _LOG.info("an eviction has ended", pod=ended.order.title, outcome=ended.outcome, detail=ended.detail)
+
+    def _is_critical(self, order: EvictionOrder) -> bool:
+        """Measured now; at the start what the order says, while it is recent."""
+        if self._critical is None:
+            return order.critical and abs(self._clock() - order.decided_s) <= _RECENT_S
+        return (order.cause, order.subject) in self._critical
 
     def _changed(self, case: EvictionCase) -> None:
         self._cases[case.order.id] = case

@@ -37,8 +37,9 @@ class EvictionDecision(Struct, frozen=True, kw_only=True):
     """Result of a pass. ``orders`` are to be carried out; ``would``: those of a dry run, newest ranking.
 
     ``expired``: orders under way whose reason no longer applies, with the text; by id. ``readings``: the state of each
-    enabled trigger. ``news``: lines for the log, of what has changed since. Between two passes a decision has no
-    orders, none that expired and no news; the rest is unchanged.
+    enabled trigger. ``critical``: trigger and subject of the shortages that would kill online pods now. ``news``: lines
+    for the log, of what has changed since. Between two passes a decision has no orders, none that expired and no news;
+    the rest is unchanged.
     """
 
     orders: tuple[EvictionOrder, ...] = ()
@@ -47,6 +48,7 @@ class EvictionDecision(Struct, frozen=True, kw_only=True):
     refusals: tuple[EvictionRefusal, ...] = ()
     pressures: tuple[Shortage, ...] = ()
     readings: Mapping[str, TriggerResult] = {}
+    critical: frozenset[tuple[str, str]] = frozenset()
     news: tuple[str, ...] = ()
 
 
@@ -170,6 +172,7 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         refusals=tuple(refusals),
         pressures=tuple(pressures),
         readings=readings,
+        critical=frozenset((shortage.trigger, shortage.subject) for shortage in pressures if shortage.critical),
     )
     for order in orders:
         named_by = requests[order.uid].named if order.cause == NAME else None

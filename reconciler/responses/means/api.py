@@ -202,7 +202,7 @@ class ApiEviction:
             return EvictionResult(outcome=None, detail=message, unasked=True)
         if case.budget not in message:
             message = f"{case.budget}; {message}"
-        if (why := pdb_blocks(case, self._config)) is not None:
+        if (why := pdb_blocks(case, self._config, critical=case.order.critical)) is not None:
             return EvictionResult(outcome=EvictionOutcome.REFUSED, detail=f"{why}: {message}")
         return EvictionResult(
             outcome=None, detail=f"refused by its disruption budget; hard_over_budget is set: {message}"

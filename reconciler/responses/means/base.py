@@ -33,17 +33,17 @@ def grace_left(grace_s: float, elapsed_s: float) -> float:
     return max(min(LEAST_GRACE_S, grace_s), grace_s - elapsed_s)
 
 
-def pdb_blocks(case: EvictionCase, config: EvictionMeans) -> str | None:
+def pdb_blocks(case: EvictionCase, config: EvictionMeans, *, critical: bool) -> str | None:
     """Why no means but the API server's may be used for this case; None: they may.
 
     A disruption budget that has refused is obeyed until the API server accepts the eviction after all. One that could
-    not be asked counts as one that refuses, except for a shortage that otherwise kills online pods.
+    not be asked counts as one that refuses, except for a shortage that otherwise kills online pods (``critical``).
     """
     if case.accepted or (case.order.forced and config.api.hard_over_budget):
         return None
     if case.budget:
         return "refused by its disruption budget"
-    return "its disruption budget could not be asked" if case.unasked and not case.order.critical else None
+    return "its disruption budget could not be asked" if case.unasked and not critical else None
 
 
 class MethodSetup(Struct, frozen=True, kw_only=True):

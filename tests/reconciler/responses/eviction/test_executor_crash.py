@@ -174,7 +174,7 @@ async def one_life(world: World, stubs: Stubs) -> None:
             if not evictor.cases():
                 # Where the API server fails, only a shortage that would kill online pods goes on without it.
                 critical = stubs.answers in {"fails", "stops"}
-                evictor.submit(an_order(victim, grace_s=0.1, decided_s=0.0, critical=critical))
+                evictor.submit(an_order(victim, grace_s=0.1, critical=critical))
             while True:
                 if evictor.cases() and not any(case.open for case in evictor.cases()):
                     break

@@ -1,5 +1,6 @@
 """Disruption budgets that could not be asked: who is ended all the same, one at a time, reported first, and once."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.means.base import EvictionResult, EvictionWork
 from reconciler.responses.means.config import ApiMeans, RestartRules
-from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
+from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
 from state.store import StoreBatch
 from tests.fakes.plainpod import PlainPod, ScriptedWay, ends, fails, order_for
 from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at, until
@@ -26,6 +27,10 @@ def refused_token(how: str = "replied") -> ScriptedWay:
     if how == "unusable":
         return ScriptedWay(API, fails("not reached"), unusable=WHY, unasked=True)
     return ScriptedWay(API, fails(WHY, unasked=True))
+
+
+def critical(uid: str) -> EvictionOrder:
+    return order_for(uid, critical=True, decided_s=time.time())
 
 
 @pytest.mark.parametrize("how", ["replied", "unusable"])
@@ -69,7 +74,7 @@ async def test_a_shortage_that_kills_online_pods_goes_on_and_is_reported_durably
         return ends(pod)(work)
 
     evictor = bench.evictor(refused_token(), ScriptedWay(CRI, fails("the shim is dead")), ScriptedWay(SIGNAL, act))
-    (case,) = await carried_out(evictor, order_for("a", critical=True))
+    (case,) = await carried_out(evictor, critical("a"))
     assert case.outcome is EvictionOutcome.DONE
     planned_then_said = [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_UNGUARDED]
     assert seen == [(planned_then_said, True, True)]
@@ -93,7 +98,7 @@ async def test_the_alert_is_stored_before_the_action_and_the_action_waits_for_th
         return lambda: None
 
     monkeypatch.setattr(bench, "stage", stage)
-    await carried_out(bench.evictor(refused_token(), ScriptedWay(CRI, ends(pod))), order_for("a", critical=True))
+    await carried_out(bench.evictor(refused_token(), ScriptedWay(CRI, ends(pod))), critical("a"))
     assert staged == [
         (AlertKind.EVICTION_PLANNED, True),
         (AlertKind.EVICTION_UNGUARDED, True),
@@ -129,7 +134,7 @@ async def test_a_refusal_counts_more_than_the_danger(bench: Bench) -> None:
             return EvictionResult(outcome=None, detail=WHY, unasked=True)
 
     cri = ScriptedWay(CRI, ends(pod))
-    (case,) = await carried_out(bench.evictor(Asking(), cri), order_for("a", critical=True))
+    (case,) = await carried_out(bench.evictor(Asking(), cri), critical("a"))
     assert (case.outcome, cri.log, case.reply, case.requests) == (EvictionOutcome.REFUSED, [], WHY, 2)
     assert case.detail == "refused by its disruption budget: HTTP 429: the budget says no"
 
@@ -146,7 +151,7 @@ async def test_a_pod_that_the_kubelet_starts_again_is_not_ended_a_second_time(be
 
         nursery.start_soon(kubelet)
         evictor = bench.evictor(refused_token(), cri, last, config=config)
-        (case,) = await carried_out(evictor, order_for("a", critical=True))
+        (case,) = await carried_out(evictor, critical("a"))
     assert (case.outcome, case.rounds, case.dying) == (EvictionOutcome.FAILED, 1, False)
     assert (len(cri.log), len(last.log), pod.alive) == (1, 0, True)
     assert case.detail == (
@@ -193,7 +198,7 @@ async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdr
     async with trio.open_nursery() as nursery:
         await nursery.start(evictor.run)
         for uid in "abc":
-            evictor.submit(order_for(uid, critical=True))
+            evictor.submit(critical(uid))
         await until(lambda: bool(slow.begun))
         await trio.sleep(0.1)
         (first,) = slow.begun
@@ -211,6 +216,40 @@ async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdr
         await until(lambda: case(waiting[1]).outcome is EvictionOutcome.DONE)
         nursery.cancel_scope.cancel()
     assert (slow.most, pods[waiting[0]].alive) == (1, True)
+
+
+async def test_one_that_waits_is_refused_as_soon_as_the_shortage_is_not_critical_any_more(bench: Bench) -> None:
+    pods = {uid: bench.node.add(uid) for uid in "ab"}
+    slow = Slow(pods)
+    evictor = bench.evictor(refused_token(), slow)
+    danger = [("node_memory", "node")]
+    evictor.measured(danger)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(evictor.run)
+        for uid in "ab":
+            evictor.submit(critical(uid))
+        await until(lambda: bool(slow.begun))
+        (first,) = slow.begun
+        (other,) = set("ab") - {first}
+        evictor.measured([("node_memory", "numa:0"), ("numa_memory", "node")])
+        await until(lambda: any(case.outcome is EvictionOutcome.REFUSED for case in evictor.cases()))
+        assert (pods[other].alive, slow.begun) == (True, [first])
+        slow.go[first].set()
+        await until(lambda: not any(case.open for case in evictor.cases()))
+        nursery.cancel_scope.cancel()
+    assert {case.order.uid: case.outcome for case in evictor.cases()} == {
+        first: EvictionOutcome.DONE,
+        other: EvictionOutcome.REFUSED,
+    }
+
+
+async def test_an_order_of_an_hour_ago_is_not_critical_before_that_is_measured(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    left = left_at(pod, EvictionStep.ASK, means=API, left=(API,), unasked=WHY)
+    bench.leave(replace(left, order=replace(left.order, critical=True, decided_s=time.time() - 3600)))
+    cri = ScriptedWay(CRI, ends(pod))
+    (case,) = await carried_out(bench.evictor(cri))
+    assert (case.outcome, cri.log) == (EvictionOutcome.REFUSED, [])
 
 
 async def test_one_that_waited_for_its_turn_asks_again_first(bench: Bench) -> None:
@@ -235,7 +274,7 @@ async def test_one_that_waited_for_its_turn_asks_again_first(bench: Bench) -> No
     async with trio.open_nursery() as nursery:
         await nursery.start(evictor.run)
         for uid in "ab":
-            evictor.submit(order_for(uid, critical=True))
+            evictor.submit(critical(uid))
         await until(lambda: bool(slow.begun))
         (first,) = slow.begun
         await trio.sleep(0.05)
@@ -254,7 +293,7 @@ async def test_an_earlier_runs_case_that_had_acted_precedes_one_that_waited(benc
     slow = Slow(pods)
     for uid, step, means in (("a", EvictionStep.ASK, API), ("b", EvictionStep.STOP, CRI)):
         left = left_at(pods[uid], step, means=means, left=(API,), unasked=WHY, announced=uid == "b")
-        bench.leave(replace(left, order=replace(left.order, critical=True)))
+        bench.leave(replace(left, order=replace(left.order, critical=True, decided_s=time.time())))
     evictor: Evictor = bench.evictor(refused_token(), slow)
     async with trio.open_nursery() as nursery:
         await nursery.start(evictor.run)

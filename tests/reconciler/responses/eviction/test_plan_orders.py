@@ -266,8 +266,10 @@ def test_a_shortage_that_kills_online_pods_is_served_all_the_same_by_the_pods_th
         planner.cases += [unasked(planner, order) for order in planner.step().orders]
     assert [eviction_case.order.critical for eviction_case in planner.cases] == [False, False]
     world.put(memory__available=0.5 * GI)
+    assert planner.decision.critical == frozenset()
     (order,) = planner.step().orders
     assert (order.uid, order.critical) == ("a", True)
+    assert planner.decision.critical == {("node_memory", "node")}
     assert [order.uid for order in planner.step().orders] == ["b"]
     assert planner.step().orders == (), "one order for each pod"
 
