@@ -31,7 +31,6 @@ from reconciler.clients.api_identity import OWN_MARK, ApiPeer
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
-from reconciler.clients.kube import status_of
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.token_life import LONGEST_TOKEN, TokenLife, life_of, token_of
 from reconciler.headroom.report import replace_file
@@ -200,6 +199,8 @@ class ApiCredentials:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                 await session.aclose()
         if not answer.ok:
+            from reconciler.clients.kube import status_of  # most nodes have no credentials
+
             message = " ".join((status_of(answer).message or answer.excerpt).split())[:200]
             raise _RenewalError(f"HTTP {answer.status} {message}".rstrip(), refused=answer.status < 500)
         try:

@@ -71,12 +71,16 @@ class Orders:
     def __init__(self) -> None:
         self.submitted: list[EvictionOrder] = []
         self.withdrawn: dict[str, str] = {}
+        self.critical: Collection[tuple[str, str]] = ()
         self.leaving: frozenset[str] = frozenset()
         self.ended: dict[EvictionOutcome, int] = {}
         self.step = EvictionStep.PLANNED
 
     def submit(self, order: EvictionOrder) -> None:
         self.submitted.append(order)
+
+    def measured(self, critical: Collection[tuple[str, str]]) -> None:
+        self.critical = critical
 
     def withdraw(self, order: str, why: str) -> None:
         self.withdrawn[order] = why
