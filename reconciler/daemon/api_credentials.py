@@ -134,15 +134,17 @@ class ApiCredentials:
         if seen == self._seen:
             return
         first, self._seen = self._seen is None, seen
+        self._life, self._problem = None, ""
+        if endpoint is None:
+            return  # what is connected stays so, and a file that is being written is whole soon
         other = _without_token(endpoint) != _without_token(self._endpoint)
-        self._endpoint, self._life, self._problem = endpoint, None, ""
-        if endpoint is not None:
-            try:
-                token = token_of(endpoint)
-            except SourceError as exc:
-                _LOG.warning(str(exc))
-            else:
-                self._life = None if token is None else life_of(token)
+        self._endpoint = endpoint
+        try:
+            token = token_of(endpoint)
+        except SourceError as exc:
+            _LOG.warning(str(exc))
+        else:
+            self._life = None if token is None else life_of(token)
         if not first:
             _LOG.info("other credentials for the API server", ends=clock(self.expires_s))
             self._changed(other)

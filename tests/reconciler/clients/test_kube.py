@@ -308,6 +308,37 @@ def test_pods_are_watched_with_credentials_that_were_given_for_it(
     assert watches_pods(ApiServer(**config), root=str(tmp_path), environ={}) is watched
 
 
+@pytest.mark.parametrize(
+    ("config", "files", "kubelets", "environ", "expected"),
+    [
+        # A node without a cluster, and one whose operator switched the API server off: no budget exists for us.
+        ({}, set(), None, {}, False),
+        ({"enabled": False}, {OWN_KUBECONFIG}, "/k", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
+        # A cluster whose credentials are there, or are missing.
+        ({}, {OWN_KUBECONFIG}, None, {}, True),
+        ({}, {"/etc/kubernetes/kubelet.conf"}, None, {}, True),
+        ({}, set(), "/lost/kubelet.conf", {}, True),
+        ({}, set(), None, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),  # a pod without a token
+        ({"identity": ApiIdentity.OWN}, set(), None, {}, True),
+        ({"identity": ApiIdentity.KUBELET}, set(), None, {}, True),
+        ({"kubeconfig": "/lost"}, set(), None, {}, True),
+        ({"server": "https://a"}, set(), None, {}, True),
+    ],
+)
+def test_an_api_server_that_cannot_be_asked_is_not_taken_for_none(
+    tmp_path: Path,
+    config: dict[str, Any],
+    files: set[str],
+    kubelets: str | None,
+    environ: dict[str, str],
+    expected: bool,
+) -> None:
+    for file in files:
+        write(tmp_path, file, simple_kubeconfig("https://h"))
+    api = KubeApi(ApiServer(**config), root=str(tmp_path), kubelets=kubelets, environ=environ)
+    assert api.expected is expected
+
+
 async def test_a_service_account_token_that_rotates_is_read_again(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

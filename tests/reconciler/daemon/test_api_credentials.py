@@ -88,9 +88,16 @@ def test_a_change_is_announced_once_and_says_whether_the_server_is_another(tmp_p
     node.give(token(40), server="https://10.0.0.2:6443")
     credentials.look()
     assert node.changes == [False, True]
+    whole = node.path.read_text()
+    node.path.write_text(whole[:100])
+    credentials.look()
+    assert (credentials.statuses(), node.changes) == ([], [False, True]), "the file is being written"
+    node.path.write_text(whole)
+    credentials.look()
+    assert node.changes == [False, True, False]
     node.give("opaque")
     credentials.look()
-    assert (credentials.statuses(), node.changes) == ([], [False, True, True])
+    assert (credentials.statuses(), node.changes) == ([], [False, True, False, True])
 
 
 def test_a_token_file_that_changes_is_announced(tmp_path: Path) -> None:

@@ -25,6 +25,22 @@ def write_kubeconfig(live: LiveNode, token: str) -> None:
     )
 
 
+def test_credentials_that_appear_need_a_watch_and_others_are_used_by_the_one_there_is(tmp_path: Path) -> None:
+    live = LiveNode(tmp_path)
+    sources = PodSources(live.config, live.place(), DirtyKeys(), MARKS)
+    assert (sources.watch, sources.needs_watch()) == (None, False)
+    sources.credentials_changed(server=True)  # without a watch there is nothing to do
+    write_kubeconfig(live, "first")
+    assert sources.needs_watch()
+    later = PodSources(live.config, live.place(), DirtyKeys(), MARKS)
+    assert later.watch is not None
+    assert not later.needs_watch()
+    later.credentials_changed(server=False)
+    assert (later.watch._again.is_set(), later.watch._list_again) == (True, False)
+    later.credentials_changed(server=True)
+    assert later.watch._list_again
+
+
 async def test_a_token_that_is_replaced_in_the_kubeconfig_is_sent_to_the_kubelet(
     nursery: trio.Nursery, tmp_path: Path
 ) -> None:
