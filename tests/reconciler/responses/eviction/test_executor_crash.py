@@ -90,6 +90,8 @@ class Stubs:
         assert body["deleteOptions"]["preconditions"] == {"uid": an_order(self.world.victim).uid}
         if self.answers == "refuses":
             return HttpResponse(status=429, body=b'{"kind":"Status","message":"budget"}')
+        if self.answers == "denies":
+            return HttpResponse(status=401, body=b'{"kind":"Status","message":"Unauthorized"}')
         if self.answers != "accepts":
             return HttpResponse(status=500, body=b"{}")
         self.world.end_from_outside()
@@ -286,12 +288,13 @@ def test_killed_at_any_point_one_pod_ends_one_end_is_told_and_nothing_stays_froz
     print(f"{answers}: {points} points in {time.monotonic() - begun:.1f} s")
 
 
+@pytest.mark.parametrize("answers", ["refuses", "denies"])
 def test_killed_at_any_point_a_refused_pod_lives_runs_and_its_notice_is_withdrawn(
-    tmp_path: Path, other: Victim
+    tmp_path: Path, other: Victim, answers: str
 ) -> None:
     def check(world: World, case: EvictionCase, counts: Counter[str]) -> None:
         assert len(world.victim.pids()) == 2
         assert (case.outcome, counts["eviction-refused"]) == (EvictionOutcome.REFUSED, 1)
         assert not world.notice.exists()
 
-    assert series(tmp_path, other, "refuses", check) >= 8
+    assert series(tmp_path, other, answers, check) >= 8
