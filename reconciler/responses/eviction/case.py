@@ -10,6 +10,7 @@ daemon itself runs in it; - failed: every method has been tried; - abandoned: wi
 off, or of another boot.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, final
@@ -63,6 +64,7 @@ class SingleTurn:
 
     def __init__(self) -> None:
         self._holders: set[str] = set()
+        self._free_at = -math.inf
 
     def resume(self, orders: Iterable[str]) -> None:
         """At the start: orders that had acted in an earlier run precede all others."""
@@ -70,14 +72,16 @@ class SingleTurn:
 
     def take(self, order: str) -> bool:
         """Whether it is this order's turn, which is its own then until `release`."""
-        if self._holders and order not in self._holders:
+        if order not in self._holders and (self._holders or trio.current_time() < self._free_at):
             return False
         self._holders.add(order)
         return True
 
-    def release(self, order: str) -> None:
-        """Harmless for an order that never had it."""
-        self._holders.discard(order)
+    def release(self, order: str, *, rest_s: float = 0.0) -> None:
+        """Give the turn back; the next begins after ``rest_s``. Harmless for an order that never had it."""
+        if order in self._holders:
+            self._holders.discard(order)
+            self._free_at = trio.current_time() + rest_s
 
 
 class _CaseEnd(Exception):
@@ -207,7 +211,10 @@ class CaseRunner:
             try:
                 outcome, detail = await self._within_groups()
             finally:
-                self._tools.turn.release(self._case.order.id)
+                # One that has stayed ended was watched for as long; one that returned has to be ready before the next.
+                returned = self._case.unguarded and self._case.rounds > 0
+                rest_s = self._tools.config.restarts.watch_s if returned else 0.0
+                self._tools.turn.release(self._case.order.id, rest_s=rest_s)
         case = replace(
             self._case,
             step=EvictionStep.ENDED,

@@ -218,6 +218,32 @@ async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdr
     assert (slow.most, pods[waiting[0]].alive) == (1, True)
 
 
+async def test_after_one_that_the_kubelet_has_started_again_the_next_waits_until_it_may_be_ready(bench: Bench) -> None:
+    pods = {uid: bench.node.add(uid) for uid in "ab"}
+    times: list[float] = []
+
+    def act(work: EvictionWork) -> EvictionResult:
+        times.append(trio.current_time())
+        return ends(pods[work.case.order.uid])(work)
+
+    async def kubelet() -> None:
+        while True:
+            await trio.sleep(0.01)
+            for pod in pods.values():
+                if not pod.alive:
+                    pod.live(4_000_002)
+
+    config = replace(CONFIG, restarts=RestartRules(watch_s=0.6))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kubelet)
+        evictor = bench.evictor(refused_token(), ScriptedWay(CRI, act), config=config)
+        cases = await carried_out(evictor, critical("a"), critical("b"))
+        nursery.cancel_scope.cancel()
+    assert [case.outcome for case in cases] == [EvictionOutcome.FAILED] * 2
+    first, second = times
+    assert second - first >= 0.6
+
+
 async def test_one_that_waits_is_refused_as_soon_as_the_shortage_is_not_critical_any_more(bench: Bench) -> None:
     pods = {uid: bench.node.add(uid) for uid in "ab"}
     slow = Slow(pods)
