@@ -34,6 +34,8 @@ from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, Evic
 _LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
 """Methods of which the kubelet is not informed: it may start the pod again."""
 _LOOK_S: Final = 0.25
+ACTED: Final = frozenset({EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY})
+"""Steps of methods that know no disruption budget."""
 _BEFORE_ACTS: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE})
 
 
@@ -257,20 +259,24 @@ class CaseRunner:
             if way.means is not EvictionMethodName.API:
                 await self._carry_out()
             await self._try(way)
-        self._obey()
+        self._obey(last=True)
 
-    def _obey(self) -> None:
-        """Ends the case where its disruption budget has refused or could not be asked, also an earlier run."""
-        # What has begun to end is ended: half a pod helps neither it nor others.
-        critical = self._case.order.critical and (self._case.announced or self._tools.critical(self._case.order))
+    def _obey(self, *, last: bool = False) -> None:
+        """Ends the case where its disruption budget has refused or could not be asked, also an earlier run.
+
+        What has begun to end is ended: half a pod helps neither it nor others. ``last``: no method is left to act.
+        """
+        begun = self._case.step in ACTED
+        critical = self._case.order.critical and (begun or (not last and self._tools.critical(self._case.order)))
         if (why := pdb_blocks(self._case, self._tools.config, critical=critical)) is not None:
             raise _CaseEnd(EvictionOutcome.REFUSED, f"{why}: {self._case.budget or self._case.unasked}")
 
     async def _carry_out(self) -> None:
         """Before a method that knows no disruption budget; returns when one may be used.
 
-        Of the cases whose budgets could not be asked one at a time acts, until its pod has stayed ended for
-        ``restarts.watch_s``: the effect on the shortage withdraws the others. Before it acts it is reported.
+        Of the cases whose budgets could not be asked one at a time acts, until its pod has stayed ended, or has been
+        back, for ``restarts.watch_s``. The others follow only if their shortage is critical then. Before it acts it is
+        reported.
         """
         self._obey()
         if not self._case.unguarded:

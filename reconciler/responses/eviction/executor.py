@@ -15,7 +15,7 @@ from cgroupfs.errors import StoreError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
 from reconciler.clients.kube import KubeApi
-from reconciler.responses.eviction.case import CaseRunner, CaseTools, SingleTurn
+from reconciler.responses.eviction.case import ACTED, CaseRunner, CaseTools, SingleTurn
 from reconciler.responses.eviction.journal import AlertStage, EvictionJournal
 from reconciler.responses.means.base import EvictionMethod, MethodSetup
 from reconciler.responses.means.config import NOTICE_ANNOTATION, EvictionMeans
@@ -38,7 +38,6 @@ _LOAD_AGAIN_S: Final = 5.0
 _CLOSE_S: Final = 2.0
 _RECENT_S: Final = 60.0
 _STILL_UNDONE: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE, EvictionStep.ASK})
-_ACTED: Final = frozenset({EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY})
 _MAY_BE_FROZEN: Final = frozenset({EvictionStep.PLANNED, EvictionStep.ASK})
 
 
@@ -205,7 +204,7 @@ class Evictor:
                 await trio.sleep(_LOAD_AGAIN_S)
             else:
                 self._cases = {case.order.id: case for case in cases}
-                acted = (case for case in cases if case.open and case.unguarded and case.step in _ACTED)
+                acted = (case for case in cases if case.open and case.unguarded and case.step in ACTED)
                 self._turn.resume(case.order.id for case in acted)
                 return
 

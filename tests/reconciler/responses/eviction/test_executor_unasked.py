@@ -48,10 +48,12 @@ async def test_no_other_method_follows_where_the_budget_could_not_be_asked(
     assert bench.told[-1].details["unasked"] == WHY
 
 
-async def test_the_api_server_alone_in_the_order_ends_as_refused_too(bench: Bench) -> None:
+@pytest.mark.parametrize("order", [order_for("a"), critical("a")])
+async def test_the_api_server_alone_in_the_order_ends_as_refused_too(bench: Bench, order: EvictionOrder) -> None:
     pod = bench.node.add("a")
-    (case,) = await carried_out(bench.evictor(refused_token()), order_for("a"))
+    (case,) = await carried_out(bench.evictor(refused_token()), order)
     assert (case.outcome, pod.alive) == (EvictionOutcome.REFUSED, True)
+    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_REFUSED]
 
 
 async def test_a_node_without_an_api_server_has_no_budgets_to_ask(bench: Bench) -> None:
@@ -271,11 +273,21 @@ async def test_one_that_waits_is_refused_as_soon_as_the_shortage_is_not_critical
 
 async def test_an_order_of_an_hour_ago_is_not_critical_before_that_is_measured(bench: Bench) -> None:
     pod = bench.node.add("a")
-    left = left_at(pod, EvictionStep.ASK, means=API, left=(API,), unasked=WHY)
+    # Announced, but killed before the first action.
+    left = left_at(pod, EvictionStep.ASK, means=API, left=(API,), unasked=WHY, announced=True)
     bench.leave(replace(left, order=replace(left.order, critical=True, decided_s=time.time() - 3600)))
     cri = ScriptedWay(CRI, ends(pod))
     (case,) = await carried_out(bench.evictor(cri))
     assert (case.outcome, cri.log) == (EvictionOutcome.REFUSED, [])
+
+
+async def test_what_an_earlier_run_had_begun_to_end_is_ended(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    left = left_at(pod, EvictionStep.STOP, means=CRI, left=(API,), unasked=WHY, announced=True)
+    bench.leave(replace(left, order=replace(left.order, critical=True, decided_s=time.time() - 3600)))
+    (case,) = await carried_out(bench.evictor(refused_token(), ScriptedWay(CRI, ends(pod))))
+    assert (case.outcome, pod.alive) == (EvictionOutcome.DONE, False)
+    assert bench.kinds() == [AlertKind.EVICTION_DONE]
 
 
 async def test_one_that_waited_for_its_turn_asks_again_first(bench: Bench) -> None:
