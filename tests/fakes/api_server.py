@@ -170,11 +170,11 @@ class FakeApiServer:
         if since < self.oldest:
             await self._answer(stream, 410, {"kind": "Status", "code": 410, "message": "too old"})
             return True
+        ended = self._ended  # before the answer is sent: a test may end the watches meanwhile
         sent = next((number for number, (at, _) in enumerate(self.events) if at > since), len(self.events))
         await stream.send_all(
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
-        ended = self._ended
         while True:
             changed = self._changed
             while self.frozen:  # noqa: ASYNC110  (tests set it)
