@@ -18,7 +18,13 @@ def _home() -> None:
 def bypassd() -> int:
     """The daemon."""
     _home()
-    from reconciler.daemon.main import main  # the path is known only now
+    if sys.argv[1:2] == ["run"]:
+        # Half a second of imports, beside online pods: in short stints, too.
+        from reconciler.runtime.stint_timer import TIMER  # the path is known only now
+
+        if not TIMER.install():
+            TIMER.run()
+    from reconciler.daemon.main import main
 
     return main()
 

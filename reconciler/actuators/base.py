@@ -33,6 +33,7 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.fastpath import FastPath
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import RowCodec
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheUsage
 from state.evidence import Sample
@@ -278,4 +279,4 @@ class PeriodicWorker:
 
     async def work(self, work: Callable[[], T]) -> T:
         """Run blocking work in the actuator's one thread."""
-        return await trio.to_thread.run_sync(work, limiter=self._limiter)
+        return await in_worker(work, limiter=self._limiter)

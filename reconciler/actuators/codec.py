@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import errno_name
+from reconciler.runtime.stints import in_worker
 from state.entry import LedgerEntry
 from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
@@ -93,7 +94,7 @@ class LedgerState(Generic[S]):
         """Record this state; it is durable on return. Errors: `StoreError`: then the old one stays in force."""
         if state == self.now:
             return
-        await trio.to_thread.run_sync(self._write, state, dropped, limiter=self._limiter)
+        await in_worker(self._write, state, dropped, limiter=self._limiter)
         self.now = state
 
     def _write(self, state: S, dropped: str) -> None:

@@ -24,6 +24,7 @@ from reconciler.alerts.sample_alert import test_notice, try_sinks
 from reconciler.alerts.sink_worker import SinkWorker, rules_of
 from reconciler.alerts.sinks.base import AlertSink, SinkSetup
 from reconciler.alerts.sinks.table import build as build_sink
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.schema import META
 from state.store import Store, StoreBatch
@@ -227,11 +228,11 @@ class AlertDispatcher:
         if self._loaded:
             return
         try:
-            rows = await trio.to_thread.run_sync(self._store.rows, META, limiter=self._lane)
+            rows = await in_worker(self._store.rows, META, limiter=self._lane)
         except StoreError as exc:
             # A damaged file has been replaced by now, with every row in it that was whole.
             self._log.warning("stored alerts loaded", error=str(exc))
-            rows = await trio.to_thread.run_sync(self._store.rows, META, limiter=self._lane)
+            rows = await in_worker(self._store.rows, META, limiter=self._lane)
         self._loaded = True
         self._queue.load(rows)
         now, wall = trio.current_time(), self._clock()

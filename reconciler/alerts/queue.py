@@ -16,6 +16,7 @@ from cgroupfs.errors import StoreError
 from cgroupfs.log import get_log
 from reconciler.alerts.alert import Severity
 from reconciler.alerts.incident import Incident
+from reconciler.runtime.stints import in_worker
 from state.rows import MirroredRows, RowForm
 from state.schema import META
 from state.store import Store, StoreBatch
@@ -119,7 +120,7 @@ class DurableQueue:
             changes = {key: self._rows.get(key) for key in taken}
             stored = False
             try:
-                await trio.to_thread.run_sync(self._write, changes, limiter=self._lane)
+                await in_worker(self._write, changes, limiter=self._lane)
                 stored = True
             except StoreError as exc:
                 if self.problem is None:

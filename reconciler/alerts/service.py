@@ -23,6 +23,7 @@ from reconciler.alerts.source_health import SourceHealth, claim_states, source_s
 from reconciler.clients.kube_config import ApiServer
 from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.lazy import import_in_thread
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.entry import LedgerEvent
 from state.model import Pod, SourceStatus
@@ -166,7 +167,7 @@ class AlertService:
     async def _left(self) -> bool:
         """Whether an earlier run left alerts to be let go."""
         with suppress(StoreError):
-            rows = await trio.to_thread.run_sync(self._store.rows, META, limiter=self._lane)
+            rows = await in_worker(self._store.rows, META, limiter=self._lane)
             return any(key.startswith("alert:") for key, _ in rows)
         return False
 

@@ -21,6 +21,7 @@ import trio
 from msgspec import Struct
 
 from reconciler.runtime.format import duration, size
+from reconciler.runtime.stints import in_worker
 
 _NOBODY: Final = 65534
 # A process may only give up such protection itself, and what is started here cannot do it before it is another's.
@@ -235,7 +236,7 @@ class Command:
         try:
             with trio.fail_at(deadline):
                 # Abandoned: a program on a blocked file system must not block its caller.
-                process = await trio.to_thread.run_sync(launch.run, abandon_on_cancel=True, limiter=self._lane)
+                process = await in_worker(launch.run, abandon_on_cancel=True, limiter=self._lane)
                 return process
         except trio.TooSlowError:
             raise OSError(errno.ETIMEDOUT, "not started in time") from None

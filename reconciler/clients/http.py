@@ -29,6 +29,7 @@ from reconciler.clients.urls import MASK, split_url
 from reconciler.runtime.format import duration, size
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.safe_files import LARGEST, FileRule, read_file
+from reconciler.runtime.stints import in_worker
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -374,7 +375,7 @@ class HttpSession:
         key = versions, peer.ca_file, peer.cert_file, peer.key_file, peer.insecure, peer.inline, peer.root_only
         context = _CONTEXTS.get(key)
         if context is None:
-            context = await trio.to_thread.run_sync(self._context)
+            context = await in_worker(self._context)
             _CONTEXTS[key] = context
         return context
 

@@ -17,6 +17,7 @@ from msgspec import Meta
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
 from cgroupfs.log import get_log
+from reconciler.runtime.stints import in_worker
 from state.schema import META
 from state.store import Store, StoreBatch
 
@@ -163,7 +164,7 @@ class HourRows(Generic[T]):
         batch.put(META, f"{self._prefix}{_CLOCK}", msgspec.msgpack.encode(self._clock))
         unsaved, self._unsaved = self._unsaved, set()
         try:
-            await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+            await in_worker(self._store.apply, batch, limiter=self._lane)
         except StoreError:
             self._unsaved |= unsaved
         else:

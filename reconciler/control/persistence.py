@@ -22,6 +22,7 @@ from cgroupfs.log import get_log
 from reconciler.alerts.agent_alerts import STORE_IS_WELL
 from reconciler.control.reconciler import Reconciler
 from reconciler.headroom.report import HEADROOM, HeadroomState
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheRequest
 from state.cpu import PodIsolation
@@ -234,7 +235,7 @@ class StateWriter:
         else:
             batch.delete(META, RUNNING)
         with contextlib.suppress(StoreError):  # reported by the next flush
-            await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+            await in_worker(self._store.apply, batch, limiter=self._lane)
 
     async def check(self) -> None:
         """Check the store for damage by other programs, have it repaired, and log it."""
@@ -243,7 +244,7 @@ class StateWriter:
         if full:
             self._checked_all = now
         try:
-            wrong = await trio.to_thread.run_sync(lambda: self._store.check(full=full), limiter=self._lane)
+            wrong = await in_worker(lambda: self._store.check(full=full), limiter=self._lane)
         except StoreError:
             return  # reported by the next flush
         if wrong is not None:
@@ -266,7 +267,7 @@ class StateWriter:
             return
         batch, settle = self._changes()
         try:
-            await trio.to_thread.run_sync(self._write, batch, limiter=self._lane)
+            await in_worker(self._write, batch, limiter=self._lane)
         except StoreError as exc:
             if self.problem is None:
                 self._alert("store", str(exc), None)
@@ -282,13 +283,13 @@ class StateWriter:
         """Make a hold durable. Errors: `StoreError`."""
         batch = StoreBatch()
         batch.put(HOLDS, hold.target, encoded(hold))
-        await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+        await in_worker(self._store.apply, batch, limiter=self._lane)
 
     async def release(self, target: str) -> None:
         """Forget a hold. Errors: `StoreError`."""
         batch = StoreBatch()
         batch.delete(HOLDS, target)
-        await trio.to_thread.run_sync(self._store.apply, batch, limiter=self._lane)
+        await in_worker(self._store.apply, batch, limiter=self._lane)
 
     def hold_soon(self, target: str, hold: Hold | None) -> None:
         """Make a hold (None: its end) durable with a flush of its own, soon; no caller waits for it."""

@@ -71,7 +71,7 @@ from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.own_group import OwnGroup
 from reconciler.runtime.priority import LoopPriority
-from reconciler.runtime.stints import Stints
+from reconciler.runtime.stints import Stints, in_worker
 from reconciler.runtime.supervisor import Component, at_once
 from reconciler.runtime.trials import clean_left
 from reconciler.runtime.workqueue import DirtyKeys
@@ -529,12 +529,12 @@ class Agent:
 
     async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Check the operator's file and the static-pod manifests at intervals; people change them."""
-        await trio.to_thread.run_sync(self.operator_files.prefetch)
+        await in_worker(self.operator_files.prefetch)
         self.operator_files.read_manifests(self.metadata, self.inventory.pods)
         task_status.started()
         while True:
             await trio.sleep(_FILES_S)
-            await trio.to_thread.run_sync(self.operator_files.prefetch)
+            await in_worker(self.operator_files.prefetch)
             self.reread_files()
 
     def reread_files(self) -> None:
@@ -595,7 +595,7 @@ class Agent:
         table: dict[str, UndoKind] = {CGROUP: partial(restore_control_files, self, only)}
         table |= side_actuators.restore_table(self.sides, only)
         done = await restore_ledger(self.ledger, table, side_actuators.codec_of, only)
-        await trio.to_thread.run_sync(self.ledger.flush, limiter=self.store_lane)
+        await in_worker(self.ledger.flush, limiter=self.store_lane)
         for result in done:
             if not result.ok:
                 self.alert("restore", f"{result.path}/{result.file}: {result.undo}: {result.detail}", None)

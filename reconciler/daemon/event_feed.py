@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
-
 from cgroupfs.errors import AgentError
+from reconciler.runtime.stints import in_worker
 from state.entry import LedgerEvent
 from state.event_log import missing
 from state.reader import read_history
@@ -50,7 +49,7 @@ async def event_feed(
         recent = agent.ledger.events_after(after)
         lost = missing(recent, after)
     elif since is not None:
-        stored, last, spent_s = await trio.to_thread.run_sync(_stored, agent.store.path, since)
+        stored, last, spent_s = await in_worker(_stored, agent.store.path, since)
         recent = [event for event in agent.ledger.events_after(last) if event.at >= since]
     end = max(recent[-1].number, after or 0) if recent else last if stored else log.last
     shown = [event for event in recent if event.kind not in HIDDEN]

@@ -31,6 +31,8 @@ from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.cooperative import share_interpreter
 from reconciler.runtime.format import plural
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from reconciler.runtime.stint_timer import TIMER
+from reconciler.runtime.stints import LoopTimer
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
 from reconciler.runtime.supervisor import Component, ComponentHealth, ComponentStatus, Supervisor
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
@@ -87,6 +89,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
+        trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.signal.awaits_any()))
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
             try:
@@ -356,6 +359,9 @@ def _run(daemon: Daemon) -> int:
     log = get_log("daemon")
     malloc.limit_arenas()
     share_interpreter()
+    if not TIMER.installed and (problem := TIMER.install()):
+        log.warning("online tasks may wait for a whole step of the daemon's work", problem=problem)
+    TIMER.run()
     try:
         with InstanceLock(os.path.dirname(daemon.config.store.path)):
             trio.run(daemon.run)

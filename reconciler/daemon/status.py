@@ -14,7 +14,6 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any, Final, final
 
-import trio
 from msgspec.structs import asdict
 
 from cgroupfs.cpuset import CpuSet
@@ -47,6 +46,7 @@ from reconciler.daemon.podlist import (
 )
 from reconciler.placement.claims import plain
 from reconciler.runtime.cooperative import Steps, all_steps
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.systemd import LoopHeartbeat
 from reconciler.sources.kubelet_watch import kubelet_facts
@@ -209,7 +209,7 @@ class StatusReport:
         spent_s = 0.0
         if not sections or "history" in sections:
             pods = pods_named(self._agent, pod) if pod else ()
-            history, spent_s = await trio.to_thread.run_sync(self._timed_history, pod, [each.uid for each in pods])
+            history, spent_s = await in_worker(self._timed_history, pod, [each.uid for each in pods])
         return self._parts(sections, history, pod), spent_s
 
     def _parts(

@@ -21,6 +21,7 @@ from cgroupfs.log import get_log
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.model import NodeCpu, Pools, SourceStatus
 from state.schema import ASSIGNMENTS
@@ -198,7 +199,7 @@ class HeadroomReport:
         path = os.path.join(self._root, self.config.file.lstrip("/"))
         content = msgspec.json.encode(self.document()) + b"\n"
         try:
-            await trio.to_thread.run_sync(replace_file, path, content)
+            await in_worker(replace_file, path, content)
         except OSError as exc:
             problem = f"{path}: {errno_name(exc.errno) if exc.errno else exc}"
             if self.problem != problem:

@@ -40,6 +40,7 @@ from reconciler.responses.eviction.limits import saved_history as past_kept
 from reconciler.responses.eviction.plan import EvictionDecision, decide, initial_state, signals_of
 from reconciler.responses.eviction.plan import EvictionPlanState as EvictionMemory
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.workqueue import NODE, TICK, DirtyKeys, pod_key
 from reconciler.signals.devicestats import whole_disks
 from reconciler.signals.extent import own_cpus
@@ -537,7 +538,7 @@ class InterferenceMonitor:
         batch = StoreBatch()
         batch.put(META, ROW, msgspec.msgpack.encode(kept))
         try:
-            await trio.to_thread.run_sync(self._node.store.apply, batch, limiter=self._node.store_lane)
+            await in_worker(self._node.store.apply, batch, limiter=self._node.store_lane)
         except StoreError:
             return
         self._saved = kept

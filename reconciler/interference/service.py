@@ -20,6 +20,7 @@ from reconciler.config.environment import cri_client
 from reconciler.config.model import Config
 from reconciler.placement.provision import pod_indicators
 from reconciler.policies.cache import signals_of
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.cpu import PodIndicators
 from state.eviction import EvictionCase, EvictionOrder
@@ -108,7 +109,7 @@ class InterferenceService:
 
         node = self._node
         # The reconciler may be writing originals at this moment.
-        kept = await trio.to_thread.run_sync(read_kept, node.store, limiter=node.store_lane)
+        kept = await in_worker(read_kept, node.store, limiter=node.store_lane)
         try:
             async with trio.open_nursery() as nursery:
                 if self._left or self._node.config.eviction.enabled:

@@ -16,10 +16,9 @@ import trio
 from msgspec import Struct
 
 from reconciler.runtime.counters import Histogram, HistogramValues
+from reconciler.runtime.stint_timer import STINT_S, TIMER, StintTimer
 
-STINT_S: Final = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3)
-LONG_S: Final = 100e-6
-"""A step above this is long: a request of a fast online service takes about as much CPU time."""
+_BOUNDS_S: Final = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3)
 COMPONENT: Final[ContextVar[str]] = ContextVar("component", default="daemon")
 """Whose work it is. Tasks and worker threads inherit it from the task that starts them."""
 _T = TypeVar("_T")
@@ -27,7 +26,7 @@ _A = TypeVarTuple("_A")
 
 
 class ComponentWork(Struct, frozen=True, kw_only=True):
-    """``long``: steps of more than `LONG_S`. ``longest_s``: of one step."""
+    """``long``: steps of more than `STINT_S`. ``longest_s``: of one step."""
 
     cpu_s: float
     long: int
@@ -37,8 +36,8 @@ class ComponentWork(Struct, frozen=True, kw_only=True):
 class StintValues(Struct, frozen=True, kw_only=True):
     """A copy of all that was measured. ``steps`` and ``jobs``: of the loop and of worker threads."""
 
-    steps: HistogramValues = Histogram(STINT_S).values
-    jobs: HistogramValues = Histogram(STINT_S).values
+    steps: HistogramValues = Histogram(_BOUNDS_S).values
+    jobs: HistogramValues = Histogram(_BOUNDS_S).values
     components: Mapping[str, ComponentWork] = {}
 
 
@@ -52,7 +51,7 @@ class _Work:
 
     def add(self, cpu_s: float) -> None:
         self.cpu_s += cpu_s
-        if cpu_s > LONG_S:
+        if cpu_s > STINT_S:
             self.long += 1
             self.longest_s = max(self.longest_s, cpu_s)
 
@@ -65,8 +64,8 @@ class Stints(trio.abc.Instrument):
         """``used``: CPU seconds of the calling thread."""
         self._used = used
         self._began = used()
-        self._steps = Histogram(STINT_S)
-        self._jobs = Histogram(STINT_S)
+        self._steps = Histogram(_BOUNDS_S)
+        self._jobs = Histogram(_BOUNDS_S)
         self._components: dict[str, _Work] = {}
 
     def start(self) -> None:
@@ -115,6 +114,28 @@ class Stints(trio.abc.Instrument):
         return work
 
 
+@final
+class LoopTimer(trio.abc.Instrument):
+    """Runs the loop thread's stint timer while it works, and none while a container is in creation."""
+
+    def __init__(self, starting: Callable[[], bool], timer: StintTimer = TIMER) -> None:
+        self._starting = starting
+        self._timer = timer
+
+    def before_io_wait(self, timeout: float) -> None:
+        """The loop has nothing to do for ``timeout`` seconds, or (0) checks for events between two steps."""
+        self._timer.hold(held=self._starting())
+        if timeout > 0:
+            self._timer.stop()
+
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
+        """Work begins, or continues."""
+        held = self._starting()
+        self._timer.hold(held=held)
+        if not held:
+            self._timer.run()
+
+
 _MEASURED: Final = trio.lowlevel.RunVar[Stints | None]("stints", None)
 
 
@@ -130,9 +151,11 @@ async def in_worker(
     def timed() -> _T:
         nonlocal spent_s
         began = time.thread_time()
+        TIMER.run()
         try:
             return job(*args)
         finally:
+            TIMER.stop()
             spent_s = time.thread_time() - began
 
     try:

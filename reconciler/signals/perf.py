@@ -27,6 +27,7 @@ import trio
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from reconciler.runtime.format import duration
+from reconciler.runtime.stints import in_worker
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, PerfCalls, PerfEvent, RealPerf
 from reconciler.signals.perf_config import PerfConfig
@@ -168,7 +169,7 @@ class PerfReader:
         windows, self._open = [item.window for item in self._open.values()], {}
         if windows:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
-                await trio.to_thread.run_sync(_close_all, windows, limiter=self._limiter, abandon_on_cancel=True)
+                await in_worker(_close_all, windows, limiter=self._limiter, abandon_on_cancel=True)
 
     async def _turn(self, now: float) -> None:
         """One tick: decide here, act in the thread, take over the result."""
@@ -183,9 +184,7 @@ class PerfReader:
             return
         finish = {key: self._open[key].window for key in (*lost, *ended)}
         # Never abandoned: its open descriptors would have no owner, and those it closes are in use until it returns.
-        done = await trio.to_thread.run_sync(
-            rotate, self._calls, self._offer.events, finish, ended, begin, limiter=self._limiter
-        )
+        done = await in_worker(rotate, self._calls, self._offer.events, finish, ended, begin, limiter=self._limiter)
         for key in finish:
             self._open.pop(key, None)
         self._take(done, begin, now)
@@ -197,7 +196,7 @@ class PerfReader:
         if not self._offer.events and now - self._tried_s >= _AGAIN_S:
             self._tried_s = now
             needed, cpu = (self._cycles, self._instructions), min(self._view.topology.online)
-            self._offer = await trio.to_thread.run_sync(
+            self._offer = await in_worker(
                 probe, self._calls, needed, (self._misses,), cpu, self._hierarchy.root, limiter=self._limiter
             )
         return bool(self._offer.events)

@@ -19,6 +19,7 @@ from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.private import PrivateTree, private_tree
 from reconciler.runtime.format import duration
+from reconciler.runtime.stints import in_worker
 from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.psi import SIGNALS
@@ -138,7 +139,7 @@ class PrivateGroups:
             if not await self._lane.wait_idle(_SETTLE_S):
                 return
             with trio.move_on_after(_CLEAR_S):
-                await trio.to_thread.run_sync(self._clear, abandon_on_cancel=True)
+                await in_worker(self._clear, abandon_on_cancel=True)
 
     def _clear_once(self) -> _AttachOutcome:
         self._problem = None

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from msgspec.structs import replace
 
@@ -26,9 +26,10 @@ from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.usage import UsageReader
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.own_group import GROUP, cpu_group
-from reconciler.signals.psi import parse_totals
-from reconciler.signals.runqueue import DelaySource
 from state.daemons import DaemonGroup, Daemons
+
+if TYPE_CHECKING:
+    from reconciler.signals.runqueue import DelaySource  # with all readers of samples
 
 LIST_S: Final = 10.0
 _MOST: Final = 32
@@ -51,7 +52,7 @@ class _Counter(NamedTuple):
     value: int
 
 
-def _taskstats() -> DelaySource:
+def _taskstats() -> "DelaySource":
     from reconciler.signals.taskstats import Taskstats  # only where no pressure is reported
 
     return Taskstats()
@@ -69,7 +70,7 @@ class RootGroups:
         *,
         root: str = "/",
         files: FileOps = REAL,
-        taskstats: Callable[[], DelaySource] = _taskstats,
+        taskstats: "Callable[[], DelaySource]" = _taskstats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``kubepods``: the path of all pods' group."""
@@ -193,6 +194,8 @@ class RootGroups:
     def _pressure_ns(self, path: str) -> int | None:
         if self._hierarchy.version(UNIFIED) is None:
             return None
+        from reconciler.signals.psi import parse_totals  # with all readers of samples, which only some nodes need
+
         try:
             some_us = parse_totals(self._files.read(self._hierarchy.directory(UNIFIED, path), "cpu.pressure")).some_us
         except (OSError, ValueError):
@@ -227,7 +230,7 @@ def _rate(known: dict[str, _Counter], path: str, now: float, value_ns: int | Non
 class _ProcessWaits:
     """The waiting of a group's processes, by taskstats."""
 
-    def __init__(self, hierarchy: Hierarchy, files: FileOps, taskstats: Callable[[], DelaySource]) -> None:
+    def __init__(self, hierarchy: Hierarchy, files: FileOps, taskstats: "Callable[[], DelaySource]") -> None:
         self._hierarchy = hierarchy
         self._files = files
         self._open = taskstats

@@ -22,6 +22,7 @@ from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall, UnaryChann
 from reconciler.clients.proto_items import LONGEST_ITEM, MessageItems
 from reconciler.pods.marks import LONGEST_NAME, MarkReader, ReadKeys, note, too_long
 from reconciler.runtime.lazy import import_in_thread
+from reconciler.runtime.stints import in_worker
 from reconciler.sources.podspec import CONFIG_SOURCE, MOST_CONTAINERS, STATIC_SOURCES, Marks, marks_of
 from state.model import ContainerKind, ContainerMeta, PodMeta
 
@@ -318,7 +319,7 @@ class CriClient:
 
         try:
             if sum(map(len, bodies)) > _LONG:
-                return await trio.to_thread.run_sync(made, limiter=self._lane)
+                return await in_worker(made, limiter=self._lane)
             return made()
         except DecodeError as exc:
             text = ", ".join(call.method for call in calls)

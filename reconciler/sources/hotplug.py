@@ -23,6 +23,7 @@ import trio
 from cgroupfs.cpuset import EMPTY, MAX_CPUS, CpuSet
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.model import SourceStatus
 from state.topology import Topology
@@ -139,7 +140,7 @@ class HotplugSource:
         taken, self._taken = self._taken, EMPTY
         before = self.topology
         try:
-            after = await trio.to_thread.run_sync(self._read, self._root)
+            after = await in_worker(self._read, self._root)
         except SourceError as exc:
             # The last topology stays; the sampler checks again.
             self._taken |= taken

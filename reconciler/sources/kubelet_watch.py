@@ -25,6 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.log import get_log
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.kubelet_config import KubeletConfig
 from state.model import SourceStatus
@@ -138,7 +139,7 @@ class KubeletWatch:
         task_status.started()
         absent_s = _FIRST_POLL_S
         while True:
-            found = await trio.to_thread.run_sync(self._read)
+            found = await in_worker(self._read)
             settling_s = self._take(found, trio.current_time())
             if settling_s is not None:
                 wait_s = settling_s

@@ -15,6 +15,7 @@ import trio
 
 from reconciler.config.model import HttpSection
 from reconciler.runtime.lazy import import_in_thread
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import Component
 from reconciler.web.answers import ROOT, Answers
 from reconciler.web.interface import ControlHandler, StatusProvider
@@ -78,7 +79,7 @@ class _Web:
         from reconciler.web.app import read_app
         from reconciler.web.server import group_id, listen_unix
 
-        group = await trio.to_thread.run_sync(group_id, self._config.reader_group or "")
+        group = await in_worker(group_id, self._config.reader_group or "")
         app = read_app(self._shown, self._answers, self._hosts())
         listen = partial(listen_unix, self._path(self._config.reader_socket), group)
         await self._server(app, listen, "readers").run(task_status=task_status)

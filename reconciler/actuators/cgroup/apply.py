@@ -30,6 +30,7 @@ from reconciler.actuators.cgroup.control_files import BOUNDS
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.workqueue import NODE, pod_key
 from state.entry import US, FileKey, LedgerEntry, OriginalSource
 from state.ledger import Ledger
@@ -162,7 +163,7 @@ class CgroupActuator:
         for entry, item in zip(entries, writes, strict=True):
             entry.seen, entry.writer, entry.written_at = item.actual, US, time.time()
         try:
-            await trio.to_thread.run_sync(self._ledger.adopt, entries, limiter=self._store_lane)
+            await in_worker(self._ledger.adopt, entries, limiter=self._store_lane)
         except StoreError as exc:
             _LOG.warning("cannot record the values in force before the store was lost", error=str(exc))
             return
@@ -180,7 +181,7 @@ class CgroupActuator:
         entries = [self._entry(write) for write in firsts]
         try:
             record = self._ledger.adopt if self.judge.lost else self._ledger.first_touches
-            await trio.to_thread.run_sync(record, entries, limiter=self._store_lane)
+            await in_worker(record, entries, limiter=self._store_lane)
         except StoreError as exc:
             for first in firsts:
                 # The store's failure is reported once by persistence, not for every file.

@@ -27,6 +27,7 @@ from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineCont
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
 from reconciler.actuators.holds import holding
 from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
+from reconciler.runtime.stints import in_worker
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
 from state.entry import LedgerEntry
 from state.kinds import CAPACITY
@@ -317,7 +318,7 @@ class CapacityFiles:
     async def _in_thread(self, act: Callable[[], _T]) -> _T:
         """A file system that hangs costs its own file only."""
         with trio.fail_after(_FILE_S):
-            return await trio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._threads)
+            return await in_worker(act, abandon_on_cancel=True, limiter=self._threads)
 
 
 def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:

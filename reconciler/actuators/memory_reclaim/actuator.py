@@ -26,6 +26,7 @@ from cgroupfs.pressure import parse_pressure
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.holds import holding
 from reconciler.runtime.format import size
+from reconciler.runtime.stints import in_worker
 from reconciler.signals.podnuma import parse_numa_cache
 from state.memory import GroupMemory, ReclaimAction, ReclaimRequest
 from state.model import Container, ContainerKind, Phase, Pod, PodClass
@@ -150,9 +151,7 @@ class ReclaimActuator:
         started = self._clock()
         try:
             # The thread is abandoned when cancelled: it then ends at its next chunk.
-            got, outcome = await trio.to_thread.run_sync(
-                self._reclaim, action, cancelled, abandon_on_cancel=True, limiter=self._lane
-            )
+            got, outcome = await in_worker(self._reclaim, action, cancelled, abandon_on_cancel=True, limiter=self._lane)
         except trio.Cancelled:
             self._record(ReclaimResult(action, time.time(), self._clock() - started, None, "cancelled"))
             raise

@@ -38,12 +38,12 @@ class FileSink(BaseSink):
 
     async def send(self, notices: Sequence[Incident]) -> None:
         """Append. Errors: `SinkError`."""
-        import trio
+        from reconciler.runtime.stints import in_worker  # imports trio
 
         content = lines(notices, self._node)
         try:
             # A blocked disk keeps the thread, and the limiter with it: later sends time out and report it.
-            await trio.to_thread.run_sync(self.append, content, limiter=self._lane, abandon_on_cancel=True)
+            await in_worker(self.append, content, limiter=self._lane, abandon_on_cancel=True)
         except OSError as exc:
             raise SinkError(f"{self._path}: cannot write: {errno_name(exc.errno)}") from exc
 

@@ -14,6 +14,7 @@ from cgroupfs.errors import CgroupError, StoreError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
 from reconciler.alerts.alert import Alert
+from reconciler.runtime.stints import in_worker
 from state.eviction import EvictionCase, EvictionStep
 from state.rows import MirroredRows, RowForm
 from state.schema import EVICTIONS
@@ -69,7 +70,7 @@ class EvictionJournal:
 
     async def load(self) -> list[EvictionCase]:
         """The cases of earlier runs. Errors: `StoreError`."""
-        rows = await trio.to_thread.run_sync(self._store.rows, EVICTIONS, limiter=self._lane)
+        rows = await in_worker(self._store.rows, EVICTIONS, limiter=self._lane)
         cases = cases_of(rows)
         self._written = {case.order.id: _CaseRow(case=case) for case in cases}
         return cases
@@ -102,7 +103,7 @@ class EvictionJournal:
 
     async def _apply(self, batch: StoreBatch) -> bool:
         try:
-            await trio.to_thread.run_sync(self._held.write, batch, lambda: dict(self._written), limiter=self._lane)
+            await in_worker(self._held.write, batch, lambda: dict(self._written), limiter=self._lane)
         except StoreError as exc:
             if self.problem is None:
                 _LOG.warning("evictions paused, the store is not writable", error=str(exc))

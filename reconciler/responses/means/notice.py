@@ -17,6 +17,7 @@ from reconciler.responses.means.config import NoticeConfig, NoticeKind, signal_n
 from reconciler.responses.means.processes import PodTermination, read_stat
 from reconciler.runtime.format import duration
 from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
+from reconciler.runtime.stints import in_worker
 from state.eviction import EvictionCase
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class NoticeSender:
     async def _in_thread(self, act: Callable[[], bool | None]) -> bool:
         """A file system that hangs costs the notice, not the eviction."""
         with trio.fail_after(_FILE_S):
-            return bool(await trio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._lane))
+            return bool(await in_worker(act, abandon_on_cancel=True, limiter=self._lane))
 
 
 async def signal_main(tree: Subtree, processes: PodTermination, number: int) -> int:

@@ -36,7 +36,7 @@ NEEDED = {
     "alerts": {"agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base", "source_health"},
     "detectors": {"config"},
     "responses": {"config", "eviction", "eviction.config", "eviction.exemptions", "means", "means.config"},
-    "signals": {"cpu", "groups", "irqs", "load", "memory", "numa_memory", "perf_config", "uses"},
+    "signals": {"cpu", "groups", "irqs", "load", "memory", "numa_memory", "perf_config", "root_groups", "uses"},
 }
 NEVER = {
     *("pyroute2", "psutil", "httpx2", "httpcore2", "prometheus_client", "grpc", "google.protobuf", "rich", "difflib"),

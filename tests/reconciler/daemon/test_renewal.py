@@ -32,8 +32,6 @@ class NoCalls:
     def used(self) -> float:
         return 0.0
 
-    def pause(self, seconds: float) -> None: ...
-
 
 class FakeAgent:
     """An agent without parts, which is ready at once. ``made``: all of them."""
@@ -46,6 +44,7 @@ class FakeAgent:
         self.renew = renew
         self.priority = LoopPriority(nice=0, slice_s=0.01, starting=lambda: False, calls=NoCalls())
         self.own_group = SimpleNamespace(prepare=lambda: None, start=lambda: None, stop=lambda: None)
+        self.signal = SimpleNamespace(awaits_any=lambda: False)
         self.stints = SimpleNamespace(start=lambda: None, stop=lambda: None)
         self.inventory = SimpleNamespace(pods=())
         self.reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")

@@ -6,7 +6,8 @@ from contextlib import suppress
 import pytest
 import trio
 
-from reconciler.runtime.stints import COMPONENT, LONG_S, Stints, in_worker
+from reconciler.runtime.stint_timer import STINT_S
+from reconciler.runtime.stints import COMPONENT, Stints, in_worker
 from reconciler.runtime.supervisor import Component, Supervisor
 
 
@@ -38,15 +39,16 @@ async def test_a_step_lasts_from_one_checkpoint_to_the_next_and_is_its_component
             await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(work, "sampler", (0.9 * LONG_S, 2 * LONG_S, 3 * LONG_S))
-        nursery.start_soon(work, "web", (LONG_S / 2,))
+        nursery.start_soon(work, "sampler", (0.9 * STINT_S, 2 * STINT_S, 3 * STINT_S))
+        nursery.start_soon(work, "web", (STINT_S / 2,))
     stints.stop()
     values = stints.values
     sampler, web = values.components["sampler"], values.components["web"]
-    assert (sampler.long, sampler.longest_s) == (2, pytest.approx(3 * LONG_S))
-    assert abs(sampler.cpu_s - 5.9 * LONG_S) < 1e-12
-    assert (web.long, web.longest_s) == (0, 0.0)
-    assert abs(values.steps.total - 6.4 * LONG_S) < 1e-12
+    assert sampler.long == 2
+    assert sampler.longest_s == pytest.approx(3 * STINT_S)
+    assert abs(sampler.cpu_s - 5.9 * STINT_S) < 1e-12
+    assert web.long == 0
+    assert abs(values.steps.total - 6.4 * STINT_S) < 1e-12
 
 
 async def test_nothing_is_measured_after_stop_which_may_come_twice() -> None:

@@ -1,0 +1,172 @@
+"""Makes a thread of the daemon leave its CPU after each `STINT_S` of work, between any two instructions.
+
+On Linux up to 6.5 (CFS) an online task that wakes up beside the daemon waits longer than the weights suggest. A group
+with few shares is picked only when it lags behind kubepods by the wake-up granularity (1 ms and more) divided by its
+weight, as each sleep of an online task makes kubepods the next buddy; and it then has that lag as credit: about 1 ms of
+CPU time whatever its weight, in which nothing of a pod preempts it (traced on 5.10: kernel's /proc/sched_debug). Later
+kernels (EEVDF) let a task end its slice. Python's steps between two of trio's checkpoints take up to 3 ms.
+
+So a timer signals the thread each `STINT_S`, and the handler is the C library's sched_yield(2) itself: pods' tasks run,
+and the thread continues when the kernel's weights give it the CPU again. Unlike after a sleep its group keeps its lag,
+so that work is not starved. No Python code runs at a signal: trio is not woken up, and C code is interrupted, too.
+
+Without effect while the thread has a real-time priority, and stopped while a container is in creation. Interrupted
+system calls begin again (SA_RESTART, and PEP 475); long writes of memory limits run in threads without a timer.
+
+Source: timer_create(2) with SIGEV_THREAD_ID, sched_yield(2), the kernel's wakeup_gran() and pick_next_entity(). It
+imports little, since it begins before the program's other imports.
+"""
+
+import ctypes
+import os
+import signal
+import threading
+import weakref
+from typing import Final, final
+
+STINT_S: Final = 100e-6
+_SIGNAL: Final = signal.SIGALRM
+_CLOCK_MONOTONIC: Final = 1
+_SIGEV_THREAD_ID: Final = 4
+_SIG_ERR: Final = ctypes.c_void_p(-1).value
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("first", _Timespec))
+
+
+class _Sigevent(ctypes.Structure):
+    """As the kernel has it: 64 bytes, the thread's id first in the union."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("thread", ctypes.c_int),
+        ("rest", ctypes.c_byte * (64 - ctypes.sizeof(ctypes.c_void_p) - 12)),
+    )
+
+
+def _spec(seconds: float) -> _Itimerspec:
+    each = _Timespec(0, round(seconds * 1e9))
+    return _Itimerspec(each, each)
+
+
+_RUNNING: Final = _spec(STINT_S)
+_STOPPED: Final = _spec(0)
+
+
+def _timer_library() -> ctypes.CDLL:
+    """Where timer_create is: the C library itself, librt before glibc 2.34. Errors: `OSError`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    return library if hasattr(library, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
+
+
+@final
+class _ThreadTimer:
+    """The calling thread's. Errors: `OSError`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._id = ctypes.c_void_p()
+        event = _Sigevent(signo=_SIGNAL, notify=_SIGEV_THREAD_ID, thread=threading.get_native_id())
+        ctypes.set_errno(0)
+        if library.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._id)) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._made = True
+        self.running = False
+
+    def run(self) -> None:
+        """From now on, each `STINT_S`."""
+        self.running = True
+        self._library.timer_settime(self._id, 0, ctypes.byref(_RUNNING), None)
+
+    def stop(self) -> None:
+        """No signal from now on. Another thread may call this."""
+        self.running = False
+        self._library.timer_settime(self._id, 0, ctypes.byref(_STOPPED), None)
+
+    def __del__(self) -> None:
+        # A thread's locals go with it: a timer left behind by each worker thread would reach the limit in days.
+        if getattr(self, "_made", False):
+            self._library.timer_delete(self._id)
+
+
+class _Locals(threading.local):
+    timer: _ThreadTimer | None = None
+
+
+@final
+class StintTimer:
+    """Of the whole process. Until `install`, and where that was refused, the other methods do nothing."""
+
+    def __init__(self) -> None:
+        self._library: ctypes.CDLL | None = None
+        self._locals = _Locals()
+        self._timers: weakref.WeakSet[_ThreadTimer] = weakref.WeakSet()
+        self._held = False
+
+    def install(self) -> str:
+        """Take the signal, in the main thread. What prevents it; "" if nothing does."""
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.signal.restype = ctypes.c_void_p
+            libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+            if libc.signal(_SIGNAL, ctypes.cast(libc.sched_yield, ctypes.c_void_p)) == _SIG_ERR:
+                return "SIGALRM cannot be handled"
+            self._library = _timer_library()
+            self._own()
+        except (OSError, AttributeError) as exc:
+            self._library = None
+            return f"no timer: {exc}"
+        return ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether the signal was taken."""
+        return self._library is not None
+
+    def run(self) -> None:
+        """The calling thread works from now on, and leaves its CPU each `STINT_S`."""
+        timer = self._locals.timer
+        if self._library is None or self._held or (timer is not None and timer.running):
+            return
+        try:
+            timer = self._own()
+        except OSError:
+            # The user's limit of pending signals: this thread works without one.
+            return
+        timer.run()
+        if self._held:
+            timer.stop()
+
+    def stop(self) -> None:
+        """The calling thread's work is done."""
+        timer = self._locals.timer
+        if timer is not None and timer.running:
+            timer.stop()
+
+    def hold(self, *, held: bool) -> None:
+        """While held no thread leaves its CPU: a container in creation waits for them."""
+        if held and not self._held:
+            self._held = True
+            for timer in tuple(self._timers):
+                timer.stop()
+        elif not held:
+            self._held = False
+
+    def _own(self) -> _ThreadTimer:
+        assert self._library is not None
+        timer = self._locals.timer
+        if timer is None:
+            timer = self._locals.timer = _ThreadTimer(self._library)
+            self._timers.add(timer)
+        return timer
+
+
+TIMER: Final = StintTimer()
+"""The process': a signal has one handler."""
