@@ -4,19 +4,25 @@ The kernel's rules, v1: a limited group's quota/period ratio is at most that of 
 every moment; "no limit" is always accepted. Both versions: burst is at most the quota (EINVAL for either of them).
 v2 has no ratio rule, and quota and period share one file; it gets the same order.
 
+Where a group inside (a tenant's, which no change lowers) has a larger ratio than the wanted one, the least quota that
+the kernel takes can be written instead: its ratio is that group's, rounded up to a microsecond.
+
 Source: kernel/sched/core.c, tg_cfs_schedulable_down and tg_set_cfs_bandwidth; tried on 5.10, 6.1 and 6.18.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
 
-from cgroupfs.codecs import DEFAULT_PERIOD_US, Version, cpu_max
+from msgspec import UNSET, UnsetType
+
+from cgroupfs.codecs import DEFAULT_PERIOD_US, MIN_BANDWIDTH_US, Version, cpu_max
 from cgroupfs.knobs import CATALOG
 from cgroupfs.steps import nearest_known
 
 _QUOTA = CATALOG["cpu.quota"]
 _PERIOD = CATALOG["cpu.period"]
 _BURST = CATALOG["cpu.burst"]
+_RATIO_RULE: Final = "cpu.quota: child ratio at most parent ratio"
 
 
 class Band(NamedTuple):
@@ -31,6 +37,10 @@ class Band(NamedTuple):
         """CPUs in 2^-20ths, rounded as the kernel does; None: no limit."""
         return None if self.quota is None else (self.quota << 20) // self.period
 
+    def at_least(self, ratio: int) -> "Band":
+        """With the least quota whose ratio, as the kernel rounds it, is not below ``ratio``."""
+        return self._replace(quota=max(MIN_BANDWIDTH_US, -(-ratio * self.period >> 20)))
+
 
 class BandWrite(NamedTuple):
     """Write ``text`` to the knob's file of ``path``."""
@@ -41,21 +51,32 @@ class BandWrite(NamedTuple):
 
 
 class BandRefusal(NamedTuple):
-    """Why one of the group's knobs cannot have its wanted value."""
+    """Why one of the group's knobs cannot have its wanted value. As in `cgroupfs.steps.BlockedChange`."""
 
     rule: str
     reason: str
+    by: str = ""
+    instead: int | UnsetType = UNSET
+
+
+class _Loss(NamedTuple):
+    """Why a change ends in conflict, and the group that it conflicts with."""
+
+    reason: str
+    by: str
 
 
 def order_bandwidth(
-    want: Mapping[str, Band], have: Mapping[str, Band], version: Version
+    want: Mapping[str, Band], have: Mapping[str, Band], version: Version, least: Collection[str] = ()
 ) -> tuple[list[BandWrite], dict[tuple[str, str], BandRefusal]]:
     """The writes that take the changed groups (``want``) from ``have`` (every known group) to where they may go.
+
+    ``least``: the groups that get the least possible quota where a group inside has a larger ratio than wanted.
 
     Four passes, each legal after the ones before it: lower bursts; lift limits to "none"; lower ratios from the leaves
     up; raise and set ratios from the root down; raise bursts.
     """
-    goal, refused = _feasible(want, have, version)
+    goal, refused = _feasible(want, have, version, least)
     order = sorted(goal, key=lambda path: (path.count("/"), path))
     writes = [_burst_write(path, goal[path], version) for path in order if goal[path].burst < have[path].burst]
     lowered = [path for path in order if _lowers(have[path].ratio, goal[path].ratio)]
@@ -121,7 +142,7 @@ def _quota_writes(path: str, old: Band, new: Band, version: Version, leaf: bool)
 
 
 def _feasible(
-    want: Mapping[str, Band], have: Mapping[str, Band], version: Version
+    want: Mapping[str, Band], have: Mapping[str, Band], version: Version, least: Collection[str]
 ) -> tuple[dict[str, Band], dict[tuple[str, str], BandRefusal]]:
     """The wanted bands, less what breaks a rule in the end, and why."""
     goal: dict[str, Band] = {}
@@ -132,10 +153,22 @@ def _feasible(
         return goal, refused
     wished = dict(goal)
     lost: set[str] = set()
-    while losers := _over_parent({**have, **goal}, have, goal):
-        for path, reason in losers.items():
+    raised: dict[str, int] = {}
+    while losers := _over_parent({**have, **goal}, have, goal, raised):
+        for path, (reason, by) in losers.items():
             band = goal[path]
-            why = BandRefusal("cpu.quota: child ratio at most parent ratio", reason)
+            why = BandRefusal(_RATIO_RULE, reason, by)
+            if path in least and band.quota is not None and by.startswith(f"{path}/"):
+                ratio, by = _largest_inside(path, {**have, **goal}, goal)
+                if ratio > raised.get(path, 0):
+                    raised[path] = ratio
+                    wanted = _cpus(want[path].ratio or 0)
+                    goal[path] = _with_legal_burst(path, band.at_least(ratio), have[path], refused)
+                    message = f"{by} inside it has {_cpus(ratio)} CPU, more than {wanted}: the least possible is set"
+                    refused[path, _QUOTA.name] = BandRefusal(_RATIO_RULE, message, by, goal[path].quota or 0)
+                    continue
+            raised.pop(path, None)
+            refused.pop((path, _QUOTA.name), None)
             if band.quota != have[path].quota:
                 refused[path, _QUOTA.name] = why
             if band.period != have[path].period:
@@ -146,12 +179,24 @@ def _feasible(
     final = {**have, **goal}
     fitting = [path for path in lost if _fits_above(path, wished[path], final)]
     again = {**goal, **{path: wished[path] for path in fitting}}
-    if fitting and not _over_parent({**have, **again}, have, again):
+    if fitting and not _over_parent({**have, **again}, have, again, raised):
         goal = again
         for path in fitting:
             refused.pop((path, _QUOTA.name), None)
             refused.pop((path, _PERIOD.name), None)
     return goal, refused
+
+
+def _largest_inside(path: str, final: Mapping[str, Band], goal: Collection[str]) -> tuple[int, str]:
+    """The largest ratio of a limited group below this one, and that group: the deepest, if possible no changed one."""
+    below = f"{path}/"
+    found = (
+        (band.ratio or 0, other not in goal, other.count("/"), other)
+        for other, band in final.items()
+        if other.startswith(below)
+    )
+    ratio, _, _, by = max(found)
+    return ratio, by
 
 
 def _fits_above(path: str, band: Band, final: Mapping[str, Band]) -> bool:
@@ -178,15 +223,19 @@ def _with_legal_burst(path: str, band: Band, old: Band, refused: dict[tuple[str,
     return band
 
 
-def _over_parent(final: Mapping[str, Band], have: Mapping[str, Band], goal: Mapping[str, Band]) -> dict[str, str]:
+def _over_parent(
+    final: Mapping[str, Band], have: Mapping[str, Band], goal: Mapping[str, Band], raised: Collection[str] = ()
+) -> dict[str, _Loss]:
     """Changes that end above their nearest limited ancestor, or below a descendant, and why. Parents go first.
 
-    The child loses if it is a change, else the parent. As long as there are parents to refuse, the children wait:
-    they may fit under the parent's old value.
+    The child loses if it is a change, else the parent; a child that has the least possible quota (``raised``) only
+    where its parent is no change. As long as there are parents to refuse, the children wait: they may fit under the
+    parent's old value. Of several groups below a parent the one with the largest ratio is named.
     """
     limits: dict[str, tuple[str, int] | None] = {}
-    children: dict[str, str] = {}
-    parents: dict[str, str] = {}
+    children: dict[str, _Loss] = {}
+    parents: dict[str, _Loss] = {}
+    largest: dict[str, int] = {}
     for path in sorted(final, key=lambda path: path.count("/")):
         up = nearest_known(path, final)
         inherited = limits[up] if up is not None else None
@@ -195,15 +244,21 @@ def _over_parent(final: Mapping[str, Band], have: Mapping[str, Band], goal: Mapp
         if ratio is None or inherited is None or ratio <= inherited[1]:
             continue
         above, limit = inherited
-        if path in goal and goal[path].ratio != have[path].ratio:
-            children[path] = f"{_cpus(ratio)} CPU exceed the {_cpus(limit)} of {above}"
-        elif above in goal and goal[above].ratio != have[above].ratio:
-            parents[above] = f"its child {path} has {_cpus(ratio)} CPU, more than {_cpus(limit)}"
+        above_changes = above in goal and (goal[above].ratio != have[above].ratio or above in raised)
+        path_changes = path in goal and goal[path].ratio != have[path].ratio
+        if path_changes and not (path in raised and above_changes):
+            children[path] = _Loss(f"{_cpus(ratio)} CPU exceed the {_cpus(limit)} of {above}", above)
+        elif above_changes:
+            if ratio > largest.get(above, 0):
+                largest[above] = ratio
+                reason = f"its child {path} has {_cpus(ratio)} CPU, more than {_cpus(limit)}"
+                parents[above] = _Loss(reason, path)
         else:
             # Neither has a new ratio, but a limit between them may have been lifted: that change is the cause.
             lifted = _lifted_between(path, above, have, goal)
             if lifted is not None:
-                parents[lifted] = f"its child {path} has {_cpus(ratio)} CPU, more than the {_cpus(limit)} of {above}"
+                reason = f"its child {path} has {_cpus(ratio)} CPU, more than the {_cpus(limit)} of {above}"
+                parents[lifted] = _Loss(reason, path)
     return parents or children
 
 

@@ -143,8 +143,10 @@ class _Planner:
         self._usable[name] = usable
         return usable
 
-    def _block(self, change: KnobChange, rule: str, reason: str) -> None:
-        self._blocked.append(BlockedChange(change=change, rule=rule, reason=reason))
+    def _block(
+        self, change: KnobChange, rule: str, reason: str, by: str = "", instead: Value | UnsetType = UNSET
+    ) -> None:
+        self._blocked.append(BlockedChange(change=change, rule=rule, reason=reason, by=by, instead=instead))
 
     def _value(self, path: str, knob: str) -> Value | UnsetType:
         """The value there now, if known: a change's own value has precedence over the table."""
@@ -231,7 +233,7 @@ class _Planner:
                 reason = f"{wanted} is not inside the {str(room) or 'empty set'} of {other}"
             else:
                 reason = f"its child {other} has CPUs or nodes outside {wanted}"
-            self._block(change, f"{name}: child inside parent", reason)
+            self._block(change, f"{name}: child inside parent", reason, by=other)
 
     def _moves_pages(self, change: KnobChange, version: Version) -> bool:
         """True when the pages of a running group move over to its new nodes, within the write: always on v2."""
@@ -275,13 +277,14 @@ class _Planner:
                     continue
                 have[path] = self._band(path, None)
             want[path] = _with(want.get(path, have[path]), name, change.want)
-        writes, refused = order_bandwidth(want, have, version)
+        least = {path for (path, name), change in changes.items() if change.least and name == "cpu.quota"}
+        writes, refused = order_bandwidth(want, have, version, least)
         for path, name, text in writes:
             # A period that changes on v2 takes its quota along in one line, and a period may need the quota lifted.
             owner = changes.get((path, name)) or changes.get((path, "cpu.period")) or changes[path, "cpu.quota"]
             self._step_of(owner, name, text)
         for (path, name), why in refused.items():
-            self._block(changes[path, name], why.rule, why.reason)
+            self._block(changes[path, name], why.rule, why.reason, why.by, why.instead)
 
     def _band(self, path: str, quota: Value) -> Band:
         period, burst = self._value(path, "cpu.period"), self._value(path, "cpu.burst")

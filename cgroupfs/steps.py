@@ -20,7 +20,8 @@ class KnobChange(Struct, frozen=True, kw_only=True, gc=False):
 
     ``have`` is the value there now; UNSET means that of the actual values. ``usage_bytes`` is the group's memory use
     now (`memory.current`): without it no v2 memory limit is ever lowered. ``reclaim``: a memory limit below the use may
-    have memory taken from the group first; without it such a limit is not written.
+    have memory taken from the group first; without it such a limit is not written. ``least``: a v1 quota whose ratio is
+    below that of a group inside it, which no change lowers, is replaced by the least one that the kernel takes.
     """
 
     path: str
@@ -30,6 +31,7 @@ class KnobChange(Struct, frozen=True, kw_only=True, gc=False):
     why: str = ""
     usage_bytes: int | None = None
     reclaim: bool = False
+    least: bool = False
 
 
 class WriteStep(Struct, frozen=True, kw_only=True, gc=False):
@@ -57,11 +59,17 @@ class WriteStep(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class BlockedChange(Struct, frozen=True, kw_only=True, gc=False):
-    """A change that cannot be reached, with the kernel's rule and a sentence for a person."""
+    """A change that cannot be reached, with the kernel's rule and a sentence for a person.
+
+    ``by``: the group whose value is in the way, if the rule is between groups. ``instead``: the value that the plan
+    brings the file to (`KnobChange.least`); UNSET: the file keeps what it has.
+    """
 
     change: KnobChange
     rule: str
     reason: str
+    by: str = ""
+    instead: Value | UnsetType = UNSET
 
 
 class WritePlan(Struct, frozen=True, kw_only=True):

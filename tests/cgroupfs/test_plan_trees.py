@@ -88,11 +88,11 @@ class Node:
                     known[group, name] = knob.decode(self.kernel.read(directory, file), version)
         return known
 
-    def plan(self, wanted: Wanted) -> WritePlan:
+    def plan(self, wanted: Wanted, *, least: bool = False) -> WritePlan:
         actual = self.actual()
         usage = {group: _usage(self.kernel, self.mounts["memory"] + group) for group in GROUPS}
         changes = [
-            KnobChange(path=path, knob=name, want=value, usage_bytes=usage[path])
+            KnobChange(path=path, knob=name, want=value, usage_bytes=usage[path], least=least)
             for (path, name), value in wanted.items()
             if (path, name) in actual or name in {"memory.high", "memory.low", "memory.min"}
         ]
@@ -224,3 +224,44 @@ def test_the_same_input_gives_the_same_plan(machine: tuple[Mode, tuple[int, int]
     for knob in ("cpu.set", "cpu.mems", "cpu.quota"):
         steps = [step for step in node.plan(wanted).steps if step.knob == knob]
         assert steps == [step for step in turned.steps if step.knob == knob]
+
+
+inner = st.dictionaries(st.sampled_from(GROUPS[1:]), st.none() | st.integers(1_000, 300_000), max_size=5)
+outer = st.dictionaries(st.sampled_from(["/p", "/p/a"]), st.integers(1_000, 300_000), min_size=1)
+
+
+@settings(relaxed, max_examples=60)
+@given(inner, outer)
+def test_the_least_quota_above_an_inner_group_is_taken_and_no_lower_one_would_be(
+    tenants: dict[str, int | None], ours: dict[str, int]
+) -> None:
+    node = Node("v1", (6, 18))
+    node.perform(node.plan({(path, "cpu.quota"): value for path, value in tenants.items()}).steps)
+    wanted: Wanted = {(path, "cpu.quota"): value for path, value in ours.items()}
+    plan = node.plan(wanted, least=True)
+    node.perform(plan.steps)
+    assert reached(node, plan, wanted)
+    actual = node.actual()
+    lost = any(not isinstance(item.instead, int) for item in plan.blocked)
+    for item in plan.blocked:
+        path = item.change.path
+        if isinstance(item.instead, int):
+            assert actual[path, "cpu.quota"] == item.instead
+            assert item.by.startswith(f"{path}/")
+            directory = f"{node.mounts['cpu']}{path}"
+            least = node.kernel.write_now(directory, "cpu.cfs_quota_us", str(item.instead - 1)) == errno.EINVAL
+            assert least or lost
+
+
+def test_the_least_quota_is_rounded_up_as_the_kernel_compares_ratios() -> None:
+    """A quota of 33,334 of 33,333 µs is 1048607 2^-20ths of a CPU: 100,003 of 100,000 µs are 1048607.46, 100,002 less."""
+    actual: Wanted = {
+        ("/p", "cpu.quota"): None,
+        ("/p/a/c", "cpu.quota"): 33_334,
+        ("/p/a/c", "cpu.period"): 33_333,
+    }
+    change = KnobChange(path="/p", knob="cpu.quota", want=80_000, least=True)
+    plan = order_changes([change], actual, {"cpu": 1})
+    assert [(step.path, step.text) for step in plan.steps] == [("/p", "100003")]
+    assert [(item.by, item.instead) for item in plan.blocked] == [("/p/a/c", 100_003)]
+    assert order_changes([change], {**actual, ("/p/a/c", "cpu.quota"): 20_000}, {"cpu": 1}).blocked == ()
