@@ -159,13 +159,12 @@ def _feasible(
             band = goal[path]
             why = BandRefusal(_RATIO_RULE, reason, by)
             if path in least and band.quota is not None and by.startswith(f"{path}/"):
-                ratio, by = _largest_inside(path, {**have, **goal}, goal)
+                ratio, inner = _largest_inside(path, {**have, **goal}, goal)
                 if ratio > raised.get(path, 0):
                     raised[path] = ratio
-                    wanted = _cpus(want[path].ratio or 0)
                     goal[path] = _with_legal_burst(path, band.at_least(ratio), have[path], refused)
-                    message = f"{by} inside it has {_cpus(ratio)} CPU, more than {wanted}: the least possible is set"
-                    refused[path, _QUOTA.name] = BandRefusal(_RATIO_RULE, message, by, goal[path].quota or 0)
+                    message = f"{inner} inside it has {_cpus(ratio)} CPU: no less is possible"
+                    refused[path, _QUOTA.name] = BandRefusal(_RATIO_RULE, message, inner, goal[path].quota or 0)
                     continue
             raised.pop(path, None)
             refused.pop((path, _QUOTA.name), None)

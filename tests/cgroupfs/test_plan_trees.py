@@ -254,7 +254,7 @@ def test_the_least_quota_above_an_inner_group_is_taken_and_no_lower_one_would_be
 
 
 def test_the_least_quota_is_rounded_up_as_the_kernel_compares_ratios() -> None:
-    """A quota of 33,334 of 33,333 µs is 1048607 2^-20ths of a CPU: 100,003 of 100,000 µs are 1048607.46, 100,002 less."""
+    """A quota of 33,334 of 33,333 µs is 1,048,607 2^-20ths of a CPU: as much as 100,003 of 100,000 µs."""
     actual: Wanted = {
         ("/p", "cpu.quota"): None,
         ("/p/a/c", "cpu.quota"): 33_334,

@@ -18,15 +18,15 @@ from typing import Final, Protocol, final
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.codecs import Value
+from cgroupfs.codecs import DEFAULT_PERIOD_US, Value
 from cgroupfs.errors import CgroupChangedError, CgroupGoneError, CgroupUnderWayError, StoreError
 from cgroupfs.knobs import CATALOG
 from cgroupfs.log import get_log
 from cgroupfs.plan import KnobChange, order_changes
-from cgroupfs.steps import WriteStep
+from cgroupfs.steps import BlockedChange, WritePlan, WriteStep
 from cgroupfs.writer import StepOutcome, StepWriter
 from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, intended, spec_text
-from reconciler.actuators.cgroup.control_files import BOUNDS
+from reconciler.actuators.cgroup.control_files import BOUNDS, QuotaFloor, Relatives
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
 from reconciler.runtime.cooperative import TimeSlice
@@ -44,6 +44,11 @@ _BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.EACCES, errno.EBUSY, errn
 """The kernel's answers where a value does not fit those of the groups above or below it."""
 _OVERTAKEN_MOST: Final = 3
 """Attempts of one file in a row that are not reported."""
+_REPLANS: Final = 3
+"""Plans of one pass, as long as the groups in the way prove to be others than was assumed."""
+_LEAST_RETRY_S: Final = 5.0
+"""A quota that a group inside forbids is tried again at least so often: that group is another program's."""
+_FLOOR_HOLDS: Final = frozenset({SettingState.BLOCKED, SettingState.DUE, SettingState.UNDER_WAY})
 _FAST_LIMIT_BYTES: Final = 64 << 20
 """A v2 memory limit below the usage of the runtime's init would kill it; smaller limits use the guarded write."""
 
@@ -90,7 +95,7 @@ class CgroupActuator:
 
     async def apply(self, targets: Sequence[GroupTarget]) -> None:
         """Apply the wanted settings. A file's failure never raises: it is recorded, reported and retried."""
-        self._collect_finished()
+        await self._collect_finished()
         for target in targets:
             self._retract(target)
         work: list[FileWrite] = []
@@ -108,11 +113,12 @@ class CgroupActuator:
                 prepared.setdefault(item.key[1], []).append(item)
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
+        self._drop_floors()
 
     async def commit(self) -> None:
         """Wait, for a bounded time, until the kernel has finished the writes under way, and record their outcomes."""
         await self._writer.quiet()
-        self._collect_finished()
+        await self._collect_finished()
 
     def forget(self, path: str, container_id: str | None = None) -> None:
         """Drop all state of a group that is gone, and of its container."""
@@ -224,14 +230,19 @@ class CgroupActuator:
         by_place = {write.place: write for write in work}
         for path in {write.key[1] for write in work}:
             self._load_ancestors(path)
-        changes = [self._change(write) for write in work]
-        plan = order_changes(changes, self._relatives(work), self.judge.control_files.versions)
+        plan = await self._plan(work)
+        least: dict[tuple[str, str], BlockedChange] = {}
         for blocked in plan.blocked:
             item = by_place.get((blocked.change.path, blocked.change.knob))
             if item is not None:
                 self.writes[item.knob.name, "blocked"] += 1
                 self.judge.control_files.invalidate_ancestors(item.key[1])
-                self.judge.statuses.refused(item, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
+                if isinstance(blocked.instead, int):
+                    least[item.place] = blocked
+                else:
+                    self.judge.statuses.refused(item, f"{blocked.rule}: {blocked.reason}", SettingState.BLOCKED)
+        for place in least.keys() - {(step.path, step.knob) for step in plan.steps}:
+            self._record_least(by_place[place], least[place], by_place[place].actual)
         inodes = {write.target.group.path: write.target.group.inode for write in work}
         self._ledger.intend(intended(plan.steps))
         outcomes = await self._writer.perform(_guarded(plan.steps, by_place), inodes)
@@ -243,16 +254,64 @@ class CgroupActuator:
                 self.judge.control_files.actual[place] = work_done.knob.decode(outcome.after, work_done.version)
         for outcome in outcomes:
             place = (outcome.step.path, outcome.step.knob)
-            if place in by_place:
-                self._record_outcome(outcome, by_place[place])
+            if place not in by_place:
+                continue
+            if outcome.ok and place in least and outcome.after is not None:
+                self.writes[place[1], "written"] += 1
+                self._ledger.wrote(by_place[place].key, before=outcome.before, after=outcome.after)
+                self._record_least(by_place[place], least[place], outcome.after)
+            else:
+                await self._record_outcome(outcome, by_place[place])
 
-    def _collect_finished(self) -> None:
+    async def _plan(self, work: Sequence[FileWrite]) -> WritePlan:
+        """The plan of these writes. What is in the way of one is read again before it counts."""
+        changes = [self._change(write) for write in work]
+        control_files = self.judge.control_files
+        plan = order_changes(changes, self._relatives(work), control_files.versions)
+        slices = TimeSlice()
+        for _ in range(_REPLANS):
+            changed = False
+            for blocked in {(item.by, item.change.knob): item for item in plan.blocked if item.by}.values():
+                if control_files.read_again(blocked.by, blocked.change.knob):
+                    changed = True
+                    # Of the other groups below nothing is known either; the kernel's answer decides.
+                    control_files.forget_unmanaged(blocked.change.path)
+                await slices.checkpoint()
+            if not changed:
+                break
+            plan = order_changes(changes, self._relatives(work), control_files.versions)
+        return plan
+
+    def _record_least(self, work: FileWrite, blocked: BlockedChange, actual: str) -> None:
+        """The least quota that the kernel takes is in force in place of the wanted one."""
+        judge, path = self.judge, work.key[1]
+        reason = f"{blocked.rule}: {blocked.reason}"
+        judge.statuses.refused(work, reason, SettingState.BLOCKED, longest_s=_LEAST_RETRY_S, actual=actual)
+        period = judge.control_files.actual.get((path, "cpu.period"))
+        period_us = period if isinstance(period, int) and period else DEFAULT_PERIOD_US
+        quota_us = work.knob.decode(actual, work.version)
+        floor = QuotaFloor(-(-quota_us * 1000 // period_us) if isinstance(quota_us, int) else 0, blocked.by)
+        if floor != judge.control_files.floors.get(path) and work.target.pod_uid is None:
+            # The next plan bounds the other pods by other means.
+            judge.statuses.recheck(work, time.monotonic())
+        judge.control_files.floors[path] = floor
+
+    def _drop_floors(self) -> None:
+        """Forget the floors of settings that are not wanted any more, or in force."""
+        floors, statuses = self.judge.control_files.floors, self.judge.statuses
+        for path in list(floors):
+            status = statuses.get((path, "cpu.quota"))
+            if status is None or status.state not in _FLOOR_HOLDS:
+                del floors[path]
+        self.judge.control_files.expire()
+
+    async def _collect_finished(self) -> None:
         """Record the outcomes of writes that were left under way."""
         for outcome in self._writer.finished():
             work = self._under_way.pop((outcome.step.path, outcome.step.knob), None)
             if work is None:
                 continue
-            self._record_outcome(outcome, work)
+            await self._record_outcome(outcome, work)
             if outcome.ok:
                 # The wanted value may have changed meanwhile.
                 self.judge.statuses.recheck(work, time.monotonic())
@@ -270,18 +329,23 @@ class CgroupActuator:
             why=why,
             usage_bytes=usage,
             reclaim=self.reclaim or work.setting is None,
+            least=work.setting is not None,
         )
 
     def _relatives(self, work: Sequence[FileWrite]) -> Mapping[tuple[str, str], Value]:
         """Last values of the groups that bound these: all if a directory changes, else only those of ancestors."""
         if any(write.target.container is None for write in work):
-            return self.judge.control_files.actual
+            return self.judge.control_files.known()
         paths = {write.key[1] for write in work}
+        inside = self.judge.control_files.known(paths)
         for path in list(paths):
             while (path := path.rpartition("/")[0]) and path not in paths:
                 paths.add(path)
         actual = self.judge.control_files.actual
-        return {(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual}
+        return {
+            **inside,
+            **{(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual},
+        }
 
     def _load_ancestors(self, path: str) -> None:
         """Read the ancestors' values, which bound the allowed ones, unless cached."""
@@ -290,7 +354,7 @@ class CgroupActuator:
             if not self.judge.control_files.actual.get((path, "cpu.set")):
                 self.judge.control_files.load(path)
 
-    def _record_outcome(self, outcome: StepOutcome, work: FileWrite) -> None:
+    async def _record_outcome(self, outcome: StepOutcome, work: FileWrite) -> None:
         error = outcome.error
         if isinstance(error, CgroupUnderWayError):
             # The first write stays: the kernel is still executing it, whatever has become wanted since.
@@ -306,7 +370,7 @@ class CgroupActuator:
             self.writes[work.knob.name, "changed"] += 1
             self.judge.statuses.recheck(work, time.monotonic())
             return
-        if error is not None and self._is_overtaken(work, error.errno):
+        if error is not None and await self._is_overtaken(work, error.errno):
             self.writes[work.knob.name, "overtaken"] += 1
             self.judge.statuses.record(
                 work, SettingState.DUE, f"{error}; other values have changed since it was planned"
@@ -334,7 +398,7 @@ class CgroupActuator:
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
         self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
 
-    def _is_overtaken(self, work: FileWrite, code: int | None) -> bool:
+    async def _is_overtaken(self, work: FileWrite, code: int | None) -> bool:
         """Whether the fast path or another program changed what bounds this value after it was planned.
 
         Then the next pass, with the present values, decides; where that happens again and again it is a refusal.
@@ -342,7 +406,10 @@ class CgroupActuator:
         if code not in _BETWEEN_FILES or self._overtaken[work.place] >= _OVERTAKEN_MOST:
             self._overtaken.pop(work.place, None)
             return False
-        if not self.judge.control_files.overtaken(*work.place):
+        relatives = await self.judge.control_files.overtaken(*work.place)
+        if relatives is Relatives.UNFINISHED:
+            return True
+        if relatives is Relatives.SAME:
             self._overtaken.pop(work.place, None)
             return False
         self._overtaken[work.place] += 1

@@ -9,9 +9,11 @@ directly afterwards. `masked` and `reset_by` handle this; `restore_text` handles
 Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Final, final
+from enum import Enum
+from typing import Final, NamedTuple, final
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
@@ -20,7 +22,9 @@ from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
 from cgroupfs.probe import cpus_in_effect, offered
+from cgroupfs.steps import ancestors
 from reconciler.actuators.cgroup.compare import FileWrite, KnobFile
+from reconciler.runtime.cooperative import TimeSlice
 from state.entry import LedgerEntry
 from state.ledger import Ledger
 
@@ -33,7 +37,11 @@ _TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "cpu.mems": ("cpu.mems",),
 }
 """Knobs whose value in one group is bounded by the groups above and below it, with those that bound it."""
-_MOST_GROUPS: Final = 4096
+_GROUPS_AT_ONCE: Final = 512
+"""Groups below another one that are read in one pass; tenants decide how many there are."""
+_MOST_GROUPS: Final = 65_536
+_UNMANAGED_S: Final = 60.0
+"""So long the value of a group that bypassd does not manage is kept."""
 _RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
 _SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
@@ -47,6 +55,42 @@ def knob_file(hierarchy: Hierarchy, path: str, knob: Knob) -> KnobFile | None:
     return KnobFile(knob, version, hierarchy.directory(knob.controller, path), (knob.controller, path, name))
 
 
+class Relatives(Enum):
+    """What reading the groups again that bound a refused value has shown."""
+
+    SAME = "same"
+    """All are as the plan has assumed: the refusal counts."""
+    CHANGED = "changed"
+    """The plan was made for other values."""
+    UNFINISHED = "unfinished"
+    """There are more groups below than are read in one pass; the next one continues."""
+
+
+class _Nothing(Enum):
+    """No value: the file does not exist, or cannot be decoded."""
+
+    NOTHING = 0
+
+
+_NOTHING: Final = _Nothing.NOTHING
+
+
+class QuotaFloor(NamedTuple):
+    """The least quota that a group takes, and the group inside it that is the reason."""
+
+    milli: int
+    by: str
+
+
+class _Reading:
+    """The groups below one, which are read over several passes."""
+
+    def __init__(self, groups: Iterator[str]) -> None:
+        self.groups = groups
+        self.found: set[str] = set()
+        self.changed = False
+
+
 @final
 class ControlFileCache:
     """Reads the control files of the node and keeps the last value of each."""
@@ -56,6 +100,13 @@ class ControlFileCache:
         self.versions: Mapping[str, int] = hierarchy.versions()
         self.actual: dict[tuple[str, str], Value] = {}
         """By group path and knob; a knob whose text cannot be decoded is missing."""
+        self.floors: dict[str, QuotaFloor] = {}
+        """By path, where a group inside forbids the wanted quota."""
+        self._unmanaged: dict[tuple[str, str], Value] = {}
+        """The same as ``actual`` of groups that bypassd does not manage, as far as they bound a written value."""
+        self._unmanaged_at: dict[str, float] = {}
+        """When each of these groups was last read (monotonic seconds)."""
+        self._readings: dict[tuple[str, str], _Reading] = {}
         self.unplugged: dict[int, float] = {}
         """When each CPU was last seen to go offline (wall clock): on v1 it leaves every cpuset for good."""
         self._files = files
@@ -129,39 +180,121 @@ class ControlFileCache:
     def invalidate_ancestors(self, path: str) -> None:
         """A write was refused because of the ancestors' cached values: drop these, so they are read again."""
         while (path := path.rpartition("/")[0]) and path != "/":
-            self.forget(path)
+            for knob in CATALOG:
+                self.actual.pop((path, knob), None)
 
-    def overtaken(self, path: str, name: str) -> bool:
+    async def overtaken(self, path: str, name: str) -> Relatives:
         """Read again what bounds this knob of a group, above, in and below it; whether any differs from the cache.
 
-        True: the plan behind a refused write was made for other values. Groups that are new count as different.
+        Groups that are new count as different. Of the groups below a bounded number is read in one call; the next call
+        continues. Values of groups that are gone are dropped.
         """
         together = _TOGETHER.get(name, ())
+        if not together:
+            return Relatives.SAME
         changed = False
-        for group in self._relatives(path, name) if together else ():
-            before = [self.actual.get((group, knob)) for knob in together]
-            self.load(group, together)
-            changed |= before != [self.actual.get((group, knob)) for knob in together]
+        for group in (path, *(above for above in ancestors(path) if above != "/")):
+            changed |= self.read_again(group, name)
+        key = path, name
+        reading = self._readings.pop(key, None) or _Reading(self._below(CATALOG[name].controller, path))
+        reading.changed |= changed
+        slices = TimeSlice()
+        for number, group in enumerate(reading.groups, start=1):
+            reading.found.add(group)
+            reading.changed |= self.read_again(group, name)
+            if number >= _GROUPS_AT_ONCE:
+                self._readings[key] = reading
+                return Relatives.UNFINISHED
+            await slices.checkpoint()
+        if len(reading.found) < _MOST_GROUPS:
+            reading.changed |= self._drop_below(path, together, reading.found)
+        return Relatives.CHANGED if reading.changed else Relatives.SAME
+
+    def read_again(self, path: str, name: str) -> bool:
+        """Read what bounds one knob in one group; whether it differs from the last values."""
+        changed = False
+        for knob in _TOGETHER.get(name, (name,)):
+            place = path, knob
+            values = self.actual if place in self.actual else self._unmanaged
+            before, now = values.get(place), self._value(path, knob)
+            if now is _NOTHING:
+                changed |= values.pop(place, _NOTHING) is not _NOTHING
+                continue
+            changed |= place not in values or before != now
+            values[place] = now
+            if values is self._unmanaged:
+                self._unmanaged_at[path] = time.monotonic()
         return changed
 
-    def _relatives(self, path: str, name: str) -> list[str]:
-        controller = CATALOG[name].controller
-        groups = [path]
-        for group in groups:
-            if len(groups) >= _MOST_GROUPS:
-                break
-            with suppress(OSError):
-                groups += [
-                    f"{group}/{below}" for below in self._files.groups(self.hierarchy.directory(controller, group))
-                ]
-        while (path := path.rpartition("/")[0]) and path != "/":
-            groups.append(path)
-        return groups
+    def known(self, paths: Collection[str] | None = None) -> Mapping[tuple[str, str], Value]:
+        """The last values of all groups, or (``paths``) of groups that are not managed below one of these."""
+        if not self._unmanaged:
+            return self.actual if paths is None else {}
+        if paths is None:
+            return {**self._unmanaged, **self.actual}
+        return {
+            (path, knob): value
+            for (path, knob), value in self._unmanaged.items()
+            if any(above in paths for above in ancestors(path))
+        }
+
+    def forget_unmanaged(self, path: str) -> None:
+        """Drop the values of groups below this one that bypassd does not manage: they are read again where needed."""
+        below = f"{path}/"
+        for group in [group for group in self._unmanaged_at if group.startswith(below)]:
+            self._forget_group(group)
+
+    def expire(self) -> None:
+        """Drop values of groups that bypassd does not manage and has not read for a while."""
+        now = time.monotonic()
+        for group in [group for group, at in self._unmanaged_at.items() if now - at > _UNMANAGED_S]:
+            self._forget_group(group)
 
     def forget(self, path: str) -> None:
-        """Drop all values of this group; groups below it are forgotten by their own calls."""
+        """Drop all values of this group, and of groups below it that are not managed."""
         for knob in CATALOG:
             self.actual.pop((path, knob), None)
+        self.floors.pop(path, None)
+        self.forget_unmanaged(path)
+        self._forget_group(path)
+        for key in [key for key in self._readings if key[0] == path]:
+            del self._readings[key]
+
+    def _forget_group(self, path: str) -> None:
+        if self._unmanaged_at.pop(path, None) is not None:
+            for knob in CATALOG:
+                self._unmanaged.pop((path, knob), None)
+
+    def _drop_below(self, path: str, knobs: Collection[str], found: Collection[str]) -> bool:
+        """Drop these knobs' values of groups below that do not exist any more; whether there were any."""
+        below, dropped = f"{path}/", False
+        for values in (self.actual, self._unmanaged):
+            gone = [place for place in values if place[1] in knobs and place[0].startswith(below)]
+            for place in gone:
+                if place[0] not in found:
+                    del values[place]
+                    dropped = True
+        return dropped
+
+    def _below(self, controller: str, path: str) -> Iterator[str]:
+        """All groups below one, as they are found; the number is bounded."""
+        pending, left = [path], _MOST_GROUPS
+        while pending and left > 0:
+            group = pending.pop()
+            with suppress(OSError):
+                for name in self._files.groups(self.hierarchy.directory(controller, group))[:left]:
+                    left -= 1
+                    pending.append(f"{group}/{name}")
+                    yield pending[-1]
+
+    def _value(self, path: str, knob: str) -> "Value | _Nothing":
+        file = self.find(path, knob)
+        if file is None:
+            return _NOTHING
+        try:
+            return file.knob.decode(self._files.read(file.directory, file.key[2]).rstrip("\n"), file.version)
+        except (OSError, ValueError):
+            return _NOTHING
 
     def last_seen(self, entry: LedgerEntry | None, file: KnobFile, actual: str) -> str | None:
         """The text at the last read, adjusted for CPUs that the kernel has removed since: that is not a foreign write.

@@ -88,14 +88,22 @@ class StatusTable:
         self._retries.get(work.key[1], {}).pop(work.knob.name, None)
 
     def refused(
-        self, work: FileWrite, reason: str, state: SettingState = SettingState.REFUSED, *, tell: bool = True
+        self,
+        work: FileWrite,
+        reason: str,
+        state: SettingState = SettingState.REFUSED,
+        *,
+        tell: bool = True,
+        longest_s: float | None = None,
+        actual: str | None = None,
     ) -> None:
-        """Not possible now: report once (if ``tell``), and retry after a growing delay."""
+        """Not possible now: report once (if ``tell``), and retry after a growing delay, of at most ``longest_s``."""
         before = self._retries.get(work.key[1], {}).get(work.knob.name)
-        delay = min(before.delay_s * 2, _RETRY_MAX_S) if before is not None and before.text == work.text else _RETRY_S
+        longest_s = _RETRY_MAX_S if longest_s is None else longest_s
+        delay = min(before.delay_s * 2, longest_s) if before is not None and before.text == work.text else _RETRY_S
         last = self.get(work.place)
         self._retry(work, _Retry(time.monotonic() + delay, delay, work.text, work.target.pod_uid))
-        self.record(work, state, reason)
+        self.record(work, state, reason, actual)
         if tell and (last is None or (last.state, last.detail) != (state, reason)):
             self._alert(state, reason, work.setting)
 
