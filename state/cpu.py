@@ -6,7 +6,7 @@ decide.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -99,6 +99,17 @@ class CookieGroups(StrEnum):
     """BE pods with each other, online pods with each other, the rest of the machine by itself."""
     POD = "pod"
     """BE pods with each other, each online pod and the rest of the machine by itself."""
+
+
+class QuotaFloor(NamedTuple):
+    """The least CPU quota that a group takes (thousandths of a CPU), and the group inside it that is the reason (v1).
+
+    That group is a tenant's, made inside a container (docker, kind, systemd): the kernel refuses a quota above it whose
+    ratio is smaller.
+    """
+
+    milli: int
+    by: str
 
 
 class GroupUse(Struct, frozen=True, kw_only=True):

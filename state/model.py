@@ -23,6 +23,7 @@ from state.cpu import (
     PodIsolation,
     PoolSize,
     PoolTerms,
+    QuotaFloor,
 )
 from state.daemons import Daemons
 from state.disk import Disk, DiskPreference
@@ -465,6 +466,7 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
     ``daemons``: the other groups directly below the root of the CPU hierarchy.
     ``kubepods_cpus``: the CPUs in effect in the kubepods directory; empty: could not be read; None: was not read.
+    ``quota_floors``: by group path, where a group inside a container forbids the wanted quota.
     """
 
     topology: Topology
@@ -498,6 +500,7 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     scheduler: KernelScheduler = KernelScheduler()
     daemons: Daemons = Daemons()
     kubepods_cpus: CpuSet | None = None
+    quota_floors: Mapping[str, QuotaFloor] = {}
 
     @cached_property
     def cpus(self) -> CpuSet:

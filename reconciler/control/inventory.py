@@ -6,6 +6,7 @@ the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in h
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypedDict, Unpack, final
 
 from msgspec import Struct
@@ -24,7 +25,7 @@ from reconciler.sources.bundles import read_bundle
 from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
-from state.cpu import GroupUse, HarmReading, KernelScheduler, PodIndicators
+from state.cpu import GroupUse, HarmReading, KernelScheduler, PodIndicators, QuotaFloor
 from state.daemons import Daemons
 from state.disk import Disk
 from state.measures import Restrictions
@@ -275,8 +276,13 @@ class Inventory:
         pod = self.pods.get(uid)
         return pod is not None and not pod.classification.certain
 
-    def view(self, now: float, actual: Mapping[tuple[str, str], Value]) -> NodeView:
-        """The node as it is known now."""
+    def view(
+        self,
+        now: float,
+        actual: Mapping[tuple[str, str], Value],
+        floors: Mapping[str, QuotaFloor] = MappingProxyType({}),
+    ) -> NodeView:
+        """The node as it is known now. ``actual`` and ``floors`` are the actuator's."""
         readings = self._readings
         self._arrived = {
             cid: now if at is None else at for cid, at in self._arrived.items() if at is None or now - at < _ARRIVALS_S
@@ -310,6 +316,7 @@ class Inventory:
             daemons=readings.daemons,
             kubepods_cpus=readings.kubepods_cpus,
             scheduler=self._scheduler,
+            quota_floors=dict(floors),
             indicators=self._indicators(),
             arrived={cid: at for cid, at in self._arrived.items() if at is not None},
         )

@@ -421,7 +421,8 @@ class Reconciler:
         if not self.inventory.readings.knobs:
             # The kubepods directory may not exist yet.
             self.inventory.take(knobs=self.actuator.judge.control_files.offered(self.inventory.layout.kubepods))
-        view = self.inventory.view(time.monotonic(), self.actuator.judge.control_files.actual)
+        files = self.actuator.judge.control_files
+        view = self.inventory.view(time.monotonic(), files.actual, files.floors)
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
         moved = self._moved or before is None or _substance(plan) != _substance(before)
         self._moved = False

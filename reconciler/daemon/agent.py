@@ -441,7 +441,8 @@ class Agent:
 
     def current(self) -> tuple[NodeView, NodePlan | None]:
         """The node's present state, and the plan of the last pass."""
-        return self.inventory.view(time.monotonic(), self.judge.control_files.actual), self.reconciler.plan
+        files = self.judge.control_files
+        return self.inventory.view(time.monotonic(), files.actual, files.floors), self.reconciler.plan
 
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth; None: nothing is."""

@@ -1,9 +1,9 @@
 """The BE budget as quotas: which group gets which part of it. Arithmetic only; units are thousandths of a CPU and µs.
 
-The besteffort directory gets the whole budget where all BE pods and no others are in it; otherwise it is divided
-between the containers. The division is work-conserving: each taker has a fair part, in proportion to its requests, and
-what it does not use is lent to those that their quota holds back, until it is throttled itself. The kernel counts that,
-so a loan ends with the next sample.
+The besteffort directory gets the whole budget where all BE pods and no others are in it and the kernel takes that quota
+there; otherwise it is divided between the containers. The division is work-conserving: each taker has a fair part, in
+proportion to its requests, and what it does not use is lent to those that their quota holds back, until it is throttled
+itself. The kernel counts that, so a loan ends with the next sample.
 
 Source: weighted max-min fairness (Bertsekas, Gallager: Data Networks, 6.5.2). The kernel does the same by weight below
 one quota, but not between several. The sum never exceeds the budget, as far as the kernel takes quotas that small.
@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import MILLI_MIN, period_us, quota_us
-from state.cpu import GroupUse
+from reconciler.runtime.format import cpu
+from state.cpu import GroupUse, QuotaFloor
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools
 from state.owners import AS_IS
 
@@ -56,9 +57,16 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
             online.append(pod.title)
     takers = {pod.uid: _taker_of(pod, view) for pod in outside}
     reason = "enforced as CPU quota on kubepods/besteffort"
+    floor = floor_above(budget, view)
     if online:
         takers |= {pod.uid: _taker_of(pod, view) for pod in inside}
         reason = f"enforced as CPU quota per container: online pod {min(online)} is inside kubepods/besteffort"
+    elif floor is not None:
+        takers |= {pod.uid: _taker_of(pod, view) for pod in inside}
+        reason = (
+            f"enforced as CPU quota per container: kubepods/besteffort takes no less than {cpu(floor.milli)}, because "
+            f"of {floor.by}"
+        )
     else:
         takers[view.besteffort] = _taker(
             sum(_with_bonus(_asked(pod), pod, view) for pod in inside), view.uses.get(view.besteffort)
@@ -66,9 +74,15 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
         if outside:
             reason = f"enforced as CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
     if not any(taker.weight for taker in takers.values()):
-        return ({} if online else {view.besteffort: budget}), reason
+        return ({} if online or floor is not None else {view.besteffort: budget}), reason
     parts = _divide(budget, takers)
     return (dict(before) if before is not None and _good(before, parts, takers, budget) else parts), reason
+
+
+def floor_above(budget: int, view: NodeView) -> QuotaFloor | None:
+    """Why the besteffort directory cannot have the budget as its quota: a group inside has more (v1); None: it can."""
+    floor = view.quota_floors.get(view.besteffort)
+    return floor if floor is not None and floor.milli > budget else None
 
 
 def _divide(budget: int, takers: Mapping[str, _Taker]) -> dict[str, int]:

@@ -3,7 +3,9 @@
 Where it is written, and why only there: a container's own group (the kubelet narrows or rewrites it rarely, and its
 rewrite is noticed), and the quota of the besteffort directory (its children have none of their own, so a container that
 starts later cannot conflict with it). BE pods outside besteffort, classed by label, and BE pods that share besteffort
-with an online pod, get a part of the budget per container instead.
+with an online pod, get a part of the budget per container instead. So do all BE pods where v1 refuses the besteffort
+directory's quota, because a tenant has made a group with a larger one inside a container; the directory then has the
+least quota that the kernel takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from cgroupfs.naming import QosClass
 from reconciler.placement.chain import checked
 from reconciler.placement.config import PlacementConfig
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, period_us, quota_us
-from reconciler.policies.be_quota import own_quota, part_of_pod, parts_of, split
+from reconciler.policies.be_quota import floor_above, own_quota, part_of_pod, parts_of, split
 from reconciler.policies.budget import BudgetConfig, arriving_milli, cpu_count, next_budget
 from reconciler.policies.laws import at_top, choose_law, harm_budget
 from reconciler.policies.overlap import PoolOverlap, overlaps, shares
@@ -191,6 +193,9 @@ def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Set
     pools = plan.pools
     settings: list[Setting] = []
     share = (pools.quota_milli or {}).get(view.besteffort)
+    if share is None and pools.quota_milli is not None and floor_above(pools.budget_milli, view) is not None:
+        # The least quota that the kernel takes here is written; the pods have quotas of their own beside it.
+        share = pools.budget_milli
     if share is not None:
         part = directory_part(share, view, plan.starts)
         reason = f"BE quota {cpu(share)}" if part == share else f"BE quota {cpu(share)}, {cpu(part)} while a pod starts"
@@ -253,7 +258,7 @@ def narrows_besteffort(view: NodeView, pools: Pools, config: ReclaimedConfig) ->
         config.besteffort_cpuset
         and pools.confined
         and view.kubelet.policy is CpuPolicy.NONE
-        and (pools.quota_milli is None or view.besteffort in pools.quota_milli)
+        and (pools.quota_milli is None or not view.online_in_besteffort)
     )
 
 

@@ -26,12 +26,13 @@ from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.steps import BlockedChange, WritePlan, WriteStep
 from cgroupfs.writer import StepOutcome, StepWriter
 from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, intended, spec_text
-from reconciler.actuators.cgroup.control_files import BOUNDS, QuotaFloor, Relatives
+from reconciler.actuators.cgroup.control_files import BOUNDS, Relatives
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.workqueue import NODE, pod_key
+from state.cpu import QuotaFloor
 from state.entry import US, FileKey, LedgerEntry, OriginalSource
 from state.ledger import Ledger
 from state.setting_state import SettingState

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
@@ -25,6 +25,7 @@ from cgroupfs.probe import cpus_in_effect, offered
 from cgroupfs.steps import ancestors
 from reconciler.actuators.cgroup.compare import FileWrite, KnobFile
 from reconciler.runtime.cooperative import TimeSlice
+from state.cpu import QuotaFloor
 from state.entry import LedgerEntry
 from state.ledger import Ledger
 
@@ -73,13 +74,6 @@ class _Nothing(Enum):
 
 
 _NOTHING: Final = _Nothing.NOTHING
-
-
-class QuotaFloor(NamedTuple):
-    """The least quota that a group takes, and the group inside it that is the reason."""
-
-    milli: int
-    by: str
 
 
 class _Reading:

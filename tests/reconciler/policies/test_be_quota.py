@@ -8,7 +8,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
 from reconciler.policies.be_quota import parts_of, split
 from reconciler.policies.table import PoliciesConfig
-from state.cpu import GroupUse
+from state.cpu import GroupUse, QuotaFloor
 from state.model import NodeView, Pod, Resources, RuntimeSpec
 from tests.reconciler.nodes import container, cpu, node, pod
 
@@ -168,3 +168,33 @@ def test_many_takers_with_the_least_requests_add_nothing_to_the_budget() -> None
 @pytest.mark.parametrize("budget", [10, 160, 5000])
 def test_without_be_work_the_directory_has_the_whole_budget(budget: int) -> None:
     assert split(budget, node())[0] == {DIRECTORY: budget}
+
+
+INNER = f"{DIRECTORY}/podci/id-main/docker/build"
+CI, OTHER = pod("ci", container("main")), pod("other", container("main"))
+
+
+def wanted_quotas(view: NodeView) -> dict[str, object]:
+    settings = plan(view, None, PoliciesConfig()).settings.values()
+    return {setting.path: setting.value for setting in settings if setting.knob == "cpu.quota"}
+
+
+def test_where_an_inner_group_forbids_the_directorys_quota_the_pods_have_their_own() -> None:
+    """The directory has the least that v1 takes, and the other pods are not free for that reason."""
+    parts, reason = split(1_000, node(CI, OTHER, quota_floors={DIRECTORY: QuotaFloor(2_000, INNER)}))
+    assert parts == {"ci": 500, "other": 500}
+    assert reason == (
+        "enforced as CPU quota per container: kubepods/besteffort takes no less than 2.00 CPU, because of " + INNER
+    )
+    # Of a budget that is no smaller it forbids nothing.
+    assert split(2_000, node(CI, OTHER, quota_floors={DIRECTORY: QuotaFloor(2_000, INNER)}))[0] == {DIRECTORY: 2_000}
+    assert split(1_000, node(CI, OTHER))[0] == {DIRECTORY: 1_000}
+
+
+def test_the_directory_wants_the_budget_still_and_each_container_its_part() -> None:
+    view = node(CI, OTHER, cpu=cpu(online=3_000), quota_floors={DIRECTORY: QuotaFloor(64_000, INNER)})
+    quotas = wanted_quotas(view)
+    inside = {f"{DIRECTORY}/podci/id-main", f"{DIRECTORY}/podother/id-main"}
+    assert quotas.keys() == {DIRECTORY, *inside}
+    assert sum(quotas[path] for path in inside) == quotas[DIRECTORY]  # type: ignore[misc]
+    assert wanted_quotas(node(CI, OTHER, cpu=cpu(online=3_000))).keys() == {DIRECTORY}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.actuators.cgroup import control_files
+from state.cpu import QuotaFloor
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.actuators.acting import BE, GROUP, POD, UID, Acting, make_node
 
@@ -49,7 +50,7 @@ async def test_a_budget_below_an_inner_groups_quota_becomes_the_least_that_the_k
     assert status is not None
     assert (status.wanted, status.actual) == ("160000", "200000")
     assert f"{path} inside it has 2 CPU" in status.detail
-    assert acting.judge.control_files.floors[BE] == control_files.QuotaFloor(2_000, path)
+    assert acting.judge.control_files.floors[BE] == QuotaFloor(2_000, path)
     assert [kind for kind, _ in acting.alerts] == ["blocked"]
     # Another budget that it forbids as well is no further alert and no further write.
     writes = acting.files.count
