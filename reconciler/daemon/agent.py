@@ -30,6 +30,7 @@ from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.conflict import ForeignWrites, WriteAttribution
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.actuators.cgroup.inner_groups import managed_above
 from reconciler.actuators.cgroup.records import places_of
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, unfreeze
 from reconciler.actuators.holds import active, group_of
@@ -223,7 +224,8 @@ class Agent:
             self.dirty,
             kubepods=place.layout.kubepods,
             owner=self._owner,
-            ours=lambda path: bool(self.ledger.group(path)),
+            # A tenant's own groups inside a container are read when the container's set is written.
+            ours=lambda path: bool(self.ledger.group(path)) and managed_above(path) is None,
         )
         self.lane = FastPath(self._fired, waits=place.runtime.waits_for_start, files=files, root=place.root)
         self.foreign = ForeignWrites(config.writes.foreign)

@@ -29,6 +29,8 @@ from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarg
 from reconciler.actuators.cgroup.control_files import BOUNDS, Relatives
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
+from reconciler.actuators.cgroup.inner_groups import SETS, InnerGroups
+from reconciler.actuators.holds import holding
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.workqueue import NODE, pod_key
@@ -86,6 +88,7 @@ class CgroupActuator:
         self._fastpath = lane
         self._store_lane = store_lane
         self._follower = watched
+        self._inner = InnerGroups(judge.hierarchy, ledger, judge.control_files.files)
         self.reclaim = False
         """Whether memory of a group may be reclaimed first when its limit is below its usage."""
         self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
@@ -106,7 +109,10 @@ class CgroupActuator:
                 work += self.judge.detect(target)
             await slices.checkpoint()
         await self._adopt()
-        work = await self._record(work)
+        expansion = await self._inner.expand(work, self._may_follow)
+        for waiting, why in expansion.waiting:
+            self.judge.statuses.record(waiting, SettingState.DUE, why)
+        work = await self._record(expansion.work, expansion.kept)
         await self._write([write for write in work if not write.target.creating])
         prepared: dict[str, list[FileWrite]] = {}
         for item in work:
@@ -115,6 +121,8 @@ class CgroupActuator:
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
         self._drop_floors()
+        for unfinished, at in self._inner.due():
+            self.judge.statuses.recheck(unfinished, at)
 
     async def commit(self) -> None:
         """Wait, for a bounded time, until the kernel has finished the writes under way, and record their outcomes."""
@@ -128,6 +136,7 @@ class CgroupActuator:
         for place in [place for place in self._overtaken if place[0] == path]:
             del self._overtaken[place]
         self.judge.forget(path)
+        self._inner.forget(path)
         self._ledger.forget_group(path)
         self._follower.forget(path)
         if container_id is not None:
@@ -177,9 +186,10 @@ class CgroupActuator:
         for path in {write.key[1] for write in writes}:
             self._follower.follow(path)
 
-    async def _record(self, work: list[FileWrite]) -> list[FileWrite]:
-        """Make the originals of first touches durable. If that fails, the files are not written."""
-        beside = [other for write in work if (other := self.judge.side_effect(write)) is not None]
+    async def _record(self, work: list[FileWrite], kept: Sequence[FileWrite] = ()) -> list[FileWrite]:
+        """Make the originals of first touches durable, and of ``kept``. If that fails, the files are not written."""
+        beside = [*kept]
+        beside += [other for write in work if (other := self.judge.side_effect(write)) is not None]
         firsts = [
             write for write in (*beside, *work) if not self._ledger.is_durable(write.key, write.target.group.inode)
         ]
@@ -192,17 +202,21 @@ class CgroupActuator:
         except StoreError as exc:
             for first in firsts:
                 # The store's failure is reported once by persistence, not for every file.
-                self.judge.statuses.refused(first, str(exc), SettingState.NOT_RECORDED, tell=False)
+                if not first.within:
+                    self.judge.statuses.refused(first, str(exc), SettingState.NOT_RECORDED, tell=False)
+                else:
+                    self._inner.refused((first.within, first.knob.name))
             barred = {write.key for write in firsts}
             return [write for write in work if write.key not in barred]
-        for path in {write.key[1] for write in firsts}:
+        for path in {write.key[1] for write in firsts if not write.within}:
             self._follower.follow(path)
         return work
 
     def _entry(self, work: FileWrite) -> LedgerEntry:
         container, setting = work.target.container, work.setting
         spec = container.spec if container is not None else None
-        lost = self.judge.lost and not work.target.creating
+        # The own set of a group inside follows from its container's, whose value without bypassd is known.
+        lost = self.judge.lost and not work.target.creating and not work.within
         return LedgerEntry(
             controller=work.key[0],
             path=work.key[1],
@@ -229,13 +243,15 @@ class CgroupActuator:
         if not work:
             return
         by_place = {write.place: write for write in work}
-        for path in {write.key[1] for write in work}:
+        for path in {write.key[1] for write in work if not write.within}:
             self._load_ancestors(path)
         plan = await self._plan(work)
         least: dict[tuple[str, str], BlockedChange] = {}
         for blocked in plan.blocked:
             item = by_place.get((blocked.change.path, blocked.change.knob))
-            if item is not None:
+            if item is not None and item.within:
+                self._inner.refused((item.within, item.knob.name))
+            elif item is not None:
                 self.writes[item.knob.name, "blocked"] += 1
                 self.judge.control_files.invalidate_ancestors(item.key[1])
                 if isinstance(blocked.instead, int):
@@ -250,7 +266,7 @@ class CgroupActuator:
         for outcome in outcomes:
             # All of them before a refusal is judged: what this pass has written itself overtakes nothing.
             place = (outcome.step.path, outcome.step.knob)
-            if outcome.ok and outcome.after is not None and place in by_place:
+            if outcome.ok and outcome.after is not None and place in by_place and not by_place[place].within:
                 work_done = by_place[place]
                 self.judge.control_files.actual[place] = work_done.knob.decode(outcome.after, work_done.version)
         for outcome in outcomes:
@@ -313,7 +329,7 @@ class CgroupActuator:
             if work is None:
                 continue
             await self._record_outcome(outcome, work)
-            if outcome.ok:
+            if outcome.ok and not work.within:
                 # The wanted value may have changed meanwhile.
                 self.judge.statuses.recheck(work, time.monotonic())
 
@@ -357,6 +373,9 @@ class CgroupActuator:
 
     async def _record_outcome(self, outcome: StepOutcome, work: FileWrite) -> None:
         error = outcome.error
+        if work.within:
+            self._record_inner(outcome, work)
+            return
         if isinstance(error, CgroupUnderWayError):
             # The first write stays: the kernel is still executing it, whatever has become wanted since.
             self._under_way.setdefault(work.place, work)
@@ -371,6 +390,8 @@ class CgroupActuator:
             self.writes[work.knob.name, "changed"] += 1
             self.judge.statuses.recheck(work, time.monotonic())
             return
+        if error is not None and work.knob.name in SETS and error.errno in _BETWEEN_FILES:
+            self._inner.refused(work.place)
         if error is not None and await self._is_overtaken(work, error.errno):
             self.writes[work.knob.name, "overtaken"] += 1
             self.judge.statuses.record(
@@ -390,6 +411,10 @@ class CgroupActuator:
         self._overtaken.pop(work.place, None)
         self.judge.statuses.done(work)
         self.judge.control_files.actual[work.place] = work.knob.decode(outcome.after, work.version)
+        if work.part:
+            self.writes[work.knob.name, "written"] += 1
+            self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
+            return
         if work.action is FileAction.RELEASE:
             self.writes[work.knob.name, "restored"] += 1
             self._ledger.restored(work.key, outcome.after)
@@ -398,6 +423,37 @@ class CgroupActuator:
         self.writes[work.knob.name, "written"] += 1
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
         self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
+
+    def _record_inner(self, outcome: StepOutcome, work: FileWrite) -> None:
+        """The outcome in a group inside a managed one."""
+        self.judge.control_files.forget_unmanaged_group(work.key[1])
+        if isinstance(outcome.error, CgroupUnderWayError):
+            self._under_way.setdefault(work.place, work)
+            self.writes[work.knob.name, "under way"] += 1
+        elif outcome.error is not None or outcome.after is None:
+            self._under_way.pop(work.place, None)
+            gone = isinstance(outcome.error, CgroupGoneError)
+            self.writes[work.knob.name, "gone" if gone else "refused"] += 1
+            if outcome.error is not None and not gone:
+                self._ledger.failed(work.key, errno=outcome.error.errno, error=str(outcome.error))
+            self._inner.refused((work.within, work.knob.name))
+        elif work.action is FileAction.RELEASE:
+            self._under_way.pop(work.place, None)
+            self.writes[work.knob.name, "restored"] += 1
+            self._ledger.restored(work.key, outcome.after)
+        else:
+            self._under_way.pop(work.place, None)
+            self.writes[work.knob.name, "written"] += 1
+            policy, reason = ("", "") if work.setting is None else (work.setting.policy, work.setting.reason)
+            self._ledger.want(work.key, work.text, policy=policy, reason=reason)
+            self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
+
+    def _may_follow(self, work: FileWrite) -> bool:
+        """Whether the groups inside this one may be written now."""
+        if not self.judge.enforce:
+            return False
+        path, knob = work.place
+        return holding(self.judge.holds, path=path, knob=knob, pod_uid=work.target.pod_uid) is None
 
     async def _is_overtaken(self, work: FileWrite, code: int | None) -> bool:
         """Whether the fast path or another program changed what bounds this value after it was planned.

@@ -110,7 +110,11 @@ class KnobFile(NamedTuple):
 
 
 class FileWrite(NamedTuple):
-    """One file that is about to be written. ``raw`` is its text as read, ``actual`` the same in normal form."""
+    """One file that is about to be written. ``raw`` is its text as read, ``actual`` the same in normal form.
+
+    ``within``: the managed group that this one is inside of; it is a tenant's, and has no status of its own. ``part``:
+    a first write of two, to a value between the actual and the wanted one.
+    """
 
     target: GroupTarget
     knob: Knob
@@ -122,6 +126,8 @@ class FileWrite(NamedTuple):
     actual: str
     text: str
     action: FileAction
+    within: str = ""
+    part: bool = False
 
     @property
     def place(self) -> tuple[str, str]:

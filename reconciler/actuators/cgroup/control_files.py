@@ -103,7 +103,7 @@ class ControlFileCache:
         self._readings: dict[tuple[str, str], _Reading] = {}
         self.unplugged: dict[int, float] = {}
         """When each CPU was last seen to go offline (wall clock): on v1 it leaves every cpuset for good."""
-        self._files = files
+        self.files = files
 
     # Current text
 
@@ -130,23 +130,23 @@ class ControlFileCache:
     def is_unknown_here(self, file: KnobFile) -> bool:
         """True if the group exists and this kernel provides no such file in it."""
         try:
-            names = self._files.files(file.directory)
+            names = self.files.files(file.directory)
         except OSError:
             return False
         return bool(names) and file.key[2] not in names
 
     def offered(self, path: str) -> frozenset[str]:
         """The knobs that this kernel offers, derived from a group's files; empty if the group does not exist."""
-        return offered(self.hierarchy, path, self._files)
+        return offered(self.hierarchy, path, self.files)
 
     def cpus_in_effect(self, path: str) -> CpuSet:
         """The CPUs that the kernel gives a group; empty: not known."""
-        return cpus_in_effect(self.hierarchy, path, self._files)
+        return cpus_in_effect(self.hierarchy, path, self.files)
 
     def memory_use(self, work: FileWrite) -> int | None:
         """Memory usage of a v2 group in bytes: a limit below it would kill. None if it cannot be read."""
         try:
-            return int(self._files.read(work.directory, "memory.current"))
+            return int(self.files.read(work.directory, "memory.current"))
         except (OSError, ValueError):
             return None
 
@@ -159,7 +159,7 @@ class ControlFileCache:
             if file is None:
                 continue
             try:
-                self.store(file, self._files.read(file.directory, file.key[2]).rstrip("\n"))
+                self.store(file, self.files.read(file.directory, file.key[2]).rstrip("\n"))
             except OSError:
                 self.actual.pop((path, name), None)
 
@@ -236,13 +236,13 @@ class ControlFileCache:
         """Drop the values of groups below this one that bypassd does not manage: they are read again where needed."""
         below = f"{path}/"
         for group in [group for group in self._unmanaged_at if group.startswith(below)]:
-            self._forget_group(group)
+            self.forget_unmanaged_group(group)
 
     def expire(self) -> None:
         """Drop values of groups that bypassd does not manage and has not read for a while."""
         now = time.monotonic()
         for group in [group for group, at in self._unmanaged_at.items() if now - at > _UNMANAGED_S]:
-            self._forget_group(group)
+            self.forget_unmanaged_group(group)
 
     def forget(self, path: str) -> None:
         """Drop all values of this group, and of groups below it that are not managed."""
@@ -250,11 +250,12 @@ class ControlFileCache:
             self.actual.pop((path, knob), None)
         self.floors.pop(path, None)
         self.forget_unmanaged(path)
-        self._forget_group(path)
+        self.forget_unmanaged_group(path)
         for key in [key for key in self._readings if key[0] == path]:
             del self._readings[key]
 
-    def _forget_group(self, path: str) -> None:
+    def forget_unmanaged_group(self, path: str) -> None:
+        """The same of one group."""
         if self._unmanaged_at.pop(path, None) is not None:
             for knob in CATALOG:
                 self._unmanaged.pop((path, knob), None)
@@ -276,7 +277,7 @@ class ControlFileCache:
         while pending and left > 0:
             group = pending.pop()
             with suppress(OSError):
-                for name in self._files.groups(self.hierarchy.directory(controller, group))[:left]:
+                for name in self.files.groups(self.hierarchy.directory(controller, group))[:left]:
                     left -= 1
                     pending.append(f"{group}/{name}")
                     yield pending[-1]
@@ -286,7 +287,7 @@ class ControlFileCache:
         if file is None:
             return _NOTHING
         try:
-            return file.knob.decode(self._files.read(file.directory, file.key[2]).rstrip("\n"), file.version)
+            return file.knob.decode(self.files.read(file.directory, file.key[2]).rstrip("\n"), file.version)
         except (OSError, ValueError):
             return _NOTHING
 
@@ -306,7 +307,7 @@ class ControlFileCache:
 
     def _read(self, directory: str, file: str) -> str:
         try:
-            return self._files.read(directory, file).rstrip("\n")
+            return self.files.read(directory, file).rstrip("\n")
         except OSError as exc:
             raise cgroup_error(f"{directory}/{file}", exc, "read") from exc
 

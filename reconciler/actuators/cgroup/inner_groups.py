@@ -1,0 +1,460 @@
+"""Groups inside a managed group that its tenant has made: their CPU sets (and memory nodes) follow the managed group's.
+
+docker, kind, systemd or buildkit in a container make groups below it. cgroup v1 keeps each set inside its parent's: a
+container cannot leave a CPU that a group inside has (EBUSY), and a group inside does not grow with the container. They
+are the same pod's, so they are narrowed first and widened after, in one plan with the container (`cgroupfs.order_sets`
+has the order). Each has a row of its own in the ledger, with its own value: the one that it had, or, where it was made
+as a copy of the narrowed set (docker copies its parent's), the container's own. What is wanted of a group is its own
+set as far as its parent has those CPUs, and all of the parent's where none is left.
+
+A value that the tenant has written since is its own from then on. Tenants decide how many groups there are: a bounded
+number is read and written in one pass, and the next one continues. After a change they are read once more, because a
+group that is being made just then copies the value from before. On v2 a set needs no change, except on kernels that
+refuse it (EBUSY up to 6.0).
+
+Source: kernel/cgroup/cpuset.c, validate_change; runc, cpuset_copy_if_needed.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple, final
+
+from cgroupfs.codecs import Version
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.naming import GroupKind, parse
+from cgroupfs.order_sets import order_sets
+from cgroupfs.steps import ancestors
+from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, KnobFile
+from reconciler.runtime.cooperative import TimeSlice
+from state.entry import US, LedgerEntry, same_group
+from state.ledger import Ledger
+from state.model import GroupRef, Setting
+
+SETS: Final = ("cpu.set", "cpu.mems")
+READ_AT_ONCE: Final = 512
+"""Groups that are read in one pass."""
+WRITTEN_AT_ONCE: Final = 128
+"""Of one container. A write of a v1 set costs as much as the machine has sets: 0.2 ms with 2,500."""
+_MOST_GROUPS: Final = 65_536
+_MOST_COPIES: Final = 64
+_VERIFY_S: Final = 2.0
+"""After a change the groups are read once more: a runtime inside may have copied the value from before."""
+
+
+class InnerSet(NamedTuple):
+    """One group inside. ``own``: its own set by its row in the ledger; None: no row. Sets are masks."""
+
+    path: str
+    now: int
+    own: int | None = None
+
+
+class InnerChange(NamedTuple):
+    """What one group inside needs. ``kept``: its own set must be remembered though it is in force."""
+
+    path: str
+    now: int
+    wanted: int
+    own: int
+    kept: bool
+    recorded: bool
+
+    @property
+    def is_write(self) -> bool:
+        """False where the group has the wanted set."""
+        return self.wanted != self.now
+
+
+class ManagedSet(NamedTuple):
+    """The managed group: what it has, will have, and would have without bypassd.
+
+    ``copies``: values of ours that a group inside may have copied.
+    """
+
+    path: str
+    now: int
+    wanted: int
+    own: int
+    copies: frozenset[int] = frozenset()
+
+
+class _Place(NamedTuple):
+    copies: frozenset[int]
+    wanted: int
+    own: int
+
+
+def plan_inner(managed: ManagedSet, groups: Iterable[InnerSet]) -> list[InnerChange]:
+    """The changes of the groups inside, parents first; those that need nothing and have no row are left out.
+
+    ``groups`` have parents before their children. Pure.
+    """
+    places = {managed.path: _Place(managed.copies, managed.wanted, managed.own)}
+    changes: list[InnerChange] = []
+    for group in groups:
+        above = next((places[path] for path in ancestors(group.path) if path in places), None)
+        if above is None or not group.now:
+            continue  # an unset group has no processes, and no set group inside
+        own = group.own
+        if own is None:
+            own = above.own if group.now in above.copies else group.now
+        wanted = own & above.wanted or above.wanted
+        copies = above.copies | {group.now} if own != group.now else above.copies
+        places[group.path] = _Place(copies, wanted, own)
+        # Equal to its parent's narrowed set without being a copy of it.
+        kept = wanted == own == above.wanted and own != above.own
+        recorded = group.own is not None
+        if wanted != group.now or recorded or kept:
+            changes.append(InnerChange(group.path, group.now, wanted, own, kept, recorded))
+    return changes
+
+
+class Inside:
+    """The groups inside one managed group, read over several passes, and the moves that follow from them."""
+
+    def __init__(self, work: FileWrite, groups: Iterator[InnerSet]) -> None:
+        self.work = work
+        self.copies = frozenset[int]()
+        self.verify_at: float | None = None
+        """When they are read anew (monotonic seconds); None: now."""
+        self.found: dict[str, InnerSet] = {}
+        self.complete = False
+        self._groups = groups
+        self._changes: dict[str, InnerChange] = {}
+        self._moves: list[tuple[str, int]] = []
+        self._planned: ManagedSet | None = None
+
+    async def read(self, most: int) -> int:
+        """Read up to ``most`` further groups; returns how many there were."""
+        slices = TimeSlice()
+        number = 0
+        for number, group in enumerate(self._groups, start=1):
+            self.found[group.path] = group
+            if number >= most:
+                return number
+            await slices.checkpoint()
+        self.complete = True
+        return number
+
+    def again(self, groups: Iterator[InnerSet], *, verify_at: float | None = None) -> None:
+        """Read them anew, at ``verify_at`` or now."""
+        self.found, self.complete, self._groups, self.verify_at = {}, False, groups, verify_at
+        self._planned = None
+
+    def plan(self, managed: ManagedSet, version: Version) -> list[InnerChange]:
+        """The changes that are left. A plan that is being carried out is kept as long as its premises hold."""
+        if self._planned is not None and self._planned._replace(copies=managed.copies) == managed:
+            return list(self._changes.values())
+        changes = plan_inner(managed, self.found.values())
+        want = {change.path: change.wanted for change in changes if change.is_write}
+        have = {change.path: change.now for change in changes if change.is_write} | {managed.path: managed.now}
+        if managed.now != managed.wanted:
+            want[managed.path] = managed.wanted
+        moves, _ = order_sets(want, have, version)
+        # From the end: the next ones are taken off it.
+        self._moves = [(move.path, move.mask) for move in reversed(moves)]
+        self._changes = {change.path: change for change in changes}
+        self._planned = managed
+        return changes
+
+    def take(self, most: int) -> dict[str, int]:
+        """The next part of the moves, in the kernel's order: the set of each group after it."""
+        taken: dict[str, int] = {}
+        while self._moves and len(taken) < most:
+            path, mask = self._moves.pop()
+            taken[path] = mask
+        return taken
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether moves are left."""
+        return bool(self._moves)
+
+    def assume(self, taken: Mapping[str, int], managed: str) -> None:
+        """These moves are made; one that is refused has all groups read again."""
+        for path, mask in taken.items():
+            if path == managed:
+                if self._planned is not None:
+                    self._planned = self._planned._replace(now=mask)
+                continue
+            change = self._changes[path]
+            recorded = mask != change.own or change.kept
+            self.found[path] = InnerSet(path, mask, change.own if recorded else None)
+            if mask == change.wanted and not recorded:
+                del self._changes[path]
+            else:
+                self._changes[path] = change._replace(now=mask, recorded=recorded)
+
+
+class Expansion(NamedTuple):
+    """One pass: the writes, those of groups inside included; rows without a write; and the groups that wait, why."""
+
+    work: list[FileWrite]
+    kept: list[FileWrite]
+    waiting: list[tuple[FileWrite, str]]
+
+
+@final
+class InnerGroups:
+    """Adds the groups inside to the writes of a pass."""
+
+    def __init__(self, hierarchy: Hierarchy, ledger: Ledger, files: FileOps) -> None:
+        self._hierarchy = hierarchy
+        self._ledger = ledger
+        self._files = files
+        self._inside: dict[tuple[str, str], Inside] = {}
+        """By path and knob of the managed group, while a change is not finished."""
+        self._refusing: set[tuple[str, str]] = set()
+        """On v2: groups whose set the kernel refused for those inside."""
+        self._resumed = False
+
+    def refused(self, place: tuple[str, str]) -> None:
+        """The kernel refused the set for a group inside: read them again."""
+        self._refusing.add(place)
+        if (inside := self._inside.get(place)) is not None:
+            inside.again(self._walk(inside.work))
+
+    def forget(self, path: str) -> None:
+        """The managed group is gone."""
+        for knob in SETS:
+            self._inside.pop((path, knob), None)
+            self._refusing.discard((path, knob))
+
+    def due(self) -> list[tuple[FileWrite, float]]:
+        """The unfinished changes, and when each continues (monotonic seconds)."""
+        now = time.monotonic()
+        return [(inside.work, inside.verify_at or now) for inside in self._inside.values()]
+
+    async def expand(self, work: Sequence[FileWrite], may_write: Callable[[FileWrite], bool]) -> Expansion:
+        """The writes of this pass with those of the groups inside, in front of the group that they are in."""
+        self._resume()
+        result = Expansion([], [], [])
+        left = READ_AT_ONCE
+        concerned = {write.place: write for write in work if self._is_concerned(write)}
+        result.work.extend(write for write in work if write.place not in concerned)
+        for place in list(self._inside):
+            if place not in concerned:
+                still = self._in_place(self._inside[place].work) if may_write(self._inside[place].work) else None
+                if still is None:
+                    del self._inside[place]
+                elif (self._inside[place].verify_at or 0.0) <= time.monotonic():
+                    concerned[place] = still
+        for place, write in concerned.items():
+            inside = self._inside.get(place)
+            if inside is None:
+                inside = self._inside[place] = Inside(write, self._walk(write))
+            elif inside.verify_at is not None:
+                inside.again(self._walk(write))
+            inside.work = write
+            if not inside.complete and left > 0:
+                left -= await inside.read(left)
+            if inside.complete:
+                self._add(write, inside, result)
+            elif write.actual != write.text:
+                managed = self._managed(write, inside)
+                if not managed.now & ~managed.wanted:
+                    # It only grows: no group inside is in the way.
+                    inside.copies |= managed.copies
+                    result.work.append(write)
+                    continue
+                result.waiting.append((write, f"reading the groups inside: {len(inside.found)} so far"))
+        return result
+
+    def _add(self, write: FileWrite, inside: Inside, result: Expansion) -> None:
+        """The next part of one managed group's change. Its groups inside are all known."""
+        managed = self._managed(write, inside)
+        changes = inside.plan(managed, write.version)
+        unrecorded = [change for change in changes if change.kept and not change.recorded and not change.is_write]
+        result.kept.extend(self._write_of(write, change, change.wanted) for change in unrecorded[:WRITTEN_AT_ONCE])
+        for change in changes:
+            if not change.is_write and change.recorded and not change.kept and change.wanted == change.own:
+                self._ledger.restored(self._key(write, change.path), str(CpuSet.from_mask(change.now)))
+        whole = write.actual != write.text
+        writes = {change.path: change for change in changes if change.is_write}
+        if not writes:
+            if whole:
+                result.work.append(write)
+            if not inside.found or (not whole and len(unrecorded) <= WRITTEN_AT_ONCE and inside.verify_at is None):
+                del self._inside[write.place]
+            else:
+                inside.again(self._walk(write), verify_at=time.monotonic() + _VERIFY_S)
+            return
+        taken = inside.take(WRITTEN_AT_ONCE)
+        result.work.extend(self._write_of(write, writes[path], mask) for path, mask in taken.items() if path in writes)
+        inside.copies = (inside.copies if len(inside.copies) < _MOST_COPIES else frozenset()) | managed.copies
+        mask = taken.get(managed.path)
+        if mask is not None:
+            result.work.append(write if mask == managed.wanted else self._towards(write, mask))
+        if whole and mask != managed.wanted:
+            result.waiting.append((write, f"{len(writes)} groups inside are changed first"))
+        inside.assume(taken, managed.path)
+        if not inside.is_planned:
+            inside.again(self._walk(write), verify_at=time.monotonic() + _VERIFY_S)
+
+    def _managed(self, write: FileWrite, inside: Inside) -> ManagedSet:
+        now, wanted = _mask(write.knob, write.version, write.actual), _mask(write.knob, write.version, write.text)
+        entry = self._ledger.get(write.key)
+        own = now
+        if write.action is FileAction.RELEASE:
+            own = wanted
+        elif entry is not None and write.action is not FileAction.FIRST and entry.restore_text is not None:
+            own = _mask(write.knob, write.version, entry.restore_text)
+        return ManagedSet(write.key[1], now, wanted, own, inside.copies | ({now} if own != now else frozenset()))
+
+    def _write_of(self, write: FileWrite, change: InnerChange, mask: int) -> FileWrite:
+        """The write of one group inside; its row's original is its own set."""
+        file = KnobFile(
+            write.knob,
+            write.version,
+            self._hierarchy.directory(write.key[0], change.path),
+            self._key(write, change.path),
+        )
+        setting = write.setting
+        target = GroupTarget(
+            group=GroupRef(path=change.path, inode=self._inode(change.path)), pod_uid=write.target.pod_uid
+        )
+        value = CpuSet.from_mask(mask)
+        back = mask == change.own and not change.kept
+        action = FileAction.RELEASE if back else FileAction.CHANGE if change.recorded else FileAction.FIRST
+        made = Setting(
+            path=change.path,
+            knob=write.knob.name,
+            value=value,
+            policy=setting.policy if setting is not None else "",
+            reason=f"inside {write.key[1]}",
+            pod_uid=write.target.pod_uid,
+        )
+        own, now = (str(CpuSet.from_mask(number)) for number in (change.own, change.now))
+        return FileWrite(target, *file, made, own, now, str(value), action, within=write.key[1])
+
+    def _towards(self, write: FileWrite, mask: int) -> FileWrite:
+        """A first write of the managed group: the groups inside still need CPUs that it is to leave."""
+        value = CpuSet.from_mask(mask)
+        setting = write.setting
+        made = (
+            Setting(path=write.key[1], knob=write.knob.name, value=value, policy="", reason="no longer wanted")
+            if setting is None
+            else Setting(
+                path=setting.path,
+                knob=setting.knob,
+                value=value,
+                policy=setting.policy,
+                reason=setting.reason,
+                pod_uid=setting.pod_uid,
+                container_id=setting.container_id,
+            )
+        )
+        action = FileAction.CHANGE if write.action is FileAction.RELEASE else write.action
+        return write._replace(setting=made, text=str(value), action=action, part=True)
+
+    def _is_concerned(self, write: FileWrite) -> bool:
+        if write.knob.name not in SETS or write.target.creating or write.target.pod_uid is None or write.within:
+            return False
+        if write.version != 1 and write.place not in self._refusing:
+            return False
+        if write.place in self._inside:
+            return True
+        with suppress(OSError):
+            names = self._files.groups(write.directory)
+            return any(parse(f"{write.key[1]}/{name}") is None for name in names)
+        return False
+
+    def _in_place(self, write: FileWrite) -> FileWrite | None:
+        """The same as if it were to be written again, with the value that the managed group has now."""
+        try:
+            actual = write.knob.normal(self._files.read(write.directory, write.key[2]).rstrip("\n"), write.version)
+        except (OSError, ValueError):
+            return None
+        entry = self._ledger.get(write.key)
+        action = FileAction.CHANGE if entry is not None and entry.writer == US else FileAction.FIRST
+        return write._replace(raw=actual, actual=actual, text=actual, action=action, part=False)
+
+    def _walk(self, write: FileWrite) -> Iterator[InnerSet]:
+        """The groups inside, with their own sets by the ledger. Rows of values that the tenant has written since go."""
+        for group in walk(self._hierarchy, self._files, write.key, write.knob, write.version):
+            key = self._key(write, group.path)
+            entry = self._ledger.get(key)
+            if entry is None or not same_group(entry.inode, self._inode(group.path)):
+                yield group
+                continue
+            text = str(CpuSet.from_mask(group.now))
+            if not is_recorded(entry, self._ledger, text):
+                self._ledger.restored(key, text)
+                yield group
+                continue
+            own = entry.restore_text
+            yield group if own is None else group._replace(own=_mask(write.knob, write.version, own))
+
+    def _key(self, write: FileWrite, path: str) -> tuple[str, str, str]:
+        return write.key[0], path, write.key[2]
+
+    def _inode(self, path: str) -> int:
+        with suppress(OSError):
+            return self._files.inode(self._hierarchy.trigger_directory(path))
+        return 0
+
+    def _resume(self) -> None:
+        """After a start: an earlier run may have left groups inside narrower than their container allows."""
+        if self._resumed:
+            return
+        self._resumed = True
+        for entry in self._ledger.control_files():
+            path = managed_above(entry.path) if entry.knob in SETS else None
+            if path is None or (path, entry.knob) in self._inside:
+                continue
+            knob, version = CATALOG[entry.knob], self._hierarchy.version(entry.controller)
+            if version is None:
+                continue
+            directory = self._hierarchy.directory(entry.controller, path)
+            target = GroupTarget(group=GroupRef(path=path, inode=self._inode(path)), pod_uid=entry.pod_uid)
+            key = entry.controller, path, entry.file
+            write = FileWrite(target, knob, version, directory, key, None, "", "", "", FileAction.NOTHING)
+            if (now := self._in_place(write)) is not None:
+                self._inside[path, entry.knob] = Inside(now, self._walk(now))
+
+
+def managed_above(path: str) -> str | None:
+    """The container (else the pod) that a group is inside of; None: it is not inside of one."""
+    if parse(path) is not None:
+        return None
+    for above in ancestors(path):
+        name = parse(above)
+        if name is not None:
+            return above if name.kind in {GroupKind.CONTAINER, GroupKind.POD} else None
+    return None
+
+
+def is_recorded(entry: LedgerEntry, ledger: Ledger, text: str) -> bool:
+    """Whether a group inside holds a value of ours, or the one that was recorded (``text`` in normal form)."""
+    return text in ledger.ours(entry) or (entry.writer == "" and text == entry.original)
+
+
+def walk(
+    hierarchy: Hierarchy, files: FileOps, key: tuple[str, str, str], knob: Knob, version: Version
+) -> Iterator[InnerSet]:
+    """The groups below one that are not managed themselves, parents first. Groups that cannot be read are left out."""
+    controller, top, file = key
+    pending, left = [top], _MOST_GROUPS
+    while pending and left > 0:
+        above = pending.pop()
+        names: list[str] = []
+        with suppress(OSError):
+            names = files.groups(hierarchy.directory(controller, above))[:left]
+        for name in names:
+            path = f"{above}/{name}"
+            if above == top and parse(path) is not None:
+                continue
+            left -= 1
+            pending.append(path)
+            with suppress(OSError, ValueError):
+                text = files.read(hierarchy.directory(controller, path), file).rstrip("\n")
+                yield InnerSet(path, _mask(knob, version, text))
+
+
+def _mask(knob: Knob, version: Version, text: str) -> int:
+    value = knob.decode(text, version)
+    return value.mask if isinstance(value, CpuSet) else 0
