@@ -5,6 +5,9 @@ the value to restore (the original, or the runtime's record as of now, `reconcil
 values that the agent may have left there, and the current value. A file that another program has changed since is left
 unchanged; a file without a known original is left unchanged and reported. A second restore does nothing.
 
+Groups that a tenant has made inside a container are widened after it, and narrowed before, whether they have a row or
+were made as copies of the narrowed set (`reconciler.actuators.cgroup.inner_groups`).
+
 A file is read again just before it is written. The runtime's record follows its writes by some milliseconds, so the
 values restored to a container are compared with the record once more, `_UPDATE_S` later.
 
@@ -21,23 +24,36 @@ That is recorded in their own journal, not in the ledger: the daemon thaws such 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import trio
 from msgspec import structs
 
 from cgroupfs.codecs import Value
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, CgroupChangedError, CgroupGoneError, cgroup_error
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.knobs import CATALOG
+from cgroupfs.knobs import CATALOG, Knob
 from cgroupfs.log import get_log
+from cgroupfs.naming import parse
 from cgroupfs.plan import KnobChange, Known, order_changes
 from cgroupfs.steps import WriteStep
 from cgroupfs.writer import StepWriter
 from reconciler.actuators.cgroup.compare import FREEZE, intended, is_ours
 from reconciler.actuators.cgroup.control_files import masked, restore_text
+from reconciler.actuators.cgroup.inner_groups import (
+    SETS,
+    InnerChange,
+    InnerSet,
+    ManagedSet,
+    managed_above,
+    plan_inner,
+    walk,
+)
 from reconciler.actuators.cgroup.records import NO_RECORDS, Records
+from reconciler.runtime.cooperative import TimeSlice
 from state.entry import US, FileKey, LedgerEntry, same_group
 from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
@@ -138,14 +154,19 @@ async def _round(
 ) -> list[LedgerEntry]:
     """Compare these files and write where due. Returns those that changed meanwhile, to be compared again."""
     pending: list[_PendingRestore] = []
+    settled: list[LedgerEntry] = []
     for entry in todo:
         result = _compare(scene, entry)
         if isinstance(result, RestoreResult):
             done[entry.key] = result
+            if result.undo is RestoreOutcome.ALREADY and entry.writer == US:
+                settled.append(entry)  # by a restore that was killed before it reached the groups inside
             if result.ok:
                 scene.ledger.restored(entry.key, result.text)
         else:
             pending.append(result)
+    inside = await _inside(scene, pending, settled)
+    pending = [*(restore for restore in pending if restore.entry.key not in inside), *inside.values()]
     versions = scene.hierarchy.versions()
     changes = [_change(restore, versions[restore.entry.controller]) for restore in pending]
     plan = order_changes(changes, _bounding_values(scene.hierarchy, pending, scene.files), versions)
@@ -159,7 +180,7 @@ async def _round(
     inodes = {restore.entry.path: restore.entry.inode for restore in pending}
     steps = list(_guarded(plan.steps, by_place))
     # If this restore is killed, the next one must recognise these values as ours.
-    scene.ledger.intend(intended(steps))
+    scene.ledger.intend((key, text) for key, text in intended(steps) if scene.ledger.get(key) is not None)
     again: list[LedgerEntry] = []
     for outcome in await writer.perform(steps, inodes):
         item = by_place.get((outcome.step.path, outcome.step.knob))
@@ -175,6 +196,72 @@ async def _round(
         detail = _AS_PARENT if item.emptied else ""
         done[item.entry.key] = _result(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
     return again
+
+
+async def _inside(
+    scene: _RestoreContext, pending: Sequence[_PendingRestore], settled: Sequence[LedgerEntry]
+) -> dict[FileKey, _PendingRestore]:
+    """The restores of the groups inside containers whose v1 sets are restored: with a row in the ledger or without.
+
+    A group that was made meanwhile is a copy of the narrowed set; it would stay narrow, or be in the way.
+    """
+    by_key = {restore.entry.key: restore for restore in pending}
+    tops: dict[tuple[str, str], LedgerEntry] = {}
+    for entry in (*settled, *(restore.entry for restore in pending)):
+        if entry.knob in SETS and scene.hierarchy.version(entry.controller) == 1:
+            tops.setdefault((managed_above(entry.path) or entry.path, entry.knob), entry)
+    found: dict[FileKey, _PendingRestore] = {}
+    slices = TimeSlice()
+    for (top, name), entry in tops.items():
+        if parse(top) is None:
+            continue
+        knob, key = CATALOG[name], (entry.controller, top, entry.file)
+        try:
+            managed = _managed(scene, knob, key, by_key.get(key), entry)
+        except (OSError, ValueError):
+            continue
+        groups: list[InnerSet] = []
+        for group in walk(scene.hierarchy, scene.files, key, knob, 1):
+            row = by_key.get((entry.controller, group.path, entry.file))
+            groups.append(group if row is None else group._replace(own=CpuSet.parse(row.restore).mask))
+            await slices.checkpoint()
+        for change in plan_inner(managed, groups):
+            if change.is_write:
+                place = (entry.controller, change.path, entry.file)
+                row = by_key.get(place)
+                made = _row_of(scene, entry, change) if row is None else row.entry
+                texts = (str(CpuSet.from_mask(mask)) for mask in (change.wanted, change.now))
+                found[place] = _PendingRestore(made, *texts, emptied=False)
+    return found
+
+
+def _managed(
+    scene: _RestoreContext, knob: Knob, key: FileKey, restore: _PendingRestore | None, entry: LedgerEntry
+) -> ManagedSet:
+    """The container of a restore; without one of its own it keeps what it has. Errors: `OSError`, `ValueError`."""
+    if restore is not None:
+        now, own = CpuSet.parse(restore.actual).mask, CpuSet.parse(restore.restore).mask
+        return ManagedSet(key[1], now, own, own, frozenset({now}))
+    text = scene.files.read(scene.hierarchy.directory(key[0], key[1]), key[2]).rstrip("\n")
+    now = CpuSet.parse(knob.normal(text, 1)).mask
+    copies = frozenset({CpuSet.parse(entry.seen).mask}) if entry.path == key[1] and entry.seen else frozenset[int]()
+    return ManagedSet(key[1], now, now, now, copies)
+
+
+def _row_of(scene: _RestoreContext, near: LedgerEntry, change: InnerChange) -> LedgerEntry:
+    """A row, not in the ledger, of a group inside that has none: a copy of the narrowed set."""
+    inode = 0
+    with suppress(OSError):
+        inode = scene.files.inode(scene.hierarchy.trigger_directory(change.path))
+    return LedgerEntry(
+        controller=near.controller,
+        path=change.path,
+        file=near.file,
+        knob=near.knob,
+        inode=inode,
+        original=str(CpuSet.from_mask(change.own)),
+        pod_uid=near.pod_uid,
+    )
 
 
 async def _updated(scene: _RestoreContext, restored: Sequence[LedgerEntry]) -> list[LedgerEntry]:
