@@ -28,6 +28,7 @@ from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.bounds_in_force import bound_problems, reasons_in_force
 from reconciler.daemon.cpumap import cpu_rows
 from reconciler.daemon.event_feed import event_feed
 from reconciler.daemon.numbers import counters, snapshot
@@ -387,7 +388,9 @@ class StatusReport:
         ceiling_milli = self._agent.inventory.readings.reclaimed_ceiling_milli
         harm = self._agent.sampler.harm.facts()
         claims = plain(self._agent.claims())
-        return {**budget_facts(plan, cpu), "ceiling_milli": ceiling_milli, "harm": harm, "claims": claims}
+        facts = budget_facts(plan, cpu)
+        facts["reasons"] = reasons_in_force(self._agent, {**plan.pools.reasons, **plan.reasons})
+        return {**facts, "ceiling_milli": ceiling_milli, "harm": harm, "claims": claims}
 
     def _pod(self, pod: Pod) -> dict[str, object]:
         agent = self._agent
@@ -473,6 +476,7 @@ class StatusReport:
             for status in statuses.values()
             if status.state is SettingState.UNREADABLE
         ][:_LINES]
+        texts += bound_problems(agent)
         texts += agent.alert_service.problems()
         texts += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         texts += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
