@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -120,12 +121,12 @@ def test_the_groups_inside_grow_again_with_their_container(node: DirectoryNode, 
     own = node.add("own", qos="", annotations=DEDICATED, cpus="0-1", shares=1024, requests={"cpu": "1"})
     wait_for(lambda: node.cpus(own.main) in {"0", "1"}, told=item.tail)
     item.configure(policies={"reclaimed": {"form": "cpuset"}})
-    item.signal(1)
+    item.signal(signal.SIGHUP)
     wait_for(lambda: len(node.cpus(ci.main)) == 1, told=item.tail)
     late = make_inner(node, ci, "docker/late")
     assert cpus(node, inner) == cpus(node, late) == node.cpus(ci.main)
     item.configure(policies={"reclaimed": {"form": "quota"}})
-    item.signal(1)
+    item.signal(signal.SIGHUP)
     wait_for(lambda: node.cpus(ci.main) == "0-1", told=item.tail)
     wait_for(lambda: cpus(node, inner) == cpus(node, late) == "0-1", told=item.tail)
     remove_inner(node, ci, "docker/late")

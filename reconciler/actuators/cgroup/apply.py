@@ -121,6 +121,7 @@ class CgroupActuator:
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
         self._drop_floors()
+        self._inner.settle()
         for unfinished, at in self._inner.due():
             self.judge.statuses.recheck(unfinished, at)
 
@@ -404,6 +405,8 @@ class CgroupActuator:
             if error is not None:
                 self.judge.errors.counted("file", error)
             reason = str(error) if error is not None else "reading it back failed"
+            if (inside := self._inner.why_refused(work.place)) is not None:
+                reason += f"; inside it {inside}"
             self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
             self.judge.statuses.refused(work, reason)
             return
@@ -426,7 +429,8 @@ class CgroupActuator:
 
     def _record_inner(self, outcome: StepOutcome, work: FileWrite) -> None:
         """The outcome in a group inside a managed one."""
-        self.judge.control_files.forget_unmanaged_group(work.key[1])
+        if outcome.ok:
+            self.judge.control_files.forget_unmanaged_group(work.key[1])
         if isinstance(outcome.error, CgroupUnderWayError):
             self._under_way.setdefault(work.place, work)
             self.writes[work.knob.name, "under way"] += 1
@@ -436,7 +440,7 @@ class CgroupActuator:
             self.writes[work.knob.name, "gone" if gone else "refused"] += 1
             if outcome.error is not None and not gone:
                 self._ledger.failed(work.key, errno=outcome.error.errno, error=str(outcome.error))
-            self._inner.refused((work.within, work.knob.name))
+            self._inner.refused((work.within, work.knob.name), "" if gone else str(outcome.error))
         elif work.action is FileAction.RELEASE:
             self._under_way.pop(work.place, None)
             self.writes[work.knob.name, "restored"] += 1

@@ -41,6 +41,7 @@ WRITTEN_AT_ONCE: Final = 128
 """Of one container. A write of a v1 set costs as much as the machine has sets: 0.2 ms with 2,500."""
 _MOST_GROUPS: Final = 65_536
 _MOST_COPIES: Final = 64
+_RETRY_MAX_S: Final = 60.0
 _VERIFY_S: Final = 2.0
 """After a change the groups are read once more: a runtime inside may have copied the value from before."""
 
@@ -123,6 +124,11 @@ class Inside:
         """When they are read anew (monotonic seconds); None: now."""
         self.found: dict[str, InnerSet] = {}
         self.complete = False
+        self.refused = ""
+        """Why a group inside could not be written in this pass."""
+        self.failed = False
+        self.failures = 0
+        """Passes in a row in which the kernel refused one of the sets."""
         self._groups = groups
         self._changes: dict[str, InnerChange] = {}
         self._moves: list[tuple[str, int]] = []
@@ -212,11 +218,18 @@ class InnerGroups:
         """On v2: groups whose set the kernel refused for those inside."""
         self._resumed = False
 
-    def refused(self, place: tuple[str, str]) -> None:
-        """The kernel refused the set for a group inside: read them again."""
+    def refused(self, place: tuple[str, str], why: str = "") -> None:
+        """The kernel refused a set for a group inside, or (``why``) that group's own: read them again."""
         self._refusing.add(place)
         if (inside := self._inside.get(place)) is not None:
             inside.again(self._walk(inside.work))
+            inside.refused = inside.refused or why
+            inside.failed = True
+
+    def why_refused(self, place: tuple[str, str]) -> str | None:
+        """What the kernel answered in this pass to a group inside; None: nothing of the kind."""
+        inside = self._inside.get(place)
+        return inside.refused or None if inside is not None else None
 
     def forget(self, path: str) -> None:
         """The managed group is gone."""
@@ -225,9 +238,21 @@ class InnerGroups:
             self._refusing.discard((path, knob))
 
     def due(self) -> list[tuple[FileWrite, float]]:
-        """The unfinished changes, and when each continues (monotonic seconds)."""
+        """The unfinished changes, and when each continues (monotonic seconds): the later the more often it failed."""
         now = time.monotonic()
-        return [(inside.work, inside.verify_at or now) for inside in self._inside.values()]
+        times: list[tuple[FileWrite, float]] = []
+        for inside in self._inside.values():
+            delay = 0.0
+            if inside.failures > 1:
+                delay = min(_VERIFY_S * 2 ** min(inside.failures - 2, 10), _RETRY_MAX_S)
+            times.append((inside.work, now + delay if delay else inside.verify_at or now))
+        return times
+
+    def settle(self) -> None:
+        """The pass is over: count those that failed."""
+        for inside in self._inside.values():
+            inside.failures = inside.failures + 1 if inside.failed else 0
+            inside.failed = False
 
     async def expand(self, work: Sequence[FileWrite], may_write: Callable[[FileWrite], bool]) -> Expansion:
         """The writes of this pass with those of the groups inside, in front of the group that they are in."""
@@ -249,7 +274,7 @@ class InnerGroups:
                 inside = self._inside[place] = Inside(write, self._walk(write))
             elif inside.verify_at is not None:
                 inside.again(self._walk(write))
-            inside.work = write
+            inside.work, inside.refused = write, ""
             if not inside.complete and left > 0:
                 left -= await inside.read(left)
             if inside.complete:

@@ -230,8 +230,8 @@ async def _inside(
                 place = (entry.controller, change.path, entry.file)
                 row = by_key.get(place)
                 made = _row_of(scene, entry, change) if row is None else row.entry
-                texts = (str(CpuSet.from_mask(mask)) for mask in (change.wanted, change.now))
-                found[place] = _PendingRestore(made, *texts, emptied=False)
+                wanted, now = CpuSet.from_mask(change.wanted), CpuSet.from_mask(change.now)
+                found[place] = _PendingRestore(made, str(wanted), str(now), emptied=False)
     return found
 
 

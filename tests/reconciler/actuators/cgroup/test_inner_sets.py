@@ -1,5 +1,6 @@
 """Groups that a tenant has made inside a container follow its CPU set, and have their own set back afterwards."""
 
+import errno
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,3 +294,30 @@ async def test_in_observe_mode_and_under_a_hold_nothing_inside_is_written(acting
     assert (await container_on(acting, "3"))[1] == "would write"
     assert sets(acting, DOCKER, INNER) == ["0-3", "0-3"]
     assert list(acting.ledger.control_files()) == []
+
+
+async def test_a_group_that_cannot_be_narrowed_is_named_once_and_tried_after_growing_waits(acting: Acting) -> None:
+    make_inner(acting, INNER)
+    real, directory = acting.kernel.write, acting.hierarchy.directory("cpuset", INNER)
+
+    def write(at: int | str, file: str, text: str) -> None:
+        if at == directory:
+            raise OSError(errno.EBUSY, "a deadline task")
+        real(at, file, text)
+
+    acting.kernel.write = write  # type: ignore[method-assign]
+    waits = []
+    for _ in range(8):
+        await container_on(acting, "2-3")
+        at = acting.judge.next_check()
+        assert at is not None
+        waits.append(round(at - time.monotonic()))
+    assert acting.stood(GROUP, "cpu.set") == "refused"
+    status = acting.judge.statuses.get((GROUP, "cpu.set"))
+    assert status is not None
+    assert f"{INNER.rpartition('/')[2]}/cpuset.cpus: write '2-3': EBUSY" in status.detail
+    assert waits == [0, 2, 4, 8, 16, 32, 60, 60]
+    assert [kind for kind, _ in acting.alerts] == ["refused"]
+    del acting.kernel.write
+    assert await container_on(acting, "2-3") == ("2-3", "written")
+    assert sets(acting, DOCKER, INNER) == ["2-3", "2-3"]

@@ -1,0 +1,90 @@
+"""Problems and reasons of CPU sets and quotas follow from the files: fault by fault, on the daemon's own agent."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cgroupfs.files import Directory
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.status import StatusReport
+from tests.fakes.livenode import BATCH, PINNED, LiveNode, container_id, group
+from tests.fakes.web import FakePulse
+
+CONTAINER = f"{group(BATCH)}/{container_id(BATCH)}"
+INNER = f"{CONTAINER}/docker/{'cd' * 32}"
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LiveNode:
+    return LiveNode(tmp_path)
+
+
+@contextmanager
+def refusing(live: LiveNode, path: str, file: str) -> Iterator[None]:
+    """One file that the kernel does not let change: as a cpuset with a deadline task in it does."""
+    real = live.kernel.write
+    directory = live.path(path, "cpuset")
+
+    def write(at: Directory, name: str, text: str) -> None:
+        if at == directory and name == file:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        real(at, name, text)
+
+    live.kernel.write = write  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del live.kernel.write
+
+
+def shown(agent: Agent) -> tuple[list[str], dict[str, str]]:
+    document: Any = StatusReport(agent, FakePulse(), statuses=list, reload=tuple).state(("problems", "budget"))
+    return list(document["problems"]), dict(document["budget"]["reasons"])
+
+
+def widened(live: LiveNode) -> None:
+    """BE work on the pinned pod's CPU, with a group inside, as before the pod came."""
+    live.kernel.make_group(INNER)
+    for path in ("/kubepods/besteffort", group(BATCH), CONTAINER, os.path.dirname(INNER), INNER):
+        live.write(path, "cpuset", "cpuset.cpus", "0-7")
+
+
+async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_pods(live: LiveNode) -> None:
+    widened(live)
+    with live.agent() as agent:
+        with refusing(live, INNER, "cpuset.cpus"):
+            for _ in range(6):
+                for retries in agent.judge.statuses._retries.values():
+                    retries.clear()
+                await live.look(agent)
+            problems, reasons = shown(agent)
+            assert live.read(CONTAINER, "cpuset", "cpuset.cpus") == "0-7"
+            mine = [line for line in problems if line.startswith("ci/batch-7: cpu.set: ")]
+            assert len(mine) == 1
+            assert INNER in mine[0] or os.path.dirname(INNER) in mine[0]
+            (theirs,) = [line for line in problems if line.startswith("shop/db-0: CPU 7 of main is not exclusive")]
+            assert "ci/batch-7 still runs there" in theirs
+            assert reasons["cpuset"].startswith("1 of 1 BE containers are not limited to the BE pool: ci/batch-7: ")
+        for retries in agent.judge.statuses._retries.values():
+            retries.clear()
+        for _ in range(3):
+            await live.look(agent)
+        problems, reasons = shown(agent)
+        assert [line for line in problems if "cpu.set" in line or "exclusive" in line] == []
+        assert reasons["cpuset"] == "BE containers are limited to the BE pool"
+        assert "7" not in live.read(INNER, "cpuset", "cpuset.cpus").partition("-")[2]
+    assert live.read(f"{group(PINNED)}/{container_id(PINNED)}", "cpuset", "cpuset.cpus") == "0-7"
+
+
+async def test_nothing_is_said_of_a_node_in_order(live: LiveNode) -> None:
+    with live.agent() as agent:
+        for _ in range(2):
+            await live.look(agent)
+        problems, reasons = shown(agent)
+        assert [line for line in problems if "cpu." in line or "exclusive" in line] == []
+        assert reasons["cpuset"] == "BE containers are limited to the BE pool"
