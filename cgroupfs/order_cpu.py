@@ -225,7 +225,7 @@ def _with_legal_burst(path: str, band: Band, old: Band, refused: dict[tuple[str,
 def _over_parent(
     final: Mapping[str, Band], have: Mapping[str, Band], goal: Mapping[str, Band], raised: Collection[str] = ()
 ) -> dict[str, _Loss]:
-    """Changes that end above their nearest limited ancestor, or below a descendant, and why. Parents go first.
+    """Changes that end above their nearest limited ancestor, or below a descendant, and why. Parents are refused first.
 
     The child loses if it is a change, else the parent; a child that has the least possible quota (``raised``) only
     where its parent is no change. As long as there are parents to refuse, the children wait: they may fit under the

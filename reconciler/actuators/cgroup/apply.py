@@ -270,10 +270,12 @@ class CgroupActuator:
             if outcome.ok and outcome.after is not None and place in by_place and not by_place[place].within:
                 work_done = by_place[place]
                 self.judge.control_files.actual[place] = work_done.knob.decode(outcome.after, work_done.version)
+        slices = TimeSlice()
         for outcome in outcomes:
             place = (outcome.step.path, outcome.step.knob)
             if place not in by_place:
                 continue
+            await slices.checkpoint()
             if outcome.ok and place in least and outcome.after is not None:
                 self.writes[place[1], "written"] += 1
                 self._ledger.wrote(by_place[place].key, before=outcome.before, after=outcome.after)
