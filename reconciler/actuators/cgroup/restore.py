@@ -155,7 +155,9 @@ async def _round(
     """Compare these files and write where due. Returns those that changed meanwhile, to be compared again."""
     pending: list[_PendingRestore] = []
     settled: list[LedgerEntry] = []
+    slices = TimeSlice()
     for entry in todo:
+        await slices.checkpoint()
         result = _compare(scene, entry)
         if isinstance(result, RestoreResult):
             done[entry.key] = result
@@ -344,7 +346,10 @@ def _change(restore: _PendingRestore, version: int) -> KnobChange:
 def _bounding_values(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
     """The current values of these groups and their ancestors: they bound what may be written."""
     around: dict[tuple[str, str], Value] = {}
-    for path in {above for restore in pending for above in _with_ancestors(restore.entry.path)}:
+    paths = {restore.entry.path for restore in pending}
+    # Groups inside a container have the container above them, and they are as they were read.
+    paths = {managed_above(path) or path for path in paths}
+    for path in {above for path in paths for above in _with_ancestors(path)}:
         for name in ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period"):
             knob = CATALOG[name]
             version = hierarchy.version(knob.controller)
