@@ -346,10 +346,9 @@ def _change(restore: _PendingRestore, version: int) -> KnobChange:
 def _bounding_values(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
     """The current values of these groups and their ancestors: they bound what may be written."""
     around: dict[tuple[str, str], Value] = {}
-    paths = {restore.entry.path for restore in pending}
     # Groups inside a container have the container above them, and they are as they were read.
-    paths = {managed_above(path) or path for path in paths}
-    for path in {above for path in paths for above in _with_ancestors(path)}:
+    tops = {managed_above(restore.entry.path) or restore.entry.path for restore in pending}
+    for path in {above for top in tops for above in _with_ancestors(top)}:
         for name in ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period"):
             knob = CATALOG[name]
             version = hierarchy.version(knob.controller)

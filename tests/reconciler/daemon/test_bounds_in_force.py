@@ -35,7 +35,7 @@ def refusing(live: LiveNode, path: str, file: str) -> Iterator[None]:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         real(at, name, text)
 
-    live.kernel.write = write  # type: ignore[method-assign]
+    live.kernel.write = write  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -31,7 +31,7 @@ NEEDED = {
         "holds",
         "restore",
         *(f"cgroup.{name}" for name in ("apply", "compare", "conflict", "control_files", "decide", "fastpath")),
-        *(f"cgroup.{name}" for name in ("foreign_rules", "records", "restore", "status")),
+        *(f"cgroup.{name}" for name in ("foreign_rules", "inner_groups", "records", "restore", "status")),
     },
     "alerts": {"agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base", "source_health"},
     "detectors": {"config"},

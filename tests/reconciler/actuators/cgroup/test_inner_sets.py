@@ -305,7 +305,7 @@ async def test_a_group_that_cannot_be_narrowed_is_named_once_and_tried_after_gro
             raise OSError(errno.EBUSY, "a deadline task")
         real(at, file, text)
 
-    acting.kernel.write = write  # type: ignore[method-assign]
+    acting.kernel.write = write  # type: ignore[method-assign, assignment]
     waits = []
     for _ in range(8):
         await container_on(acting, "2-3")
