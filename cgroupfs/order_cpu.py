@@ -228,7 +228,7 @@ def _over_parent(
     """Changes that end above their nearest limited ancestor, or below a descendant, and why. Parents are refused first.
 
     The child loses if it is a change, else the parent; a child that has the least possible quota (``raised``) only
-    where its parent is no change. As long as there are parents to refuse, the children wait: they may fit under the
+    where its parent is unchanged. As long as there are parents to refuse, the children wait: they may fit under the
     parent's old value. Of several groups below a parent the one with the largest ratio is named.
     """
     limits: dict[str, tuple[str, int] | None] = {}
