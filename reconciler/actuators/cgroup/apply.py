@@ -109,7 +109,9 @@ class CgroupActuator:
                 work += self.judge.detect(target)
             await slices.checkpoint()
         await self._adopt()
-        expansion = await self._inner.expand(work, self._may_follow)
+        # What is done for the directories above the pods alone is urgent: a container starts.
+        of_pods = not targets or any(target.pod_uid is not None for target in targets)
+        expansion = await self._inner.expand(work, self._may_follow, unfinished=of_pods)
         for waiting, why in expansion.waiting:
             self.judge.statuses.record(waiting, SettingState.DUE, why)
         work = await self._record(expansion.work, expansion.kept)

@@ -274,14 +274,22 @@ class InnerGroups:
             inside.failures = inside.failures + 1 if inside.failed else 0
             inside.failed = False
 
-    async def expand(self, work: Sequence[FileWrite], may_write: Callable[[FileWrite], bool]) -> Expansion:
-        """The writes of this pass with those of the groups inside, in front of the group that they are in."""
+    async def expand(
+        self, work: Sequence[FileWrite], may_write: Callable[[FileWrite], bool], *, unfinished: bool = True
+    ) -> Expansion:
+        """The writes of this pass with those of the groups inside. ``unfinished``: earlier changes are continued."""
         self._resume()
         result = Expansion([], [], [])
         left = READ_AT_ONCE
-        concerned = {write.place: write for write in work if self._is_concerned(write)}
-        result.work.extend(write for write in work if write.place not in concerned)
-        for place in list(self._inside):
+        concerned: dict[tuple[str, str], FileWrite] = {}
+        slices = TimeSlice()
+        for write in work:
+            if self._is_concerned(write):
+                concerned[write.place] = write
+            else:
+                result.work.append(write)
+            await slices.checkpoint()
+        for place in list(self._inside) if unfinished else ():
             if place not in concerned:
                 still = self._in_place(self._inside[place].work) if may_write(self._inside[place].work) else None
                 if still is None:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cgroupfs.files import Directory
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
+from reconciler.daemon.status import StatusReport, nothing_in_force
+from reconciler.policies.budget import BudgetLaw
+from reconciler.policies.reclaimed import ReclaimedForm
 from tests.fakes.livenode import BATCH, PINNED, LiveNode, container_id, group
 from tests.fakes.web import FakePulse
 
@@ -88,3 +91,44 @@ async def test_nothing_is_said_of_a_node_in_order(live: LiveNode) -> None:
         problems, reasons = shown(agent)
         assert [line for line in problems if "cpu." in line or "exclusive" in line] == []
         assert reasons["cpuset"] == "BE containers are limited to the BE pool"
+
+
+async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unready(live: LiveNode) -> None:
+    live.kernel.make_group(INNER)
+    live.write(INNER, "cpu", "cpu.cfs_quota_us", "800000")
+    config = replace(
+        live.config,
+        policies=replace(
+            live.config.policies,
+            reclaimed=replace(
+                live.config.policies.reclaimed,
+                form=ReclaimedForm.QUOTA,
+                budget=replace(live.config.policies.reclaimed.budget, law=BudgetLaw.QUOTA),
+            ),
+        ),
+    )
+    besteffort = os.path.dirname(group(BATCH))
+    with live.agent(config) as agent:
+        for _ in range(5):
+            for retries in agent.judge.statuses._retries.values():
+                retries.clear()
+            await live.look(agent)
+        assert live.read(besteffort, "cpu", "cpu.cfs_quota_us") == "800000"
+        problems, reasons = shown(agent)
+        (line,) = [line for line in problems if line.startswith(f"{besteffort}: cpu.quota: ")]
+        assert INNER in line
+        assert line.endswith("(a group of ci/batch-7)")
+        assert reasons["quota"].startswith(
+            "enforced as CPU quota per container: kubepods/besteffort takes no less than"
+        )
+        assert nothing_in_force(agent) is None
+        live.kernel.remove_group(os.path.dirname(INNER))
+        for _ in range(5):
+            for retries in agent.judge.statuses._retries.values():
+                retries.clear()
+            await live.look(agent)
+        assert 0 < int(live.read(besteffort, "cpu", "cpu.cfs_quota_us")) < 800_000
+        assert live.read(CONTAINER, "cpu", "cpu.cfs_quota_us") == "-1"
+        problems, reasons = shown(agent)
+        assert [line for line in problems if "cpu.quota" in line] == []
+        assert reasons["quota"] == "enforced as CPU quota on kubepods/besteffort"
