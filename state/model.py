@@ -65,7 +65,8 @@ class Phase(StrEnum):
 class Resources(Struct, frozen=True, kw_only=True):
     """Requests or limits of a container or pod; None is "not set". Units: thousandths of a CPU, bytes.
 
-    ``mid``: the batch amounts are Koordinator's mid-tier resources, which online pods have, too.
+    ``mid``: the batch amounts are Koordinator's mid-tier resources, which online pods have, too. ``claimed``: what only
+    the pod's annotation requests under those names; no scheduler has counted it (`reconciler.pods.asks`).
     """
 
     cpu_milli: int | None = None
@@ -73,11 +74,18 @@ class Resources(Struct, frozen=True, kw_only=True):
     batch_cpu_milli: int | None = None
     batch_memory_bytes: int | None = None
     mid: bool = False
+    claimed_cpu_milli: int | None = None
+    claimed_memory_bytes: int | None = None
 
     @property
     def be_cpu_milli(self) -> int | None:
         """The CPU request of one container's BE work: under the names for BE work, else under the plain ones."""
         return self.cpu_milli if self.batch_cpu_milli is None else self.batch_cpu_milli
+
+    def counted_cpu(self, most: int) -> int | None:
+        """The same as a scheduler has counted it: at most what pods can have (thousandths of a CPU)."""
+        milli = self.be_cpu_milli
+        return None if milli is None else min(milli, most)
 
     @property
     def be_memory_bytes(self) -> int | None:
@@ -444,6 +452,11 @@ class Hold(Struct, frozen=True, kw_only=True):
     budget: bool = False
 
 
+def usable_cpus(online: CpuSet, kubepods: CpuSet | None) -> CpuSet:
+    """The online CPUs that are in the kubepods directory's set; all of them while that is not known."""
+    return online & kubepods if kubepods and online & kubepods else online
+
+
 class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     """The node at one moment. The only input of policies.
 
@@ -505,10 +518,24 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def cpus(self) -> CpuSet:
         """The CPUs that pods can have: the online ones in the kubepods directory's set; all while that is not known."""
-        online = self.topology.online
-        return online & self.kubepods_cpus if self.kubepods_cpus and online & self.kubepods_cpus else online
+        return usable_cpus(self.topology.online, self.kubepods_cpus)
+
+    @cached_property
+    def capacity_milli(self) -> int:
+        """The CPUs that pods can have, in thousandths of a CPU: no request counts for more."""
+        return 1000 * len(self.cpus)
 
     @cached_property
     def online_in_besteffort(self) -> bool:
         """Whether an online pod is in the besteffort directory, beside the BE pods there."""
         return any(pod.pod_class.online and pod.qos is QosClass.BESTEFFORT for pod in self.pods.values())
+
+    @cached_property
+    def unweighed_in_besteffort(self) -> bool:
+        """Whether an online pod without a mid-tier request is there: its directory has the least weight."""
+        return any(
+            pod.pod_class.online
+            and pod.qos is QosClass.BESTEFFORT
+            and not any(item.requests.mid and item.requests.batch_cpu_milli for item in pod.containers)
+            for pod in self.pods.values()
+        )

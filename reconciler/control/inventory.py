@@ -30,7 +30,17 @@ from state.daemons import Daemons
 from state.disk import Disk
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
-from state.model import KubeletView, LastClass, NodeCpu, NodeView, NumaMemory, Pod, PodClass, PodMeta
+from state.model import (
+    KubeletView,
+    LastClass,
+    NodeCpu,
+    NodeView,
+    NumaMemory,
+    Pod,
+    PodClass,
+    PodMeta,
+    usable_cpus,
+)
 from state.topology import Topology
 
 _ARRIVALS_S: Final = 600.0
@@ -172,6 +182,11 @@ class Inventory:
     def rules(self) -> ClassRules:
         """The class rules in force."""
         return self._rules
+
+    @property
+    def capacity_milli(self) -> int:
+        """As in the view."""
+        return 1000 * len(usable_cpus(self._readings.topology.online, self._readings.kubepods_cpus))
 
     def take(self, **news: Unpack[NewReadings]) -> NodeReadings:
         """What a source has read: it counts from now on, and everything else stays. The only way in for readings."""

@@ -24,8 +24,8 @@ from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageCounters, UsageReader, grown
 from reconciler.control.hour_rows import HourRows, load_rows, uptime_s
 from reconciler.control.inventory import Inventory
+from reconciler.pods.asks import pod_asks
 from reconciler.policies.base import containers_of
-from reconciler.policies.be_quota import container_asks
 from reconciler.policies.owner_shares import OwnerDemand, OwnersConfig, bonus_percent, fair_parts
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import TICK, DirtyKeys
@@ -148,7 +148,7 @@ class OwnerLedger:
             for container in containers_of(pod):
                 taken_ns += self._delta(container.group.path, container.group.inode, seen).taken_ns
             used_s = own.used_ns / _NS
-            asked = sum(map(container_asks, containers_of(pod)))
+            asked = pod_asks(pod, inventory.capacity_milli)
             demands[owner] = _more(demands.get(owner), OwnerDemand(used_s, taken_ns / _NS, asked))
             if pod.qos is QosClass.BESTEFFORT:
                 inside[owner] = inside.get(owner, 0.0) + used_s

@@ -108,6 +108,8 @@ class Reconciler:
         self.errors = actuator.judge.errors
         self._unlisted: str | None = None
         self._moved = self._regrouped = self._reweighted = False
+        self._beside: tuple[int, bool, bool] | None = None
+        """What the weights of all pods in the besteffort directory depend on, beside the plan."""
         self._starts: set[str] = set()
         self._due: float | None = None
         self._kubelet = kubelet
@@ -424,7 +426,9 @@ class Reconciler:
         files = self.actuator.judge.control_files
         view = self.inventory.view(time.monotonic(), files.actual, files.floors)
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
-        moved = self._moved or before is None or _substance(plan) != _substance(before)
+        beside = view.capacity_milli, view.online_in_besteffort, view.unweighed_in_besteffort
+        moved = self._moved or before is None or _substance(plan) != _substance(before) or beside != self._beside
+        self._beside = beside
         self._moved = False
         # Then online pods that had no settings get some.
         self._regrouped |= before is not None and plan.pools.confine_shared != before.pools.confine_shared
@@ -591,7 +595,7 @@ def _substance(plan: NodePlan) -> NodePlan:
         plan,
         pools=pools,
         # The other pods' settings do not follow from who starts.
-        starts=StartPlan(even=plan.starts.even),
+        starts=StartPlan(),
         # Of pods, and pods change by a pass only; of free memory, at each reading.
         cookies=replace(cookies, members={}) if cookies is not None else None,
         oom_scores=replace(scores, settings={}) if scores is not None else None,

@@ -9,6 +9,7 @@ stored at intervals; everything else starts empty with each run.
 
 import math
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -76,6 +77,7 @@ def snapshot_of(
     requests, partial = _sum(container.requests for container in working)
     limits, _ = _sum(container.limits for container in working)
     pool = pools.pool_of(pod) if pools is not None else None
+    most = 1000 * len(pools.online_cpus) if pools is not None else sys.maxsize
     if cpus is None and pools is not None:
         cpus = _pool_cpus(pod, pools, pool)
     return PodSnapshot(
@@ -95,7 +97,7 @@ def snapshot_of(
         pool=pool,
         cpus="" if cpus is None else str(cpus),
         requests=requests,
-        be_cpu_milli=_total(container.requests.be_cpu_milli for container in working),
+        be_cpu_milli=_total(container.requests.counted_cpu(most) for container in working),
         be_memory_bytes=_total(container.requests.be_memory_bytes for container in working),
         limits=limits,
         created_s=created_s,

@@ -116,7 +116,9 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
     """The pod as policies see it: merged metadata, classified, each container with its kind, spec and resources."""
     meta = merge_metas(known.uid, known.metas)
     if meta is not None:
-        containers, problems = with_extended(meta.containers, meta.annotations)
+        containers, problems = with_extended(
+            meta.containers, meta.annotations, by_webhook=rules.extended_spec_by_webhook
+        )
         meta = replace(meta, containers=containers, problems=limited((*meta.problems, *problems)))
     classification = classify(
         classification_input(known.uid, known.qos, meta, exclusive=known.exclusive, last=known.last), rules

@@ -5,6 +5,12 @@ not enforce: its cgroups stay without a limit. bypassd limits such a pod by thos
 
 So does an online pod that requests Koordinator's mid-tier resources.
 
+**The annotation** is a tenant's word, except where an admission webhook overwrites it. Koordinator's copies the spec's
+batch requests and limits into it at each creation and change of a pod, and removes what the spec does not have; no
+scheduler reads it. So a request that the spec lacks is kept as a claim (``claimed_*``), which weighs nothing against
+other pods (`reconciler.pods.asks`), unless the configuration declares that such a webhook owns the annotation. A limit
+bounds the pod itself only, so it applies in either case. Mid-tier requests are never the webhook's.
+
 Source: reference values of ``kubernetes.io/batch-*``, ``kubernetes.io/mid-*`` and
 ``resource.katalyst.kubewharf.io/reclaimed_*`` (all count thousandths of a CPU, and bytes); Koordinator's annotation
 ``node.koordinator.sh/extended-resource-spec``.
@@ -25,6 +31,8 @@ from state.model import ContainerKind, ContainerMeta, Resources
 EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 
 _MID: Final = "kubernetes.io/mid-"
+_FEW_NAMED: Final = 3
+"""Containers that a message names."""
 
 Quantities = Mapping[str, str | int]
 
@@ -93,12 +101,13 @@ _decode_extended = msgspec.json.Decoder(_ExtendedSpec).decode
 
 
 def with_extended(
-    containers: Iterable[ContainerMeta], annotations: Mapping[str, str] | None
+    containers: Iterable[ContainerMeta], annotations: Mapping[str, str] | None, *, by_webhook: bool = False
 ) -> tuple[tuple[ContainerMeta, ...], tuple[str, ...]]:
     """The containers with what the annotation adds to them, and a message for each part that could not be used.
 
     The spec is what the kubelet admitted, so it wins where both name a value. An annotation for a container that the
-    pod does not have is ignored: Koordinator writes it before other webhooks add or rename containers.
+    pod does not have is ignored: Koordinator writes it before other webhooks add or rename containers. ``by_webhook``:
+    no tenant can write the annotation.
     """
     containers = tuple(containers)
     text = (annotations or {}).get(EXTENDED_SPEC)
@@ -127,10 +136,14 @@ def with_extended(
         merged.append(
             msgspec.structs.replace(
                 container,
-                requests=_filled(container.requests, requests),
+                requests=_requested(container.requests, requests, by_webhook=by_webhook),
                 limits=_filled(container.limits, limits),
             )
         )
+    claims = [item.name for item in merged if _claims(item.requests)]
+    if claims:
+        named = ", ".join(claims[:_FEW_NAMED]) + (f" and {more} more" if (more := len(claims) - _FEW_NAMED) > 0 else "")
+        note(problems, f"{where}: only this has the requests of {named}: as claims they count as a whole CPU at most")
     return tuple(merged), tuple(problems)
 
 
@@ -138,6 +151,21 @@ def cpu_request(containers: Collection[ContainerMeta]) -> int:
     """A pod's CPU request (thousandths of a CPU): of its containers together, or of its largest init container."""
     init = [item.requests.cpu_milli or 0 for item in containers if item.kind is ContainerKind.INIT]
     return max(sum(item.requests.cpu_milli or 0 for item in containers) - sum(init), max(init, default=0))
+
+
+def _requested(spec: Resources, extra: Resources, *, by_webhook: bool) -> Resources:
+    """``spec`` with what the annotation requests beyond it: counted where the webhook wrote it, else as a claim."""
+    if by_webhook and not extra.mid:
+        return _filled(spec, extra)
+    return msgspec.structs.replace(
+        spec,
+        claimed_cpu_milli=extra.batch_cpu_milli if spec.batch_cpu_milli is None else None,
+        claimed_memory_bytes=extra.batch_memory_bytes if spec.batch_memory_bytes is None else None,
+    )
+
+
+def _claims(requests: Resources) -> bool:
+    return requests.claimed_cpu_milli is not None or requests.claimed_memory_bytes is not None
 
 
 def _filled(spec: Resources, extra: Resources) -> Resources:

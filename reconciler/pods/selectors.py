@@ -161,10 +161,18 @@ class ClassOverride(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClassRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All class rules of the operator. Order counts: the first that matches wins."""
+    """All rules of the operator about pods: classes (the first rule that matches wins), and who writes their marks."""
 
     overrides: tuple[ClassOverride, ...] = ()
     selectors: tuple[ClassSelector, ...] = ()
+    extended_spec_by_webhook: Annotated[
+        bool,
+        Meta(
+            description="Koordinator's webhook writes the annotation node.koordinator.sh/extended-resource-spec at "
+            "each creation and change of a pod, so its batch requests count like those of the spec; false: tenants "
+            "can write it, and a request that only the annotation has counts as a whole CPU at most"
+        ),
+    ] = False
 
 
 def pod_glob(pattern: str, namespace: str | None, name: str | None) -> bool:

@@ -192,15 +192,29 @@ def shares_of(milli: int) -> int:
     return min(max(milli * _SHARES_PER_CPU // 1000, SHARES_MIN), SHARES_MAX)
 
 
-def be_pod_shares(milli: int, pod: Pod, *, alone: bool) -> int:
-    """The weight of a BE pod's directory, whichever policy wants it, in CPU shares.
+def weighs_by_request(pod: Pod, view: NodeView) -> bool:
+    """Whether the weight of a pod's directory follows its request for BE work, or for mid-tier resources.
 
-    By request only among BE pods: the besteffort directory's own weight protects every pod outside it. Beside another
-    pod in that directory, which has 2 shares, or outside it, where requests of BE work compete with those of online
-    pods, it is the least. ``alone``: no other pod is in the besteffort directory (not `NodeView.online_in_besteffort`).
-    Weights of containers need no such rule: they compete inside of their pod only.
+    In the besteffort directory only, whose own weight protects every pod outside it: elsewhere such requests would
+    compete with the plain ones of online pods. And only where every pod beside it there has a weight of the same kind:
+    for a BE pod no online pod, for an online pod none without a request, which has 2 shares.
     """
-    return shares_of(milli) if alone and pod.qos is QosClass.BESTEFFORT else SHARES_MIN
+    if pod.qos is not QosClass.BESTEFFORT:
+        return False
+    return not (view.unweighed_in_besteffort if pod.pod_class.online else view.online_in_besteffort)
+
+
+def pod_shares(milli: int, pod: Pod, view: NodeView) -> int:
+    """The weight of the directory of a BE pod or of a mid-tier pod, whichever policy wants it, in CPU shares.
+
+    By request where all pods beside it are weighed (`weighs_by_request`). Else a BE pod has the least; an online pod
+    has it once for each CPU of its request, as the pods without one count as a CPU each. Weights of containers need no
+    such rule: they compete inside of their pod only.
+    """
+    milli = min(milli, view.capacity_milli)
+    if weighs_by_request(pod, view):
+        return shares_of(milli)
+    return SHARES_MIN * max(1, milli // 1000) if pod.pod_class.online else SHARES_MIN
 
 
 def quota_us(milli: int, period: int) -> int:

@@ -9,27 +9,31 @@ memory limit from the limit, both divided by the node's CPU normalisation ratio)
 - A pod with one container without a limit keeps the limits of the others; its directory then has none, as in
   Koordinator.
 - The pod's directory has a quota only inside besteffort: elsewhere the kubelet wrote its own.
-- The pod's weight follows its request only among BE pods (`reconciler.policies.base.be_pod_shares`): Koordinator writes
-  8192 shares for a request of 8 CPUs beside an online BestEffort pod's 2.
+- The pod's weight follows its request only among pods that have one (`reconciler.policies.base.pod_shares`):
+  Koordinator writes 8192 shares for a request of 8 CPUs beside an online BestEffort pod's 2.
+- A request is bounded by what pods can have, and one that only the annotation has counts as a whole CPU at most
+  (`reconciler.pods.asks`): Koordinator has no other source, and trusts its webhook. Limits in the annotation apply.
 - The memory limit is written on containers only: lowered in step with every container that ends, the pod's own limit
   would force reclaim, or on v2 an OOM kill.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
 from cgroupfs.naming import QosClass
+from reconciler.pods.asks import pod_asks
 from reconciler.policies.base import (
     QUOTA_MIN_US,
     Policy,
     PolicyConfig,
-    be_pod_shares,
     owns_cpus,
     period_us,
+    pod_shares,
     quota_us,
     setting_of,
     shares_of,
+    weighs_by_request,
 )
 from reconciler.policies.normalise import normalised
 from reconciler.runtime.format import cpu, size
@@ -55,35 +59,67 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
     if pod.pod_class is not PodClass.RECLAIMED and not any(map(_mid, pod.containers)):
         return []
     settings: list[Setting] = []
+    most = view.capacity_milli
     requested = 0
     for container in pod.containers:
         if container.kind is ContainerKind.SANDBOX or owns_cpus(pod, container, plan.pools):
             continue
         if pod.pod_class is not PodClass.RECLAIMED and not _mid(container):
             continue
-        requests, limits = container.requests, container.limits
-        if requests.batch_cpu_milli is not None:
-            requested += requests.batch_cpu_milli
+        limits = container.limits
+        if (own := _request(pod, container, most)) is not None:
+            requested += own.milli
             if config.weight and view.kubelet.reasserts_s is None:
-                reason = f"batch CPU request of {cpu(requests.batch_cpu_milli)}"
-                shares = shares_of(requests.batch_cpu_milli)
-                settings.append(setting_of(pod, container, "cpu.weight", shares, policy=NAME, reason=reason))
+                shares = shares_of(own.milli)
+                settings.append(setting_of(pod, container, "cpu.weight", shares, policy=NAME, reason=own.reason))
         if config.quota and limits.batch_cpu_milli is not None:
             settings.append(_quota(pod, container, limits.batch_cpu_milli, view, plan.pools))
         if config.memory and limits.batch_memory_bytes is not None:
             value = limits.batch_memory_bytes
             reason = f"batch memory limit of {size(value)}"
             settings.append(setting_of(pod, container, "memory.max", value, policy=NAME, reason=reason))
-    if config.weight and requested and pod.uid not in plan.starts.raised:
-        shares, reason = shares_of(requested), f"sum of batch CPU requests: {cpu(requested)}"
-        if pod.pod_class is PodClass.RECLAIMED:
-            shares = be_pod_shares(requested, pod, alone=not view.online_in_besteffort)
-            if shares < shares_of(requested):
-                reason = f"minimum CPU weight, not the batch CPU requests of {cpu(requested)}: online pods go first"
-        settings.append(setting_of(pod, None, "cpu.weight", shares, policy=NAME, reason=reason))
+    if config.weight and requested:
+        settings += _pod_weight(pod, requested, view, plan)
     if config.quota and config.pod_quota:
         settings += _pod_quota(pod, view, plan.pools)
     return settings
+
+
+class _BatchRequest(NamedTuple):
+    """A container's request, in thousandths of a CPU."""
+
+    milli: int
+    reason: str
+
+
+def _request(pod: Pod, container: Container, most: int) -> _BatchRequest | None:
+    """A container's request under the names for colocation, bounded by what pods can have; None: it has none."""
+    requests = container.requests
+    if requests.batch_cpu_milli is not None and (requests.mid or pod.pod_class is PodClass.RECLAIMED):
+        milli = requests.counted_cpu(most) or 0
+        return _BatchRequest(milli, f"batch CPU request of {cpu(requests.batch_cpu_milli)}")
+    if requests.claimed_cpu_milli is not None and pod.pod_class is PodClass.RECLAIMED:
+        milli = min(requests.claimed_cpu_milli, most)
+        return _BatchRequest(milli, f"batch CPU request of {cpu(milli)} in the annotation only")
+    return None
+
+
+def _pod_weight(pod: Pod, requested: int, view: NodeView, plan: NodePlan) -> list[Setting]:
+    """The weight of a pod's directory beside other pods, from the requests of its containers together."""
+    if pod.uid in plan.starts.raised and weighs_by_request(pod, view):
+        return []  # `reclaimed` has it
+    if pod.pod_class.online and pod.qos is not QosClass.BESTEFFORT:
+        return []  # the kubelet has written one, by the plain request
+    if pod.pod_class is PodClass.RECLAIMED:
+        requested = pod_asks(pod, view.capacity_milli)
+    shares, reason = pod_shares(requested, pod, view), f"sum of batch CPU requests: {cpu(requested)}"
+    if not weighs_by_request(pod, view):
+        reason = (
+            f"low CPU weight, not the mid-tier CPU requests of {cpu(requested)}: beside online pods without a request"
+            if pod.pod_class.online
+            else f"minimum CPU weight, not the batch CPU requests of {cpu(requested)}: online pods go first"
+        )
+    return [setting_of(pod, None, "cpu.weight", shares, policy=NAME, reason=reason)]
 
 
 def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:

@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import MILLI_MIN, period_us, quota_us
+from reconciler.pods.asks import container_asks, pod_asks
+from reconciler.policies.base import MILLI_MIN, containers_of, period_us, quota_us
 from reconciler.runtime.format import cpu
 from state.cpu import GroupUse, QuotaFloor
-from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools
+from state.model import Container, NodeView, Pod, PodClass, Pools
 from state.owners import AS_IS
 
 _CPU: Final = 1000
@@ -69,7 +70,8 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
         )
     else:
         takers[view.besteffort] = _taker(
-            sum(_with_bonus(_asked(pod), pod, view) for pod in inside), view.uses.get(view.besteffort)
+            sum(_with_bonus(pod_asks(pod, view.capacity_milli), pod, view) for pod in inside),
+            view.uses.get(view.besteffort),
         )
         if outside:
             reason = f"enforced as CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
@@ -139,7 +141,7 @@ def _taker_of(pod: Pod, view: NodeView) -> _Taker:
     most = [taker.most for taker in takers]
     known = [number for number in most if number is not None]
     return _Taker(
-        _with_bonus(sum(taker.weight for taker in takers) or _CPU, pod, view),
+        _with_bonus(pod_asks(pod, view.capacity_milli), pod, view),
         sum(known) if known and len(known) == len(most) else None,
         any(taker.held for taker in takers),
     )
@@ -153,9 +155,11 @@ def _with_bonus(weight: int, pod: Pod, view: NodeView) -> int:
 def _takers_in(pod: Pod, view: NodeView) -> dict[str, _Taker]:
     return {
         container.id: _taker(
-            container_asks(container), view.uses.get(container.group.path), limit=_own_limit(container)
+            container_asks(container, view.capacity_milli),
+            view.uses.get(container.group.path),
+            limit=_own_limit(container),
         )
-        for container in counted_containers(pod)
+        for container in containers_of(pod)
     }
 
 
@@ -175,11 +179,6 @@ def _own_limit(container: Container) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def counted_containers(pod: Pod) -> list[Container]:
-    """The containers that take part: all but the pause container."""
-    return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
-
-
 def measured(pods: Iterable[Pod], pools: Pools | None, besteffort: str) -> dict[str, int]:
     """The groups whose use decides the division, path -> inode (0: not known); empty while one quota bounds all."""
     parts = pools.quota_milli if pools is not None else None
@@ -189,18 +188,9 @@ def measured(pods: Iterable[Pod], pools: Pools | None, besteffort: str) -> dict[
         container.group.path: container.group.inode
         for pod in pods
         if pod.uid in parts
-        for container in counted_containers(pod)
+        for container in containers_of(pod)
     }
     return groups | ({besteffort: 0} if besteffort in parts else {})
-
-
-def _asked(pod: Pod) -> int:
-    return sum(container_asks(container) for container in counted_containers(pod)) or _CPU
-
-
-def container_asks(container: Container) -> int:
-    """A container's CPU request: the measure by which a pod's share is split."""
-    return container.requests.be_cpu_milli or _CPU
 
 
 def part_of_pod(pod: Pod, view: NodeView, pools: Pools) -> int | None:

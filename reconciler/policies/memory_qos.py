@@ -139,6 +139,9 @@ def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory
         request = requests.batch_memory_bytes if requests.batch_memory_bytes is not None else request
         limit = limits.batch_memory_bytes if limits.batch_memory_bytes is not None else limit
     total = view.node_memory.total_bytes if view.node_memory is not None else None
+    if total is not None:
+        # A pod that passed no scheduler has any number under names that the kubelet does not count.
+        request, limit = min(request or 0, total), total if limit is None else min(limit, total)
     return amounts(request or 0, limit, total, of)
 
 

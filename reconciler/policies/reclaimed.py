@@ -221,7 +221,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
     if narrowed:
         want(pod.group.path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory")
     if config.pod_weight:
-        want(pod.group.path, "cpu.weight", *pod_weight(pod, plan.starts))
+        want(pod.group.path, "cpu.weight", *pod_weight(pod, view, plan.starts))
     pool, whose = pool_on_node(pod, view, pools)
     if pod.sandbox is not None:
         whole = f"{whose}; {pod.sandbox}: the pod as a whole"
@@ -244,7 +244,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
         if pools.confined:
             want(path, "cpu.set", pool, whose, cid)
         if view.kubelet.reasserts_s is None:
-            want(path, "cpu.weight", *container_weight(pod, container, plan.starts), cid)
+            want(path, "cpu.weight", *container_weight(pod, container, view), cid)
         if cid in parts:
             part = max(parts[cid], plan.starts.floor_milli) if pod.uid in plan.starts.pods else parts[cid]
             value = own_quota(part, container, view)

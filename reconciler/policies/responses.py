@@ -18,6 +18,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from cgroupfs.devices import DeviceLimits
+from reconciler.pods.asks import container_asks
 from reconciler.policies.base import (
     MILLI_MIN,
     SHARES_MIN,
@@ -29,7 +30,7 @@ from reconciler.policies.base import (
     quota_us,
     setting_of,
 )
-from reconciler.policies.be_quota import container_asks, own_quota
+from reconciler.policies.be_quota import own_quota
 from reconciler.policies.offers import unsupported_reason
 from reconciler.runtime.format import cpu
 from state.measures import SqueezeLimit
@@ -79,13 +80,14 @@ def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: SqueezeLimit) -> list[
     if len(containers) > 1 and bare:
         value = quota_us(max(MILLI_MIN, squeeze.cpu_milli), period_us(view, pod.group.path))
         return [yields, setting_of(pod, None, "cpu.quota", value, policy=NAME, reason=squeeze.reason)]
-    total = sum(container_asks(container) for container in containers)
+    asks = {container.id: container_asks(container, view.capacity_milli) for container in containers}
+    total = sum(asks.values())
     quotas = [
         setting_of(
             pod,
             container,
             "cpu.quota",
-            own_quota(max(MILLI_MIN, squeeze.cpu_milli * container_asks(container) // total), container, view),
+            own_quota(max(MILLI_MIN, squeeze.cpu_milli * asks[container.id] // total), container, view),
             policy=NAME,
             reason=squeeze.reason,
         )

@@ -20,8 +20,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import SHARES_MAX, SHARES_MIN, be_pod_shares, shares_of
-from reconciler.policies.be_quota import container_asks, counted_containers
+from reconciler.pods.asks import container_asks, pod_asks
+from reconciler.policies.base import SHARES_MAX, SHARES_MIN, containers_of, pod_shares, shares_of, weighs_by_request
 from reconciler.policies.idle_buffer import IdleSample
 from state.cpu import StartPlan
 from state.model import Container, NodeView, Phase, Pod, PodClass
@@ -93,7 +93,6 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig, *, wei
     """
     now = view.now
     times = _times(view, previous, config)
-    even = not view.online_in_besteffort
     windows = list(_windows(view, times, config))
     share = config.share_percent / 100
     spent = max(0.0, previous.spent_s + max(0.0, now - previous.at) * (bool(previous.pods) - share))
@@ -114,10 +113,10 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig, *, wei
     same = not pods and not previous.pods
     return replace(
         times,
-        even=even,
+        even=not view.online_in_besteffort,
         floor_milli=config.cpu_milli if pods else 0,
         pods=pods,
-        raised=frozenset(uid for uid in pods if weights and even and view.pods[uid].qos is QosClass.BESTEFFORT),
+        raised=frozenset(uid for uid in pods if weights and weighs_by_request(view.pods[uid], view)),
         # Without an allowance the tokens follow from the time alone: such plans do not differ.
         spent_s=previous.spent_s if same else spent,
         at=previous.at if same else now,
@@ -172,29 +171,30 @@ def directory_part(part: int, view: NodeView, starts: StartPlan) -> int:
     return starts.floor_milli if inside else part
 
 
-def pod_weight(pod: Pod, starts: StartPlan) -> tuple[int, str]:
+def pod_weight(pod: Pod, view: NodeView, starts: StartPlan) -> tuple[int, str]:
     """The weight of a BE pod's directory, in shares, and the reason.
 
     Even weights, by request, are among BE pods alone: the besteffort directory's own weight protects online pods. A pod
     beside online pods has the least.
     """
+    if not weighs_by_request(pod, view):
+        return SHARES_MIN, "minimum CPU weight: online pods go first"
     if pod.uid in starts.raised:
         return SHARES_MAX, "a container starts or the pod ends: before the other BE pods"
-    if not starts.even or pod.qos is not QosClass.BESTEFFORT:
-        return SHARES_MIN, "minimum CPU weight: online pods go first"
-    asked = sum(map(container_asks, counted_containers(pod))) or 1000
-    return be_pod_shares(asked, pod, alone=starts.even), "even CPU weight: only BE pods are beside it"
+    return pod_shares(pod_asks(pod, view.capacity_milli), pod, view), "even CPU weight: only BE pods are beside it"
 
 
-def container_weight(pod: Pod, container: Container, starts: StartPlan) -> tuple[int, str]:
+def container_weight(pod: Pod, container: Container, view: NodeView) -> tuple[int, str]:
     """The same of a container: the least, but even beside a container with a request for BE work.
 
     Containers without one are even already.
     """
-    asks = any(other.requests.be_cpu_milli for other in counted_containers(pod))
-    if not asks or not starts.even or pod.qos is not QosClass.BESTEFFORT:
+    asks = any(item.requests.be_cpu_milli or item.requests.claimed_cpu_milli for item in containers_of(pod))
+    if not asks or not weighs_by_request(pod, view):
         return SHARES_MIN, "minimum CPU weight: online pods go first"
-    return shares_of(container_asks(container)), "even CPU weight: only BE containers are beside it"
+    return shares_of(
+        container_asks(container, view.capacity_milli)
+    ), "even CPU weight: only BE containers are beside it"
 
 
 def without_allowance(sample: IdleSample, budget_milli: int) -> IdleSample:

@@ -40,15 +40,18 @@ def limit_milli(view: NodeView, pools: Pools) -> int:
     return most
 
 
-def asked(pods: Iterable[Pod]) -> tuple[int, int]:
-    """CPU (thousandths) and memory (bytes) that BE pods have requested, by whichever name of the resource."""
+def asked(pods: Iterable[Pod], most: int) -> tuple[int, int]:
+    """CPU (thousandths) and memory (bytes) that BE pods have requested, by whichever name of the resource.
+
+    ``most``: what pods can have of the CPU.
+    """
     cpu = memory = 0
     for pod in pods:
         if pod.pod_class is PodClass.RECLAIMED:
             for container in pod.containers:
                 # An init container has ended before the others begin.
                 if container.kind in {ContainerKind.APP, ContainerKind.UNKNOWN}:
-                    cpu += container.requests.be_cpu_milli or 0
+                    cpu += container.requests.counted_cpu(most) or 0
                     memory += container.requests.be_memory_bytes or 0
     return cpu, memory
 
@@ -68,7 +71,7 @@ class BestEffortReader:
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         view, pools = scene.view, scene.pools
-        cpu, memory = asked(view.pods.values())
+        cpu, memory = asked(view.pods.values(), view.capacity_milli)
         sheet.put(NODE, "be.request", cpu)
         sheet.put(NODE, "be.memory_request", memory)
         if view.cpu is not None and view.cpu.age_s is not None:

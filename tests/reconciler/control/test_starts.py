@@ -10,12 +10,14 @@ from msgspec.structs import replace
 
 from cgroupfs.usage import UsageCounters
 from reconciler.daemon.agent import Agent
+from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.reclaimed import ReclaimedConfig
 from reconciler.policies.start_allowance import StartConfig
 from reconciler.policies.table import PoliciesConfig
-from reconciler.runtime.workqueue import TICK, DirtyBatch
+from reconciler.runtime.workqueue import TICK, DirtyBatch, pod_key
 from state.cpu import StartPlan
+from state.model import ContainerMeta, PodClass, PodMeta, Resources
 from state.setting_state import SettingState
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 
@@ -77,6 +79,61 @@ def test_a_command_of_the_runtime_lifts_the_quota_in_the_next_pass_and_its_end_l
     status = agent.judge.statuses.get((DIRECTORY, "cpu.quota"))
     assert status is not None
     assert status.state in {SettingState.WRITTEN, SettingState.IN_PLACE}
+
+
+ONLINE: Final = "dddddddd-4444-4444-8444-444444444444"
+
+
+def _shares(node: LiveNode) -> str:
+    return node.read(group(BATCH), "cpu", "cpu.shares")
+
+
+def _online_pod_in_besteffort(node: LiveNode, agent: Agent) -> None:
+    """An online pod of QoS BestEffort, as the kubelet makes its group."""
+    path = f"{DIRECTORY}/pod{ONLINE}"
+    node.kernel.make_group(path)
+    node.write(path, "cpu", "cpu.shares", "2")
+    node.kernel.make_group(f"{path}/{'d' * 64}")
+    agent.inventory.use_rules(ClassRules(overrides=(ClassOverride(pod_class=PodClass.SHARED, uid=ONLINE),)))
+
+
+def test_a_raised_pod_has_the_least_weight_as_soon_as_an_online_pod_is_beside_it(node: LiveNode, agent: Agent) -> None:
+    seen: list[str] = []
+
+    async def scenario() -> None:
+        await node.look(agent)
+        assert agent.reconciler.view is not None
+        agent.inventory.take(commands={container_id(BATCH): agent.reconciler.view.now})
+        await agent.reconciler.reconcile(TICKED)
+        seen.append(_shares(node))
+        _online_pod_in_besteffort(node, agent)
+        await agent.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
+        seen.append(_shares(node))
+
+    trio.run(scenario)
+    assert seen == ["262144", "2"]
+
+
+def test_without_the_reclaimed_policy_a_request_still_yields_to_an_online_pod_at_once(node: LiveNode) -> None:
+    seen: list[str] = []
+    meta = PodMeta(
+        uid=BATCH,
+        source="manifest",
+        containers=(ContainerMeta(name="main", requests=Resources(batch_cpu_milli=8000)),),
+    )
+
+    async def scenario() -> None:
+        off = replace(node.config, policies=PoliciesConfig(reclaimed=ReclaimedConfig(enabled=False)))
+        with node.agent(off) as agent:
+            agent.metadata.set_manifests([meta])
+            await node.look(agent)
+            seen.append(_shares(node))
+            _online_pod_in_besteffort(node, agent)
+            await agent.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
+            seen.append(_shares(node))
+
+    trio.run(scenario)
+    assert seen == ["8192", "2"]
 
 
 def test_an_own_reading_of_the_runtimes_file_is_no_command(node: LiveNode, agent: Agent) -> None:

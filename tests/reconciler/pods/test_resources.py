@@ -77,6 +77,7 @@ def test_the_annotation_fills_what_the_spec_lacks() -> None:
             },
             ghost={"requests": {"kubernetes.io/batch-cpu": "1"}},
         ),
+        by_webhook=True,
     )
     assert problems == ()
     assert merged == (
@@ -87,6 +88,27 @@ def test_the_annotation_fills_what_the_spec_lacks() -> None:
         ),
         side,
     )
+
+
+def test_without_the_webhook_a_request_in_the_annotation_is_a_claim_and_a_limit_applies() -> None:
+    main = ContainerMeta(name="main", requests=Resources(cpu_milli=5, batch_cpu_milli=100))
+    side = ContainerMeta(name="side")
+    texts = {"kubernetes.io/batch-cpu": "1M", "kubernetes.io/batch-memory": "1Gi"}
+    (first, second), problems = with_extended(
+        (main, side), _spec(main={"requests": texts}, side={"requests": texts, "limits": texts})
+    )
+    assert first.requests == Resources(cpu_milli=5, batch_cpu_milli=100, claimed_memory_bytes=2**30)
+    assert second.requests == Resources(claimed_cpu_milli=1_000_000, claimed_memory_bytes=2**30)
+    assert second.limits == Resources(batch_cpu_milli=1_000_000, batch_memory_bytes=2**30)
+    (problem,) = problems
+    said = "only this has the requests of main, side: as claims they count as a whole CPU at most"
+    assert problem == f"annotation {EXTENDED_SPEC}: {said}"
+
+
+def test_an_annotation_that_copies_the_spec_claims_nothing() -> None:
+    texts = {"kubernetes.io/batch-cpu": "100", "kubernetes.io/batch-memory": "1Gi"}
+    main = ContainerMeta(name="main", requests=Resources(batch_cpu_milli=100, batch_memory_bytes=2**30))
+    assert with_extended((main,), _spec(main={"requests": texts})) == ((main,), ())
 
 
 @pytest.mark.parametrize(
@@ -127,6 +149,8 @@ def test_mid_tier_names_are_marked() -> None:
     resources = Resources(batch_cpu_milli=2000, batch_memory_bytes=1 << 30, mid=True)
     assert read_resources("c", texts) == (resources, ())
     spec = json.dumps({"containers": {"main": {"requests": texts}}})
-    ((main,), problems) = with_extended([ContainerMeta(name="main")], {EXTENDED_SPEC: spec})
-    assert (main.requests, problems) == (resources, ())
+    # The webhook copies batch resources only: mid-tier ones are a claim in any case.
+    ((main,), problems) = with_extended([ContainerMeta(name="main")], {EXTENDED_SPEC: spec}, by_webhook=True)
+    assert main.requests == Resources(claimed_cpu_milli=2000, claimed_memory_bytes=1 << 30)
+    assert len(problems) == 1
     assert not read_resources("c", {"kubernetes.io/mid-cpu": "x"})[0].mid

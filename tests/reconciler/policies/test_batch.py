@@ -27,7 +27,7 @@ def of(desired: Desired, path: str = MAIN) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(("milli", "shares"), [(0, 2), (1, 2), (1000, 1024), (1500, 1536), (300_000, 262_144)])
+@pytest.mark.parametrize(("milli", "shares"), [(0, 2), (1, 2), (1000, 1024), (1500, 1536), (300_000, 8192)])
 def test_the_request_becomes_shares(milli: int, shares: int) -> None:
     assert of(plan(node(pod("be", batch(milli))), None, CONFIG))["cpu.weight"] == shares
 
@@ -162,3 +162,69 @@ def test_of_an_online_pod_only_the_mid_tier_counts() -> None:
     desired = plan(node(item), None, CONFIG)
     assert of(desired, f"{POD}/id-side") == {}
     assert of(desired, POD)["cpu.weight"] == 512
+
+
+def claimed(milli: int, name: str = "main") -> Container:
+    return container(name, requests=Resources(claimed_cpu_milli=milli), limits=Resources(batch_cpu_milli=milli))
+
+
+def weights(desired: Desired) -> dict[str, object]:
+    return {s.path.removeprefix("/kubepods/"): s.value for s in desired.settings.values() if s.knob == "cpu.weight"}
+
+
+def test_a_claim_that_no_scheduler_counted_outweighs_no_pod() -> None:
+    desired = plan(node(pod("be", claimed(1_000_000)), pod("fair"), pod("asks", batch(2000))), None, CONFIG)
+    found = weights(desired)
+    assert (found["besteffort/podbe"], found["besteffort/podfair"], found["besteffort/podasks"]) == (1024, 1024, 2048)
+
+
+def test_a_claim_is_no_larger_part_of_the_budget_and_its_limit_bounds_it() -> None:
+    # Beside an online pod each container has a quota of its own.
+    proxy = pod("proxy", cls=PodClass.SYSTEM)
+    desired = plan(node(pod("be", claimed(1_000_000)), pod("fair"), proxy), None, CONFIG)
+    assert desired.plan.pools.quota_milli is not None
+    assert desired.plan.pools.quota_milli["be"] == desired.plan.pools.quota_milli["fair"]
+    small = plan(node(pod("be", claimed(300)), pod("fair"), proxy), None, CONFIG)
+    assert small.settings[MAIN, "cpu.quota"].value == 30_000
+
+
+def test_within_its_own_pod_a_claim_divides() -> None:
+    found = weights(plan(node(pod("be", claimed(4000), claimed(1000, "side"))), None, CONFIG))
+    assert found["besteffort/podbe/id-main"] == 4096
+    assert found["besteffort/podbe/id-side"] == 1024
+
+
+def test_a_request_of_the_spec_is_bounded_by_what_the_node_has() -> None:
+    # A pod with a nodeName passes no scheduler, and the kubelet ignores resources that its node does not offer.
+    found = weights(plan(node(pod("be", batch(1_000_000)), pod("fair")), None, CONFIG))
+    assert found["besteffort/podbe"] == 8192
+
+
+MID = Resources(batch_cpu_milli=6000, mid=True)
+
+
+@pytest.mark.parametrize(
+    ("siblings", "shares"),
+    [
+        pytest.param([], 6144, id="alone"),
+        pytest.param([pod("other", batch(500))], 6144, id="beside BE pods, which have the least"),
+        pytest.param([pod("m2", container("main", requests=MID), cls=PodClass.SHARED)], 6144, id="beside its like"),
+        pytest.param([pod("proxy", cls=PodClass.SYSTEM)], 12, id="beside a system pod's 2 shares"),
+        pytest.param([pod("web", cls=PodClass.SHARED)], 12, id="beside an online pod's 2 shares"),
+    ],
+)
+def test_a_mid_tier_pod_weighs_no_more_than_its_cpus_against_online_pods(siblings: list[Pod], shares: int) -> None:
+    mid = pod("mid", container("main", requests=MID), cls=PodClass.SHARED)
+    found = weights(plan(node(mid, *siblings), None, CONFIG))
+    assert found["besteffort/podmid"] == shares
+    if any(item.pod_class is PodClass.RECLAIMED for item in siblings):
+        assert found["besteffort/podother"] == 2
+
+
+def test_a_mid_tier_claim_and_a_mid_tier_pod_outside_besteffort_keep_the_kubelets_weight() -> None:
+    claims = Resources(claimed_cpu_milli=6000)
+    for item in (
+        pod("mid", container("main", requests=claims), cls=PodClass.SHARED),
+        pod("mid", container("main", requests=MID), cls=PodClass.SHARED, qos=QosClass.BURSTABLE),
+    ):
+        assert item.group.path.removeprefix("/kubepods/") not in weights(plan(node(item), None, CONFIG))

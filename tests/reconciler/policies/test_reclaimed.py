@@ -179,10 +179,10 @@ def test_be_pods_outside_besteffort_get_their_part_of_the_budget_per_container()
     outside = pod("o", container("a"), container("b"), qos=QosClass.BURSTABLE)
     desired = plan(node(pod("be"), outside, cpu=cpu(online=2000)), None, BOTH)
     assert desired.plan.pools.budget_milli == 3200
-    # One whole CPU is assumed for each container that asks for nothing: 1 inside, 2 outside.
-    assert of(desired, DIRECTORY) == {"cpu.quota": 106_600}
-    assert of(desired, "/kubepods/burstable/podo/id-a")["cpu.quota"] == 106_600
-    assert of(desired, "/kubepods/burstable/podo/id-b")["cpu.quota"] == 106_600
+    # One whole CPU is assumed for each pod that requests nothing, whatever the number of its containers.
+    assert of(desired, DIRECTORY) == {"cpu.quota": 160_000}
+    assert of(desired, "/kubepods/burstable/podo/id-a")["cpu.quota"] == 80_000
+    assert of(desired, "/kubepods/burstable/podo/id-b")["cpu.quota"] == 80_000
     assert "cpu.quota" not in of(desired, "/kubepods/burstable/podo")
     assert "cpu.quota" not in of(desired, f"{DIRECTORY}/podbe/id-main")
 
