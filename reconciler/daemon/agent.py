@@ -225,7 +225,8 @@ class Agent:
             kubepods=place.layout.kubepods,
             owner=self._owner,
             # A tenant's own groups inside a container are read when the container's set is written.
-            ours=lambda path: bool(self.ledger.group(path)) and managed_above(path) is None,
+            ours=lambda path: (bool(self.ledger.group(path)) or path in self.judge.in_place)
+            and managed_above(path) is None,
         )
         self.lane = FastPath(self._fired, waits=place.runtime.waits_for_start, files=files, root=place.root)
         self.foreign = ForeignWrites(config.writes.foreign)

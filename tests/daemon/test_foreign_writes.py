@@ -49,6 +49,21 @@ def test_a_persons_write_is_honoured_as_a_hold_until_it_is_released(node: Direct
     assert item.call("DELETE", f"/holds/{target}")[0] == 404
 
 
+def test_a_persons_first_change_of_a_value_that_was_in_place_is_a_hold(node: DirectoryNode, daemon: Make) -> None:
+    pod = node.add("be")
+    item = daemon().up()
+    named(item)
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    assert _is(item, pod.main.group, "cpu.weight", "in place"), "the runtime's value is the wanted one"
+    with Scribe("sh") as shell:
+        shell.write(node.path(pod.main.group, "cpu", "cpu.shares"), "500")
+        standing = wait_for(lambda: _is(item, pod.main.group, "cpu.weight", "held"), told=item.tail)
+        assert f"pid {shell.pid}" in standing["detail"]
+    item.look_again(2)
+    assert node.shares(pod.main) == "500"
+    assert [hold["target"] for hold in item.state("holds")["holds"]] == [f"file:{pod.main.group}:cpu.weight"]
+
+
 def test_a_persons_hold_outlives_the_daemon(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
     item = daemon().up()

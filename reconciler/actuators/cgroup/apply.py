@@ -107,6 +107,8 @@ class CgroupActuator:
         for target in targets:
             with self.judge.errors.contained(pod_key(target.pod_uid) if target.pod_uid is not None else NODE):
                 work += self.judge.detect(target)
+            if target.group.path in self.judge.in_place:
+                self._follower.follow(target.group.path)
             await slices.checkpoint()
         await self._adopt()
         # What is done for the directories above the pods alone is urgent: a container starts.

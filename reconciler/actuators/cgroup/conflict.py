@@ -222,6 +222,8 @@ class ForeignWriteHandler:
         self.systemd_events = 0
         """Events in which systemd wrote its units' values again, however many files each reached."""
         self._systemd_at = float("-inf")
+        self._unrecorded: dict[tuple[str, str], str] = {}
+        """Foreign values of files that the ledger does not contain, in normal form."""
         self._updating: dict[tuple[str, str], float] = {}
         """Since when the runtime has been writing a file without its signal (monotonic seconds)."""
         self._ledger = ledger
@@ -231,8 +233,12 @@ class ForeignWriteHandler:
         self._alert = alert
         self._on_hold = held
 
-    def may_reassert(self, work: FileWrite, entry: LedgerEntry) -> bool:
-        """Decide about a foreign value; record, count and report it."""
+    def may_reassert(self, work: FileWrite, entry: LedgerEntry | None) -> bool:
+        """Decide about a foreign value; record, count and report it.
+
+        ``entry`` None: the file held the wanted value before, and bypassd has never written it. If it does so now, the
+        present value is the original.
+        """
         now = time.monotonic()
         kind, process = self._writer_of(work)
         if kind in _UPDATERS and self._mid_update(work, now):
@@ -264,21 +270,30 @@ class ForeignWriteHandler:
         if decision.action is not ConflictAction.WAIT and changed:
             yielded = decision.action is ConflictAction.YIELD
             self.yields += yielded
-            self._ledger.set_yielded(work.key, yielded=yielded, reason=decision.text)
+            if entry is not None:
+                self._ledger.set_yielded(work.key, yielded=yielded, reason=decision.text)
             self._alert("yield" if yielded else "hold", decision.text, work.setting)
         return False
 
-    def record(self, work: FileWrite, entry: LedgerEntry) -> bool:
+    def record(self, work: FileWrite, entry: LedgerEntry | None) -> bool:
         """Record a foreign value; False if it was recorded before."""
-        if not (entry.writer == US or entry.seen is None or work.knob.normal(entry.seen, work.version) != work.actual):
-            return False
         kind, process = self._writer_of(work)
-        self._ledger.saw(work.key, work.raw, writer=kind, process=process)
+        if entry is None:
+            if self._unrecorded.get(work.place) == work.actual:
+                return False
+            self._unrecorded[work.place] = work.actual
+        elif entry.writer == US or entry.seen is None or work.knob.normal(entry.seen, work.version) != work.actual:
+            self._unrecorded.pop(work.place, None)
+            self._ledger.saw(work.key, work.raw, writer=kind, process=process)
+        else:
+            return False
         self.writes[kind] += 1
         if kind == _SYSTEMD:
             now = time.monotonic()
             self.systemd_events += now - self._systemd_at > _EVENT_GAP_S
             self._systemd_at = now
+        if entry is None:
+            return True
         if kind in _OWNERS and work.target.container is None and work.target.pod_uid is not None:
             # The kubelet writes a pod's directory when it creates or resizes the pod, itself or, with its systemd
             # driver, by a property of the pod's slice: restore this value from now on.
@@ -295,6 +310,7 @@ class ForeignWriteHandler:
     def resolve(self, place: tuple[str, str]) -> None:
         """The file holds the wanted value again: the other writer has finished; the next write starts a new wait."""
         self._updating.pop(place, None)
+        self._unrecorded.pop(place, None)
 
     def is_waiting(self, place: tuple[str, str], now: float) -> bool:
         """Whether a file keeps a foreign value for now (monotonic seconds)."""
@@ -309,6 +325,8 @@ class ForeignWriteHandler:
         self._rules.forget(path)
         for place in [place for place in self._updating if place[0] == path]:
             del self._updating[place]
+        for place in [place for place in self._unrecorded if place[0] == path]:
+            del self._unrecorded[place]
 
     def _mid_update(self, work: FileWrite, now: float) -> bool:
         """True while the runtime may still be writing: it has written, and its signal was not received yet.

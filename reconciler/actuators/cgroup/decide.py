@@ -5,7 +5,7 @@ writes nothing and never waits.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, final
 
@@ -98,6 +98,40 @@ class RecentReleases:
         return FileWrite(target, *file, None, raw, actual, text, FileAction.RELEASE)
 
 
+@final
+class ValuesInPlace:
+    """The files that held the wanted value when they were compared, and that bypassd has never written.
+
+    The ledger does not contain them. A later change is another program's write all the same: a person's is a hold.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, str]] = {}
+        """By group path and knob, in normal form."""
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._values
+
+    def saw(self, place: tuple[str, str], actual: str) -> None:
+        """The file holds the wanted value."""
+        self._values.setdefault(place[0], {})[place[1]] = actual
+
+    def is_changed(self, place: tuple[str, str], actual: str) -> bool:
+        """Whether the file was in place and has another value now."""
+        return self._values.get(place[0], {}).get(place[1], actual) != actual
+
+    def keep_only(self, path: str, knobs: Collection[str]) -> None:
+        """Drop those of a group that are wanted no longer."""
+        if (values := self._values.get(path)) is not None:
+            self._values[path] = {knob: value for knob, value in values.items() if knob in knobs}
+            if not self._values[path]:
+                del self._values[path]
+
+    def forget(self, path: str) -> None:
+        """The group is gone."""
+        self._values.pop(path, None)
+
+
 _BANDWIDTH: Final = ("cpu.period", "cpu.burst")
 
 
@@ -138,6 +172,7 @@ class ChangeDetector:
         self.adoptable: list[FileWrite] = []
         """Files that hold the wanted value, and not the one that the kubelet and the runtime would have left there."""
         self.recent_releases = RecentReleases(self.control_files)
+        self.in_place = ValuesInPlace()
         self.errors = errors
         self._ledger = ledger
         self._files = files
@@ -147,6 +182,7 @@ class ChangeDetector:
         """The writes of one group that are due now."""
         path = target.group.path
         self.statuses.keep_only(path, target.settings)
+        self.in_place.keep_only(path, target.settings)
         writes: list[FileWrite | None] = []
         try:
             masked_knobs = self._masked(target)
@@ -204,6 +240,7 @@ class ChangeDetector:
         """Drop the state of a group that is gone; groups below it are forgotten by their own calls."""
         self.control_files.forget(path)
         self.recent_releases.forget(path)
+        self.in_place.forget(path)
         self.statuses.forget(path)
         self.foreign_writes.forget(path)
 
@@ -274,6 +311,8 @@ class ChangeDetector:
             self.statuses.done(work)
             self.foreign_writes.resolve(work.place)
             self.statuses.record(work, SettingState.IN_PLACE)
+            if entry is None and not work.target.creating and self.may_write(setting):
+                self.in_place.saw(work.place, work.actual)
             if (
                 self.lost
                 and entry is None
@@ -284,18 +323,20 @@ class ChangeDetector:
             if entry is not None and entry.yielded:
                 self._ledger.set_yielded(work.key, yielded=False, reason="correct again")
             return False
-        foreign = entry if work.action is FileAction.FOREIGN else None
+        foreign = work.action is FileAction.FOREIGN or (
+            entry is None and not work.target.creating and self.in_place.is_changed(work.place, work.actual)
+        )
         hold = self._hold(setting)
         if hold is not None:
-            if foreign is not None:
+            if foreign:
                 # Recorded now, so that it does not count as a new write when the hold ends.
-                self.foreign_writes.record(work, foreign)
+                self.foreign_writes.record(work, entry)
             self.statuses.record(work, SettingState.HELD, f"{hold.reason} (by {hold.by})")
             return False
         if not self.may_write(setting):
             self.statuses.record(work, SettingState.WOULD_WRITE, setting.reason)
             return False
-        if foreign is not None and not self.foreign_writes.may_reassert(work, foreign):
+        if foreign and not self.foreign_writes.may_reassert(work, entry):
             return False
         return not self.statuses.is_waiting(work)
 

@@ -184,6 +184,72 @@ async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     acting.close()
 
 
+async def test_a_persons_first_change_of_a_value_that_was_in_place_is_a_hold_too(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("person", "bash (pid 9)")
+    ours = int(acting.read(GROUP, "cpu.weight"))
+    target = acting.target(GROUP, {"cpu.weight": ours})
+    await acting.actuator.apply([target])
+    assert (acting.stood(GROUP, "cpu.weight"), len(acting.ledger)) == ("in place", 0)
+    assert acting.followed.paths == {GROUP}, "its writers are recorded"
+    acting.write(GROUP, "cpu.weight", "500")
+    await acting.actuator.apply([target])
+    assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("held", "500")
+    assert [kind for kind, _ in acting.alerts] == ["hold"]
+    acting.write(GROUP, "cpu.weight", "600")
+    await acting.actuator.apply([target])
+    assert acting.judge.foreign_writes.writes == {"person": 2}
+    acting.judge.holds = {}
+    await acting.actuator.apply([target])
+    assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", str(ours))
+    # It was bypassd's first write: without it the file would have the person's value.
+    entry = acting.ledger.get(("cpu", GROUP, "cpu.shares"))
+    assert entry is not None
+    assert (entry.original, entry.writer) == ("600", "us")
+    acting.close()
+
+
+async def test_another_programs_change_of_a_value_that_was_in_place_is_counted_and_waited_for(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("other", "tuned (pid 7)")
+    ours = acting.read(GROUP, "cpu.weight")
+    target = acting.target(GROUP, {"cpu.weight": int(ours)})
+    await acting.actuator.apply([target])
+    states = []
+    for text in ("100", "200", "300"):
+        acting.write(GROUP, "cpu.weight", text)
+        await acting.actuator.apply([target])
+        states.append((acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")))
+        acting.judge.foreign_writes._rules._files[GROUP, "cpu.weight"].until = 0.0
+    assert states == [("written", ours), ("waiting", "200"), ("yielded", "300")]
+    assert acting.judge.foreign_writes.writes == {"other": 3}
+    acting.close()
+
+
+@pytest.mark.parametrize("change", ["wanted", "not wanted", "creating", "observed"])
+async def test_a_value_in_place_that_bypassd_no_longer_wants_there_is_no_foreign_one(
+    tmp_path: Path, change: str
+) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    acting.names.writer = ("person", "bash (pid 9)")
+    ours = int(acting.read(GROUP, "cpu.weight"))
+    creating = RuntimeSpec(shares=ours) if change == "creating" else None
+    acting.judge.enforce = change != "observed"
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": ours}, creating=creating)])
+    acting.judge.enforce = True
+    if change == "not wanted":
+        await acting.actuator.apply([acting.target(GROUP, {})])
+    if change != "wanted":
+        acting.write(GROUP, "cpu.weight", "500")
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 700})])
+    assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "700")
+    assert acting.alerts == []
+    acting.close()
+
+
 async def test_a_refused_write_is_told_once_and_tried_again_later(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
