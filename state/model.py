@@ -66,7 +66,7 @@ class Resources(Struct, frozen=True, kw_only=True):
     """Requests or limits of a container or pod; None is "not set". Units: thousandths of a CPU, bytes.
 
     ``mid``: the batch amounts are Koordinator's mid-tier resources, which online pods have, too. ``claimed``: what only
-    the pod's annotation requests under those names; no scheduler has counted it (`reconciler.pods.asks`).
+    the pod's annotation requests under those names; no scheduler has counted it (`reconciler.policies.base.pod_asks`).
     """
 
     cpu_milli: int | None = None
@@ -273,7 +273,8 @@ class KubeletView(Struct, frozen=True, kw_only=True):
     reason. ``granted``: pod uid -> container name -> resources admitted by the kubelet (in-place resize). ``affinity``:
     ``uid/container`` -> NUMA nodes of its memory and devices, by the resource's name. ``reserved`` is
     ``reservedSystemCPUs``; ``reasserts_s`` the period of the kubelet's unconditional rewrite of every container (1.21
-    and older, static), None where it only writes on change.
+    and older, static), None where it only writes on change. ``may_resize``: it can resize pods in place, or that is not
+    known (`reconciler.sources.checkpoints`).
     """
 
     policy: CpuPolicy = CpuPolicy.UNKNOWN
@@ -284,6 +285,7 @@ class KubeletView(Struct, frozen=True, kw_only=True):
     reserved: CpuSet = EMPTY
     strict_reserved: bool = False
     reasserts_s: float | None = None
+    may_resize: bool = True
     held: bool = False
     problem: str | None = None
 

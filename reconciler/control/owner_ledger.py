@@ -24,8 +24,7 @@ from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageCounters, UsageReader, grown
 from reconciler.control.hour_rows import HourRows, load_rows, uptime_s
 from reconciler.control.inventory import Inventory
-from reconciler.pods.asks import pod_asks
-from reconciler.policies.base import containers_of
+from reconciler.policies.base import containers_of, pod_asks
 from reconciler.policies.owner_shares import OwnerDemand, OwnersConfig, bonus_percent, fair_parts
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import TICK, DirtyKeys

@@ -108,8 +108,8 @@ class Reconciler:
         self.errors = actuator.judge.errors
         self._unlisted: str | None = None
         self._moved = self._regrouped = self._reweighted = False
-        self._beside: tuple[int, bool, bool] | None = None
-        """What the weights of all pods in the besteffort directory depend on, beside the plan."""
+        self._beside: tuple[int, bool, bool, bool] | None = None
+        """What settings of all BE pods depend on, beside the plan."""
         self._starts: set[str] = set()
         self._due: float | None = None
         self._kubelet = kubelet
@@ -426,7 +426,12 @@ class Reconciler:
         files = self.actuator.judge.control_files
         view = self.inventory.view(time.monotonic(), files.actual, files.floors)
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
-        beside = view.capacity_milli, view.online_in_besteffort, view.unweighed_in_besteffort
+        beside = (
+            view.capacity_milli,
+            view.online_in_besteffort,
+            view.unweighed_in_besteffort,
+            view.kubelet.may_resize,
+        )
         moved = self._moved or before is None or _substance(plan) != _substance(before) or beside != self._beside
         self._beside = beside
         self._moved = False

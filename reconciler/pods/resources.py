@@ -8,8 +8,8 @@ So does an online pod that requests Koordinator's mid-tier resources.
 **The annotation** is a tenant's word, except where an admission webhook overwrites it. Koordinator's copies the spec's
 batch requests and limits into it at each creation and change of a pod, and removes what the spec does not have; no
 scheduler reads it. So a request that the spec lacks is kept as a claim (``claimed_*``), which weighs nothing against
-other pods (`reconciler.pods.asks`), unless the configuration declares that such a webhook owns the annotation. A limit
-bounds the pod itself only, so it applies in either case. Mid-tier requests are never the webhook's.
+other pods (`reconciler.policies.base.pod_asks`), unless the configuration declares that such a webhook owns the
+annotation. A limit bounds the pod itself only, so it applies in either case. Mid-tier requests are never the webhook's.
 
 Source: reference values of ``kubernetes.io/batch-*``, ``kubernetes.io/mid-*`` and
 ``resource.katalyst.kubewharf.io/reclaimed_*`` (all count thousandths of a CPU, and bytes); Koordinator's annotation

@@ -34,6 +34,10 @@ MILLI_MIN: Final = 10
 """`QUOTA_MIN_US` in thousandths of a CPU at the usual period: no share of a budget can be smaller."""
 
 
+ASSUMED_MILLI: Final = 1000
+"""What a pod without a request counts as, in thousandths of a CPU."""
+
+
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every policy's section has; each policy's own config extends it."""
 
@@ -190,6 +194,33 @@ def period_us(view: NodeView, path: str, container: Container | None = None) -> 
 def shares_of(milli: int) -> int:
     """A request in thousandths of a CPU as CPU shares: the kubelet's own conversion, within what the kernel takes."""
     return min(max(milli * _SHARES_PER_CPU // 1000, SHARES_MIN), SHARES_MAX)
+
+
+# How much a pod's request may weigh against other pods. It divides the BE budget, the CPU time of the besteffort
+# directory and the fair shares of owners between tenants, so it counts only as far as a scheduler has counted it:
+# - A request in the pod's spec, and at most all CPUs that pods can have. A scheduler places no larger one, but a pod
+#   with a ``nodeName`` passes none, and the kubelet ignores requests for resources that its node does not offer.
+# - A pod without a request counts as a whole CPU, whatever the number of its containers; so does, within its pod, a
+#   container without one.
+# - A request that only the annotation has (`reconciler.pods.resources`) is the tenant's claim: it counts as a whole CPU
+#   at most, so it never weighs more than no request at all, and as nothing beside a request of the same pod.
+
+
+def container_asks(container: Container, most: int) -> int:
+    """What one container counts as, the measure by which its pod's share is split, in thousandths of a CPU.
+
+    ``most``: what pods can have (`NodeView.capacity_milli`).
+    """
+    requests = container.requests
+    return requests.counted_cpu(most) or min(requests.claimed_cpu_milli or ASSUMED_MILLI, ASSUMED_MILLI)
+
+
+def pod_asks(pod: Pod, most: int) -> int:
+    """What a pod counts as beside other pods: its containers together, without the pause container."""
+    requests = [container.requests for container in containers_of(pod)]
+    if counted := sum(item.counted_cpu(most) or 0 for item in requests):
+        return min(counted, most)
+    return min(sum(item.claimed_cpu_milli or 0 for item in requests) or ASSUMED_MILLI, ASSUMED_MILLI)
 
 
 def weighs_by_request(pod: Pod, view: NodeView) -> bool:

@@ -12,7 +12,8 @@ memory limit from the limit, both divided by the node's CPU normalisation ratio)
 - The pod's weight follows its request only among pods that have one (`reconciler.policies.base.pod_shares`):
   Koordinator writes 8192 shares for a request of 8 CPUs beside an online BestEffort pod's 2.
 - A request is bounded by what pods can have, and one that only the annotation has counts as a whole CPU at most
-  (`reconciler.pods.asks`): Koordinator has no other source, and trusts its webhook. Limits in the annotation apply.
+  (`reconciler.policies.base.pod_asks`): Koordinator has no other source, and trusts its webhook. Limits in the
+  annotation apply.
 - The memory limit is written on containers only: lowered in step with every container that ends, the pod's own limit
   would force reclaim, or on v2 an OOM kill.
 """
@@ -22,13 +23,13 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 
 from cgroupfs.naming import QosClass
-from reconciler.pods.asks import pod_asks
 from reconciler.policies.base import (
     QUOTA_MIN_US,
     Policy,
     PolicyConfig,
     owns_cpus,
     period_us,
+    pod_asks,
     pod_shares,
     quota_us,
     setting_of,

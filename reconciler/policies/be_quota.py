@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.naming import QosClass
-from reconciler.pods.asks import container_asks, pod_asks
-from reconciler.policies.base import MILLI_MIN, containers_of, period_us, quota_us
+from reconciler.policies.base import MILLI_MIN, container_asks, containers_of, period_us, pod_asks, quota_us
 from reconciler.runtime.format import cpu
 from state.cpu import GroupUse, QuotaFloor
 from state.model import Container, NodeView, Pod, PodClass, Pools

@@ -287,6 +287,15 @@ def idle_not_pod(setting: Setting, scene: RefusalContext) -> str | None:
     return "with cpu.idle set, writes of cpu.shares fail, and the kubelet or the runtime writes them here"
 
 
+def idle_resized(setting: Setting, scene: RefusalContext) -> str | None:
+    """The kubelet writes a pod's own shares when it resizes the pod in place; a BestEffort pod it never resizes."""
+    if setting.value in (0, None) or scene.pod is None or scene.pod.qos is QosClass.BESTEFFORT:
+        return None
+    if not scene.view.kubelet.may_resize:
+        return None
+    return "this kubelet may resize the pod in place, and with cpu.idle set its write of cpu.shares would fail"
+
+
 def one_way(setting: Setting, scene: RefusalContext) -> str | None:
     """EINVAL for ever on openEuler's kernels: offline work never becomes online again."""
     if setting.value == 0 and scene.view.actual.get((setting.path, setting.knob)) == -1:
@@ -320,7 +329,7 @@ _OF_KNOB: Final[Mapping[str, tuple[Rule, ...]]] = {
     "cpu.mems": (empty_cpuset, kubelets_memory, mems_without_memory),
     "cpu.quota": (quota_minimum, quota_below_child, online_under_quota, v1_quota_above_parent),
     "cpu.burst": (burst_above_quota,),
-    "cpu.idle": (idle_not_pod,),
+    "cpu.idle": (idle_not_pod, idle_resized),
     "cpu.qos": (one_way, shared_level),
     "cpu.weight": (qos_weight,),
     "memory.high": (online_under_memory,),

@@ -18,12 +18,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from cgroupfs.devices import DeviceLimits
-from reconciler.pods.asks import container_asks
 from reconciler.policies.base import (
     MILLI_MIN,
     SHARES_MIN,
     Policy,
     PolicyConfig,
+    container_asks,
     containers_of,
     owns_cpus,
     period_us,

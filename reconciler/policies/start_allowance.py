@@ -20,8 +20,16 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.pods.asks import container_asks, pod_asks
-from reconciler.policies.base import SHARES_MAX, SHARES_MIN, containers_of, pod_shares, shares_of, weighs_by_request
+from reconciler.policies.base import (
+    SHARES_MAX,
+    SHARES_MIN,
+    container_asks,
+    containers_of,
+    pod_asks,
+    pod_shares,
+    shares_of,
+    weighs_by_request,
+)
 from reconciler.policies.idle_buffer import IdleSample
 from state.cpu import StartPlan
 from state.model import Container, NodeView, Phase, Pod, PodClass

@@ -5,6 +5,10 @@ in the directory is ignored. A new ``kubelet.sock`` of the device plug-ins means
 and the devices' checkpoint are in one fixed directory, the other files in the kubelet's root directory.
 
 The files are read in the loop (a few hundred bytes, rarely); `allocations` decides how far they are reliable.
+
+**Can this kubelet resize pods in place?** No version is needed for that: one with the feature (from 1.27 on, by default
+from 1.33 on) writes its checkpoint of admitted resources when it starts, one without it never does. Without the CPU
+manager's checkpoint, which every kubelet writes, this is not known.
 """
 
 import math
@@ -148,7 +152,16 @@ class CheckpointSource:
             listed=listed,
         )
         self._wake.set()
-        return replace(kubelet_view, granted=self._granted, affinity=self._affinity)
+        return replace(kubelet_view, granted=self._granted, affinity=self._affinity, may_resize=self._may_resize())
+
+    def _may_resize(self) -> bool:
+        """Whether the kubelet can resize pods in place, by its checkpoints; True while that is not known."""
+        if isinstance(self.cpus, CheckpointError) and self.cpus.fault in {
+            CheckpointFault.MISSING,
+            CheckpointFault.UNREADABLE,
+        }:
+            return True
+        return not all(map(_is_missing, self.resizes.values()))
 
     def restarted(self) -> None:
         """A kubelet has started: what it forgot or rewrites now is due to that."""
@@ -309,7 +322,7 @@ class CheckpointSource:
     def _grant(self) -> Granted:
         """What the kubelet has admitted; the file of 1.33 and later alone counts where there is one."""
         now = self.resizes.get(ALLOCATED_PODS)
-        if isinstance(now, CheckpointError) and now.fault is CheckpointFault.MISSING:
+        if _is_missing(now):
             now = self.resizes.get(POD_STATUS)
         return granted(now, self.resizes.get(ACTUATED_PODS))
 
@@ -338,6 +351,10 @@ class CheckpointSource:
         except OSError:
             return None
         return status.st_ino, status.st_ctime
+
+
+def _is_missing(result: object) -> bool:
+    return isinstance(result, CheckpointError) and result.fault is CheckpointFault.MISSING
 
 
 def _differ(now: object, before: object) -> bool:

@@ -96,7 +96,8 @@ def kubelet(
     for key, text in (exclusive or {}).items():
         uid, _, name = key.partition("/")
         owners.setdefault(uid, {})[name] = cpus(text)
-    return KubeletView(policy=policy, default_cpus=cpus(default), exclusive=owners, reserved=cpus(reserved), **more)
+    values = {"may_resize": False} | more
+    return KubeletView(policy=policy, default_cpus=cpus(default), exclusive=owners, reserved=cpus(reserved), **values)
 
 
 NONE = kubelet(CpuPolicy.NONE)

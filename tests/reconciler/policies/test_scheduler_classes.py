@@ -11,7 +11,7 @@ from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.qos_level import QosLevelConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import KernelScheduler
-from state.model import ContainerKind, Phase, Pod, PodClass
+from state.model import ContainerKind, CpuPolicy, Phase, Pod, PodClass
 from state.plan import Desired
 from tests.reconciler.nodes import MAINLINE, V1, V2, container, kubelet, node, online, pod
 
@@ -64,6 +64,16 @@ def test_be_pods_own_directories_are_idle_and_no_other() -> None:
     assert of(desired, "cpu.idle") == {BE: 1, f"{BURSTABLE}/podlate": 1}
     assert desired.refusals == ()
     assert of(desired, "cpu.weight")[BE] == 1024, "still wanted: it counts when the class is left"
+
+
+@pytest.mark.parametrize("qos", [QosClass.BURSTABLE, QosClass.GUARANTEED])
+def test_a_pod_that_the_kubelet_may_resize_is_not_idle_and_says_why(qos: QosClass) -> None:
+    late = pod("late", qos=qos)
+    desired = plan(node(pod("be"), late, kubelet=kubelet(CpuPolicy.NONE, may_resize=True)), None, ON)
+    assert of(desired, "cpu.idle") == {BE: 1}
+    (refusal,) = desired.refusals
+    assert (refusal.setting.path, refusal.rule) == (late.group.path, "idle-resized")
+    assert "resize the pod in place" in refusal.reason
 
 
 def test_a_be_pod_with_cpus_of_its_own_is_not_idle_on_them() -> None:

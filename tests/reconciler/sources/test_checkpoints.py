@@ -364,6 +364,35 @@ def test_the_newer_file_alone_counts_where_there_is_one(tmp_path: Path) -> None:
     assert granted_cpu(CheckpointSource(Marks(), root=str(tmp_path))) == 2000
 
 
+@pytest.mark.parametrize(
+    ("files", "may_resize"),
+    [
+        pytest.param({}, True, id="not known"),
+        pytest.param({"cpu_manager_state": cpu_state("none", "")}, False, id="no checkpoint of resizing"),
+        pytest.param({"cpu_manager_state": "{"}, False, id="a torn file is a kubelet's, too"),
+        pytest.param(
+            {
+                "cpu_manager_state": cpu_state("none", ""),
+                "pod_status_manager_state": '{"allocationEntries":{},"checksum":0}',
+            },
+            True,
+            id="1.27 with the feature gate",
+        ),
+        pytest.param(
+            {"cpu_manager_state": cpu_state("none", ""), "allocated_pods_state": "from the future"},
+            True,
+            id="a format that is not known",
+        ),
+    ],
+)
+def test_a_kubelet_that_can_resize_pods_is_known_by_its_checkpoint(
+    tmp_path: Path, files: dict[str, str], may_resize: bool
+) -> None:
+    for name, content in files.items():
+        rename_in(tmp_path, content, name)
+    assert CheckpointSource(Marks(), root=str(tmp_path)).view({}).may_resize is may_resize
+
+
 async def test_a_new_allocation_marks_the_node_and_a_bad_file_keeps_the_last_one(
     tmp_path: Path, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:

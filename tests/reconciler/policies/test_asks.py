@@ -2,7 +2,7 @@
 
 import pytest
 
-from reconciler.pods.asks import CPU, container_asks, pod_asks
+from reconciler.policies.base import ASSUMED_MILLI, container_asks, pod_asks
 from state.model import ContainerKind, Resources
 from tests.reconciler.nodes import container, pod
 
@@ -20,12 +20,12 @@ def claim(milli: int) -> Resources:
 @pytest.mark.parametrize(
     ("requests", "counted", "asks"),
     [
-        pytest.param(Resources(), None, CPU, id="none"),
+        pytest.param(Resources(), None, ASSUMED_MILLI, id="none"),
         pytest.param(spec(500), 500, 500, id="spec"),
         pytest.param(Resources(cpu_milli=300), 300, 300, id="plain"),
         pytest.param(Resources(cpu_milli=300, batch_cpu_milli=500), 500, 500, id="batch before plain"),
         pytest.param(spec(1_000_000_000), MOST, MOST, id="more than the node has"),
-        pytest.param(claim(1_000_000), None, CPU, id="a claim"),
+        pytest.param(claim(1_000_000), None, ASSUMED_MILLI, id="a claim"),
         pytest.param(claim(200), None, 200, id="a small claim"),
         pytest.param(Resources(batch_cpu_milli=500, claimed_cpu_milli=7000), 500, 500, id="beside its own claim"),
     ],
@@ -39,8 +39,8 @@ def test_a_container_counts_by_what_a_scheduler_counted(requests: Resources, cou
     ("requests", "asks"),
     [
         pytest.param([spec(500), spec(700)], 1200, id="the sum"),
-        pytest.param([spec(None)] * 20, CPU, id="many without a request"),
-        pytest.param([claim(900)] * 20, CPU, id="many claims"),
+        pytest.param([spec(None)] * 20, ASSUMED_MILLI, id="many without a request"),
+        pytest.param([claim(900)] * 20, ASSUMED_MILLI, id="many claims"),
         pytest.param([claim(100), claim(200)], 300, id="small claims"),
         pytest.param([spec(500), claim(1_000_000)], 500, id="a claim beside a request"),
         pytest.param([spec(7000)] * 3, MOST, id="no more than the node has"),
