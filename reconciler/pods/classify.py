@@ -11,10 +11,15 @@ Sources, strongest first; the first with a result decides:
 6. the cluster's own critical pods: the priority classes ``system-node-critical`` and ``system-cluster-critical`` (or a
    priority in their range), and static pods of ``kube-system``;
 7. CPUs of its own from the kubelet's CPU manager: dedicated;
-8. the Kubernetes QoS class: BestEffort is reclaimed, the rest shared.
+8. while the priority is unknown, BestEffort pods that usually have a critical one: system, which is unmanaged. Those of
+   ``kube-system``, and pods with OpenShift's annotation ``target.workload.openshift.io/management``;
+9. the Kubernetes QoS class: BestEffort is reclaimed, the rest shared.
 
 **Unknown labels.** A pod whose labels and annotations cannot be read keeps the class of the last time they were (over a
-restart, too); only overrides have precedence over that. If they were never read, 1 and 5-8 decide.
+restart, too); only overrides have precedence over that. If they were never read, 1 and 5-9 decide.
+
+**Unknown priority.** Only a pod's spec has it: the lists of kubelet and API server, and manifests. CRI and the
+runtime's bundles do not.
 
 **Conflicts.** When two of 2-7 disagree, the stronger still decides, and ``problems`` names the others: a class that
 changes with the order of the sources' results would be worse than a wrong one. Overrides contradict on purpose and are
@@ -45,6 +50,8 @@ KATALYST_QOS: Final = "katalyst.kubewharf.io/qos_level"
 KOORDINATOR_QOS: Final = "koordinator.sh/qosClass"
 VOLCANO_QOS: Final = "volcano.sh/qos-level"
 VOLCANO_PREEMPTABLE: Final = "volcano.sh/preemptable"
+OPENSHIFT_MANAGEMENT: Final = "target.workload.openshift.io/management"
+KUBE_SYSTEM: Final = "kube-system"
 
 _KATALYST: Final = {
     "dedicated_cores": PodClass.DEDICATED,
@@ -62,6 +69,7 @@ _KOORDINATOR: Final = {
 _VOLCANO: Final = {"LC": True, "HLS": True, "LS": True, "BE": False}
 """Volcano's levels: does it run online? Some distributions write a number from -7 to 7; below 0 is offline."""
 
+_WITHOUT_SPEC: Final = frozenset({"cri", "bundle", "cgroup"})
 _LONGEST_LEVEL: Final = 20
 
 # The words that Go's ParseBool takes, which is what those projects read the mark with.
@@ -79,6 +87,8 @@ class ClassificationInput(Struct, frozen=True, kw_only=True):
 
     ``last``: the class when they were last read.
 
+    ``priority_known``: a source that has the pod's spec has reported the pod, with a priority or without.
+
     ``exclusive``: some container of the pod has CPUs of its own from the kubelet. ``problems``: parts of this pod that
     the sources could not use; they are passed on.
     """
@@ -92,6 +102,7 @@ class ClassificationInput(Struct, frozen=True, kw_only=True):
     priority_class: str | None = None
     priority: int | None = None
     static: bool = False
+    priority_known: bool = True
     exclusive: bool = False
     last: LastClass | None = None
     problems: tuple[str, ...] = ()
@@ -107,7 +118,7 @@ def classification_input(
 ) -> ClassificationInput:
     """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, even if a list differs."""
     if meta is None:
-        return ClassificationInput(uid=uid, qos=qos, exclusive=exclusive, last=last)
+        return ClassificationInput(uid=uid, qos=qos, priority_known=False, exclusive=exclusive, last=last)
     return ClassificationInput(
         uid=uid,
         qos=qos,
@@ -118,10 +129,16 @@ def classification_input(
         priority_class=meta.priority_class,
         priority=meta.priority,
         static=meta.static,
+        priority_known=has_spec(meta.source),
         exclusive=exclusive,
         last=last,
         problems=meta.problems,
     )
+
+
+def has_spec(sources: str) -> bool:
+    """Whether one of a pod's sources, joined by "+", has the pod's spec: requests, limits and priority."""
+    return not _WITHOUT_SPEC.issuperset(sources.split("+"))
 
 
 def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
@@ -154,6 +171,8 @@ def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:
     if claims:
         problems += _disagreements(claims)
         pod_class, source = claims[0]
+    elif (unknown := _perhaps_system(facts)) is not None:
+        pod_class, source = PodClass.SYSTEM, unknown
     else:
         reclaimed = facts.qos is QosClass.BESTEFFORT
         pod_class = PodClass.RECLAIMED if reclaimed else PodClass.SHARED
@@ -245,8 +264,20 @@ def _system(facts: ClassificationInput) -> str | None:
         return f"priority class {facts.priority_class}"
     if facts.priority is not None and facts.priority >= _SYSTEM_PRIORITY:
         return f"priority {facts.priority}"
-    if facts.static and facts.namespace == "kube-system":
+    if facts.static and facts.namespace == KUBE_SYSTEM:
         return "static pod of kube-system"
+    return None
+
+
+def _perhaps_system(facts: ClassificationInput) -> str | None:
+    """Why a BestEffort pod is unmanaged until its priority is known; None: it is not."""
+    known = facts.priority_known or facts.priority is not None or facts.priority_class is not None
+    if known or facts.qos is not QosClass.BESTEFFORT:
+        return None
+    if facts.namespace == KUBE_SYSTEM:
+        return f"namespace {KUBE_SYSTEM}, priority not known"
+    if OPENSHIFT_MANAGEMENT in (facts.annotations or {}):
+        return f"annotation {OPENSHIFT_MANAGEMENT}, priority not known"
     return None
 
 

@@ -74,6 +74,7 @@ _WORD_ANNOTATIONS: Final = (
     "kubernetes.io/config.mirror",
     "kubernetes.io/config.source",
     "kubernetes.io/main-container-name",
+    "target.workload.openshift.io/management",
     "volcano.sh/cache-limit",
     "volcano.sh/preemptable",
     "volcano.sh/quota-burst-time",

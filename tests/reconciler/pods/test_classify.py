@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,6 +35,7 @@ def pod(
     priority_class: str | None = None,
     priority: int | None = None,
     static: bool = False,
+    priority_known: bool = True,
     exclusive: bool = False,
     problems: tuple[str, ...] = (),
 ) -> ClassificationInput:
@@ -47,6 +49,7 @@ def pod(
         priority_class=priority_class,
         priority=priority,
         static=static,
+        priority_known=priority_known,
         exclusive=exclusive,
         problems=problems,
     )
@@ -387,3 +390,55 @@ def test_what_is_read_now_counts_more_than_the_last_class_and_becomes_it() -> No
 def test_a_pod_of_which_labels_were_never_read_has_its_qos_and_is_marked_so() -> None:
     classification = classify(pod(labels=None, annotations=None), NONE)
     assert (classification.pod_class, classification.certain, classification.last) == (PodClass.SHARED, False, None)
+
+
+UNKNOWN: Any = {"qos": "BestEffort", "priority_known": False}
+MANAGEMENT = {"target.workload.openshift.io/management": '{"effect": "PreferredDuringScheduling"}'}
+SYSTEM_SOURCE = "namespace kube-system, priority not known"
+
+
+@pytest.mark.parametrize(
+    ("facts", "pod_class", "source"),
+    [
+        pytest.param(pod(namespace="kube-system", **UNKNOWN), "system", SYSTEM_SOURCE, id="kube-system"),
+        pytest.param(
+            pod(annotations=MANAGEMENT, **UNKNOWN),
+            "system",
+            "annotation target.workload.openshift.io/management, priority not known",
+            id="openshift",
+        ),
+        pytest.param(pod(**UNKNOWN), "reclaimed", "kubernetes QoS: BestEffort", id="another namespace"),
+        pytest.param(
+            pod(namespace="kube-system", priority=0, **UNKNOWN), "reclaimed", "kubernetes QoS: BestEffort", id="known"
+        ),
+        pytest.param(
+            pod(namespace="kube-system", labels={KOORDINATOR: "BE"}, **UNKNOWN),
+            "reclaimed",
+            f"label {KOORDINATOR}=BE",
+            id="a mark decides",
+        ),
+        pytest.param(
+            pod(namespace="kube-system", labels=None, annotations=None, **UNKNOWN),
+            "system",
+            SYSTEM_SOURCE,
+            id="no labels either",
+        ),
+        pytest.param(
+            pod(namespace="kube-system", priority_known=False), "shared", "kubernetes QoS: Burstable", id="burstable"
+        ),
+    ],
+)
+def test_a_pod_that_may_be_critical_is_unmanaged_until_its_priority_is_known(
+    facts: ClassificationInput, pod_class: str, source: str
+) -> None:
+    found = classify(facts, NONE)
+    assert (found.pod_class, found.source) == (pod_class, source)
+
+
+@pytest.mark.parametrize(
+    ("sources", "known"), [("bundle", False), ("cri+bundle", False), ("kubelet+cri", True), ("manifest", True)]
+)
+def test_the_priority_is_known_from_a_source_with_the_spec(sources: str, known: bool) -> None:
+    meta = PodMeta(uid="u", source=sources, namespace="kube-system", labels={}, annotations={})
+    assert classification_input("u", QosClass.BESTEFFORT, meta).priority_known is known
+    assert not classification_input("u", QosClass.BESTEFFORT).priority_known
