@@ -120,15 +120,21 @@ def _checkpoint(node: InspectedNode) -> CheckResult:
 
 def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
     """Where the static CPU manager and the agent's settings would meet."""
-    policy = node.kubelet.cpu_manager_policy
+    policy = str(node.kubelet.cpu_manager_policy)
     path = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), CPU_STATE)
+    fault: CheckpointFault | None = None
     try:
         policy = read_checkpoint(path, parse_cpu_manager_state).policy.value
-    except CheckpointError:
-        policy = str(policy)
+    except CheckpointError as exc:
+        fault = exc.fault
     reclaimed = node.config.policies.reclaimed
     if policy != CpuPolicy.STATIC.value:
-        return CheckResult("CPU manager", CheckState.OK, f"CPU manager policy {policy}: OK")
+        by = "" if fault is None else " by the kubelet's configuration"
+        return CheckResult("CPU manager", CheckState.OK, f"CPU manager policy {policy}{by}: OK")
+    if fault is not None:
+        words_ = f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable ({fault.value})"
+        fix = "see checkpoints; a running daemon keeps the last valid allocations, BE may run on newer ones"
+        return CheckResult("CPU manager", CheckState.WARN, words_, fix)
     if reclaimed.besteffort_cpuset:
         fix = "set policies.reclaimed.besteffort_cpuset: false (the planner refuses it: container starts would fail)"
         return CheckResult("CPU manager", CheckState.WARN, "static policy, but besteffort_cpuset is enabled", fix)

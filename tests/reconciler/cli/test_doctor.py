@@ -96,6 +96,28 @@ def test_every_lack_has_a_fix(good: LiveNode) -> None:
     assert "max_user_watches=8192" in rows["inotify"][2]
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [("{", "torn"), (None, "missing"), ('{"policyName":"static","epoch":3,"checksum":1}', "future")],
+)
+def test_exclusive_cpus_are_not_called_respected_where_the_checkpoint_is_of_no_use(
+    good: LiveNode, content: str | None, fault: str
+) -> None:
+    good.put("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncpuManagerPolicy: static\n")
+    if content is None:
+        os.unlink(f"{good.root}/var/lib/kubelet/cpu_manager_state")
+    else:
+        good.put("var/lib/kubelet/cpu_manager_state", content)
+    rows = states(good.root)
+    assert rows["checkpoints"][0] is CheckState.WARN
+    state, text, fix = rows["CPU manager"]
+    assert (state, text) == (
+        CheckState.WARN,
+        f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable ({fault})",
+    )
+    assert "see checkpoints" in fix
+
+
 def test_a_capability_that_root_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(checks, "has_capability", lambda _root, bit: bit != 1)
