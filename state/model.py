@@ -214,6 +214,14 @@ class Classification(Struct, frozen=True, kw_only=True):
     last: LastClass | None = None
 
 
+_WITHOUT_SPEC = frozenset({"cri", "bundle", "cgroup"})
+
+
+def has_spec(sources: str) -> bool:
+    """Whether one of a pod's sources, joined by "+", has the pod's spec: requests, limits and priority."""
+    return not _WITHOUT_SPEC.issuperset(sources.split("+"))
+
+
 class Pod(Struct, frozen=True, kw_only=True):
     """One pod directory that exists now, with all that is known about it."""
 
@@ -245,6 +253,11 @@ class Pod(Struct, frozen=True, kw_only=True):
     def pod_class(self) -> PodClass:
         """Short for ``classification.pod_class``."""
         return self.classification.pod_class
+
+    @property
+    def spec_known(self) -> bool:
+        """Whether its requests, limits and priority are known, none of them included."""
+        return has_spec(self.meta_source)
 
     @property
     def title(self) -> str:

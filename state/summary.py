@@ -27,6 +27,7 @@ def pod_facts(pod: Pod, pools: Pools | None) -> dict[str, object]:
         "pool": pools.pool_of(pod) if pools is not None else None,
         "problems": list(pod.classification.problems),
         "meta_source": pod.meta_source,
+        "spec_known": pod.spec_known,
         "sandbox": pod.sandbox,
         "group": pod.group.path,
     }

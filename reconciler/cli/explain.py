@@ -268,6 +268,8 @@ def _title(pod: Row) -> Iterator[Block]:
         StyledText(pod["title"], "head"), ": class ", StyledText(pod["class"], "head"), f", from {pod['class_source']}"
     )
     yield line(StyledText(f"uid {pod['uid']}, QoS {pod['qos']}, sources: {_sources(pod['meta_source'])}", "dim"))
+    if pod["class"] == "reclaimed" and not pod.get("spec_known", True):
+        yield line(StyledText("no source has its spec: batch limits in it are not known, nor applied", "dim"))
     if (sandbox := pod.get("sandbox")) is not None:
         yield line(StyledText(f"{sandbox}: bounded at the pod's directory as a whole, no container by itself", "dim"))
     marks = {**pod.get("labels", {}), **pod.get("annotations", {})}

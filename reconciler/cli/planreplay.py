@@ -9,7 +9,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.config.model import Config
 from reconciler.control.replay import PlanComparison, PlanTrack, Reassemble
 from reconciler.interference.nodesteps import NodeStep, PlannerSettings
-from reconciler.pods.classify import ClassificationInput, classify, has_spec, merge_rules
+from reconciler.pods.classify import ClassificationInput, classify, merge_rules
 from reconciler.pods.selectors import ClassRules
 from reconciler.runtime import format as fmt
 from state.evidence import SampleFrame
@@ -118,7 +118,7 @@ def _classed(pod: Pod, view: NodeView, rules: ClassRules) -> Pod:
         priority_class=pod.priority_class,
         priority=pod.priority,
         static=pod.static,
-        priority_known=has_spec(pod.meta_source),
+        priority_known=pod.spec_known,
         exclusive=bool(view.kubelet.exclusive.get(pod.uid)),
         last=None if certain else pod.classification.last,
     )

@@ -4,14 +4,14 @@ Each source may have all, some or none of a pod's fields. A field is taken from 
 "unknown" (None) never hides a weaker source's value, and an empty map is a value.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.pods.classify import classification_input, classify
+from reconciler.pods.classify import KATALYST_QOS, KOORDINATOR_QOS, classification_input, classify
 from reconciler.pods.cpu_annotations import memory_wish_of, parse, within_request
 from reconciler.pods.disk_annotations import disk_preferences
 from reconciler.pods.marks import limited
@@ -19,6 +19,7 @@ from reconciler.pods.resize import effective
 from reconciler.pods.resources import cpu_request, with_extended
 from reconciler.pods.selectors import ClassRules
 from state.model import (
+    Classification,
     Container,
     ContainerKind,
     ContainerMeta,
@@ -26,9 +27,11 @@ from state.model import (
     LastClass,
     Phase,
     Pod,
+    PodClass,
     PodMeta,
     Resize,
     RuntimeSpec,
+    has_spec,
 )
 
 STRENGTH: Final = ("apiserver", "kubelet", "cri", "manifest", "bundle")
@@ -129,7 +132,8 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
     problems = (*problems, beyond) if beyond else problems
     memory, more = memory_wish_of(annotations)
     disks, of_disks = disk_preferences(annotations)
-    told_of = limited((*classification.problems, *problems, *more, *of_disks))
+    unknown = _unknown_limits(meta, classification)
+    told_of = limited((*classification.problems, *unknown, *problems, *more, *of_disks))
     classification = replace(classification, problems=told_of)
     message = _Told(meta)
     containers_now = tuple(
@@ -159,6 +163,16 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
         meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
         sandbox=known.sandbox,
     )
+
+
+def _unknown_limits(meta: PodMeta | None, classification: Classification) -> Iterator[str]:
+    """The message about a BE pod of a colocation control plane whose batch limits no source reports."""
+    if meta is None or classification.pod_class is not PodClass.RECLAIMED or has_spec(meta.source):
+        return
+    marked = (meta.annotations or {}).get(KATALYST_QOS) or (meta.labels or {}).get(KOORDINATOR_QOS)
+    limits = [item.limits for item in meta.containers]
+    if marked and not any(item.batch_cpu_milli or item.batch_memory_bytes for item in limits):
+        yield "batch requests and limits are not known, and not applied: no source has the pod's spec"
 
 
 class _Told:

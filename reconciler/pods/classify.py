@@ -44,7 +44,7 @@ from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.pods.marks import note
 from reconciler.pods.selectors import ClassOverride, ClassRules, ClassSelector, pod_glob
-from state.model import Classification, LastClass, PodClass, PodMeta
+from state.model import Classification, LastClass, PodClass, PodMeta, has_spec
 
 KATALYST_QOS: Final = "katalyst.kubewharf.io/qos_level"
 KOORDINATOR_QOS: Final = "koordinator.sh/qosClass"
@@ -69,7 +69,6 @@ _KOORDINATOR: Final = {
 _VOLCANO: Final = {"LC": True, "HLS": True, "LS": True, "BE": False}
 """Volcano's levels: does it run online? Some distributions write a number from -7 to 7; below 0 is offline."""
 
-_WITHOUT_SPEC: Final = frozenset({"cri", "bundle", "cgroup"})
 _LONGEST_LEVEL: Final = 20
 
 # The words that Go's ParseBool takes, which is what those projects read the mark with.
@@ -134,11 +133,6 @@ def classification_input(
         last=last,
         problems=meta.problems,
     )
-
-
-def has_spec(sources: str) -> bool:
-    """Whether one of a pod's sources, joined by "+", has the pod's spec: requests, limits and priority."""
-    return not _WITHOUT_SPEC.issuperset(sources.split("+"))
 
 
 def classify(facts: ClassificationInput, rules: ClassRules) -> Classification:

@@ -25,12 +25,14 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from reconciler.pods.marks import longest, note, too_long, utf8_bytes
-from reconciler.settings.quantity import milli, whole
+from reconciler.settings.quantity import milli, parse_quantity, whole
 from state.model import ContainerKind, ContainerMeta, Resources
 
 EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 
 _MID: Final = "kubernetes.io/mid-"
+_SHOWN: Final = 32
+_PARTS: Final = frozenset("num")
 _FEW_NAMED: Final = 3
 """Containers that a message names."""
 
@@ -51,6 +53,28 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[str | int], int]], ...]]]
         ("resource.katalyst.kubewharf.io/reclaimed_memory", whole),
         ("kubernetes.io/mid-memory", whole),
     ),
+}
+
+
+class _Unit(Struct, frozen=True):
+    """What a plain number counts under names that have a unit of their own, and the least that can be meant."""
+
+    least: int
+    text: str
+    example: str
+
+    def is_implausible(self, text: str | int, value: int) -> bool:
+        """A value that is legal and cannot be meant: too little, or written as a part of the unit (``2000m``)."""
+        if value == 0:
+            return False
+        return value < self.least or str(text)[-1:] in _PARTS or parse_quantity(text).denominator != 1
+
+
+_UNITS: Final[Mapping[str, _Unit]] = {
+    # The kernel's least quota is 1 ms in a period of 100 ms.
+    "batch_cpu_milli": _Unit(10, "thousandths of a CPU", "2 CPUs are 2000 or 2k"),
+    # No program starts with less.
+    "batch_memory_bytes": _Unit(1 << 20, "bytes", "2 GiB are 2Gi"),
 }
 
 
@@ -80,6 +104,10 @@ def read_resources(where: str, quantities: Quantities | None) -> tuple[Resources
                 continue
             numbers[name] = value
             mid = mid or name.startswith(_MID)
+            if (unit := _UNITS.get(field)) is not None and unit.is_implausible(quantities[name], value):
+                problems.append(
+                    f"{where}: {name}: {str(quantities[name])[:_SHOWN]!r} counts {unit.text}; {unit.example}"
+                )
         if numbers:
             values[field] = min(numbers.values())
         if len(set(numbers.values())) > 1:

@@ -164,13 +164,14 @@ def _endpoint(node: InspectedNode, results: QueryResults) -> CheckResult:
                 "kubelet /pods", CheckState.WARN, f"{text}; {results.kubelet_problem}", "see the named pod"
             )
         return CheckResult("kubelet /pods", CheckState.OK, text)
+    without = "batch requests and limits of BE pods are not known without it, nor applied"
     if results.kubelet_url is None:
-        return CheckResult(
-            "kubelet /pods", CheckState.WARN, "kubelet not reachable", "set kubelet.address if it listens elsewhere"
-        )
+        fix = f"set kubelet.address if it listens elsewhere; {without}"
+        return CheckResult("kubelet /pods", CheckState.WARN, "kubelet not reachable", fix)
     fix = (
         "make credentials (bypassctl init credentials --use kubelet, docs/credentials.md), or set kubelet.token_file "
-        "and kubelet.ca_file, or enable its read-only port, or set kubelet.endpoint: off"
+        "and kubelet.ca_file, or enable its read-only port, or set kubelet.endpoint: off; "
+        f"{without}"
     )
     return CheckResult("kubelet /pods", CheckState.WARN, results.kubelet_problem, fix)
 

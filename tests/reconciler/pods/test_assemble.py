@@ -5,6 +5,7 @@ import pytest
 from cgroupfs.naming import QosClass
 from reconciler.pods.assemble import ContainerInput, PodInput, assemble, merge_metas
 from reconciler.pods.cpu_annotations import RESOURCE_STATUS
+from reconciler.pods.resources import EXTENDED_SPEC
 from reconciler.pods.selectors import ClassRules
 from state.model import (
     ContainerKind,
@@ -129,3 +130,27 @@ def test_a_schedulers_cpus_are_bounded_by_the_pods_request(
     pod = assemble(known(meta), ClassRules())
     assert (pod.wish.cpus is not None) == kept
     assert any("cpuset" in problem for problem in pod.classification.problems) != kept
+
+
+@pytest.mark.parametrize(
+    ("source", "labels", "extended", "said"),
+    [
+        ("cri", {"koordinator.sh/qosClass": "BE"}, None, True),
+        ("bundle", {"koordinator.sh/qosClass": "BE"}, None, True),
+        ("kubelet", {"koordinator.sh/qosClass": "BE"}, None, False),
+        ("cri", {}, None, False),
+        ("cri", {"koordinator.sh/qosClass": "LS"}, None, False),
+        ("cri", {"koordinator.sh/qosClass": "BE"}, {"limits": {"kubernetes.io/batch-cpu": 2000}}, False),
+    ],
+)
+def test_batch_limits_that_no_source_reports_are_a_problem_of_the_pod(
+    source: str, labels: dict[str, str], extended: dict[str, object] | None, said: bool
+) -> None:
+    annotations = {EXTENDED_SPEC: json.dumps({"containers": {"main": extended}})} if extended is not None else {}
+    meta = PodMeta(
+        uid=UID, source=source, labels=labels, annotations=annotations, containers=(ContainerMeta(name="main"),)
+    )
+    pod = assemble(known(meta), ClassRules())
+    text = "batch requests and limits are not known, and not applied: no source has the pod's spec"
+    assert (text in pod.classification.problems) is said
+    assert pod.spec_known is (source == "kubelet")

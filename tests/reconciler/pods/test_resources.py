@@ -5,6 +5,8 @@ import pytest
 from reconciler.pods.resources import EXTENDED_SPEC, read_resources, with_extended
 from state.model import ContainerMeta, Resources
 
+RECLAIMED_MILLICPU = "resource.katalyst.kubewharf.io/reclaimed_millicpu"
+
 
 def test_plain_and_extended_names_are_read_with_their_units() -> None:
     resources, problems = read_resources(
@@ -13,12 +15,14 @@ def test_plain_and_extended_names_are_read_with_their_units() -> None:
             "cpu": "1500m",
             "memory": "2Gi",
             "kubernetes.io/batch-cpu": "2k",
-            "kubernetes.io/batch-memory": 1024,
+            "kubernetes.io/batch-memory": 1 << 20,
             "x/y": "?",
         },
     )
     assert problems == ()
-    assert resources == Resources(cpu_milli=1500, memory_bytes=2 * 2**30, batch_cpu_milli=2000, batch_memory_bytes=1024)
+    assert resources == Resources(
+        cpu_milli=1500, memory_bytes=2 * 2**30, batch_cpu_milli=2000, batch_memory_bytes=1 << 20
+    )
 
 
 def test_katalyst_names_mean_the_same_fields() -> None:
@@ -126,9 +130,9 @@ def test_a_broken_annotation_is_one_message_and_the_containers_stay(text: str) -
 def test_a_bad_quantity_inside_the_annotation_is_named_with_its_container() -> None:
     merged, problems = with_extended(
         (ContainerMeta(name="main"),),
-        _spec(main={"limits": {"kubernetes.io/batch-cpu": "x", "kubernetes.io/batch-memory": "1"}}),
+        _spec(main={"limits": {"kubernetes.io/batch-cpu": "x", "kubernetes.io/batch-memory": "1Gi"}}),
     )
-    assert merged[0].limits == Resources(batch_memory_bytes=1)
+    assert merged[0].limits == Resources(batch_memory_bytes=1 << 30)
     assert problems == (
         (
             f"annotation {EXTENDED_SPEC}: main: limits: kubernetes.io/batch-cpu: 'x':"
@@ -154,3 +158,37 @@ def test_mid_tier_names_are_marked() -> None:
     assert main.requests == Resources(claimed_cpu_milli=2000, claimed_memory_bytes=1 << 30)
     assert len(problems) == 1
     assert not read_resources("c", {"kubernetes.io/mid-cpu": "x"})[0].mid
+
+
+@pytest.mark.parametrize("name", ["kubernetes.io/batch-cpu", "kubernetes.io/mid-cpu", RECLAIMED_MILLICPU])
+@pytest.mark.parametrize("value", ["8", 8, "2", "200m", "2000m", "12000m", "0.5", "12.5", "9999999u"])
+def test_an_amount_of_cpu_that_is_legal_and_cannot_be_meant_is_named_with_its_unit(name: str, value: str | int) -> None:
+    resources, problems = read_resources("container main: limits", {name: value})
+    assert resources.batch_cpu_milli is not None, "it counts as written"
+    assert problems == (
+        f"container main: limits: {name}: {str(value)!r} counts thousandths of a CPU; 2 CPUs are 2000 or 2k",
+    )
+
+
+def test_so_is_an_amount_of_memory() -> None:
+    for value in ("4", "512m", "1000Ki"):
+        _, problems = read_resources("c", {"kubernetes.io/batch-memory": value})
+        assert problems == (f"c: kubernetes.io/batch-memory: {value!r} counts bytes; 2 GiB are 2Gi",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kubernetes.io/batch-cpu", "0"),
+        ("kubernetes.io/batch-cpu", "10"),
+        ("kubernetes.io/batch-cpu", 2000),
+        ("kubernetes.io/batch-cpu", "2k"),
+        ("kubernetes.io/batch-cpu", "1.5k"),
+        ("kubernetes.io/batch-memory", "1Mi"),
+        ("cpu", "8"),
+        ("cpu", "200m"),
+        ("memory", "1"),
+    ],
+)
+def test_amounts_that_can_be_meant_are_no_problem(name: str, value: str | int) -> None:
+    assert read_resources("c", {name: value})[1] == ()
