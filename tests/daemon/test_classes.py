@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from reconciler.pods.resources import EXTENDED_SPEC
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.fakes.node import DirectoryNode
 
@@ -170,3 +171,35 @@ def test_without_any_api_the_bundles_and_paths_still_tell_names_and_qos(node: Di
     assert (shown["title"], shown["class_source"]) == ("shop/alone", "kubernetes QoS: BestEffort")
     assert {box["kind"] for box in shown["containers"]} == {"sandbox", "app"}
     assert os.path.isdir(node.path(pod.group, "cpu"))
+
+
+def test_a_tenants_claim_gives_its_pod_no_more_than_the_others_have(node: DirectoryNode, daemon: Make) -> None:
+    """The annotation that a webhook writes for batch resources: without one, its pod's tenant has written it."""
+    batch = {"requests": {"kubernetes.io/batch-cpu": "1M"}, "limits": {"kubernetes.io/batch-cpu": "900"}}
+    claim = {EXTENDED_SPEC: json.dumps({"containers": {"main": batch}})}
+    greedy, fair = node.add("greedy", annotations=claim), node.add("fair")
+    item = daemon().up()
+    wait_for(lambda: bounded(node, fair.main), told=item.tail)
+    wait_for(lambda: node.quota(greedy.main.group) == "90000", told=item.tail)
+    shares = [node.read(pod.group, "cpu", "cpu.shares") for pod in (greedy, fair)]
+    assert shares == ["1024", "1024"], "its limit bounds it, its request weighs nothing"
+    (problem,) = item.pod(greedy.uid)["problems"]
+    assert "as claims they count as a whole CPU at most" in problem
+    item.stop()
+    item = daemon(classes={"extended_spec_by_webhook": True}).up()
+    wait_for(lambda: node.read(greedy.group, "cpu", "cpu.shares") != "1024", told=item.tail)
+    assert node.read(greedy.group, "cpu", "cpu.shares") == str(1024 * (os.cpu_count() or 1)), (
+        "at most what the node has"
+    )
+    assert item.pod(greedy.uid)["problems"] == []
+
+
+def test_a_best_effort_pod_of_kube_system_is_unmanaged_while_its_priority_is_unknown(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    proxy, be = node.add("proxy", namespace="kube-system"), node.add("be")
+    before = node.cpus(proxy.main)
+    item = daemon(kubelet={"endpoint": "off"}).up()
+    wait_for(lambda: bounded(node, be.main), told=item.tail)
+    assert item.pod(proxy.uid)["class_source"] == "namespace kube-system, priority not known"
+    assert node.cpus(proxy.main) == before
