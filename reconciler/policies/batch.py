@@ -165,8 +165,12 @@ def _quota(pod: Pod, container: Container, limit: int, view: NodeView, pools: Po
     if view.versions.get("cpu") == 1 and pod.qos is QosClass.BESTEFFORT and _above_directory(limit, view, pools):
         reason = f"batch CPU limit of {cpu(limit)} not written: the quota of the besteffort directory is smaller"
         return setting_of(pod, container, "cpu.quota", None, policy=NAME, reason=reason)
-    value = _quota_us(limit, period_us(view, container.group.path, container), pools)
+    period = period_us(view, container.group.path, container)
+    value = _quota_us(limit, period, pools)
     reason = f"batch CPU limit of {cpu(limit)}"
+    if limit * period < QUOTA_MIN_US * 1000:
+        least = QUOTA_MIN_US * 1000 // period
+        reason = f"batch CPU limit of {limit} thousandths of a CPU, raised to {least}, the kernel's least quota"
     return setting_of(pod, container, "cpu.quota", value, policy=NAME, reason=reason)
 
 

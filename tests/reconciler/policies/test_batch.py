@@ -90,6 +90,20 @@ def test_a_pods_quota_is_in_its_own_period_and_never_below_a_childs() -> None:
     assert quota * 100_000 >= 33_300 * 70_001 > (quota - 1) * 100_000
 
 
+@pytest.mark.parametrize(
+    ("milli", "period", "quota", "reason"),
+    [
+        (10, 100_000, 1000, "batch CPU limit of 0.01 CPU"),
+        (8, 100_000, 1000, "batch CPU limit of 8 thousandths of a CPU, raised to 10, the kernel's least quota"),
+        (50, 10_000, 1000, "batch CPU limit of 50 thousandths of a CPU, raised to 100, the kernel's least quota"),
+    ],
+)
+def test_a_limit_below_the_kernels_least_quota_says_so(milli: int, period: int, quota: int, reason: str) -> None:
+    view = node(pod("be", batch(milli)), actual={(MAIN, "cpu.period"): period})
+    setting = plan(view, None, CONFIG).settings[MAIN, "cpu.quota"]
+    assert (setting.value, setting.reason) == (quota, reason)
+
+
 def test_a_pods_quota_can_be_switched_off() -> None:
     config = PoliciesConfig(batch=BatchConfig(pod_quota=False))
     assert of(plan(node(pod("be", batch(500))), None, config), POD) == {"cpu.weight": 512}
