@@ -15,6 +15,11 @@ mount namespace of its own (a kubelet in a container); the path is then resolved
 
 Only a single such process is accepted. If there are several, none is: the operator must name the node's.
 
+**A kubelet inside another program** (k3s, MicroK8s' kubelite, KubeEdge's edgecore) has no process and no flags of its
+own, and these programs keep its settings in files of theirs. It is not taken for the kubelet; where no other is found,
+the program is reported, since the CPUs that its kubelet reserves are unknown then. k3s overwrites its command line (one
+text with spaces), so such a program is found by its executable's name. Source: the manuals of k3s, MicroK8s, KubeEdge.
+
 **A copied node** (a prefix other than ``/``) has no processes: a ``cmdline`` there is a file that was copied. Only the
 name is compared, as there is nothing else; nothing that a copied node names is executed or connected to.
 
@@ -34,6 +39,14 @@ from reconciler.runtime.safe_files import UntrustedFileError, root_only, walk
 
 KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {"kubelet": (), "hyperkube": ("kubelet",)}
 """Programs that are a kubelet, by the name of their file, with the words that must follow it."""
+
+CONTAINERS_OF_KUBELETS: Final[Mapping[str, frozenset[str]]] = {
+    "k3s": frozenset({"server", "agent"}),
+    "kubelite": frozenset(),
+    "edgecore": frozenset(),
+}
+"""Programs that run a kubelet inside, by the name of their executable, with the words of which one must be the first
+argument; none: any."""
 
 _HEAD: Final = 4096
 """Bytes of a command line that are read for its name."""
@@ -70,13 +83,15 @@ class Rejected(Struct, frozen=True, kw_only=True):
 class HostSearch(Struct, frozen=True, kw_only=True):
     """Result of a search. ``process`` is None when none or more than one is verified; ``problems`` has the reasons.
 
-    ``rejected``: the first of those that failed; ``rejections``: their number.
+    ``rejected``: the first of those that failed; ``rejections``: their number. ``inside``: the name and the id of a
+    process that contains a kubelet, where no process is one.
     """
 
     process: HostProcess | None = None
     candidates: tuple[HostProcess, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     rejections: int = 0
+    inside: tuple[str, int] | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -99,6 +114,15 @@ class HostSearch(Struct, frozen=True, kw_only=True):
         if more := self.rejections - len(self.rejected):
             texts.append(f"{more} more processes are named kubelet but not trusted")
         return tuple(texts)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """That a program runs a kubelet inside, whose settings only the operator can name."""
+        if self.inside is None:
+            return ()
+        name, pid = self.inside
+        fix = "set kubelet.config_file to a KubeletConfiguration that has them, such as reservedSystemCPUs"
+        return (f"{name} (process {pid}) runs this node's kubelet inside, and its settings are not read: {fix}",)
 
 
 class _RefusedError(Exception):
@@ -142,7 +166,11 @@ def find_host_process(
             if len(rejected) < _MOST_SHOWN:
                 rejected.append(Rejected(pid=pid, reason=str(exc)))
     candidates = _without_children(candidates)
+    inside = (
+        next((found for pid in pids if (found := search.contains(pid)) is not None), None) if not candidates else None
+    )
     return HostSearch(
+        inside=inside,
         process=candidates[0] if len(candidates) == 1 else None,
         candidates=tuple(candidates),
         rejected=tuple(rejected),
@@ -193,6 +221,23 @@ class _Search:
         except OSError:
             return False
         return _arguments(parts, self._programs, None) is not None
+
+    def contains(self, pid: int) -> tuple[str, int] | None:
+        """The name of a program of root's that runs a kubelet inside, and its process; None: it is none."""
+        directory = f"{self._proc}/{pid}"
+        try:
+            name = os.readlink(f"{directory}/exe").rpartition("/")[2]
+            words = CONTAINERS_OF_KUBELETS.get(name)
+            if words is None or os.stat(directory).st_uid != 0:
+                return None
+            first = b" ".join(_read(f"{directory}/cmdline", _HEAD).split(b"\0")).split()[1:2]
+            if words and not words.intersection(map(os.fsdecode, first)):
+                return None
+            self._check_identity(directory)
+            self._check_program(directory)
+        except (OSError, _GoneError, _RefusedError):
+            return None
+        return name, pid
 
     def verified(self, pid: int) -> HostProcess:
         """The process, if it is verified. Errors: `_RefusedError`, `_GoneError`."""

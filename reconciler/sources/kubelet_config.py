@@ -227,7 +227,7 @@ def read_kubelet_config(
         config_path=path,
         config_rule=rule,
         sources=read.sources,
-        problems=(*read.problems, *host_search.problems),
+        problems=(*read.problems, *host_search.problems, *(host_search.unread if config_path is None else ())),
         unread=read.unread,
     )
     return replace(start, **read.values)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,43 @@ def test_a_program_for_many_purposes_is_a_kubelet_by_its_first_argument(tree: Tr
     search = tree.search()
     assert search.process is not None
     assert (search.process.pid, search.process.arguments) == (40, ("--port=1",))
+
+
+@pytest.mark.parametrize(
+    ("program", "argv", "name"),
+    [
+        ("bin/k3s", ("/usr/local/bin/k3s agent",), "k3s"),  # as k3s overwrites its command line
+        ("bin/k3s", ("/usr/local/bin/k3s", "server", "--kubelet-arg=reserved-cpus=0"), "k3s"),
+        ("bin/kubelite", ("/snap/microk8s/1/kubelite", "--kubelet-args-file=/x"), "kubelite"),
+        ("bin/edgecore", ("/usr/local/bin/edgecore",), "edgecore"),
+    ],
+)
+def test_a_program_with_a_kubelet_inside_is_reported_and_is_no_kubelet(
+    tree: Tree, program: str, argv: tuple[str, ...], name: str
+) -> None:
+    tree.add(40, tree.program(program), argv=argv)
+    search = tree.search()
+    assert (search.process, search.inside) == (None, (name, 40))
+    (problem,) = search.unread
+    assert problem.startswith(f"{name} (process 40) runs this node's kubelet inside")
+    tree.add(41, tree.program())
+    assert (tree.search().inside, tree.search().unread) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("argv", "more"),
+    [
+        (("k3s", "kubectl"), {}),
+        (("k3s", "server"), {"uids": "1000 1000 1000 1000"}),
+        (("k3s", "server"), {"cgroup": POD}),
+        (("k3s", "server"), {"spaces": {"mnt": "mnt:[2]"}}),
+        ((), {}),
+    ],
+)
+def test_anything_else_of_such_a_name_is_not_reported(tree: Tree, argv: tuple[str, ...], more: dict[str, Any]) -> None:
+    tree.add(40, tree.program("bin/k3s"), argv=argv, **more)
+    tree.add(41, tree.program("bin/other"), argv=("k3s", "server"))
+    assert (tree.search().inside, tree.search().unread) == (None, ())
 
 
 @pytest.mark.parametrize("uids", ["1000 0 0 0", "0 1000 0 0", "0 0 1000 0", "0 0 0 1000", "1 1 1 1", "", "0 0"])
