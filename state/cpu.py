@@ -52,6 +52,23 @@ class TopologyPolicy(StrEnum):
     NUMERIC = "numeric"
 
 
+class OwnerCpus(Struct, frozen=True, kw_only=True):
+    """Where the kernel's files contradict the record of exclusive CPUs of one container.
+
+    ``record``: the CPUs of the kubelet's checkpoint, or of bypassd's own choice; ``kernel``: those of the group that
+    has the container's processes. ``beside``: other containers whose CPU set has some of ``record``, as text.
+    """
+
+    record: CpuSet
+    kernel: CpuSet
+    beside: tuple[str, ...] = ()
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether the container may run on CPUs that are not its own."""
+        return not self.kernel <= self.record
+
+
 class CpuPreferences(Struct, frozen=True, kw_only=True):
     """A pod's CPU preferences from its annotations. None, empty and False: not set.
 

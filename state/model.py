@@ -19,6 +19,7 @@ from state.cpu import (
     HarmReading,
     HarmTerms,
     KernelScheduler,
+    OwnerCpus,
     PodIndicators,
     PodIsolation,
     PoolSize,
@@ -392,6 +393,8 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     ``terms``: what online pools will need, while the plan is made; None in every finished plan.
     ``harm``: what the harm law works with; None: BE pods do not all yield, or it is not configured.
     ``weight_yields``: the least weight of the besteffort directory is to do what an idle class would for its pods.
+    ``elsewhere``: by key of ``dedicated``, the CPUs where the kernel lets that container run, of those that are not on
+    their own CPUs only.
     """
 
     online_cpus: CpuSet
@@ -419,6 +422,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
     terms: PoolTerms | None = None
     harm: HarmTerms | None = None
     weight_yields: bool = False
+    elsewhere: Mapping[str, CpuSet] = {}
 
     @property
     def dedicated_cpus(self) -> CpuSet:
@@ -495,6 +499,8 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     ``daemons``: the other groups directly below the root of the CPU hierarchy.
     ``kubepods_cpus``: the CPUs in effect in the kubepods directory; empty: could not be read; None: was not read.
     ``quota_floors``: by group path, where a group inside a container forbids the wanted quota.
+    ``owners``: by ``uid/container``, the owners of exclusive CPUs whose CPU sets contradict that, for longer than the
+    kubelet takes to correct them.
     """
 
     topology: Topology
@@ -529,6 +535,7 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     daemons: Daemons = Daemons()
     kubepods_cpus: CpuSet | None = None
     quota_floors: Mapping[str, QuotaFloor] = {}
+    owners: Mapping[str, OwnerCpus] = {}
 
     @cached_property
     def cpus(self) -> CpuSet:

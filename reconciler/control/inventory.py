@@ -25,7 +25,7 @@ from reconciler.sources.bundles import read_bundle
 from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
-from state.cpu import GroupUse, HarmReading, KernelScheduler, PodIndicators, QuotaFloor
+from state.cpu import GroupUse, HarmReading, KernelScheduler, OwnerCpus, PodIndicators, QuotaFloor
 from state.daemons import Daemons
 from state.disk import Disk
 from state.measures import Restrictions
@@ -87,6 +87,7 @@ class NodeReadings(Struct, frozen=True, kw_only=True):
     realtime: frozenset[str] = frozenset()
     daemons: Daemons = Daemons()
     kubepods_cpus: CpuSet | None = None
+    owners: Mapping[str, OwnerCpus] = {}
 
 
 class NewReadings(TypedDict, total=False):
@@ -111,6 +112,7 @@ class NewReadings(TypedDict, total=False):
     realtime: frozenset[str]
     daemons: Daemons
     kubepods_cpus: CpuSet | None
+    owners: Mapping[str, OwnerCpus]
 
 
 @final
@@ -330,6 +332,7 @@ class Inventory:
             realtime=readings.realtime,
             daemons=readings.daemons,
             kubepods_cpus=readings.kubepods_cpus,
+            owners=readings.owners,
             scheduler=self._scheduler,
             quota_floors=dict(floors),
             indicators=self._indicators(),

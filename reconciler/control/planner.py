@@ -38,6 +38,7 @@ def plan_pools(
         reclaimed=EMPTY,
         budget_milli=1000 * len(online),
         reasons={"cpus": reason} if (reason := _outside(view)) else {},
+        elsewhere={key: owner.kernel for key, owner in view.owners.items() if owner.runs_elsewhere},
     )
     for policy in policies:
         section: PolicyConfig = getattr(config, policy.name)

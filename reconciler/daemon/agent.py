@@ -49,6 +49,8 @@ from reconciler.control.harm_watch import HarmWatch, WaitSource
 from reconciler.control.hold_store import HoldManager
 from reconciler.control.inventory import Inventory
 from reconciler.control.node_hour import NodeHour
+from reconciler.control.owner_check import NAME as OWNER_CHECK
+from reconciler.control.owner_check import OwnerCheck
 from reconciler.control.owner_ledger import NAME as OWNERS
 from reconciler.control.owner_ledger import OwnerLedger
 from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, was_killed
@@ -318,6 +320,9 @@ class Agent:
             files=files,
             tell=lambda message: self.alert("hotplug", message, None),
         )
+        self.owner_check = OwnerCheck(
+            self.reconciler, period_s=lambda: self.place.kubelet.reconcile_s, enforces=self.enforces
+        )
         self.hotplug = HotplugSource(place.topology, self.replug.changed, root=place.root)
         release = side_actuators.kernel_release(place.root, files)
         self.sampler = Sampler(
@@ -383,6 +388,7 @@ class Agent:
                 Component(name="memory headroom", run=self.memory_headroom.run),
                 Component(name="headroom", run=self.headroom.run),
                 Component(name=OWNERS, run=self.owners.run),
+                Component(name=OWNER_CHECK, run=self.owner_check.run),
                 Component(name=pod_minutes.NAME, run=self.minutes.run),
                 Component(name=effect_hours.NAME, run=self.effect.run),
             ],

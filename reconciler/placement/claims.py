@@ -12,6 +12,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.churn import by_pool
 from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_milli, request_milli
 from reconciler.runtime.format import plural
+from state.cpu import OwnerCpus
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, SourceStatus
 from state.topology import Topology
 
@@ -111,17 +112,38 @@ def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
             against = f"{rule.removeprefix(REFUSED)}; {taken}"
         elif bound and not set(nodes) <= set(bound):
             against = f"not on NUMA node {CpuSet(bound)}, as decided; {_taken(CpuSet(bound), owner, view, pools)}"
+        got = len(cpus)
+        if (contradiction := view.owners.get(key)) is not None and cpus:
+            got = len(contradiction.kernel & cpus) if not contradiction.runs_elsewhere else 0
+            against = contradicted(contradiction, view, pools, ours=key in pools.placed)
         yield CpuClaim(
             owner=owner,
             pods=(uid,),
             asked_milli=milli,
             asked=-(-milli // _CPU),
-            got=len(cpus),
+            got=got,
             nodes=nodes,
             bound=bound,
             rule=rule,
             against=against,
         )
+
+
+def contradicted(owner: OwnerCpus, view: NodeView, pools: Pools, *, ours: bool) -> str:
+    """What the kernel's files say against a container's exclusive CPUs, and whether BE work avoids it."""
+    record = "bypassd's plan" if ours else "the kubelet's checkpoint"
+    parts = []
+    if owner.kernel != owner.record:
+        parts.append(f"{record} gives it CPU {owner.record}, its CPU set file has CPU {owner.kernel or 'none'}")
+    if owner.runs_elsewhere:
+        beside = owner.kernel & pools.reclaimed
+        parts.append(
+            f"BE work also runs on CPU {beside}" if beside else f"BE work is kept off CPU {owner.kernel & view.cpus}"
+        )
+    if owner.beside:
+        more = f" and {len(owner.beside) - 1} more" if len(owner.beside) > 1 else ""
+        parts.append(f"CPU {owner.record} is not exclusive: {owner.beside[0]}{more}")
+    return "; ".join(parts)
 
 
 def _pool(name: str, pods: list[Pod], view: NodeView, pools: Pools) -> CpuClaim:

@@ -13,6 +13,7 @@ Differences:
   keep their quotas: on shared CPUs a quota does bound something.
 - The kubelet's exclusive CPUs count once the runtime has received them. Up to 1.21 that is some seconds after the
   container's start, and until then it runs on all shared CPUs.
+- A container that the kernel lets run elsewhere (`Pools.elsewhere`) keeps its quota, and its pod does.
 
 Older kubelets write the quota again with each update of the container; the ledger then restores it, and bypassd
 restores it when the container ceases to own its CPUs.
@@ -38,7 +39,9 @@ def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
         return False
     key = f"{pod.uid}/{container.name or container.id}"
     owned = pools.dedicated.get(key)
-    return owned is not None and (key in pools.placed or not _wider(container, owned))
+    if owned is None or key in pools.elsewhere:
+        return False
+    return key in pools.placed or not _wider(container, owned)
 
 
 def lifts_pod(pod: Pod, pools: Pools) -> bool:

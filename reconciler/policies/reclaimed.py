@@ -286,6 +286,7 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> _Candi
         usable &= kubelet.default_cpus | shown
     # Tasks on isolated CPUs are not balanced: BE work would pile up on one of them.
     usable = (usable - view.topology.isolated) or usable
+    usable = _without_owners(usable, view, pools, config)
     counted = usable if config.share_reserved else usable - pools.reserved
     if pools.separate:
         theirs = CpuSet.union((pools.shared, *pools.named.values()))
@@ -301,6 +302,20 @@ def _candidates(view: NodeView, pools: Pools, config: ReclaimedConfig) -> _Candi
         return _Candidates(usable, f"only reserved CPUs left: BE shares CPU {usable} with the system", not beside)
     everything = (online - pools.dedicated_cpus) or (kubelet.default_cpus & online) or (online - refused) or online
     return _Candidates(everything, f"all CPUs are dedicated: BE shares CPU {everything}", alone=True)
+
+
+def _without_owners(cpus: CpuSet, view: NodeView, pools: Pools, config: ReclaimedConfig) -> CpuSet:
+    """Without the CPUs where owners of exclusive CPUs run against the record; the smallest set first, some CPU is left.
+
+    The record's CPUs are excluded already. With ``share_exclusive`` of the owners that refuse BE work only.
+    """
+    for key in sorted(
+        pools.elsewhere.keys() & pools.dedicated.keys(), key=lambda key: (len(pools.elsewhere[key]), key)
+    ):
+        pod = view.pods.get(key.partition("/")[0])
+        if not config.share_exclusive or pod is None or pod.wish.lends is False:
+            cpus = (cpus - pools.elsewhere[key]) or cpus
+    return cpus
 
 
 def _exclusive_nodes(view: NodeView, pools: Pools) -> CpuSet:

@@ -1,6 +1,6 @@
 """The unit tests' node: a `DirectoryNode` of three pods on the strict fake kernel, with the real agent on it.
 
-For real documents, real stores, and trees to capture. Containers have the groups' defaults: no runtime has set a value.
+For real documents, real stores, and trees to capture. Of its spec the runtime has written the CPU set only.
 """
 
 import os
@@ -120,6 +120,7 @@ class LiveNode(DirectoryNode):
         cid, cpus = container_id(uid), "7" if uid == PINNED else "0-6"
         box = Box(id=cid, name="main", group=f"{group(uid)}/{cid}", resources={"cpu": {"shares": 2, "cpus": cpus}})
         self.kernel.make_group(box.group)
+        self.write(box.group, "cpuset", "cpuset.cpus", cpus)
         secrets = {"args": ["/bin/app", f"--password={SECRET}"], "env": [f"TOKEN={SECRET}"]}
         self.write_bundle(self.pods[uid], box, sandbox="f" * 64, **secrets)
         self.write_state(box, pid=42, annotations={"token": SECRET})

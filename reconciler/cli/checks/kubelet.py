@@ -8,14 +8,24 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from cgroupfs.errors import AgentError, SourceError
+from cgroupfs.probe import cpus_in_effect
 from reconciler.cli.asking import QueryResults, release
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.config.model import EndpointSection
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.runtime import format as fmt
+from reconciler.sources.bundles import read_bundle
 from reconciler.sources.runtime_files import STATE_JSON
-from state.kubelet import CPU_STATE, CheckpointError, CheckpointFault, parse_cpu_manager_state, read_checkpoint
+from state.kubelet import (
+    CPU_STATE,
+    CheckpointError,
+    CheckpointFault,
+    CpuManagerState,
+    parse_cpu_manager_state,
+    read_checkpoint,
+)
 from state.model import CpuPolicy
 
 _MOST_SHOWN: Final = 3
@@ -122,17 +132,20 @@ def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
     """Where the static CPU manager and the agent's settings would meet."""
     policy = str(node.kubelet.cpu_manager_policy)
     path = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), CPU_STATE)
+    state = None
     fault: CheckpointFault | None = None
     try:
-        policy = read_checkpoint(path, parse_cpu_manager_state).policy.value
+        state = read_checkpoint(path, parse_cpu_manager_state)
+        policy = state.policy.value
     except CheckpointError as exc:
         fault = exc.fault
     reclaimed = node.config.policies.reclaimed
     if policy != CpuPolicy.STATIC.value:
         by = "" if fault is None else " by the kubelet's configuration"
         return CheckResult("CPU manager", CheckState.OK, f"CPU manager policy {policy}{by}: OK")
-    if fault is not None:
-        words_ = f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable ({fault.value})"
+    if state is None:
+        reason = f" ({fault.value})" if fault is not None else ""
+        words_ = f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable{reason}"
         fix = "see checkpoints; a running daemon keeps the last valid allocations, BE may run on newer ones"
         return CheckResult("CPU manager", CheckState.WARN, words_, fix)
     if reclaimed.besteffort_cpuset:
@@ -144,11 +157,49 @@ def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
         return CheckResult(
             "CPU manager", CheckState.WARN, "static policy before 1.22 rewrites every CPU set every 10 s", fix
         )
-    return CheckResult(
-        "CPU manager",
-        CheckState.OK,
-        f"static policy, reserved {node.kubelet.reserved_cpus or 'none'}; exclusive CPUs are respected",
-    )
+    text = f"static policy, reserved {node.kubelet.reserved_cpus or 'none'}"
+    wrong = _contradictions(node, state)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        fix = (
+            "run doctor again after 10 s; if it persists, restart that pod (kubernetes 120230); meanwhile BE work is "
+            "kept off the CPUs where it runs"
+        )
+        return CheckResult("CPU manager", CheckState.WARN, f"{text}; {wrong[0]}{more}", fix)
+    owners = sum(map(len, state.entries.values())) + len(state.by_id)
+    own = "exclusive CPUs are those of the kernel's files" if owners else "no container has exclusive CPUs"
+    return CheckResult("CPU manager", CheckState.OK, f"{text}; {own}")
+
+
+def _contradictions(node: InspectedNode, state: CpuManagerState) -> list[str]:
+    """Containers whose CPU set differs from the checkpoint, as text; of a pod in a kernel of its own, the pod's set."""
+    if node.hierarchy is None:
+        return []
+    texts: list[str] = []
+    for uid, pod in sorted(node.pods.items()):
+        for cid, group in sorted(pod.containers.items()):
+            name, path = _container_name(node, cid), group.path
+            record = state.by_id.get(cid) or state.entries.get(uid, {}).get(name)
+            if not record:
+                continue
+            with contextlib.suppress(SourceError):
+                path = pod.group.path if node.runtime.sandbox(cid) is not None else path
+            kernel = cpus_in_effect(node.hierarchy, path)
+            if kernel and kernel != record:
+                texts.append(
+                    f"the checkpoint gives {name or cid[:_ID_SHOWN]} of pod {uid} CPU {record}, "
+                    f"its CPU set file has CPU {kernel}"
+                )
+    return texts
+
+
+def _container_name(node: InspectedNode, cid: str) -> str:
+    """By its bundle; empty where that is not known."""
+    with contextlib.suppress(AgentError):
+        directory = node.runtime.bundle(cid)
+        if directory is not None:
+            return read_bundle(directory, cid).container_name or ""
+    return ""
 
 
 def _endpoint(node: InspectedNode, results: QueryResults) -> CheckResult:

@@ -25,7 +25,7 @@ from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.sources.cri import RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_watch import kubelet_facts
-from tests.fakes.livenode import LiveNode
+from tests.fakes.livenode import PINNED, LiveNode, container_id, group
 from tests.reconciler.cli.conftest import Run
 
 PSI = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
@@ -70,7 +70,7 @@ def test_a_node_that_has_it_all_is_all_ok_on_one_screen(run: Run, good: LiveNode
     rows = states(good.root)
     assert rows["kubepods"][1] == "/kubepods: 3 pods, 3 containers"
     assert rows["checkpoints"][1] == "policy static, 1 exclusive container, checksum OK"
-    assert rows["CPU manager"][1] == "static policy, reserved 0; exclusive CPUs are respected"
+    assert rows["CPU manager"][1] == "static policy, reserved 0; exclusive CPUs are those of the kernel's files"
     assert rows["runtime"][1] == "events from /run/containerd/runc/k8s.io: 3 of 3 containers"
     assert rows["resctrl"][1] == "L3 12 ways; 16 groups"
     assert rows["PSI"][1] == "node, groups, triggers any window"
@@ -196,6 +196,22 @@ def test_a_narrowed_besteffort_directory_conflicts_with_the_static_cpu_manager(g
     assert state is CheckState.WARN
     assert "besteffort_cpuset is enabled" in text
     assert "besteffort_cpuset: false" in fix
+
+
+@pytest.mark.parametrize("sandboxed", [False, True])
+def test_exclusive_cpus_that_no_file_has_are_not_called_respected(good: LiveNode, sandboxed: bool) -> None:
+    """Kubernetes 120230; and a pod in gVisor, whose processes are in the pod's directory, not in the container's."""
+    box = f"{group(PINNED)}/{container_id(PINNED)}"
+    if sandboxed:
+        shim = f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{container_id(PINNED)}/shim-binary-path"
+        good.put(shim, "/usr/local/bin/containerd-shim-runsc-v1")
+    else:
+        good.write(box, "cpuset", "cpuset.cpus", "1-6")
+    state, text, fix = states(good.root)["CPU manager"]
+    assert state is CheckState.WARN
+    wrong = "0-7" if sandboxed else "1-6"
+    assert f"the checkpoint gives main of pod {PINNED} CPU 7, its CPU set file has CPU {wrong}" in text
+    assert "restart that pod" in fix
 
 
 def test_answers_and_refusals_of_kubelet_and_runtime_are_reported(good: LiveNode) -> None:

@@ -14,7 +14,7 @@ from reconciler.control.inventory import Inventory, NewReadings, NodeReadings
 from reconciler.pods.selectors import ClassRules
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
-from state.cpu import GroupUse, HarmReading
+from state.cpu import GroupUse, HarmReading, OwnerCpus
 from state.daemons import DaemonGroup, Daemons
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
@@ -44,6 +44,7 @@ NEWS: NewReadings = {
     "idle_threads": frozenset({"/kubepods/besteffort/podb"}),
     "realtime": frozenset({"0a"}),
     "kubepods_cpus": CpuSet.span(3),
+    "owners": {"a/main": OwnerCpus(record=cpus("7"), kernel=cpus("1-6"))},
 }
 
 

@@ -1,0 +1,177 @@
+"""Exclusive CPUs of a record against the kernel's files: what the kernel says protects, and the record is a message."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+from trio.testing import MockClock
+
+from cgroupfs.naming import QosClass
+from reconciler.alerts.source_health import SourceHealth, claim_states
+from reconciler.control.planner import plan, plan_pools
+from reconciler.daemon.agent import Agent
+from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims
+from reconciler.policies.budget import BudgetConfig
+from reconciler.policies.reclaimed import ReclaimedConfig
+from reconciler.policies.reserve import ReserveConfig
+from reconciler.policies.table import PoliciesConfig
+from reconciler.runtime.workqueue import NODE, DirtyBatch
+from state.cpu import CpuPreferences, OwnerCpus
+from state.model import CpuPolicy, NodeView, Pod, PodClass, RuntimeSpec
+from tests.fakes.kernel import Mode
+from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+from tests.reconciler.nodes import container, cpus, kubelet, node, pod
+
+ALL: Final = BudgetConfig(limit_percent=100)
+CONFIG = PoliciesConfig(reserve=ReserveConfig(enabled=False), reclaimed=ReclaimedConfig(budget=ALL))
+OWNER = f"dedicated/{PINNED}/main"
+
+
+@pytest.fixture(params=["v1", "v2"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
+    """The kubelet has given CPU 7 to one container, and every file is as the kubelet wants it."""
+    mode: Mode = request.param
+    made = LiveNode(tmp_path, mode)
+    for uid in (WEB, BATCH, PINNED):
+        give(made, uid, "7" if uid == PINNED else "0-6")
+    return made
+
+
+def box(live: LiveNode, uid: str) -> str:
+    controller = "/cpuset" if live.kernel.mode == "v1" else ""
+    return f"{live.root}/sys/fs/cgroup{controller}{group(uid)}/{container_id(uid)}"
+
+
+def give(live: LiveNode, uid: str, text: str) -> None:
+    live.kernel.write(box(live, uid), "cpuset.cpus", text)
+
+
+def has(live: LiveNode, uid: str) -> str:
+    return live.kernel.read(box(live, uid), "cpuset.cpus").strip()
+
+
+async def checked(agent: Agent) -> CpuClaim:
+    """After one check and the pass that it leads to."""
+    await agent.owner_check.check()
+    batch = agent.dirty.take_nowait()
+    if batch:
+        await agent.reconciler.reconcile(batch)
+    return next(claim for claim in agent.claims() if claim.owner == OWNER)
+
+
+async def test_a_container_that_runs_elsewhere_is_protected_there_after_one_period(
+    live: LiveNode, mock_clock: MockClock
+) -> None:
+    """Kubernetes 120230: the checkpoint gives it CPU 7, its file has 1-6."""
+    give(live, PINNED, "1-6")
+    with live.agent() as agent:
+        await live.look(agent)
+        assert cpus(has(live, BATCH)) & cpus("1-6")
+        assert not (await checked(agent)).cut
+        mock_clock.jump(9.9)
+        assert not (await checked(agent)).cut, "the kubelet corrects it within 10 s"
+        mock_clock.jump(0.2)
+        claim = await checked(agent)
+        assert (claim.got, claim.asked) == (0, 1)
+        assert "the kubelet's checkpoint gives it CPU 7, its CPU set file has CPU 1-6" in claim.against
+        assert has(live, BATCH) == "0"
+        assert "BE work is kept off CPU 1-6" in claim.against
+        assert not claims_status(agent.claims()).ok
+        # It is a problem of the node, and an alert with the pod's name once it lasts.
+        assert [item.detail for item in agent.statuses() if not item.ok and "CPU 1-6" in item.detail]
+        health = SourceHealth(60)
+        assert not health.check(claim_states(agent.claims(), agent.inventory.pods), 0.0, 0.0)
+        (alert,) = health.check(claim_states(agent.claims(), agent.inventory.pods), 60.0, 0.0)
+        assert "CPU 1-6" in alert.summary
+        assert alert.labels["uid"] == PINNED
+        # The kubelet has corrected it.
+        give(live, PINNED, "7")
+        assert not (await checked(agent)).cut
+        pools = agent.reconciler.pools
+        assert pools is not None
+        assert not pools.elsewhere
+        assert " of 6 eligible)" in pools.reasons["reclaimed"]
+
+
+async def test_cpus_that_another_container_may_use_are_not_exclusive(live: LiveNode, mock_clock: MockClock) -> None:
+    give(live, WEB, "0-7")
+    with live.agent() as agent:
+        await live.look(agent)
+        await checked(agent)
+        mock_clock.jump(10.1)
+        claim = await checked(agent)
+        assert claim.cut
+        assert claim.against == f"CPU 7 is not exclusive: {agent.inventory.pods[WEB].title}/main may run on CPU 7"
+        assert claim.got == 1
+
+
+async def test_a_set_that_changes_while_it_is_wrong_is_followed(live: LiveNode, mock_clock: MockClock) -> None:
+    give(live, PINNED, "1-6")
+    with live.agent() as agent:
+        await live.look(agent)
+        await checked(agent)
+        mock_clock.jump(10.1)
+        await checked(agent)
+        give(live, PINNED, "0-2")
+        assert "has CPU 0-2" in (await checked(agent)).against
+        assert not cpus(has(live, BATCH)) & cpus("0-2")
+
+
+async def test_an_observer_reports_no_choice_of_its_own(live: LiveNode, mock_clock: MockClock) -> None:
+    """Under policy none bypassd gives the CPUs; while it writes nothing, no file has them."""
+    live.kubelet.cpu_manager("none", "")
+    with live.agent() as agent:
+        agent.judge.enforce = False
+        await live.look(agent)
+        await agent.owner_check.check()
+        mock_clock.jump(20)
+        await agent.owner_check.check()
+        await agent.reconciler.reconcile(DirtyBatch(frozenset({NODE}), ()))
+        assert not agent.inventory.readings.owners
+
+
+# The plan
+
+
+def owner(**wish: bool) -> Pod:
+    main = container("main", spec=RuntimeSpec(quota_us=100_000, period_us=100_000, cpus="7"))
+    return replace(pod("p", main, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED), wish=CpuPreferences(**wish))
+
+
+def contradicted(kernel: str, one: Pod | None = None, default: str = "0-6") -> NodeView:
+    view = kubelet(CpuPolicy.STATIC, default, {"p/main": "7"})
+    owners = {"p/main": OwnerCpus(record=cpus("7"), kernel=cpus(kernel))} if kernel else {}
+    return node(one or owner(), pod("be"), kubelet=view, owners=owners)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "be"),
+    [
+        pytest.param("", "0-6", id="as recorded"),
+        pytest.param("1-6", "0", id="the kernel's value protects"),
+        pytest.param("3", "0-2,4-6", id="one CPU"),
+        pytest.param("0-7", "0-6", id="everywhere: no other CPU is left for BE work"),
+    ],
+)
+def test_be_work_is_kept_off_where_an_owner_runs(kernel: str, be: str) -> None:
+    view = contradicted(kernel)
+    pools = plan_pools(view, None, CONFIG)
+    assert pools.reclaimed == cpus(be)
+    assert pools.dedicated == {"p/main": cpus("7")}, "the record's CPUs stay the owner's, too"
+    (claim,) = [claim for claim in cpu_claims(view, pools) if claim.owner == "dedicated/p/main"]
+    assert claim.cut == bool(kernel)
+    if kernel == "0-7":
+        assert "BE work also runs on CPU 0-6" in claim.against
+
+
+@pytest.mark.parametrize(("lends", "be"), [(True, "0-7"), (False, "0")])
+def test_an_owner_that_accepts_be_work_accepts_it_everywhere(lends: bool, be: str) -> None:
+    config = replace(CONFIG, reclaimed=ReclaimedConfig(budget=ALL, share_exclusive=True))
+    assert plan_pools(contradicted("1-6", owner(lends=lends)), None, config).reclaimed == cpus(be)
+
+
+@pytest.mark.parametrize(("kernel", "lifted"), [("", True), ("1-6", False)])
+def test_a_container_that_runs_elsewhere_keeps_its_quota(kernel: str, lifted: bool) -> None:
+    settings = plan(contradicted(kernel), None, CONFIG).settings
+    assert any(setting.policy == "pinned" for setting in settings.values()) == lifted
