@@ -170,6 +170,8 @@ class PodMeta(Struct, frozen=True, kw_only=True):
     grace_s: float | None = None
     """Seconds between SIGTERM and SIGKILL; while it is being deleted, those of the deletion."""
     containers: tuple[ContainerMeta, ...] = ()
+    overhead: Resources = Resources()
+    """What its runtime needs besides the containers (``spec.overhead``, of a RuntimeClass)."""
     sandbox_ids: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     """What of this pod could not be used, as messages for a person; the rest is good."""
@@ -249,6 +251,10 @@ class Pod(Struct, frozen=True, kw_only=True):
     """The sources that contributed, strongest first, joined by "+"."""
     sandbox: str | None = None
     """The runtime that runs the pod in a machine or kernel of its own: it is bounded at its directory, as a whole."""
+    declared: tuple[ContainerMeta, ...] = ()
+    """Of such a pod the containers of its spec, with their admitted resources: no group is theirs."""
+    overhead: Resources = Resources()
+    """Of such a pod what its runtime needs besides them."""
 
     @property
     def pod_class(self) -> PodClass:
@@ -264,6 +270,27 @@ class Pod(Struct, frozen=True, kw_only=True):
     def title(self) -> str:
         """``namespace/name`` where known, else the uid: how a person finds it."""
         return f"{self.namespace}/{self.name}" if self.name else self.uid
+
+    @property
+    def members(self) -> tuple[Container, ...]:
+        """The containers that its resources are made of: all but the pause container.
+
+        Of a pod in a machine or kernel of its own those of its spec, where that is known, in the pod's group: kata
+        makes one group for all, gVisor one for each that no process is in.
+        """
+        if self.sandbox is None or not self.declared:
+            return tuple(item for item in self.containers if item.kind is not ContainerKind.SANDBOX)
+        return tuple(
+            Container(
+                id=item.id or item.name,
+                name=item.name,
+                kind=item.kind,
+                group=self.group,
+                requests=item.requests,
+                limits=item.limits,
+            )
+            for item in self.declared
+        )
 
     @property
     def paths(self) -> tuple[str, ...]:

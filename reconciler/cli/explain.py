@@ -271,7 +271,12 @@ def _title(pod: Row) -> Iterator[Block]:
     if pod["class"] == "reclaimed" and not pod.get("spec_known", True):
         yield line(StyledText("no source has its spec: batch limits in it are not known, nor applied", "dim"))
     if (sandbox := pod.get("sandbox")) is not None:
-        yield line(StyledText(f"{sandbox}: bounded at the pod's directory as a whole, no container by itself", "dim"))
+        yield line(
+            StyledText(
+                f"{sandbox}: settings apply to the pod as a whole; what needs a container's group is refused below",
+                "dim",
+            )
+        )
     marks = {**pod.get("labels", {}), **pod.get("annotations", {})}
     marks.pop(_TIME_OF_CONFIG, None)
     if marks:

@@ -19,6 +19,11 @@ from state.plan import Desired, NodePlan
 
 Planned = tuple[tuple[Setting, ...], tuple[Refusal, ...]]
 
+SANDBOXED: Final = "sandboxed"
+"""The rule that refuses settings of containers in a machine or kernel of their own."""
+_Wishes = list[tuple[int, Setting]]
+_SETS: Final = frozenset({"cpu.set", "cpu.mems"})
+
 # For a limit the tighter of two wishes keeps both policies' promises; for anything else the precedence decides.
 _LIMITS: Final = frozenset(
     {"cpu.quota", "cpu.burst", "memory.max", "memory.high", "memory.soft", "memory.swap", "pids.max"}
@@ -101,11 +106,13 @@ def plan_pod(
         for policy, section in _active(config, policies, (pod,))
         if policy.pod is not None
         for setting in policy.pod(pod, view, node, section)
-        if pod.sandbox is None or _is_for_sandboxed(setting)
     ]
+    unkept: list[Refusal] = []
+    if pod.sandbox is not None:
+        wishes, unkept = _as_a_whole(pod, wishes)
     if not wishes:
-        return (), ()
-    return _planned(
+        return (), tuple(unkept)
+    settings, refusals = _planned(
         RefusalContext(
             view=view,
             pools=node.pools,
@@ -114,15 +121,27 @@ def plan_pod(
             containers={container.group.path: container for container in pod.containers},
         )
     )
+    return settings, (*refusals, *unkept)
 
 
-def _is_for_sandboxed(setting: Setting) -> bool:
+def _as_a_whole(pod: Pod, wishes: _Wishes) -> tuple[_Wishes, list[Refusal]]:
     """A pod in a machine or kernel of its own is bounded at its directory.
 
-    No group inside has one container's processes. CPU sets inside follow the directory's: on v1 it cannot be smaller
-    than those below it.
+    No group inside has one container's processes. Sets inside follow the directory's: on v1 it cannot be smaller than
+    those below it. What the directory has no setting for is refused: it would be kept for an empty group.
     """
-    return setting.container_id is None or setting.knob == "cpu.set"
+    whole = {setting.knob for _, setting in wishes if setting.container_id is None}
+    kept, unkept = _Wishes(), dict[tuple[str, str | None], Refusal]()
+    for precedence, setting in wishes:
+        if setting.container_id is None or (setting.knob in _SETS and setting.knob in whole):
+            kept.append((precedence, setting))
+        elif setting.knob not in whole:
+            reason = (
+                f"{pod.sandbox}: no group has the processes of this container alone, and the pod as a whole is not "
+                f"bounded by {setting.knob}"
+            )
+            unkept[setting.knob, setting.container_id] = Refusal(setting=setting, rule=SANDBOXED, reason=reason)
+    return kept, list(unkept.values())
 
 
 def plan(

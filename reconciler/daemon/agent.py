@@ -56,6 +56,7 @@ from reconciler.control.owner_ledger import OwnerLedger
 from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, was_killed
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
+from reconciler.control.sandboxed import sandboxed_status
 from reconciler.daemon import side_actuators
 from reconciler.daemon.api_credentials import ApiCredentials
 from reconciler.daemon.effect import effect_hours_of
@@ -496,6 +497,7 @@ class Agent:
         statuses += self.operator_files.statuses()
         if self.reconciler.view is not None:
             statuses.append(claims_status(self.claims()))
+        statuses.append(sandboxed_status(self.reconciler.refusals, self.inventory.pods))
         if self.config.kubelet.enabled:
             statuses.append(self.kubelet_watch.status())
         if not self.store.writable:

@@ -95,7 +95,7 @@ def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
     for uid, pod in view.pods.items():
         if pod.pod_class is not PodClass.DEDICATED or not wanted:
             continue
-        for container in pod.containers:
+        for container in pod.members:
             milli = container_milli(container) or 0
             if container.kind in (ContainerKind.APP, ContainerKind.UNKNOWN) and milli >= _CPU:
                 asked[f"{uid}/{container.name or container.id}"] = milli

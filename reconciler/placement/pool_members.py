@@ -137,11 +137,7 @@ def pool_on(base: str, nodes: tuple[int, ...]) -> str:
 
 def request_milli(pod: Pod) -> int:
     """A pod's request, in thousandths of a CPU: the sum of its app containers; 0 where it is unknown."""
-    return sum(
-        container_milli(container) or 0
-        for container in pod.containers
-        if container.kind not in (ContainerKind.SANDBOX, ContainerKind.INIT)
-    )
+    return sum(container_milli(container) or 0 for container in pod.members if container.kind is not ContainerKind.INIT)
 
 
 def container_milli(container: Container) -> int | None:

@@ -30,6 +30,7 @@ from state.model import (
     PodClass,
     PodMeta,
     Resize,
+    Resources,
     RuntimeSpec,
     has_spec,
 )
@@ -100,6 +101,7 @@ def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
             deleting=merged.deleting or weaker.deleting,
             grace_s=merged.grace_s if merged.grace_s is not None else weaker.grace_s,
             containers=_join(merged.containers, weaker.containers),
+            overhead=merged.overhead if merged.overhead != Resources() else weaker.overhead,
             sandbox_ids=tuple(dict.fromkeys(merged.sandbox_ids + weaker.sandbox_ids)),
             problems=limited(merged.problems + weaker.problems),
         )
@@ -162,6 +164,8 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
         disks=disks,
         meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
         sandbox=known.sandbox,
+        declared=_admitted(meta, known.granted) if meta and known.sandbox else (),
+        overhead=meta.overhead if meta and known.sandbox else Resources(),
     )
 
 
@@ -173,6 +177,15 @@ def _unknown_limits(meta: PodMeta | None, classification: Classification) -> Ite
     limits = [item.limits for item in meta.containers]
     if marked and not any(item.batch_cpu_milli or item.batch_memory_bytes for item in limits):
         yield "batch requests and limits are not known, and not applied: no source has the pod's spec"
+
+
+def _admitted(meta: PodMeta, granted: Mapping[str, Resize]) -> tuple[ContainerMeta, ...]:
+    """The spec's containers with what the kubelet has admitted of a resize."""
+    containers = []
+    for spec in meta.containers:
+        counts = effective(spec.requests, spec.limits, spec.resize, granted.get(spec.name))
+        containers.append(replace(spec, requests=counts.requests, limits=counts.limits, resize=None))
+    return tuple(containers)
 
 
 class _Told:

@@ -30,6 +30,8 @@ QUOTA_MIN_US: Final = 1000
 PERIOD_US: Final = 100_000
 OWN_CPUS: Final = "exclusive"
 """The policy that gives containers CPUs of their own: no other may set theirs."""
+OF_KUBELET: Final = "dedicated"
+"""The policy that applies the kubelet's exclusive CPUs to a pod in a machine or kernel of its own, as a whole."""
 MILLI_MIN: Final = 10
 """`QUOTA_MIN_US` in thousandths of a CPU at the usual period: no share of a budget can be smaller."""
 
@@ -149,6 +151,27 @@ def setting_of(pod: Pod, container: Container | None, knob: str, value: Value, *
 def containers_of(pod: Pod) -> list[Container]:
     """All but the pause container."""
     return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
+
+
+def pod_total(pod: Pod, amount: Callable[[Container], int | None]) -> int | None:
+    """What a pod has of something that its containers have: all together, or the largest init container, if more.
+
+    As the kubelet sums up a pod. None where a container has none: nothing bounds that one.
+    """
+    amounts = [(item.kind is ContainerKind.INIT, amount(item)) for item in pod.members]
+    known = [(init, number) for init, number in amounts if number is not None]
+    if not amounts or len(known) < len(amounts):
+        return None
+    return max(sum(number for init, number in known if not init), *(number for init, number in known if init), 0)
+
+
+def whole_pod(pod: Pod, knob: str, value: Value, *, policy: str, reason: str) -> list[Setting]:
+    """A CPU set or memory nodes of a pod in a machine or kernel of its own: at its directory, where its processes are.
+
+    And in each group below: on v1 a set cannot be smaller than those below it.
+    """
+    why = f"{reason}; {pod.sandbox}: the pod as a whole"
+    return [setting_of(pod, item, knob, value, policy=policy, reason=why) for item in (None, *pod.containers)]
 
 
 def owns_cpus(pod: Pod, container: Container, pools: Pools) -> bool:

@@ -15,7 +15,8 @@ memory limit from the limit, both divided by the node's CPU normalisation ratio)
   (`reconciler.policies.base.pod_asks`): Koordinator has no other source, and trusts its webhook. Limits in the
   annotation apply.
 - The memory limit is written on containers only: lowered in step with every container that ends, the pod's own limit
-  would force reclaim, or on v2 an OOM kill.
+  would force reclaim, or on v2 an OOM kill. In gVisor and kata no container's group has a process: there it is the
+  pod's, the sum of all containers of its spec.
 """
 
 from typing import Annotated, Final, NamedTuple
@@ -31,6 +32,7 @@ from reconciler.policies.base import (
     period_us,
     pod_asks,
     pod_shares,
+    pod_total,
     quota_us,
     setting_of,
     shares_of,
@@ -57,8 +59,10 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
     """Weight, quota and memory limit of a pod with extended resources; nothing for any other pod."""
-    if pod.pod_class is not PodClass.RECLAIMED and not any(map(_mid, pod.containers)):
+    if pod.pod_class is not PodClass.RECLAIMED and not any(map(_mid, pod.members)):
         return []
+    if pod.sandbox is not None:
+        return _whole(pod, view, plan, config)
     settings: list[Setting] = []
     most = view.capacity_milli
     requested = 0
@@ -123,6 +127,38 @@ def _pod_weight(pod: Pod, requested: int, view: NodeView, plan: NodePlan) -> lis
     return [setting_of(pod, None, "cpu.weight", shares, policy=NAME, reason=reason)]
 
 
+def _whole(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
+    """A pod in gVisor or kata: its processes are in the pod's own group, which the kubelet bounds by plain limits only.
+
+    By the containers of its spec, of which the group itself shows nothing; with the overhead of its RuntimeClass. Where
+    one has no limit, those of the others cannot be kept: the planner refuses them.
+    """
+    most = view.capacity_milli
+    requested = pod_total(pod, lambda item: own.milli if (own := _request(pod, item, most)) is not None else 0) or 0
+    settings = _pod_weight(pod, requested, view, plan) if config.weight and requested else []
+    quotas = _pod_quota(pod, view, plan.pools) if config.quota else []
+    limited = [item for item in pod.members if item.limits.batch_cpu_milli is not None]
+    if config.quota and not quotas and len(limited) < len(pod.members):
+        quotas = [_quota(pod, item, item.limits.batch_cpu_milli or 0, view, plan.pools) for item in limited]
+    settings += quotas
+    limit = pod_total(pod, lambda item: item.limits.batch_memory_bytes)
+    if config.memory and limit:
+        overhead = pod.overhead.memory_bytes or 0
+        reason = f"batch memory limits of its containers: {size(limit)}"
+        reason += f", and {size(overhead)} overhead" if overhead else ""
+        settings.append(
+            setting_of(
+                pod, None, "memory.max", limit + overhead, policy=NAME, reason=f"{reason}; {pod.sandbox}: as a whole"
+            )
+        )
+    elif config.memory:
+        for item in pod.members:
+            if (own := item.limits.batch_memory_bytes) is not None:
+                reason = f"batch memory limit of {size(own)}"
+                settings.append(setting_of(pod, item, "memory.max", own, policy=NAME, reason=reason))
+    return settings
+
+
 def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
     """The sum of the containers' quotas as the pod's, in the pod's own period; none where one has no limit.
 
@@ -131,7 +167,10 @@ def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
     if pod.qos is not QosClass.BESTEFFORT:
         return []
     period, value, total = period_us(view, pod.group.path), 0, 0
-    for container in pod.containers:
+    if pod.sandbox is not None:
+        total = pod_total(pod, lambda item: item.limits.batch_cpu_milli) or 0
+        value = _quota_us(total + (pod.overhead.cpu_milli or 0), period, pools) if total else 0
+    for container in pod.containers if pod.sandbox is None else ():
         if container.kind is ContainerKind.SANDBOX:
             continue
         limit = container.limits.batch_cpu_milli

@@ -8,9 +8,11 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig
-from state.model import ContainerKind, CpuPolicy, NodeView, Pools
+from reconciler.policies.base import OF_KUBELET, Policy, PolicyConfig, whole_pod
+from state.model import ContainerKind, CpuPolicy, NodeView, Pod, Pools, Setting
+from state.plan import NodePlan
 
+NAME: Final = OF_KUBELET
 _SHARES_PER_CPU: Final = 1024
 
 
@@ -59,6 +61,21 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: De
     )
 
 
+def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DedicatedConfig) -> list[Setting]:
+    """The CPU set of a pod in gVisor or kata all of whose containers own CPUs by the kubelet.
+
+    The kubelet gives them to groups without a process, and the runtime does not write the pod's; so the claim would be
+    kept for an empty group. A pod with a container that owns none may run on all shared CPUs, and stays as it is.
+    """
+    del view, config
+    pools, members = plan.pools, pod.members if pod.sandbox is not None else []
+    keys = [f"{pod.uid}/{item.name or item.id}" for item in members if item.kind is not ContainerKind.INIT]
+    if not keys or any(key not in pools.dedicated or key in pools.placed for key in keys):
+        return []
+    cpus = CpuSet.union(cpus for key, cpus in pools.dedicated.items() if key.startswith(f"{pod.uid}/"))
+    return whole_pod(pod, "cpu.set", cpus, policy=NAME, reason="the kubelet's exclusive CPUs of its containers")
+
+
 def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
     """Guaranteed containers on a CPU set of their own, by ``uid/container`` (the id where the name is unknown).
 
@@ -84,9 +101,10 @@ def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
 
 
 POLICY = Policy(
-    name="dedicated",
+    name=NAME,
     summary="the kubelet's exclusive CPUs are never used by other pools",
     config_type=DedicatedConfig,
     precedence=10,
     decide_node=decide_node,
+    pod=for_pod,
 )

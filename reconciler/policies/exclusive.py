@@ -30,7 +30,7 @@ from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.floors import PoolFloors
 from reconciler.placement.pool_members import container_milli
-from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
+from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus, whole_pod
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
@@ -169,6 +169,10 @@ def _ours_to_give(view: NodeView, previous: Pools | None) -> bool:
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -> list[Setting]:
     """The CPU sets of a pod that has CPUs from us."""
     del view, config
+    if pod.sandbox is not None:
+        cpus = CpuSet.union(plan.pools.dedicated[key] for key in plan.pools.placed_by_pod.get(pod.uid, ()))
+        reason = "exclusive CPUs of its containers"
+        return whole_pod(pod, "cpu.set", cpus, policy=NAME, reason=reason) if cpus else []
     settings = []
     for container in pod.containers:
         cpus = placed_cpus(pod, container, plan.pools)
@@ -221,7 +225,7 @@ def _of_pod(
         return
     apps = {
         f"{prefix}{container.name or container.id}": whole_cpus(container)
-        for container in pod.containers
+        for container in pod.members
         if container.kind in (ContainerKind.APP, ContainerKind.UNKNOWN)
     }
     counts = {key: count for key, count in apps.items() if count}
@@ -236,9 +240,7 @@ def _of_pod(
             inherited = before[heirs[key]] if key in heirs else inherited
             yield _demand(pod, key, counts[key], held.get(key) or inherited, config)
         return
-    init = max(
-        (whole_cpus(container) for container in pod.containers if container.kind is ContainerKind.INIT), default=0
-    )
+    init = max((whole_cpus(container) for container in pod.members if container.kind is ContainerKind.INIT), default=0)
     if init:
         yield _demand(pod, init_key, init, held.get(init_key, EMPTY), config)
 
@@ -284,7 +286,7 @@ def _memory(view: NodeView) -> "NumaFreeMemory | None":
         total[node] = amount
     requests: dict[str, int] = {}
     for uid, pod in view.pods.items():
-        for container in pod.containers if pod.pod_class is PodClass.DEDICATED else ():
+        for container in pod.members if pod.pod_class is PodClass.DEDICATED else ():
             number = container.requests.memory_bytes or 0
             key = f"{uid}/{INIT_KEY if container.kind is ContainerKind.INIT else container.name or container.id}"
             requests[key] = max(requests.get(key, 0), number)

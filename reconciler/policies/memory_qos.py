@@ -29,7 +29,7 @@ from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from reconciler.policies.offers import unsupported_reason
 from reconciler.runtime.format import size
 from state.memory import MemoryProtection
-from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Setting
+from state.model import Container, NodeView, Pod, PodClass, Setting
 from state.plan import NodePlan
 
 if TYPE_CHECKING:
@@ -148,8 +148,7 @@ def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory
 def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Container, MemoryAmounts]]:
     """Every container's amounts, the pause container's excepted."""
     of = percents(pod, config)
-    running = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
-    return [(container, of_container(pod, container, view, of)) for container in running]
+    return [(container, of_container(pod, container, view, of)) for container in pod.members]
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryQosConfig) -> NodePlan:
@@ -189,6 +188,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -
     """Protections and bounds of a pod's containers, and the sums on its directory."""
     del plan
     pairs = of_pod(pod, view, config)
+    if pod.sandbox is not None:
+        return _whole(pod, view, config, [amount for _, amount in pairs])
     settings = [setting for container, amount in pairs for setting in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
         reason = "all processes are killed together"
@@ -202,7 +203,19 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -
     return settings
 
 
-def _of(pod: Pod, container: Container, amount: MemoryAmounts, view: NodeView) -> Iterator[Setting]:
+def _whole(pod: Pod, view: NodeView, config: MemoryQosConfig, amounts_of: list[MemoryAmounts]) -> list[Setting]:
+    """A pod in gVisor or kata: the sums, at its directory. No throttling point where a container has none."""
+    sums, highs = _sum(iter(amounts_of)), [amount.high_bytes for amount in amounts_of]
+    high = sum(item for item in highs if item) if highs and all(highs) else None
+    whole = MemoryAmounts(min_bytes=sums.min_bytes, low_bytes=sums.low_bytes, high_bytes=high)
+    settings = list(_of(pod, None, whole, view))
+    if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
+        reason = "all processes are killed together"
+        settings.append(setting_of(pod, None, "memory.oom_group", 1, policy=NAME, reason=reason))
+    return settings
+
+
+def _of(pod: Pod, container: Container | None, amount: MemoryAmounts, view: NodeView) -> Iterator[Setting]:
     v2 = view.versions.get("memory") == 2
     wanted = (
         ("memory.min", amount.min_bytes or None, "share of the request that is never reclaimed"),

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.pool_members import nodes_of
-from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of
+from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of, whole_pod
 from reconciler.policies.offers import unsupported_reason
 from state.model import Container, ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
@@ -66,6 +66,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
     """The memory nodes of each bound container."""
     migrate = config.migrate and unsupported_reason(view, "cpu.mems_migrate") is None
     every = view.topology.memory_nodes()
+    if pod.sandbox is not None:
+        return _whole(pod, view, plan.pools, every)
     settings: list[Setting] = []
     for container in pod.containers:
         if container.kind is ContainerKind.SANDBOX or _is_the_kubelets(pod, container, view, every):
@@ -80,6 +82,20 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
             reason = "its pages are migrated when its nodes change"
             settings.append(setting_of(pod, container, "cpu.mems_migrate", 1, policy=NAME, reason=reason))
     return settings
+
+
+def _whole(pod: Pod, view: NodeView, pools: Pools, every: CpuSet) -> list[Setting]:
+    """A pod in gVisor or kata: the nodes of all its containers together, where each is bound to some."""
+    sets = [
+        EMPTY
+        if _is_the_kubelets(pod, item, view, every)
+        else nodes_with_memory(bound_nodes(pod, item, view, pools), view.topology)
+        for item in pod.members
+    ]
+    mems = CpuSet.union(sets)
+    if not sets or not all(sets) or mems >= every:
+        return []
+    return whole_pod(pod, "cpu.mems", mems, policy=NAME, reason=f"its CPUs are bound to NUMA node {mems}")
 
 
 def _is_the_kubelets(pod: Pod, container: Container, view: NodeView, every: CpuSet) -> bool:

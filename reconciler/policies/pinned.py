@@ -13,6 +13,8 @@ Differences:
   keep their quotas: on shared CPUs a quota does bound something.
 - The kubelet's exclusive CPUs count once the runtime has received them. Up to 1.21 that is some seconds after the
   container's start, and until then it runs on all shared CPUs.
+- Of a pod in gVisor or kata the quota is the pod's, and lifted where the pod's own CPU set, as read back, has exclusive
+  CPUs only.
 - A container that the kernel lets run elsewhere (`Pools.elsewhere`) keeps its quota, and its pod does.
 
 Older kubelets write the quota again with each update of the container; the ledger then restores it, and bypassd
@@ -35,7 +37,7 @@ class PinnedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
 def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
     """True when the container, and surely this one, runs on CPUs that no other container may use."""
-    if not pod.pod_class.online or container.kind is ContainerKind.SANDBOX:
+    if not pod.pod_class.online or container.kind is ContainerKind.SANDBOX or pod.sandbox is not None:
         return False
     key = f"{pod.uid}/{container.name or container.id}"
     owned = pools.dedicated.get(key)
@@ -47,7 +49,7 @@ def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
 def lifts_pod(pod: Pod, pools: Pools) -> bool:
     """True when the pod directory's quota has no purpose any more: see the module's text."""
     pinned = False
-    for container in pod.containers:
+    for container in pod.containers if pod.sandbox is None else ():
         if container.kind is ContainerKind.SANDBOX:
             continue
         if is_pinned(pod, container, pools):
@@ -62,6 +64,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: PinnedConfig) -> l
     del config
     if not plan.pools.dedicated:
         return []
+    if pod.sandbox is not None:
+        return _whole(pod, view, plan.pools)
     settings: list[Setting] = []
     for container in pod.containers:
         if is_pinned(pod, container, plan.pools) and _has_quota(container):
@@ -73,6 +77,16 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: PinnedConfig) -> l
         reason = "some containers have exclusive CPUs, all others have their own quota"
         settings.append(setting_of(pod, None, "cpu.quota", None, policy=NAME, reason=reason))
     return settings
+
+
+def _whole(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
+    """A pod in a machine or kernel of its own: where each container owns CPUs and the pod's own set has no others."""
+    owned = [pools.dedicated.get(f"{pod.uid}/{item.name or item.id}") for item in pod.members]
+    cpus, have = CpuSet.union(item for item in owned if item), view.actual.get((pod.group.path, "cpu.set"))
+    if not (pod.pod_class.online and owned and all(owned) and isinstance(have, CpuSet) and have and have <= cpus):
+        return []
+    reason = f"the pod runs on exclusive CPU {have} alone"
+    return [setting_of(pod, None, "cpu.quota", None, policy=NAME, reason=reason)]
 
 
 def _has_quota(container: Container) -> bool:

@@ -14,7 +14,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import OWN_CPUS, PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us, placed_cpus
+from reconciler.policies.base import OF_KUBELET, OWN_CPUS, PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us, placed_cpus
 from reconciler.runtime.format import duration
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Refusal, Setting
 
@@ -91,6 +91,8 @@ def exclusive_container(setting: Setting, scene: RefusalContext) -> str | None:
     container = scene.containers.get(setting.path)
     if container is None or scene.pod is None:
         return None
+    if scene.pod.sandbox is not None and setting.policy in (OWN_CPUS, OF_KUBELET):
+        return None  # with its pod's directory
     if placed_cpus(scene.pod, container, scene.pools) is not None:
         return None if setting.policy == OWN_CPUS else "it or its pod has exclusive CPUs"
     return (

@@ -28,7 +28,7 @@ from reconciler.placement.provision import ProvisionConfig, ProvisionPolicy, dem
 from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.seats import cpus_of
 from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
-from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of, whole_pod
 from reconciler.runtime.format import cpu, duration, plural
 from state.cpu import PodIsolation, PoolSize, PoolTerms
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
@@ -198,6 +198,9 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> l
         cpus, reason = pools.shared | pools.lenient, "shared pool"
     else:
         return []
+    if pod.sandbox is not None:
+        owner = any(owns_cpus(pod, container, pools) for container in pod.members)
+        return [] if owner else whole_pod(pod, "cpu.set", cpus, policy=NAME, reason=reason)
     return [
         setting_of(pod, container, "cpu.set", cpus, policy=NAME, reason=reason)
         for container in pod.containers

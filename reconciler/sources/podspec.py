@@ -99,6 +99,7 @@ class PodSpec(Struct, frozen=True, rename=SPEC_NAMES):
     priority: int | None = None
     node_name: str | None = None
     grace_s: float | None = None
+    overhead: dict[str, str | int] | None = None
 
 
 class ContainerStatus(
@@ -211,6 +212,9 @@ def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None
     ids = dict(_ids(status))
     resizes = dict(_resizes(status, problems))
     containers = tuple(_containers(spec, ids, resizes, problems))
+    overhead, bad_overhead = read_resources("overhead", spec.overhead)
+    for problem in bad_overhead:
+        note(problems, problem)
     return PodMeta(
         uid=uid,
         source=source,
@@ -227,6 +231,7 @@ def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None
         deleting=metadata.deletion_timestamp is not None,
         grace_s=_grace_s(metadata, spec),
         containers=containers,
+        overhead=overhead,
         problems=limited(problems),
     )
 

@@ -187,7 +187,7 @@ class RuntimeEvents:
             counts = [f"{which} {signals[which]}" for which in RuntimeEvent if which in signals]
             detail = "; ".join([detail, *([f"containers by signal: {', '.join(counts)}"] if counts else [])])
             if sandboxed:
-                detail = f"{detail}; kata or gVisor pods, bounded as a whole: {sandboxed}"
+                detail = f"{detail}; kata or gVisor pods, set as a whole: {sandboxed}"
             if without:
                 more = f" and {len(without) - _SHOWN} more" if len(without) > _SHOWN else ""
                 shown = ", ".join(container[:_ID_SHOWN] for container in without[:_SHOWN])

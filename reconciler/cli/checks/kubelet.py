@@ -257,7 +257,7 @@ def _signal(node: InspectedNode) -> CheckResult:
     if counts.keys() - {STATE_JSON}:
         text += f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})"
     if sandboxed:
-        text += f"; {fmt.plural(len(sandboxed), 'group')} of kata or gVisor, bounded at the pod's directory"
+        text += f"; {fmt.plural(len(sandboxed), 'group')} of kata or gVisor: settings apply to the pod as a whole"
     if number < len(containers):
         without = [cid[:_ID_SHOWN] for cid in containers if cid not in files]
         text += f"; without a runtime's file: {', '.join(without[:_MOST_SHOWN])}"

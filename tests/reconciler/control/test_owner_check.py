@@ -134,9 +134,9 @@ async def test_an_observer_reports_no_choice_of_its_own(live: LiveNode, mock_clo
 # The plan
 
 
-def owner(**wish: bool) -> Pod:
+def owner(*, lends: bool | None = None) -> Pod:
     main = container("main", spec=RuntimeSpec(quota_us=100_000, period_us=100_000, cpus="7"))
-    return replace(pod("p", main, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED), wish=CpuPreferences(**wish))
+    return replace(pod("p", main, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED), wish=CpuPreferences(lends=lends))
 
 
 def contradicted(kernel: str, one: Pod | None = None, default: str = "0-6") -> NodeView:
@@ -175,3 +175,21 @@ def test_an_owner_that_accepts_be_work_accepts_it_everywhere(lends: bool, be: st
 def test_a_container_that_runs_elsewhere_keeps_its_quota(kernel: str, lifted: bool) -> None:
     settings = plan(contradicted(kernel), None, CONFIG).settings
     assert any(setting.policy == "pinned" for setting in settings.values()) == lifted
+
+
+async def test_a_pod_in_gvisor_is_judged_by_its_directory(live: LiveNode, mock_clock: MockClock) -> None:
+    """Its container's group has the kubelet's CPU and no process."""
+    shim = f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{container_id(PINNED)}/shim-binary-path"
+    live.put(shim, "/usr/local/bin/containerd-shim-runsc-v1")
+    with live.agent() as agent:
+        agent.judge.dry_policies = frozenset({"dedicated"})
+        await live.look(agent)
+        await checked(agent)
+        mock_clock.jump(10.1)
+        claim = await checked(agent)
+        assert "gives it CPU 7, its CPU set file has CPU 0-7" in claim.against
+        assert "BE work also runs on CPU" in claim.against
+        agent.judge.dry_policies = frozenset()
+        await live.look(agent)
+        assert live.read(group(PINNED), "cpuset", "cpuset.cpus").strip() == "7"
+        assert not (await checked(agent)).cut

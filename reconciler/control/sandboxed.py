@@ -1,0 +1,31 @@
+"""What cannot be kept for pods in gVisor or kata, as the status of a source: a problem, and an alert once it lasts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from reconciler.control.planner import SANDBOXED
+from state.model import Pod, Refusal, SourceStatus
+
+NAME: Final = "pods in gVisor or kata"
+_SHOWN: Final = 8
+_COST: Final[Mapping[str, str]] = {
+    "memory.max": "the node's other pods bear what it uses beyond its limit",
+    "cpu.quota": "its CPU limit does not hold; as a BE pod it is bounded by the BE budget",
+    "cpu.set": "it runs on the CPUs of other pods",
+}
+"""At whose cost a setting is missing, by knob."""
+
+
+def sandboxed_status(refusals: Mapping[str, Sequence[Refusal]], pods: Mapping[str, Pod]) -> SourceStatus:
+    """Whether each setting of such a pod is in force at its directory; if not, which are not, and at whose cost."""
+    texts: list[str] = []
+    for uid, refused in sorted(refusals.items()):
+        knobs = sorted({refusal.setting.knob for refusal in refused if refusal.rule == SANDBOXED})
+        pod = pods.get(uid)
+        if knobs and pod is not None:
+            costs = "; ".join(f"no {knob}{f' ({cost})' if (cost := _COST.get(knob)) else ''}" for knob in knobs)
+            texts.append(f"{pod.title} in {pod.sandbox}: {costs}")
+    detail = "; ".join(texts[:_SHOWN]) or "every setting is applied to the pod as a whole"
+    if len(texts) > _SHOWN:
+        detail += f"; and {len(texts) - _SHOWN} more pods"
+    return SourceStatus(name=NAME, ok=not texts, age_s=0.0, detail=detail)

@@ -1,0 +1,151 @@
+"""Pods in gVisor or kata: each promise is kept at the pod's directory, or refused and said.
+
+In gVisor each container has a group that no process is in, all processes are in the pod's own; kata has one group.
+"""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.control.planner import plan, plan_node, plan_pod, plan_pools
+from reconciler.control.sandboxed import sandboxed_status
+from reconciler.placement.claims import cpu_claims
+from reconciler.policies.memory_qos import ClassMemory, MemoryQosConfig
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import CpuPreferences
+from state.model import (
+    ContainerKind,
+    ContainerMeta,
+    CpuPolicy,
+    NodeView,
+    Pod,
+    PodClass,
+    Resources,
+    RuntimeSpec,
+    Setting,
+)
+from tests.reconciler.nodes import V1, V2, container, cpus, kubelet, node, online, pod
+
+CONFIG = PoliciesConfig()
+MIB = 1 << 20
+
+
+def meta(name: str, kind: ContainerKind = ContainerKind.APP, **limits: Any) -> ContainerMeta:
+    amounts = Resources(**limits)
+    return ContainerMeta(name=name, kind=kind, id=f"id-{name}", requests=amounts, limits=amounts)
+
+
+def sandboxed(one: Pod, *declared: ContainerMeta, runtime: str = "gVisor", overhead: int | None = None) -> Pod:
+    """The pod in gVisor; in kata without any group for a container."""
+    boxes = one.containers if runtime == "gVisor" else ()
+    more = Resources(memory_bytes=overhead)
+    return replace(one, sandbox=runtime, declared=declared, overhead=more, containers=boxes)
+
+
+def be(*declared: ContainerMeta, **more: Any) -> Pod:
+    """Groups for the first container only: the others have not started, or are in kata."""
+    return sandboxed(pod("b", container(declared[0].name)), *declared, **more)
+
+
+def settings_of(one: Pod, view: NodeView, config: PoliciesConfig = CONFIG) -> dict[tuple[str, str], Setting]:
+    return {key: item for key, item in plan(view, None, config).settings.items() if item.pod_uid == one.uid}
+
+
+@pytest.mark.parametrize("versions", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("runtime", ["gVisor", "kata"])
+def test_batch_limits_hold_at_the_pods_directory(runtime: str, versions: dict[str, int]) -> None:
+    limits = {"batch_cpu_milli": 500, "batch_memory_bytes": 256 * MIB}
+    one = be(meta("main", **limits), meta("side", **limits), runtime=runtime, overhead=128 * MIB)
+    settings = settings_of(one, node(one, versions=versions))
+    memory = {path: item.value for (path, knob), item in settings.items() if knob == "memory.max"}
+    assert memory == {one.group.path: 640 * MIB}
+    quota = settings.get((one.group.path, "cpu.quota"))
+    assert quota is not None
+    assert quota.value == 100_000
+    assert not any(item.container_id for item in settings.values() if item.knob != "cpu.set")
+
+
+def test_an_init_container_counts_as_the_kubelet_counts_it() -> None:
+    first = meta("init", ContainerKind.INIT, batch_memory_bytes=900 * MIB)
+    one = be(meta("main", batch_memory_bytes=256 * MIB), first)
+    assert settings_of(one, node(one))[one.group.path, "memory.max"].value == 900 * MIB
+    one = be(meta("main", batch_memory_bytes=1000 * MIB), first)
+    assert settings_of(one, node(one))[one.group.path, "memory.max"].value == 1000 * MIB
+
+
+def test_a_limit_that_the_whole_pod_cannot_have_is_refused_and_a_problem_that_names_who_pays() -> None:
+    one = be(meta("main", batch_memory_bytes=256 * MIB, batch_cpu_milli=500), meta("side"))
+    view = node(one)
+    settings, refusals = plan_pod(one, view, plan_node(view, None, CONFIG), CONFIG)
+    assert not [item for item in settings if item.knob in {"memory.max", "cpu.quota"}]
+    assert {(item.setting.knob, item.rule) for item in refusals} == {
+        ("memory.max", "sandboxed"),
+        ("cpu.quota", "sandboxed"),
+    }
+    status = sandboxed_status({one.uid: refusals}, view.pods)
+    assert not status.ok
+    assert "ns/b in gVisor: no cpu.quota" in status.detail
+    assert "no memory.max (the node's other pods bear what it uses beyond its limit)" in status.detail
+    assert sandboxed_status({}, view.pods).ok
+
+
+def lsr(*declared: ContainerMeta, runtime: str = "gVisor", **more: Any) -> Pod:
+    spec = RuntimeSpec(quota_us=100_000, period_us=100_000, shares=1024)
+    boxes = [container(item.name, spec=spec, requests=item.requests, **more) for item in declared]
+    one = pod("p", *boxes, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED)
+    return sandboxed(one, *declared, runtime=runtime)
+
+
+@pytest.mark.parametrize("runtime", ["gVisor", "kata"])
+def test_exclusive_cpus_are_the_pods_and_its_quota_is_lifted_once_the_file_has_them(runtime: str) -> None:
+    one = lsr(meta("main", cpu_milli=1000), runtime=runtime)
+    view = node(one, pod("be"))
+    settings = settings_of(one, view)
+    own = plan_pools(view, None, CONFIG).dedicated["p/main"]
+    assert len(own) == 1
+    assert settings[one.group.path, "cpu.set"].value == own
+    assert all(item.value == own for (_, knob), item in settings.items() if knob == "cpu.set")
+    assert not [key for key in settings if key[1] == "cpu.quota"], "the pod may still run on all CPUs"
+    assert not [claim for claim in cpu_claims(view, plan_pools(view, None, CONFIG)) if claim.cut]
+    for have, lifted in (("0-7", False), (str(own), True)):
+        actual = {(one.group.path, "cpu.set"): cpus(have), (one.group.path, "cpu.quota"): 100_000}
+        settings = settings_of(one, replace(view, actual=actual))
+        assert ((one.group.path, "cpu.quota") in settings) == lifted
+        assert not [path for path, knob in settings if knob == "cpu.quota" and path != one.group.path]
+
+
+@pytest.mark.parametrize("side", [True, False], ids=["with a container on shared CPUs", "all own CPUs"])
+def test_the_kubelets_exclusive_cpus_are_the_pods_where_all_its_containers_own_some(side: bool) -> None:
+    declared = [meta("main", cpu_milli=1000), *([meta("side", cpu_milli=100)] if side else [])]
+    one = lsr(*declared)
+    view = node(one, pod("be"), kubelet=kubelet(CpuPolicy.STATIC, "0-6", {"p/main": "7"}))
+    sets = {path: item.value for (path, knob), item in settings_of(one, view).items() if knob == "cpu.set"}
+    assert sets == ({} if side else dict.fromkeys(one.paths, cpus("7")))
+
+
+def test_online_pods_of_a_pool_are_confined_at_their_directory() -> None:
+    owner = pod("o", container("main", requests=Resources(cpu_milli=2000)), cls=PodClass.DEDICATED)
+    web = sandboxed(online("w", container("main")), meta("main"))
+    view = node(owner, web)
+    pools = plan_pools(view, None, CONFIG)
+    settings = settings_of(web, view)
+    assert settings[web.group.path, "cpu.set"].value == pools.shared | pools.lenient
+    assert not cpus("0-7") <= pools.shared
+    ours = replace(web, wish=CpuPreferences(pool="search"))
+    view = node(owner, ours)
+    assert (
+        settings_of(ours, view)[ours.group.path, "cpu.set"].value
+        == plan_pools(view, None, CONFIG).named["shared/search"]
+    )
+
+
+def test_memory_protection_is_the_pods() -> None:
+    of = ClassMemory(min_percent=50, low_percent=100, throttling_percent=80)
+    config = PoliciesConfig(memory_qos=MemoryQosConfig(enabled=True, shared=of))
+    one = sandboxed(online("w", container("main")), meta("main", memory_bytes=100 * MIB), runtime="kata")
+    settings = settings_of(one, node(one, versions=V2), config)
+    assert settings[one.group.path, "memory.min"].value == 50 * MIB
+    assert settings[one.group.path, "memory.low"].value == 100 * MIB
+    assert {path for path, knob in settings if knob.startswith("memory.")} == {one.group.path}
