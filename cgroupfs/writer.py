@@ -21,6 +21,7 @@ from cgroupfs.errors import (
     CgroupRefusedError,
     CgroupUnderWayError,
     cgroup_error,
+    errno_name,
 )
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.knobs import CATALOG
@@ -36,6 +37,13 @@ The rest is left to the next try, or to the kernel within the write where that k
 """
 _CHUNK: Final = 32 << 20
 """Bytes requested at once: about a millisecond of page cache, some more where pages are swapped."""
+
+
+_MEMORY_RULES: Final[Mapping[str, tuple[str, str, str]]] = {
+    "memory.max": ("memory.usage_in_bytes", "memory.memsw.limit_in_bytes", "a limit above that of memory+swap, {}"),
+    "memory.swap": ("memory.memsw.usage_in_bytes", "memory.limit_in_bytes", "a limit below that of memory alone, {}"),
+}
+"""On v1, by knob: the file with the usage, that of the pair's other limit, and the rule between the two."""
 
 
 class GroupLookup(Protocol):
@@ -149,7 +157,32 @@ class KernelWriter:
             return CgroupRefusedError(
                 path, f"write {text!r}: no such disk; a partition has no limits (ENODEV)", exc.errno
             )
+        why = self._memory_rule(step, directory, exc)
+        if why:
+            kind = CgroupBusyError if exc.errno == errno.EBUSY else CgroupRefusedError
+            return kind(path, f"write {text!r}: {why} ({errno_name(exc.errno)})", exc.errno)
         return cgroup_error(path, exc, f"write {text!r}")
+
+    def _memory_rule(self, step: WriteStep, directory: str, exc: OSError) -> str:
+        """What v1 refuses a limit of memory for, with the present numbers; empty: not known."""
+        used, other, rule = _MEMORY_RULES.get(step.knob, ("", "", ""))
+        if step.version != 1 or not used:
+            return ""
+        file, text = (
+            (used, "below the usage {}, of which no more can be reclaimed")
+            if exc.errno == errno.EBUSY
+            else (
+                other,
+                rule,
+            )
+        )
+        if exc.errno not in {errno.EBUSY, errno.EINVAL}:
+            return ""
+        try:
+            number = self._files.read(directory, file).strip()
+        except OSError:
+            return ""
+        return f"{text.format(number)} ({file})" if number.isdecimal() else ""
 
     async def perform(self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
         """Perform steps in their order: the fast ones inline, the slow ones in a thread.

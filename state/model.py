@@ -109,6 +109,7 @@ class RuntimeSpec(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     swap_bytes: int | None = None
     pids: int | None = None
+    oom_kill_disable: bool = False
 
 
 class GroupRef(Struct, frozen=True, kw_only=True):

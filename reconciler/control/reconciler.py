@@ -19,6 +19,7 @@ from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.control.earlier_run import EarlierRun
 from reconciler.control.event_notes import plan_event
 from reconciler.control.inventory import Inventory, PodChange
 from reconciler.control.planner import plan_node, plan_parents, plan_pod
@@ -71,8 +72,9 @@ class Reconciler:
         verify_s: float,
         plan: NodePlan | None,
         counters: AgentCounters,
+        unrecorded: bool,
     ) -> None:
-        """``plan``: the last plan of an earlier run, so that a restart moves nothing.
+        """``plan``: the last plan of an earlier run, so that a restart moves nothing. ``unrecorded``: no store has one.
 
         ``planned`` is called after each pass with its input; it must not wait. ``kubelet``: the kubelet's allocations,
         given the pods that exist. ``updated`` is called for each runtime event: container id, monotonic seconds, and
@@ -105,6 +107,13 @@ class Reconciler:
         self._counters = counters
         self.timelines = Timelines(lane, actuator.judge, self._counters)
         self._one_look = trio.Lock()
+        self.earlier_run = EarlierRun(
+            actuator,
+            knowledge,
+            unrecorded=unrecorded,
+            inode=self._inode,
+            alert=lambda message: actuator.judge.alert("earlier run", message, None),
+        )
         self.errors = actuator.judge.errors
         self._unlisted: str | None = None
         self._moved = self._regrouped = self._reweighted = False
@@ -225,6 +234,8 @@ class Reconciler:
         if full or NODE in batch.keys:
             cpus = self.actuator.judge.control_files.cpus_in_effect(self.inventory.layout.kubepods)
             self.inventory.take(kubepods_cpus=cpus)
+        if full:
+            await self.earlier_run.check()
         view, plan, moved = self._plan_node()
         if moved or signalled or _caused(batch):
             self._counters.event()

@@ -261,6 +261,7 @@ class Agent:
         )
         for path in self.ledger.groups():
             self.attribution.follow(path)
+        plan = read_plan(self.store)
         self._claimed: tuple[Pools, tuple[CpuClaim, ...]] | None = None
         self.reconciler = Reconciler(
             dirty=self.dirty,
@@ -275,7 +276,8 @@ class Agent:
             updated=lambda cid, at, changed: self.checkpoints.reassertion.updated(cid, at, changed=changed),
             resync_s=config.node.resync_s,
             verify_s=config.writes.verify_s,
-            plan=read_plan(self.store),
+            plan=plan,
+            unrecorded=self.judge.lost or not (plan is not None or len(self.ledger)),
             counters=self.counters,
             planned=self._planned,
         )
@@ -497,6 +499,7 @@ class Agent:
         statuses += self.operator_files.statuses()
         if self.reconciler.view is not None:
             statuses.append(claims_status(self.claims()))
+        statuses.append(self.reconciler.earlier_run.status())
         statuses.append(sandboxed_status(self.reconciler.refusals, self.inventory.pods))
         if self.config.kubelet.enabled:
             statuses.append(self.kubelet_watch.status())

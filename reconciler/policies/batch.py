@@ -23,6 +23,7 @@ from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
 
+from cgroupfs.codecs import swap_value
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import (
     QUOTA_MIN_US,
@@ -39,6 +40,7 @@ from reconciler.policies.base import (
     weighs_by_request,
 )
 from reconciler.policies.normalise import normalised
+from reconciler.policies.offers import unsupported_reason
 from reconciler.runtime.format import cpu, size
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
@@ -81,8 +83,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
             settings.append(_quota(pod, container, limits.batch_cpu_milli, view, plan.pools))
         if config.memory and limits.batch_memory_bytes is not None:
             value = limits.batch_memory_bytes
-            reason = f"batch memory limit of {size(value)}"
-            settings.append(setting_of(pod, container, "memory.max", value, policy=NAME, reason=reason))
+            settings += _memory(pod, container, value, f"batch memory limit of {size(value)}", view)
     if config.weight and requested:
         settings += _pod_weight(pod, requested, view, plan)
     if config.quota and config.pod_quota:
@@ -146,16 +147,26 @@ def _whole(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> lis
         overhead = pod.overhead.memory_bytes or 0
         reason = f"batch memory limits of its containers: {size(limit)}"
         reason += f", and {size(overhead)} overhead" if overhead else ""
-        settings.append(
-            setting_of(
-                pod, None, "memory.max", limit + overhead, policy=NAME, reason=f"{reason}; {pod.sandbox}: as a whole"
-            )
-        )
+        settings += _memory(pod, None, limit + overhead, f"{reason}; {pod.sandbox}: as a whole", view)
     elif config.memory:
         for item in pod.members:
             if (own := item.limits.batch_memory_bytes) is not None:
-                reason = f"batch memory limit of {size(own)}"
-                settings.append(setting_of(pod, item, "memory.max", own, policy=NAME, reason=reason))
+                settings += _memory(pod, item, own, f"batch memory limit of {size(own)}", view)
+    return settings
+
+
+def _memory(pod: Pod, container: Container | None, limit: int, reason: str, view: NodeView) -> list[Setting]:
+    """The limit, and no swap beside it where the kernel accounts swap.
+
+    As containerd and the kubelet set a plain limit: memory and swap together are bounded by it. Without that a
+    container moves to swap what is above its limit. On v1 the pair has an order, and a limit above the runtime's
+    memory+swap is possible only with it (`cgroupfs.plan`).
+    """
+    settings = [setting_of(pod, container, "memory.max", limit, policy=NAME, reason=reason)]
+    if unsupported_reason(view, "memory.swap") is None:
+        swap = swap_value(limit, limit, 1 if view.versions.get("memory") == 1 else 2)
+        why = f"{reason}: memory and swap together"
+        settings.append(setting_of(pod, container, "memory.swap", swap, policy=NAME, reason=why))
     return settings
 
 

@@ -139,6 +139,8 @@ def kubelet_reasserts(setting: Setting, scene: RefusalContext) -> str | None:
         rewritten = spec is not None and spec.quota_us is not None and spec.quota_us > 0
     elif setting.knob == "memory.max":
         rewritten = spec is not None and spec.memory_bytes is not None and spec.memory_bytes > 0
+    elif setting.knob == "memory.swap":
+        rewritten = spec is not None and spec.swap_bytes is not None and spec.swap_bytes > 0
     else:
         rewritten = False
     return f"this kubelet rewrites it every {duration(every)}" if rewritten else None
@@ -336,6 +338,7 @@ _OF_KNOB: Final[Mapping[str, tuple[Rule, ...]]] = {
     "cpu.weight": (qos_weight,),
     "memory.high": (online_under_memory,),
     "memory.max": (online_under_memory,),
+    "memory.swap": (online_under_memory,),
     "memory.soft": (online_under_memory,),
 }
 _RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _EVERY + rules for knob, rules in _OF_KNOB.items()}

@@ -105,6 +105,7 @@ class _OciCpu(Struct):
 class _OciMemory(Struct):
     limit: int | None = None
     swap: int | None = None
+    disable_oom_killer: bool | None = field(name="disableOOMKiller", default=None)
 
 
 class _OciPids(Struct):
@@ -136,6 +137,7 @@ class _RuncCgroup(Struct):
     scope_prefix: str = ""
     memory: int = 0
     memory_swap: int = 0
+    oom_kill_disable: bool | None = None
     cpu_shares: int = 0
     cpu_quota: int = 0
     cpu_period: int = 0
@@ -228,6 +230,7 @@ def parse_state(text: bytes, *, where: str = "state.json") -> RuntimeState:
             period_us=cgroup.cpu_period or None,
             memory_bytes=cgroup.memory or None,
             swap_bytes=cgroup.memory_swap or None,
+            oom_kill_disable=bool(cgroup.oom_kill_disable),
             pids=cgroup.pids_limit or None,
         ),
     )
@@ -244,6 +247,7 @@ def _oci_spec(resources: _OciResources) -> RuntimeSpec:
         period_us=cpu.period or None,
         memory_bytes=memory.limit or None,
         swap_bytes=memory.swap or None,
+        oom_kill_disable=bool(memory.disable_oom_killer),
         pids=pids.limit or None,
     )
 

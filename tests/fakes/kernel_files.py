@@ -52,6 +52,7 @@ class Group:
     cache: int = 0
     home: int = 0
     oom_group: int = 0
+    oom_kill_disable: int = 0
     max_pids: int | None = None
     cpu_ns: int = 0
     throttled_ns: int = 0

@@ -32,6 +32,11 @@ class Memory(PlainController):
                 "memory.limit_in_bytes": (_shown_v1("max"), self._limit_v1),
                 "memory.memsw.limit_in_bytes": (_shown_v1("memsw"), self._memsw),
                 "memory.soft_limit_in_bytes": (_shown_v1("soft"), self._soft),
+                "memory.memsw.usage_in_bytes": (lambda group: f"{group.usage}\n", None),
+                "memory.oom_control": (
+                    lambda group: f"oom_kill_disable {group.oom_kill_disable}\nunder_oom 0\noom_kill 0\n",
+                    self._oom_control,
+                ),
                 "memory.force_empty": (_no_reading, self._force_empty),
                 "memory.stat": (_stat(1), None),
                 "memory.numa_stat": (self._numa_stat, None),
@@ -100,6 +105,12 @@ class Memory(PlainController):
         if number not in (0, 1):
             fail(errno.EINVAL)
         group.oom_group = number
+
+    def _oom_control(self, group: Group, text: str) -> None:
+        number = kernel_int(text.strip(), -(1 << 31), (1 << 31) - 1)
+        if group.is_root or number not in (0, 1):
+            fail(errno.EINVAL)
+        group.oom_kill_disable = number
 
     def _force_empty(self, group: Group, text: str) -> None:
         del text

@@ -1,6 +1,6 @@
 """The unit tests' node: a `DirectoryNode` of three pods on the strict fake kernel, with the real agent on it.
 
-For real documents, real stores, and trees to capture. Of its spec the runtime has written the CPU set only.
+For real documents, real stores, and trees to capture. The runtime has written what its spec has.
 """
 
 import os
@@ -121,6 +121,7 @@ class LiveNode(DirectoryNode):
         box = Box(id=cid, name="main", group=f"{group(uid)}/{cid}", resources={"cpu": {"shares": 2, "cpus": cpus}})
         self.kernel.make_group(box.group)
         self.write(box.group, "cpuset", "cpuset.cpus", cpus)
+        self.least_weight(box.group)
         secrets = {"args": ["/bin/app", f"--password={SECRET}"], "env": [f"TOKEN={SECRET}"]}
         self.write_bundle(self.pods[uid], box, sandbox="f" * 64, **secrets)
         self.write_state(box, pid=42, annotations={"token": SECRET})

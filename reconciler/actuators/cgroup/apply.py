@@ -26,7 +26,7 @@ from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.steps import BlockedChange, WritePlan, WriteStep
 from cgroupfs.writer import StepOutcome, StepWriter
 from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, intended, spec_text
-from reconciler.actuators.cgroup.control_files import BOUNDS, Relatives
+from reconciler.actuators.cgroup.control_files import BOUNDS, MEMORY_PAIR, Relatives
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
 from reconciler.actuators.cgroup.inner_groups import SETS, InnerGroups
@@ -40,7 +40,7 @@ from state.ledger import Ledger
 from state.setting_state import SettingState
 
 _LOG: Final = get_log("apply")
-_BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle")
+_BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle", *MEMORY_PAIR)
 _MOVES_PAGES: Final = "cpu.mems"
 """Migrates the pages of a running container; the duration is unbounded, so never in the event loop."""
 _BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.EACCES, errno.EBUSY, errno.ENOSPC})
@@ -190,6 +190,32 @@ class CgroupActuator:
             return
         for path in {write.key[1] for write in writes}:
             self._follower.follow(path)
+
+    async def take_over(self, writes: Sequence[FileWrite]) -> bool:
+        """Record values of an earlier run that no store has, each with the value without bypassd as its original.
+
+        Then they are changed and released like any other. False when that cannot be recorded.
+        """
+        entries = [
+            replace(
+                self._entry(write),
+                original=None,
+                baseline=write.text,
+                wanted=write.actual,
+                seen=write.actual,
+                writer=US,
+                written_at=time.time(),
+            )
+            for write in writes
+        ]
+        try:
+            await in_worker(self._ledger.adopt, entries, limiter=self._store_lane)
+        except StoreError as exc:
+            _LOG.warning("cannot record the values of an earlier run", error=str(exc))
+            return False
+        for path in {write.key[1] for write in writes}:
+            self._follower.follow(path)
+        return True
 
     async def _record(self, work: list[FileWrite], kept: Sequence[FileWrite] = ()) -> list[FileWrite]:
         """Make the originals of first touches durable, and of ``kept``. If that fails, the files are not written."""

@@ -26,6 +26,8 @@ FREEZE: Final = "freeze"
 ALWAYS_RESTORED: Final = frozenset({FREEZE})
 """Knobs that are restored even if a hold covers the file."""
 _LEAST_SHARES: Final = 2
+_NONE_OF_KUBELET: Final = frozenset({"cpu.quota", "memory.high", "memory.soft"})
+"""Knobs of a QoS directory that no kubelet writes."""
 
 
 class FileAction(StrEnum):
@@ -185,8 +187,9 @@ def value_without_agent(
 ) -> str | None:
     """The value of one file if only the kubelet and the runtime had written it; None: unknown.
 
-    For groups whose originals were lost with the store. The kubelet gives a BestEffort pod the least weight, and a QoS
-    directory no quota; other pods' weights are sums of requests, which cgroups do not contain.
+    For groups whose originals were lost with the store. The kubelet gives a BestEffort pod the least weight and no
+    quota, and a QoS directory no quota and no soft bounds of memory (its limit it may set: ``--qos-reserved``); other
+    pods' weights are sums of requests, which cgroups do not contain.
     """
     if container is not None:
         return (
@@ -199,7 +202,8 @@ def value_without_agent(
         return knob.normal(knob.default(version), version) if of_services else None
     if name.kind is GroupKind.POD and name.qos is QosClass.BESTEFFORT and knob.name == "cpu.weight":
         return knob.normal(knob.encode(_LEAST_SHARES, version), version)
-    if name.kind is GroupKind.QOS and knob.name == "cpu.quota":
+    of_pod = name.kind is GroupKind.POD and name.qos is QosClass.BESTEFFORT and knob.name == "cpu.quota"
+    if of_pod or (name.kind is GroupKind.QOS and knob.name in _NONE_OF_KUBELET):
         return knob.default(version)
     return None
 

@@ -31,6 +31,8 @@ from state.ledger import Ledger
 
 BOUNDS: Final = ("cpu.set", "cpu.quota", "cpu.period")
 """The knobs of a directory that limit the values of the groups below it."""
+MEMORY_PAIR: Final = ("memory.max", "memory.swap")
+"""On v1 neither file accepts a value that would put memory+swap below memory."""
 _TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "cpu.quota": ("cpu.quota", "cpu.period"),
     "cpu.period": ("cpu.quota", "cpu.period"),

@@ -5,7 +5,7 @@ writes nothing and never waits.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, final
 
@@ -27,7 +27,7 @@ from reconciler.actuators.cgroup.compare import (
     value_without_agent,
 )
 from reconciler.actuators.cgroup.conflict import ForeignWriteHandler, ForeignWrites, WriterLookup
-from reconciler.actuators.cgroup.control_files import ControlFileCache, masked, reset_by, restore_text
+from reconciler.actuators.cgroup.control_files import MEMORY_PAIR, ControlFileCache, masked, reset_by, restore_text
 from reconciler.actuators.cgroup.status import Alert, StatusTable
 from reconciler.actuators.holds import holding
 from reconciler.runtime.object_errors import ObjectErrors
@@ -133,6 +133,7 @@ class ValuesInPlace:
 
 
 _BANDWIDTH: Final = ("cpu.period", "cpu.burst")
+_OOM_CONTROL: Final = "memory.oom_control"
 
 
 @final
@@ -207,7 +208,30 @@ class ChangeDetector:
         work += [after for write in work if (after := self._dependent_write(write)) is not None]
         if any(write.knob.name == "cpu.quota" for write in work):
             self.control_files.load(path, _BANDWIDTH)
+        if any(write.knob.name in MEMORY_PAIR for write in work):
+            self.control_files.load(path, MEMORY_PAIR)
         return work
+
+    def unrecorded_values(self, target: GroupTarget, knobs: Iterable[str]) -> list[FileWrite]:
+        """Files without an entry that hold another value than kubelet and runtime leave there; the text is theirs.
+
+        Nothing of what cannot be read, or whose value without bypassd is not known.
+        """
+        writes: list[FileWrite] = []
+        for name in knobs:
+            file = self.control_files.find(target.group.path, name)
+            if file is None or self._ledger.get(file.key) is not None:
+                continue
+            try:
+                raw = self.control_files.text(file)
+                actual = file.knob.normal(raw, file.version)
+            except (CgroupError, ValueError):
+                continue
+            work = FileWrite(target, *file, None, raw, actual, raw, FileAction.RELEASE)
+            theirs = self.value_without_agent(work)
+            if theirs is not None and file.knob.normal(theirs, file.version) != actual:
+                writes.append(work._replace(text=theirs))
+        return writes
 
     def gone(self, target: GroupTarget, exc: CgroupGoneError) -> None:
         """The kernel reports the group as gone: check it once more."""
@@ -310,7 +334,7 @@ class ChangeDetector:
         if work.action is FileAction.NOTHING:
             self.statuses.done(work)
             self.foreign_writes.resolve(work.place)
-            self.statuses.record(work, SettingState.IN_PLACE)
+            self.statuses.record(work, SettingState.IN_PLACE, self._hangs(work) or "")
             if entry is None and not work.target.creating and self.may_write(setting):
                 self.in_place.saw(work.place, work.actual)
             if (
@@ -338,7 +362,27 @@ class ChangeDetector:
             return False
         if foreign and not self.foreign_writes.may_reassert(work, entry):
             return False
+        if (hangs := self._hangs(work)) is not None:
+            self.statuses.refused(work, hangs, SettingState.BLOCKED)
+            return False
         return not self.statuses.is_waiting(work)
+
+    def _hangs(self, work: FileWrite) -> str | None:
+        """Why a limit of memory would stop the group instead of bounding it; None: it would not.
+
+        v1 without its OOM killer: at the limit every process waits until memory becomes free, which is for ever.
+        """
+        if work.knob.name not in MEMORY_PAIR or work.version != 1 or work.setting is None or work.setting.value is None:
+            return None
+        spec = work.target.container.spec if work.target.container is not None else None
+        if spec is None or not (work.target.creating and spec.oom_kill_disable):
+            try:
+                rows = self.control_files.text_in("memory", work.key[1], _OOM_CONTROL).splitlines()
+            except CgroupError:
+                return None  # not known: as for a group without it
+            if "oom_kill_disable 1" not in rows:
+                return None
+        return f"{_OOM_CONTROL} has oom_kill_disable 1: at a limit its processes stop for ever, and none is killed"
 
     def _missing(self, setting: Setting, why: str) -> None:
         self.statuses.record_unread(setting, SettingState.MISSING, why)

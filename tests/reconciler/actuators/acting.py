@@ -175,6 +175,7 @@ FILES = {
     "cpu.quota": ("cpu", "cpu.cfs_quota_us"),
     "cpu.weight": ("cpu", "cpu.shares"),
     "memory.max": ("memory", "memory.limit_in_bytes"),
+    "memory.swap": ("memory", "memory.memsw.limit_in_bytes"),
 }
 
 

@@ -7,7 +7,7 @@ from reconciler.policies.batch import BatchConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, ContainerKind, Pod, PodClass, Resources
 from state.plan import Desired
-from tests.reconciler.nodes import V1, V2, container, cpu, kubelet, node, pod
+from tests.reconciler.nodes import MAINLINE, V1, V2, container, cpu, kubelet, node, pod
 
 CONFIG = PoliciesConfig()
 POD = "/kubepods/besteffort/podbe"
@@ -34,8 +34,26 @@ def test_the_request_becomes_shares(milli: int, shares: int) -> None:
 
 def test_request_and_limits_become_weight_quota_and_memory_limit() -> None:
     desired = plan(node(pod("be", batch(500, 1 << 30))), None, CONFIG)
-    assert of(desired) == {"cpu.weight": 512, "cpu.quota": 50_000, "memory.max": 1 << 30}
+    bounded = {"memory.max": 1 << 30, "memory.swap": 1 << 30}
+    assert of(desired) == {"cpu.weight": 512, "cpu.quota": 50_000, **bounded}
     assert of(desired, POD) == {"cpu.weight": 512, "cpu.quota": 50_000}
+
+
+@pytest.mark.parametrize(
+    ("versions", "accounted", "swap"),
+    [
+        pytest.param(V1, True, 1 << 30, id="v1: memory and swap together"),
+        pytest.param(V2, True, 0, id="v2: no swap beside it"),
+        pytest.param(V1, False, None, id="a kernel that does not account swap"),
+    ],
+)
+def test_a_memory_limit_bounds_memory_and_swap_as_the_runtimes_do(
+    versions: dict[str, int], accounted: bool, swap: int | None
+) -> None:
+    knobs = MAINLINE if accounted else MAINLINE - {"memory.swap"}
+    desired = plan(node(pod("be", batch(500, 1 << 30)), versions=versions, knobs=knobs), None, CONFIG)
+    assert of(desired)["memory.max"] == 1 << 30
+    assert of(desired).get("memory.swap") == swap
 
 
 def test_a_pod_weighs_what_its_containers_asked_for_together() -> None:
@@ -148,7 +166,7 @@ def test_each_part_can_be_switched_off() -> None:
 def test_up_to_1_21_the_weight_is_on_the_pod_which_the_kubelet_does_not_rewrite() -> None:
     view = node(pod("be", batch(500, 1 << 30)), kubelet=kubelet(default="0-7", reasserts_s=10.0))
     desired = plan(view, None, CONFIG)
-    assert of(desired) == {"cpu.quota": 50_000, "memory.max": 1 << 30}
+    assert of(desired) == {"cpu.quota": 50_000, "memory.max": 1 << 30, "memory.swap": 1 << 30}
     assert of(desired, POD) == {"cpu.weight": 512, "cpu.quota": 50_000}
     assert desired.refusals == ()
 
@@ -165,7 +183,7 @@ def test_mid_tier_resources_are_enforced_for_online_and_be_pods(cls: PodClass) -
     resources = Resources(batch_cpu_milli=500, batch_memory_bytes=1 << 30, mid=True)
     item = pod("be", container("main", requests=resources, limits=resources), container("side"), cls=cls)
     desired = plan(node(item), None, CONFIG)
-    assert of(desired) == {"cpu.weight": 512, "cpu.quota": 50_000, "memory.max": 1 << 30}
+    assert of(desired) == {"cpu.weight": 512, "cpu.quota": 50_000, "memory.max": 1 << 30, "memory.swap": 1 << 30}
     assert of(desired, POD)["cpu.weight"] == 512
     assert of(desired, f"{POD}/id-side") == {}
 

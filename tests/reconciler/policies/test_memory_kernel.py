@@ -142,6 +142,21 @@ async def test_limits_and_soft_limits_read_back_for_a_running_process(tree: Tree
 
 
 @pytest.mark.kernel
+async def test_a_limit_above_the_runtimes_memory_with_swap_is_written_and_bounds_both(tree: Tree) -> None:
+    memory = tree.hierarchy.directory("memory", tree.main)
+    if not os.path.exists(f"{memory}/memory.memsw.limit_in_bytes"):
+        pytest.skip("REAL KERNEL TEST NOT RUN: this kernel does not account swap")
+    for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+        REAL.write(memory, file, str(16 * MEGA))
+    with pytest.raises(OSError, match="Invalid argument"):
+        REAL.write(memory, "memory.limit_in_bytes", str(64 * MEGA))
+    outcomes = await tree.bring()
+    assert all(outcome.ok for outcome in outcomes.values()), outcomes
+    both = {int(tree.read(tree.main, f"memory.{name}limit_in_bytes")) for name in ("", "memsw.")}
+    assert both == {64 * MEGA}
+
+
+@pytest.mark.kernel
 async def test_a_be_process_that_grows_without_end_is_held_by_its_limit_alone(tree: Tree) -> None:
     await tree.bring()
     online = tree.start(tree.online, HOLD.format(size=100 * MEGA))
@@ -173,6 +188,8 @@ async def test_a_limit_below_usage_reclaims_or_is_refused_and_nobody_dies(
     assert used > 64 * MEGA
     outcome = (await tree.bring(reclaim=reclaim))[tree.main, "memory.max"]
     assert outcome.ok is ok
+    if not ok and reclaim:
+        assert "below the usage" in str(outcome.error)
     assert tree.read(tree.main, "memory.limit_in_bytes") == (str(64 * MEGA) if ok else before)
     if not reclaim:
         assert int(tree.read(tree.main, "memory.usage_in_bytes")) > used - MEGA

@@ -12,7 +12,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_node, plan_pod, plan_pools
 from reconciler.control.sandboxed import sandboxed_status
 from reconciler.placement.claims import cpu_claims
-from reconciler.policies.memory_qos import ClassMemory, MemoryQosConfig
+from reconciler.policies.memory_qos import MemoryQosConfig, OnlineMemory
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences
 from state.model import (
@@ -56,11 +56,12 @@ def settings_of(one: Pod, view: NodeView, config: PoliciesConfig = CONFIG) -> di
 @pytest.mark.parametrize("versions", [V1, V2], ids=["v1", "v2"])
 @pytest.mark.parametrize("runtime", ["gVisor", "kata"])
 def test_batch_limits_hold_at_the_pods_directory(runtime: str, versions: dict[str, int]) -> None:
-    limits = {"batch_cpu_milli": 500, "batch_memory_bytes": 256 * MIB}
-    one = be(meta("main", **limits), meta("side", **limits), runtime=runtime, overhead=128 * MIB)
+    main, side = (meta(name, batch_cpu_milli=500, batch_memory_bytes=256 * MIB) for name in ("main", "side"))
+    one = be(main, side, runtime=runtime, overhead=128 * MIB)
     settings = settings_of(one, node(one, versions=versions))
     memory = {path: item.value for (path, knob), item in settings.items() if knob == "memory.max"}
     assert memory == {one.group.path: 640 * MIB}
+    assert settings[one.group.path, "memory.swap"].value == (640 * MIB if versions is V1 else 0)
     quota = settings.get((one.group.path, "cpu.quota"))
     assert quota is not None
     assert quota.value == 100_000
@@ -82,6 +83,7 @@ def test_a_limit_that_the_whole_pod_cannot_have_is_refused_and_a_problem_that_na
     assert not [item for item in settings if item.knob in {"memory.max", "cpu.quota"}]
     assert {(item.setting.knob, item.rule) for item in refusals} == {
         ("memory.max", "sandboxed"),
+        ("memory.swap", "sandboxed"),
         ("cpu.quota", "sandboxed"),
     }
     status = sandboxed_status({one.uid: refusals}, view.pods)
@@ -142,7 +144,7 @@ def test_online_pods_of_a_pool_are_confined_at_their_directory() -> None:
 
 
 def test_memory_protection_is_the_pods() -> None:
-    of = ClassMemory(min_percent=50, low_percent=100, throttling_percent=80)
+    of = OnlineMemory(min_percent=50, low_percent=100, throttling_percent=80)
     config = PoliciesConfig(memory_qos=MemoryQosConfig(enabled=True, shared=of))
     one = sandboxed(online("w", container("main")), meta("main", memory_bytes=100 * MIB), runtime="kata")
     settings = settings_of(one, node(one, versions=V2), config)

@@ -131,3 +131,70 @@ async def test_a_look_does_not_wait_for_what_takes_long_and_a_later_one_enters_i
     assert kernel.read(directory, file) == before
     assert act.alerts == []
     act.close()
+
+
+@pytest.mark.parametrize(("wanted", "had"), [(512, 256), (128, 256)], ids=["above memory+swap", "below"])
+async def test_a_limit_and_memory_with_swap_are_written_in_the_order_that_the_kernel_takes(
+    tmp_path: Path, wanted: int, had: int
+) -> None:
+    """The runtime has bounded both; a limit alone above memory+swap is EINVAL for ever."""
+    kernel, hierarchy = make_node(tmp_path)
+    act = Acting(kernel, hierarchy, tmp_path)
+    directory = hierarchy.directory("memory", GROUP)
+    for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+        kernel.write(directory, file, str(had * MEGA))
+    both = {"memory.max": wanted * MEGA, "memory.swap": wanted * MEGA}
+    await act.actuator.apply([act.target(GROUP, both)])
+    assert (act.read(GROUP, "memory.max"), act.read(GROUP, "memory.swap")) == (str(wanted * MEGA),) * 2
+    await act.actuator.apply([act.target(GROUP, {})])
+    assert (act.read(GROUP, "memory.max"), act.read(GROUP, "memory.swap")) == (str(had * MEGA),) * 2
+    assert act.alerts == []
+    act.close()
+
+
+async def test_a_limit_above_memory_with_swap_alone_says_which_rule_it_breaks(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    act = Acting(kernel, hierarchy, tmp_path)
+    directory = hierarchy.directory("memory", GROUP)
+    for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+        kernel.write(directory, file, str(256 * MEGA))
+    await act.actuator.apply([act.target(GROUP, {"memory.max": 512 * MEGA})])
+    assert act.stood(GROUP, "memory.max") == "blocked"
+    assert "the memory limit would be above memory+swap" in act.alerts[0][1]
+    act.close()
+
+
+async def test_a_limit_below_the_use_says_what_is_used(tmp_path: Path) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    act = Acting(kernel, hierarchy, tmp_path)
+    act.actuator.reclaim = True
+    kernel.charge(hierarchy.directory("memory", GROUP), anon=24 * MEGA, cache=0)
+    await act.actuator.apply([act.target(GROUP, {"memory.max": 16 * MEGA})])
+    ((_, message),) = act.alerts
+    assert f"below the usage {24 * MEGA}, of which no more can be reclaimed (memory.usage_in_bytes)" in message
+    act.close()
+
+
+async def test_a_group_without_its_oom_killer_is_not_limited_and_that_is_reported(tmp_path: Path) -> None:
+    """At the limit its processes would stop for ever."""
+    kernel, hierarchy = make_node(tmp_path)
+    act = Acting(kernel, hierarchy, tmp_path)
+    directory = hierarchy.directory("memory", GROUP)
+    kernel.write(directory, "memory.oom_control", "1")
+    before = act.read(GROUP, "memory.max")
+    limits = {"memory.max": 16 * MEGA, "memory.swap": 16 * MEGA}
+    await act.actuator.apply([act.target(GROUP, limits)])
+    assert (act.stood(GROUP, "memory.max"), act.stood(GROUP, "memory.swap")) == ("blocked", "blocked")
+    assert act.read(GROUP, "memory.max") == before
+    assert "oom_kill_disable 1: at a limit its processes stop for ever" in act.alerts[0][1]
+    kernel.write(directory, "memory.oom_control", "0")
+    act.judge.statuses.forget(GROUP)  # the wait for the next try is over
+    await act.actuator.apply([act.target(GROUP, limits)])
+    assert act.read(GROUP, "memory.max") == str(16 * MEGA)
+    # Switched off by a person afterwards: the limit is in force, and what it does now is said.
+    kernel.write(directory, "memory.oom_control", "1")
+    await act.actuator.apply([act.target(GROUP, limits)])
+    status = act.judge.statuses.get((GROUP, "memory.max"))
+    assert status is not None
+    assert "oom_kill_disable 1" in status.detail
+    act.close()

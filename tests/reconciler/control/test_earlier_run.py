@@ -1,0 +1,131 @@
+"""Values of an earlier run without its state directory: recognized by what kubelet and runtime leave, and said."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+
+from reconciler.config.model import AgentMode, Config
+from reconciler.control.earlier_run import NAME
+from reconciler.daemon.agent import Agent
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
+from reconciler.policies.table import PoliciesConfig
+from state.model import Hold
+from tests.fakes.kernel import Mode
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+
+BE: Final = "/kubepods/besteffort"
+BOX: Final = f"{group(BATCH)}/{container_id(BATCH)}"
+
+
+@pytest.fixture(params=["v1", "v2"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
+    mode: Mode = request.param
+    made = LiveNode(tmp_path, mode)
+    made.least_weight(group(BATCH))
+    return made
+
+
+def without_quota(live: LiveNode, mode: AgentMode = AgentMode.ENFORCE) -> Config:
+    """As where BE work may have all idle CPU: no quota is wanted anywhere."""
+    reclaimed = ReclaimedConfig(form=ReclaimedForm.CPUSET)
+    return replace(live.config, mode=mode, policies=PoliciesConfig(reclaimed=reclaimed))
+
+
+def limit(live: LiveNode, path: str, milli: int | None) -> None:
+    if live.kernel.mode == "v1":
+        live.write(path, "cpu", "cpu.cfs_quota_us", "-1" if milli is None else str(milli * 100))
+    else:
+        live.write(path, "cpu", "cpu.max", "max" if milli is None else f"{milli * 100} 100000")
+
+
+def limited(live: LiveNode, path: str) -> bool:
+    if live.kernel.mode == "v1":
+        return live.quota(path) != "-1"
+    return not live.read(path, "cpu", "cpu.max").startswith("max")
+
+
+def problem(agent: Agent) -> str:
+    (status,) = (status for status in agent.statuses() if status.name == NAME)
+    return "" if status.ok else status.detail
+
+
+async def test_a_budget_without_a_record_is_not_the_nodes_own(live: LiveNode) -> None:
+    limit(live, BE, 100)
+    limit(live, BOX, 50)
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        assert not limited(live, BE)
+        assert not limited(live, BOX)
+        assert agent.alerts["earlier run"] == 1
+        assert not problem(agent)
+        # Whoever writes it now is another program: what it writes stays.
+        limit(live, BE, 300)
+        await live.look(agent)
+        assert limited(live, BE)
+        assert agent.alerts["earlier run"] == 1
+
+
+async def test_the_original_of_a_planned_value_is_the_kubelets_not_the_leftover(live: LiveNode) -> None:
+    limit(live, BE, 70)
+    with live.agent() as agent:
+        await live.look(agent)
+        assert limited(live, BE)
+        assert agent.alerts["earlier run"] == 1
+        assert all(result.ok for result in await agent.restore())
+        assert not limited(live, BE)
+
+
+@pytest.mark.parametrize("why", ["observe", "hold"])
+async def test_where_nothing_may_be_written_it_is_a_problem(live: LiveNode, why: str) -> None:
+    limit(live, BE, 100)
+    mode = AgentMode.OBSERVE if why == "observe" else AgentMode.ENFORCE
+    with live.agent(without_quota(live, mode)) as agent:
+        if why == "hold":
+            agent.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
+            agent.holds.refresh()
+        await live.look(agent)
+        assert limited(live, BE)
+        if why == "observe":
+            assert f"{BE}/cpu." in problem(agent)
+            assert "kubelet and runtime leave" in problem(agent)
+            limit(live, BE, None)
+            await live.look(agent)
+            assert not problem(agent)
+
+
+async def test_a_whole_run_whose_state_directory_is_lost_leaves_nothing_behind(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await live.look(agent)
+        assert limited(live, BE)
+        await agent.keeper.flush()
+    shutil.rmtree(os.path.dirname(live.store))
+    os.makedirs(os.path.dirname(live.store))
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        assert not limited(live, BE)
+
+
+async def test_a_new_node_has_nothing_to_take_over(live: LiveNode) -> None:
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        assert not agent.alerts["earlier run"]
+        assert not agent.ledger.group(BE)
+        # An online pod's quota is nobody's leftover: its runtime's record may be older than the file.
+        limit(live, f"{group(WEB)}/{container_id(WEB)}", 500)
+        await live.look(agent)
+        assert limited(live, f"{group(WEB)}/{container_id(WEB)}")
+
+
+async def test_with_a_record_a_value_is_the_nodes_own(live: LiveNode) -> None:
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        await agent.keeper.flush()
+    limit(live, BE, 100)
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        assert limited(live, BE)
+        assert not agent.alerts["earlier run"]
