@@ -84,6 +84,7 @@ from reconciler.sources.disks import DiskSource
 from reconciler.sources.hotplug import HotplugSource
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
+from reconciler.sources.outside import groups_outside, outside_status
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
@@ -123,6 +124,8 @@ class Agent:
         self.place = place
         self.files = files
         self.log = get_log("agent")
+        self.outside: list[str] = []
+        """Groups of containers outside of the pods' directories, as of the last look."""
         self.started_at = time.time()
         self.alerts: Counter[str] = Counter()
         self.counters = AgentCounters()
@@ -499,7 +502,7 @@ class Agent:
         statuses += self.operator_files.statuses()
         if self.reconciler.view is not None:
             statuses.append(claims_status(self.claims()))
-        statuses.append(self.reconciler.earlier_run.status())
+        statuses += [outside_status(self.outside), self.reconciler.earlier_run.status()]
         statuses.append(sandboxed_status(self.reconciler.refusals, self.inventory.pods))
         if self.config.kubelet.enabled:
             statuses.append(self.kubelet_watch.status())
@@ -548,6 +551,7 @@ class Agent:
         self.operator_files.read_manifests(self.metadata, self.inventory.pods)
         task_status.started()
         while True:
+            self.outside = await trio.to_thread.run_sync(groups_outside, self.place.hierarchy)
             await trio.sleep(_FILES_S)
             await in_worker(self.operator_files.prefetch)
             self.reread_files()

@@ -1,9 +1,7 @@
 """The kubelet, what it allocated, and the container runtime."""
 
 import contextlib
-import glob
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -17,6 +15,7 @@ from reconciler.config.model import EndpointSection
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.runtime import format as fmt
 from reconciler.sources.bundles import read_bundle
+from reconciler.sources.outside import groups_outside
 from reconciler.sources.runtime_files import STATE_JSON
 from state.kubelet import (
     CPU_STATE,
@@ -30,7 +29,6 @@ from state.model import CpuPolicy
 
 _MOST_SHOWN: Final = 3
 _ID_SHOWN: Final = 13
-_LITERAL: Final = re.compile(r"[^:]*\.slice:[A-Za-z-]+:[0-9a-f]{12,}")
 
 
 def kubelet(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
@@ -86,28 +84,12 @@ def _pods(node: InspectedNode) -> CheckResult:
         )
     pods, containers = len(node.pods), len(node.containers)
     text = f"{node.layout.kubepods}: {fmt.plural(pods, 'pod')}, {fmt.plural(containers, 'container')}"
-    outside = _outside(node)
+    outside = groups_outside(node.hierarchy) if node.hierarchy is not None else []
     if outside:
         fix = "configure the same cgroup driver for kubelet and runtime (containerd: SystemdCgroup = true for runc)"
         message = f"{text}; {len(outside)} outside, such as {outside[0][:80]}…"
         return CheckResult("kubepods", CheckState.WARN, message, fix)
     return CheckResult("kubepods", CheckState.OK, text)
-
-
-def _outside(node: InspectedNode) -> list[str]:
-    """Groups of containers that a runtime with the other cgroup driver made: ``….slice:cri-containerd:ID``, literally.
-
-    They are at the root or in the runtime's own service, and nothing that is set on kubepods or a pod reaches them.
-    """
-    if node.hierarchy is None:
-        return []
-    root = node.hierarchy.trigger_directory("/")
-    services = glob.glob(os.path.join(glob.escape(root), "system.slice", "*.service"))
-    texts: list[str] = []
-    for directory in (root, *sorted(services)):
-        with contextlib.suppress(OSError), os.scandir(directory) as entries:
-            texts += [entry.path for entry in entries if _LITERAL.fullmatch(entry.name)]
-    return [f"/{os.path.relpath(path, root)}" for path in sorted(texts)]
 
 
 def _checkpoint(node: InspectedNode) -> CheckResult:

@@ -1,0 +1,44 @@
+"""Containers outside of their pods' directories: kubelet and runtime have different cgroup drivers.
+
+A runtime with the cgroupfs driver takes the systemd driver's ``SLICE:PREFIX:ID`` for a directory's name, and makes it
+at the root or in its own service's group. Nothing that the kubelet or bypassd sets on kubepods or a pod reaches such a
+container, and no policy finds it.
+"""
+
+import contextlib
+import glob
+import os
+import re
+from typing import Final
+
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.runtime.format import plural
+from state.model import SourceStatus
+
+NAME: Final = "cgroup driver"
+_LITERAL: Final = re.compile(r"[^:]*\.slice:[A-Za-z-]+:[0-9a-f]{12,}")
+_LONGEST: Final = 80
+_MOST: Final = 10_000
+
+
+def groups_outside(hierarchy: Hierarchy) -> list[str]:
+    """Their group paths, sorted."""
+    root = hierarchy.trigger_directory("/")
+    services = glob.glob(os.path.join(glob.escape(root), "system.slice", "*.service"))
+    paths: list[str] = []
+    for directory in (root, *sorted(services)):
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            paths += [entry.path for entry in entries if _LITERAL.fullmatch(entry.name)]
+    return [f"/{os.path.relpath(path, root)}" for path in sorted(paths)[:_MOST]]
+
+
+def outside_status(paths: list[str]) -> SourceStatus:
+    """Whether there are none; else how many, one of them, and what that means."""
+    if not paths:
+        return SourceStatus(name=NAME, ok=True, age_s=0.0, detail="no container is outside of its pod's directory")
+    shown = paths[0] if len(paths[0]) <= _LONGEST else f"{paths[0][:_LONGEST]}…"
+    detail = (
+        f"{plural(len(paths), 'container')} outside of the pods' directories, such as {shown}: kubelet and runtime have "
+        "different cgroup drivers, and no setting of a pod reaches them"
+    )
+    return SourceStatus(name=NAME, ok=False, age_s=0.0, detail=detail)
