@@ -39,6 +39,7 @@ _CHUNK: Final = 32 << 20
 """Bytes requested at once: about a millisecond of page cache, some more where pages are swapped."""
 
 
+_IN_USE: Final = "below the usage {}, of which no more can be reclaimed"
 _MEMORY_RULES: Final[Mapping[str, tuple[str, str, str]]] = {
     "memory.max": ("memory.usage_in_bytes", "memory.memsw.limit_in_bytes", "a limit above that of memory+swap, {}"),
     "memory.swap": ("memory.memsw.usage_in_bytes", "memory.limit_in_bytes", "a limit below that of memory alone, {}"),
@@ -157,27 +158,18 @@ class KernelWriter:
             return CgroupRefusedError(
                 path, f"write {text!r}: no such disk; a partition has no limits (ENODEV)", exc.errno
             )
-        why = self._memory_rule(step, directory, exc)
-        if why:
-            kind = CgroupBusyError if exc.errno == errno.EBUSY else CgroupRefusedError
-            return kind(path, f"write {text!r}: {why} ({errno_name(exc.errno)})", exc.errno)
+        code = exc.errno or 0
+        if why := self._memory_rule(step, directory, code):
+            kind = CgroupBusyError if code == errno.EBUSY else CgroupRefusedError
+            return kind(path, f"write {text!r}: {why} ({errno_name(code)})", code)
         return cgroup_error(path, exc, f"write {text!r}")
 
-    def _memory_rule(self, step: WriteStep, directory: str, exc: OSError) -> str:
+    def _memory_rule(self, step: WriteStep, directory: str, code: int) -> str:
         """What v1 refuses a limit of memory for, with the present numbers; empty: not known."""
         used, other, rule = _MEMORY_RULES.get(step.knob, ("", "", ""))
-        if step.version != 1 or not used:
+        if step.version != 1 or not used or code not in {errno.EBUSY, errno.EINVAL}:
             return ""
-        file, text = (
-            (used, "below the usage {}, of which no more can be reclaimed")
-            if exc.errno == errno.EBUSY
-            else (
-                other,
-                rule,
-            )
-        )
-        if exc.errno not in {errno.EBUSY, errno.EINVAL}:
-            return ""
+        file, text = (used, _IN_USE) if code == errno.EBUSY else (other, rule)
         try:
             number = self._files.read(directory, file).strip()
         except OSError:

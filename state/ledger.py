@@ -3,12 +3,13 @@
 Control files of cgroups are most of it. Values elsewhere (/proc, resctrl, network, core scheduling) have rows of their
 own kinds in the same ledger: `of_kind` and `record`.
 
-The promise: an original is durable before the first write of its file and is never replaced afterwards, so that at any
-moment, after any crash, walking the control files in the order of `Ledger.backwards` and writing each entry's
-`LedgerEntry.restore_text` restores the tree, and the codec of each other kind restores the rest. Everything else here
-(outcomes, last writer, failures) is for people and for backoff; it is kept in memory, written in batches by `flush`,
-and losing it loses no original. Own writes that no flush has stored yet are in `state.intents`: from those, and from
-the stored ones, `Ledger.ours` has bypassd's values after a SIGKILL.
+The promise: an original is durable before the first write of its file and is never replaced afterwards (but corrected
+where it was read before the runtime had finished with its container), so that at any moment, after any crash, walking
+the control files in the order of `Ledger.backwards` and writing each entry's `LedgerEntry.restore_text` restores the
+tree, and the codec of each other kind restores the rest. Everything else here (outcomes, last writer, failures) is for
+people and for backoff; it is kept in memory, written in batches by `flush`, and losing it loses no original. Own writes
+that no flush has stored yet are in `state.intents`: from those, and from the stored ones, `Ledger.ours` has bypassd's
+values after a SIGKILL.
 
 Threads: `first_touches`, `adopt`, `record` and `flush` make rows durable (an fsync) and belong in the store's worker
 thread. All other calls are dictionary work for the loop. Both may happen at once.
@@ -377,6 +378,13 @@ class Ledger:
         entry = self.get(key)
         if entry is not None and entry.baseline != text:
             entry.baseline = None if text is None else self._shared(text)
+            self._touch(entry)
+
+    def correct(self, key: FileKey, original: str, origin: OriginalSource) -> None:
+        """The recorded original was read too early: the value of the file's owner is this one."""
+        entry = self.get(key)
+        if entry is not None and (entry.original, entry.origin) != (original, origin):
+            entry.original, entry.origin = self._shared(original), origin
             self._touch(entry)
 
     def wrote(self, key: FileKey, *, before: str | None, after: str, at: float | None = None) -> None:

@@ -143,6 +143,8 @@ class Reconciler:
             self.lane.execute(container_id, at)
         # A container that was merely found was written earlier, by an unknown program: it is not a runtime event.
         (self._found.add if which in _NO_EVENT else self._found.discard)(container_id)
+        if which is RuntimeEvent.FOUND:
+            self.actuator.runs(container_id)
         if which is RuntimeEvent.ABSENT:
             self._verify_until_stable(container_id)
         self._signalled[container_id] = at

@@ -170,9 +170,9 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -
     """The CPU sets of a pod that has CPUs from us."""
     del view, config
     if pod.sandbox is not None:
-        cpus = CpuSet.union(plan.pools.dedicated[key] for key in plan.pools.placed_by_pod.get(pod.uid, ()))
+        whole = CpuSet.union(plan.pools.dedicated[key] for key in plan.pools.placed_by_pod.get(pod.uid, ()))
         reason = "exclusive CPUs of its containers"
-        return whole_pod(pod, "cpu.set", cpus, policy=NAME, reason=reason) if cpus else []
+        return whole_pod(pod, "cpu.set", whole, policy=NAME, reason=reason) if whole else []
     settings = []
     for container in pod.containers:
         cpus = placed_cpus(pod, container, plan.pools)

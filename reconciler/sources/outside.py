@@ -38,7 +38,7 @@ def outside_status(paths: list[str]) -> SourceStatus:
         return SourceStatus(name=NAME, ok=True, age_s=0.0, detail="no container is outside of its pod's directory")
     shown = paths[0] if len(paths[0]) <= _LONGEST else f"{paths[0][:_LONGEST]}…"
     detail = (
-        f"{plural(len(paths), 'container')} outside of the pods' directories, such as {shown}: kubelet and runtime have "
-        "different cgroup drivers, and no setting of a pod reaches them"
+        f"{plural(len(paths), 'container')} outside of the pods' directories, such as {shown}: kubelet and runtime "
+        "have different cgroup drivers, and no setting of a pod reaches them"
     )
     return SourceStatus(name=NAME, ok=False, age_s=0.0, detail=detail)

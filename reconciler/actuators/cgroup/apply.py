@@ -19,13 +19,20 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US, Value
-from cgroupfs.errors import CgroupChangedError, CgroupGoneError, CgroupUnderWayError, StoreError
+from cgroupfs.errors import CgroupChangedError, CgroupError, CgroupGoneError, CgroupUnderWayError, StoreError
 from cgroupfs.knobs import CATALOG
 from cgroupfs.log import get_log
 from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.steps import BlockedChange, WritePlan, WriteStep
 from cgroupfs.writer import StepOutcome, StepWriter
-from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, intended, spec_text
+from reconciler.actuators.cgroup.compare import (
+    FileAction,
+    FileWrite,
+    GroupTarget,
+    expected_after_runtime,
+    intended,
+    spec_text,
+)
 from reconciler.actuators.cgroup.control_files import BOUNDS, MEMORY_PAIR, Relatives
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
@@ -40,6 +47,10 @@ from state.ledger import Ledger
 from state.setting_state import SettingState
 
 _LOG: Final = get_log("apply")
+_OF_RUNTIME: Final = frozenset(
+    {"cpu.set", "cpu.mems", "cpu.weight", "cpu.quota", "memory.max", "memory.swap", "pids.max"}
+)
+"""Knobs that the runtime writes while it makes a container."""
 _BOUNDING: Final = (*BOUNDS, "cpu.mems", "cpu.mems_migrate", "cpu.burst", "cpu.idle", *MEMORY_PAIR)
 _MOVES_PAGES: Final = "cpu.mems"
 """Migrates the pages of a running container; the duration is unbounded, so never in the event loop."""
@@ -94,6 +105,8 @@ class CgroupActuator:
         self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
         self._under_way: dict[tuple[str, str], FileWrite] = {}
         self._overtaken: Counter[tuple[str, str]] = Counter()
+        self._begun: set[str] = set()
+        """Containers with which the runtime had finished when their files were read, or has by now."""
         self.writes: Counter[tuple[str, str]] = Counter()
         """By (knob, outcome): written, refused, overtaken, blocked, under way, gone, changed, restored, hot."""
 
@@ -147,12 +160,25 @@ class CgroupActuator:
         if container_id is not None:
             self._fastpath.drop(container_id)
             self._prepared.pop(container_id, None)
+            self._begun.discard(container_id)
+
+    def runs(self, container_id: str) -> None:
+        """The runtime had finished with this container before this run saw it."""
+        self._begun.add(container_id)
 
     def rebase(self, target: GroupTarget) -> None:
-        """The runtime's own record has changed: its values become the ones to restore."""
+        """The runtime's own record has changed: its values become the ones to restore.
+
+        With the end of the container's creation the originals themselves, where they were read before: the runtime's
+        last write makes an original, not what a group has between its mkdir and that (on v1 no CPUs at all).
+        """
         if target.container is None:
             return
+        created = target.signalled and target.container.id not in self._begun
+        self._begun |= {target.container.id} if target.signalled else set()
         for entry in self._ledger.group(target.group.path):
+            if created and entry.origin is OriginalSource.READ:
+                self._correct(target, entry)
             knob = CATALOG[entry.knob]
             version = self.judge.control_files.versions.get(knob.controller)
             if version is None:
@@ -160,6 +186,23 @@ class CgroupActuator:
             text = spec_text(knob, version, target.container.spec)
             if text is not None or entry.origin is not OriginalSource.UNKNOWN:
                 self._ledger.rebase(entry.key, text)
+
+    def _correct(self, target: GroupTarget, entry: LedgerEntry) -> None:
+        """The original of a file that was written before the runtime had finished with its container."""
+        file = self.judge.control_files.find(entry.path, entry.knob)
+        if file is None or target.container is None or file.knob.name not in _OF_RUNTIME:
+            return
+        try:
+            actual = file.knob.normal(self.judge.control_files.text(file), file.version)
+            above = self.judge.control_files.text_above(file)
+        except (CgroupError, ValueError):
+            return
+        if entry.writer == US and actual != entry.seen:
+            text, origin = actual, OriginalSource.READ
+        else:
+            spec = target.container.spec
+            text, origin = expected_after_runtime(file.knob, file.version, spec, above), OriginalSource.SPEC
+        self._ledger.correct(entry.key, text, origin)
 
     def on_executed(self, result: FastResult) -> None:
         """Record what the fast path wrote for one container. The next pass verifies the values."""

@@ -41,7 +41,7 @@ async def test_the_daemon_has_a_problem_and_an_alert_of_them_until_they_are_gone
         async with trio.open_nursery() as nursery:
             await nursery.start(agent._watch_files)
             with trio.fail_after(10):
-                while not agent.outside:
+                while not agent.outside:  # noqa: ASYNC110  # a thread's result
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         (status,) = (item for item in agent.statuses() if item.name == NAME)
