@@ -161,7 +161,7 @@ class Agent:
                 kubelets=place.kubelet.kubeconfig,
             ),
             apiserver=config.apiserver,
-            statuses=self.statuses,
+            statuses=self._watched,
             claims=lambda: (self.claims(), self.inventory.pods),
             note=self.note,
         )
@@ -502,8 +502,7 @@ class Agent:
         statuses += self.operator_files.statuses()
         if self.reconciler.view is not None:
             statuses.append(claims_status(self.claims()))
-        statuses += [outside_status(self.outside), self.reconciler.earlier_run.status()]
-        statuses.append(sandboxed_status(self.reconciler.refusals, self.inventory.pods))
+        statuses += [status for status in self._conditions() if not status.ok]
         if self.config.kubelet.enabled:
             statuses.append(self.kubelet_watch.status())
         if not self.store.writable:
@@ -513,6 +512,18 @@ class Agent:
         else:
             statuses.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
         return statuses
+
+    def _conditions(self) -> list[SourceStatus]:
+        """What of the node keeps a promise from being kept; each is a problem, and an alert, while it is not ok."""
+        return [
+            outside_status(self.outside),
+            self.reconciler.earlier_run.status(),
+            sandboxed_status(self.reconciler.refusals, self.inventory.pods),
+        ]
+
+    def _watched(self) -> list[SourceStatus]:
+        """What the alerts follow: every source, and every condition until it is ok again."""
+        return [*self.statuses(), *(status for status in self._conditions() if status.ok)]
 
     def _kubelet_changed(self, kubelet: KubeletConfig, changes: tuple[KubeletChange, ...]) -> None:
         """Plan with the new values; parts that are built from others are built anew, by the caller of this agent."""

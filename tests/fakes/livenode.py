@@ -118,10 +118,9 @@ class LiveNode(DirectoryNode):
     def run(self, uid: str) -> None:
         """The container as runc makes it: groups, bundle, state."""
         cid, cpus = container_id(uid), "7" if uid == PINNED else "0-6"
-        box = Box(id=cid, name="main", group=f"{group(uid)}/{cid}", resources={"cpu": {"shares": 2, "cpus": cpus}})
+        box = Box(id=cid, name="main", group=f"{group(uid)}/{cid}", resources={"cpu": {"cpus": cpus}})
         self.kernel.make_group(box.group)
         self.write(box.group, "cpuset", "cpuset.cpus", cpus)
-        self.least_weight(box.group)
         secrets = {"args": ["/bin/app", f"--password={SECRET}"], "env": [f"TOKEN={SECRET}"]}
         self.write_bundle(self.pods[uid], box, sandbox="f" * 64, **secrets)
         self.write_state(box, pid=42, annotations={"token": SECRET})

@@ -156,7 +156,7 @@ def test_explain_shows_signal_decision_and_outcome(run: Run, daemon: FakeDaemon)
     assert setting[0].startswith("  cpu.set     5-6  in place  ")
     assert setting[1] == "    reclaimed: BE pool"
     assert setting[2].startswith("    cpuset.cpus: written ")
-    assert setting[2].endswith("; before 0-7; restore writes 0-6, the runtime's current value")
+    assert setting[2].endswith("; before 0-6, from the container's spec")
     assert "  seen " in out
     assert "history, newest first" in out
 
@@ -252,7 +252,7 @@ def test_explain_lists_the_pods_processes_sanitized(
 def test_explain_as_json_joins_settings_with_their_files(run: Run, daemon: FakeDaemon) -> None:
     facts = json.loads(run("explain", BATCH, "-o", "json", "--socket", daemon.socket).out)
     knobs = {setting["knob"]: setting["file"]["original"] for group in facts["groups"] for setting in group["settings"]}
-    assert knobs == {"cpu.weight": "1024", "cpu.set": "0-7"}
+    assert knobs == {"cpu.weight": "1024", "cpu.set": "0-6"}
 
 
 def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(run: Run, daemon: FakeDaemon) -> None:

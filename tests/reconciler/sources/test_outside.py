@@ -53,8 +53,8 @@ async def test_the_daemon_has_a_problem_and_an_alert_of_them_until_they_are_gone
         assert alert.labels == {"source": NAME}
         os.rmdir(path)
         agent.outside = groups_outside(agent.place.hierarchy)
-        (status,) = (item for item in agent.statuses() if item.name == NAME)
-        assert status.ok
+        assert not [item for item in agent.statuses() if item.name == NAME]
+        (status,) = (item for item in agent._watched() if item.name == NAME)
         (ended,) = health.check(source_states([status]), 70.0, 0.0)
         assert ended.resolved
 
