@@ -19,6 +19,7 @@ from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
+from reconciler.control.controllers import ControllerCheck
 from reconciler.control.earlier_run import EarlierRun
 from reconciler.control.event_notes import plan_event
 from reconciler.control.inventory import Inventory, PodChange
@@ -107,6 +108,13 @@ class Reconciler:
         self._counters = counters
         self.timelines = Timelines(lane, actuator.judge, self._counters)
         self._one_look = trio.Lock()
+        self.controllers = ControllerCheck(
+            actuator.judge.hierarchy,
+            knowledge.layout,
+            may_write=lambda: actuator.judge.enforce and NODE not in actuator.judge.holds,
+            alert=lambda message: actuator.judge.alert("controllers", message, None),
+            files=actuator.judge.files,
+        )
         self.earlier_run = EarlierRun(
             actuator,
             knowledge,
@@ -237,6 +245,9 @@ class Reconciler:
             cpus = self.actuator.judge.control_files.cpus_in_effect(self.inventory.layout.kubepods)
             self.inventory.take(kubepods_cpus=cpus)
         if full:
+            if await self.controllers.check(self.inventory.pods):
+                # What the kernel offers here is probed again.
+                self.inventory.take(knobs=frozenset())
             await self.earlier_run.check()
         view, plan, moved = self._plan_node()
         if moved or signalled or _caused(batch):

@@ -517,6 +517,7 @@ class Agent:
         """What of the node keeps a promise from being kept; each is a problem, and an alert, while it is not ok."""
         return [
             outside_status(self.outside),
+            self.reconciler.controllers.status(),
             self.reconciler.earlier_run.status(),
             sandboxed_status(self.reconciler.refusals, self.inventory.pods),
         ]

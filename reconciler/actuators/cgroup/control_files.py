@@ -17,7 +17,7 @@ from typing import Final, final
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.errors import CgroupGoneError, cgroup_error
+from cgroupfs.errors import CgroupError, CgroupGoneError, cgroup_error
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
@@ -29,6 +29,7 @@ from state.cpu import QuotaFloor
 from state.entry import LedgerEntry
 from state.ledger import Ledger
 
+SUBTREE_CONTROL: Final = "cgroup.subtree_control"
 BOUNDS: Final = ("cpu.set", "cpu.quota", "cpu.period")
 """The knobs of a directory that limit the values of the groups below it."""
 MEMORY_PAIR: Final = ("memory.max", "memory.swap")
@@ -136,6 +137,22 @@ class ControlFileCache:
         except OSError:
             return False
         return bool(names) and file.key[2] not in names
+
+    def taken_out(self, file: KnobFile) -> str | None:
+        """On v2 the directory above this group that does not pass its controller on, as text; None: none is known."""
+        controller, path, name = file.key
+        if file.version != 2:
+            return None
+        parts = path.strip("/").split("/")
+        for depth in range(len(parts)):
+            above = f"/{'/'.join(parts[:depth])}" if depth else "/"
+            try:
+                passed = self.text_in(controller, above, SUBTREE_CONTROL).split()
+            except CgroupError:
+                return None
+            if controller not in passed:
+                return f"{controller} is not in {SUBTREE_CONTROL} of {above}, so this group has no {name}"
+        return None
 
     def offered(self, path: str) -> frozenset[str]:
         """The knobs that this kernel offers, derived from a group's files; empty if the group does not exist."""

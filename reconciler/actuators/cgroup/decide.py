@@ -176,7 +176,7 @@ class ChangeDetector:
         self.in_place = ValuesInPlace()
         self.errors = errors
         self._ledger = ledger
-        self._files = files
+        self.files = files
         self._on_hold = held
 
     def detect(self, target: GroupTarget) -> list[FileWrite]:
@@ -300,7 +300,8 @@ class ChangeDetector:
                 # The cpu and memory directories appear 6-20 ms after the cpuset's.
                 raw = self._expected(target, file, "")
             elif self.control_files.is_unknown_here(file):
-                self._missing(setting, f"this kernel has no {file.key[2]}")
+                taken_out = self.control_files.taken_out(file)
+                self._missing(setting, taken_out or f"this kernel has no {file.key[2]}")
                 return None
             else:
                 raise
@@ -425,7 +426,7 @@ class ChangeDetector:
 
     def _masked(self, target: GroupTarget) -> Mapping[str, str]:
         """The masked knobs of this group, not written for now; their status is recorded if they are wanted."""
-        texts = masked(self.hierarchy, self._ledger, self._files, target.group.path, target.settings)
+        texts = masked(self.hierarchy, self._ledger, self.files, target.group.path, target.settings)
         for name, by in texts.items():
             if (setting := target.settings.get(name)) is not None:
                 self.statuses.record_unread(setting, SettingState.IN_PLACE, f"takes effect once {by} ends")
@@ -453,7 +454,7 @@ class ChangeDetector:
         return None if work.knob.resets is None or work.is_zero else self._reset_by(work)
 
     def _reset_by(self, work: FileWrite) -> FileWrite | None:
-        pair = reset_by(self.hierarchy, self._files, work.key[1], work.knob)
+        pair = reset_by(self.hierarchy, self.files, work.key[1], work.knob)
         if pair is None:
             return None
         file, raw = pair

@@ -12,6 +12,7 @@ from reconciler.cli.asking import QueryResults, release
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.config.model import EndpointSection
+from reconciler.control.controllers import directories, lacking, not_passed_on
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.runtime import format as fmt
 from reconciler.sources.bundles import read_bundle
@@ -89,7 +90,23 @@ def _pods(node: InspectedNode) -> CheckResult:
         fix = "configure the same cgroup driver for kubelet and runtime (containerd: SystemdCgroup = true for runc)"
         message = f"{text}; {len(outside)} outside, such as {outside[0][:80]}…"
         return CheckResult("kubepods", CheckState.WARN, message, fix)
+    if taken_out := _taken_out(node):
+        fix = "the daemon puts it back in kubepods and below; above: systemctl set-property or Delegate= of that unit"
+        return CheckResult("kubepods", CheckState.WARN, f"{text}; {taken_out[0]}", fix)
     return CheckResult("kubepods", CheckState.OK, text)
+
+
+def _taken_out(node: InspectedNode) -> list[str]:
+    """Directories that do not pass a controller on to the pods (v2), as text."""
+    if node.hierarchy is None or node.layout is None:
+        return []
+    pods = [
+        pod.group.path
+        for pod in node.pods.values()
+        if pod.containers and not any(node.runtime.sandbox(cid) for cid in pod.containers)
+    ]
+    found = ((path, lacking(node.hierarchy, path)) for path, _ in directories(node.layout, pods))
+    return [not_passed_on(path, lacks) for path, lacks in found if lacks]
 
 
 def _checkpoint(node: InspectedNode) -> CheckResult:

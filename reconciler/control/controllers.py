@@ -1,0 +1,136 @@
+"""cgroup v2: a controller that was taken out of ``cgroup.subtree_control`` on the way to the containers.
+
+A group has a controller's files only where every directory above passes the controller on. The kubelet enables cpu,
+cpuset and memory once, at its start; systemd takes out what its units do not use whenever it realizes one below its own
+slices, and then every CPU set below is gone, unnoticed by kubelet and runtime. Each whole pass looks at the directories
+from the root to the pods. In kubepods and below the controller is put back, from the top down: that moves no process
+and gives each group what it would have without a setting, and the kernel refuses it (EBUSY) where processes are in the
+directory itself. Directories above kubepods are systemd's and the kubelet's, so they are reported only; so is a
+directory that loses its controller again and again.
+
+Source: kernel documentation, admin-guide/cgroup-v2 (top-down constraint, no internal process constraint).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, final
+
+import trio
+
+from cgroupfs.errors import errno_name
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.naming import Layout, QosClass
+from reconciler.actuators.cgroup.control_files import SUBTREE_CONTROL
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.format import plural
+from state.model import Pod, SourceStatus
+
+NAME: Final = "cgroup controllers"
+NEEDED: Final = ("cpu", "cpuset", "memory")
+"""What a kubelet enables for every pod."""
+_OFTEN: Final = 3
+_OFTEN_S: Final = 3600.0
+_SHOWN: Final = 3
+
+
+@final
+class ControllerCheck:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        layout: Layout,
+        *,
+        may_write: Callable[[], bool],
+        alert: Callable[[str], None],
+        files: FileOps = REAL,
+    ) -> None:
+        """``may_write``: whether anything may be changed now. ``alert``: told of what was put back."""
+        self._hierarchy = hierarchy
+        self._layout = layout
+        self._may_write = may_write
+        self._alert = alert
+        self._files = files
+        self._repaired: dict[str, list[float]] = {}
+        self._missing: list[str] = []
+
+    async def check(self, pods: Mapping[str, Pod]) -> bool:
+        """Look at every directory and repair what is safe; True when something was put back."""
+        missing: list[str] = []
+        repaired: list[str] = []
+        slices = TimeSlice()
+        # Where the pod's own group has its processes, as in gVisor, the kernel passes no controller on.
+        below = [pod.group.path for pod in pods.values() if pod.containers and pod.sandbox is None]
+        for path, inside in directories(self._layout, below):
+            lacks = lacking(self._hierarchy, path, self._files)
+            if lacks:
+                what = not_passed_on(path, lacks)
+                failed = self._repair(path, lacks) if inside else "not bypassd's to change"
+                (missing if failed else repaired).append(f"{what}: {failed}" if failed else what)
+            await slices.checkpoint()
+        self._missing = missing
+        if repaired:
+            self._alert(f"{_listed(repaired)}; put back")
+        return bool(repaired)
+
+    def status(self) -> SourceStatus:
+        """Whether every directory passes the controllers on."""
+        detail = _listed(self._missing) or "passed on to every pod"
+        if self._missing:
+            detail += "; the groups below have no files of it, and its settings are not in force"
+        return SourceStatus(name=NAME, ok=not self._missing, age_s=0.0, detail=detail)
+
+    def _repair(self, path: str, lacks: list[str]) -> str:
+        """Put the controllers back; why not, empty: done."""
+        if not self._may_write():
+            return "nothing may be written now"
+        now = trio.current_time()
+        times = self._repaired.setdefault(path, [])
+        times[:] = [at for at in times if now - at < _OFTEN_S]
+        if len(times) >= _OFTEN:
+            return f"taken out again {plural(len(times), 'time')} within an hour"
+        times.append(now)
+        for name in lacks:
+            try:
+                self._files.write(self._hierarchy.directory(name, path), SUBTREE_CONTROL, f"+{name}")
+            except OSError as exc:
+                return f"cannot put it back: {errno_name(exc.errno or 0)}"
+        return ""
+
+
+def directories(layout: Layout, pods: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Every directory that has groups below it, from the root down, and whether it is kubepods or in it."""
+    parts = layout.kubepods.strip("/").split("/")
+    for depth in range(len(parts)):
+        yield (f"/{'/'.join(parts[:depth])}" if depth else "/"), False
+    yield from ((path, True) for path in (layout.kubepods, layout.qos(QosClass.BURSTABLE)))
+    yield layout.qos(QosClass.BESTEFFORT), True
+    yield from ((path, True) for path in pods)
+
+
+def lacking(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> list[str]:
+    """The controllers that a directory has and does not pass on; none on v1, and of what cannot be read."""
+    lacks: list[str] = []
+    for name in NEEDED:
+        if hierarchy.version(name) != 2:
+            continue
+        try:
+            directory = hierarchy.directory(name, path)
+            passed = files.read(directory, SUBTREE_CONTROL).split()
+            has = files.read(directory, "cgroup.controllers").split()
+        except OSError:
+            continue
+        if name in has and name not in passed:
+            lacks.append(name)
+    return lacks
+
+
+def not_passed_on(path: str, lacks: Sequence[str]) -> str:
+    """The sentence of one directory."""
+    return f"{' and '.join(lacks)} {'is' if len(lacks) == 1 else 'are'} not in {SUBTREE_CONTROL} of {path}"
+
+
+def _listed(texts: list[str]) -> str:
+    more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return "; ".join(texts[:_SHOWN]) + more
