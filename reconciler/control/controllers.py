@@ -46,7 +46,7 @@ class ControllerCheck:
         alert: Callable[[str], None],
         files: FileOps = REAL,
     ) -> None:
-        """``may_write``: whether anything may be changed now. ``alert``: told of what was put back."""
+        """``may_write``: whether anything may be changed now. ``alert`` is called with what was put back."""
         self._hierarchy = hierarchy
         self._layout = layout
         self._may_write = may_write

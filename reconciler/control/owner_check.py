@@ -16,6 +16,7 @@ import trio
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.log import get_log
+from reconciler.control.limit_check import EVERY_S, LimitCheck
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies.shared import ConfineMode
 from reconciler.policies.table import PoliciesConfig
@@ -48,6 +49,9 @@ class OwnerCheck:
         self._period_s = period_s
         self._enforces = enforces
         self._since: dict[str, float] = {}
+        judge = reconciler.actuator.judge
+        self.limits = LimitCheck(judge.control_files, judge.ledger, reconciler.inventory.layout)
+        self._limits_at = 0.0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Check until cancelled, twice in each period."""
@@ -55,6 +59,10 @@ class OwnerCheck:
         while True:
             await trio.sleep(self._period_s() / 2)
             await self.check()
+            if trio.current_time() >= self._limits_at:
+                self._limits_at = trio.current_time() + EVERY_S
+                inventory = self._reconciler.inventory
+                await self.limits.check(inventory.pods, inventory.readings.kubelet.policy)
 
     async def check(self) -> None:
         """Compare once; mark the node when what is reported differs from before."""

@@ -518,6 +518,7 @@ class Agent:
         return [
             outside_status(self.outside),
             self.reconciler.controllers.status(),
+            self.owner_check.limits.status(),
             self.reconciler.earlier_run.status(),
             sandboxed_status(self.reconciler.refusals, self.inventory.pods),
         ]

@@ -118,6 +118,12 @@ def classification_input(
     """The facts of one pod directory; ``qos`` is the path's, which the kubelet acts on, even if a list differs."""
     if meta is None:
         return ClassificationInput(uid=uid, qos=qos, priority_known=False, exclusive=exclusive, last=last)
+    problems = meta.problems
+    if meta.qos is not None and meta.qos is not qos:
+        problems = (
+            *problems,
+            f"its cgroup is that of a {qos} pod, {meta.source} has QoS {meta.qos}: the cgroup counts",
+        )
     return ClassificationInput(
         uid=uid,
         qos=qos,
@@ -131,7 +137,7 @@ def classification_input(
         priority_known=has_spec(meta.source),
         exclusive=exclusive,
         last=last,
-        problems=meta.problems,
+        problems=problems,
     )
 
 

@@ -175,7 +175,7 @@ class ChangeDetector:
         self.recent_releases = RecentReleases(self.control_files)
         self.in_place = ValuesInPlace()
         self.errors = errors
-        self._ledger = ledger
+        self.ledger = ledger
         self.files = files
         self._on_hold = held
 
@@ -191,7 +191,7 @@ class ChangeDetector:
                 if name not in masked_knobs:
                     with self._contained(target, name, setting):
                         writes.append(self._plan_set(target, name, setting))
-            for entry in self._ledger.group(path):
+            for entry in self.ledger.group(path):
                 if entry.knob not in target.settings and entry.knob not in masked_knobs:
                     with self._contained(target, entry.knob, None):
                         writes.append(self._plan_release(target, entry))
@@ -220,7 +220,7 @@ class ChangeDetector:
         writes: list[FileWrite] = []
         for name in knobs:
             file = self.control_files.find(target.group.path, name)
-            if file is None or self._ledger.get(file.key) is not None:
+            if file is None or self.ledger.get(file.key) is not None:
                 continue
             try:
                 raw = self.control_files.text(file)
@@ -307,11 +307,11 @@ class ChangeDetector:
                 raise
         actual = knob.normal(raw, version)
         self.control_files.store(file, actual)
-        entry = self._ledger.get(file.key)
+        entry = self.ledger.get(file.key)
         if entry is not None and self.may_write(setting):
             # A value that is only shown is never ours: otherwise a restore would overwrite another program's equal
             # value.
-            self._ledger.want(file.key, wanted, policy=setting.policy, reason=setting.reason)
+            self.ledger.want(file.key, wanted, policy=setting.policy, reason=setting.reason)
         move = compare(
             entry, FileState(actual, wanted, self.control_files.last_seen(entry, file, actual), restore=None)
         )
@@ -346,7 +346,7 @@ class ChangeDetector:
             ):
                 self.adoptable.append(work)
             if entry is not None and entry.yielded:
-                self._ledger.set_yielded(work.key, yielded=False, reason="correct again")
+                self.ledger.set_yielded(work.key, yielded=False, reason="correct again")
             return False
         foreign = work.action is FileAction.FOREIGN or (
             entry is None and not work.target.creating and self.in_place.is_changed(work.place, work.actual)
@@ -409,14 +409,14 @@ class ChangeDetector:
         actual = knob.normal(raw, version)
         self.control_files.store(file, actual)
         original = restore_text(
-            *((knob, version), entry, self._ledger, entry.restore_text),
+            *((knob, version), entry, self.ledger, entry.restore_text),
             lambda group, name: self.control_files.text_in(entry.controller, group, name),
         )
         restore = None if original is None else knob.normal(original, version)
         seen = self.control_files.last_seen(entry, file, actual)
         move = compare(entry, FileState(actual=actual, wanted=None, seen=seen, restore=restore))
         if move is FileAction.DROP:
-            self._ledger.restored(entry.key, raw)
+            self.ledger.restored(entry.key, raw)
         if move is not FileAction.RELEASE or original is None or knob.one_way:
             # What the kernel never takes back ends with its group; a restore reports it.
             return None
@@ -426,7 +426,7 @@ class ChangeDetector:
 
     def _masked(self, target: GroupTarget) -> Mapping[str, str]:
         """The masked knobs of this group, not written for now; their status is recorded if they are wanted."""
-        texts = masked(self.hierarchy, self._ledger, self.files, target.group.path, target.settings)
+        texts = masked(self.hierarchy, self.ledger, self.files, target.group.path, target.settings)
         for name, by in texts.items():
             if (setting := target.settings.get(name)) is not None:
                 self.statuses.record_unread(setting, SettingState.IN_PLACE, f"takes effect once {by} ends")
@@ -435,7 +435,7 @@ class ChangeDetector:
     def _dependent_write(self, work: FileWrite) -> FileWrite | None:
         """The follow-up write of a knob that the kernel resets with this one: the wanted value, else the former one."""
         write = self._reset_by(work) if work.knob.resets is not None and work.is_zero else None
-        entry = self._ledger.get(write.key) if write is not None else None
+        entry = self.ledger.get(write.key) if write is not None else None
         if write is None or entry is None:
             return None
         setting = work.target.settings.get(write.knob.name)
@@ -484,7 +484,7 @@ class ChangeDetector:
         file = self.control_files.find(path, name)
         if file is None:
             return None
-        entry = self._ledger.get(file.key)
+        entry = self.ledger.get(file.key)
         if entry is None or entry.writer != US:
             return self.control_files.actual.get((path, name))
         try:

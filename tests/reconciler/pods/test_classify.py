@@ -233,7 +233,8 @@ def test_a_pod_of_which_only_the_directory_is_known_has_its_qos_and_is_not_certa
 def test_facts_take_the_qos_of_the_path_not_of_the_list() -> None:
     meta = PodMeta(uid="u-1", source="kubelet", qos=QosClass.BURSTABLE, labels={}, annotations={}, problems=("p",))
     facts = classification_input("u-1", QosClass.BESTEFFORT, meta, exclusive=True)
-    assert (facts.qos, facts.exclusive, facts.problems) == (QosClass.BESTEFFORT, True, ("p",))
+    differs = "its cgroup is that of a BestEffort pod, kubelet has QoS Burstable: the cgroup counts"
+    assert (facts.qos, facts.exclusive, facts.problems) == (QosClass.BESTEFFORT, True, ("p", differs))
 
 
 @pytest.mark.parametrize(

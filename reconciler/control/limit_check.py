@@ -1,0 +1,135 @@
+"""Compares the limits and CPU sets that follow from the runtime's records with the kernel's files.
+
+Kubelet and policies use the record; what is in force is the file. They differ where an update failed half-way, where
+another program wrote the file, or where systemd reapplied a unit's older value. Files that bypassd manages are compared
+by the reconciler, and are left out here.
+
+On v1 it is the same with CPU sets: a CPU that was offline leaves every set for good, and neither the kubelet nor the
+runtime narrows the set of a QoS directory or of a pod, nor, under the CPU manager policy none, of a container whose
+record names no CPUs. What a group lacks of the group above was taken before bypassd's start, or by another program;
+`reconciler.control.cpu_hotplug` restores what it has seen go.
+
+A limit that the kubelet has admitted counts as recorded: crun's record does not follow a resize. A difference at two
+looks in a row is a condition of the node, which names both values; nothing is written, as the file's owner is the
+kubelet.
+
+Cost: up to four reads of 3 µs a container, once a minute.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple, final
+
+from cgroupfs.codecs import DEFAULT_PERIOD_US
+from cgroupfs.errors import CgroupError
+from cgroupfs.naming import Layout, QosClass
+from reconciler.actuators.cgroup.control_files import ControlFileCache
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.format import size
+from state.ledger import Ledger
+from state.model import Container, ContainerKind, CpuPolicy, Phase, Pod, SourceStatus
+
+NAME: Final = "limits and CPU sets"
+EVERY_S: Final = 60.0
+_SHOWN: Final = 3
+_PAGE: Final = 4096
+_ROUNDED_MILLI: Final = 10
+"""systemd rounds a quota up to 10 ms of CPU time in a second."""
+_CPU: Final = 1000
+
+
+class _Difference(NamedTuple):
+    title: str
+    text: str
+
+
+@final
+class LimitCheck:
+    """See the module's text."""
+
+    def __init__(self, control_files: ControlFileCache, ledger: Ledger, layout: Layout) -> None:
+        self._layout = layout
+        self._control_files = control_files
+        self._ledger = ledger
+        self._before: frozenset[_Difference] = frozenset()
+        self._lasting: tuple[_Difference, ...] = ()
+
+    async def check(self, pods: Mapping[str, Pod], policy: CpuPolicy) -> None:
+        """Compare every container once. ``policy``: the kubelet's CPU manager's."""
+        slices = TimeSlice()
+        found: set[_Difference] = set()
+        for qos in (QosClass.BURSTABLE, QosClass.BESTEFFORT):
+            found |= self._narrowed(self._layout.qos(qos), self._layout.qos(qos))
+        for pod in list(pods.values()):
+            found |= self._narrowed(pod.title, pod.group.path)
+            for item in pod.containers if pod.sandbox is None else ():
+                if item.kind is not ContainerKind.SANDBOX and item.phase is Phase.SETTLED and item.spec is not None:
+                    name = f"{pod.title}/{item.name or item.id[:13]}"
+                    found |= (
+                        self._narrowed(name, item.group.path)
+                        if policy is CpuPolicy.NONE and not item.spec.cpus
+                        else set()
+                    )
+                    found |= {_Difference(name, text) for text in (self._memory(item), self._quota(item)) if text}
+            await slices.checkpoint()
+        self._lasting = tuple(sorted(found & self._before))
+        self._before = frozenset(found)
+
+    def status(self) -> SourceStatus:
+        """Whether every limit in a record is the file's."""
+        texts = [f"{item.title}: {item.text}" for item in self._lasting]
+        detail = "; ".join(texts[:_SHOWN]) or "every limit and CPU set is as recorded"
+        if len(texts) > _SHOWN:
+            detail += f"; and {len(texts) - _SHOWN} more"
+        return SourceStatus(name=NAME, ok=not texts, age_s=0.0, detail=detail)
+
+    def _narrowed(self, title: str, path: str) -> set[_Difference]:
+        """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either."""
+        file = self._control_files.find(path, "cpu.set")
+        if file is None or file.version != 1:
+            return set()
+        above = path.rpartition("/")[0]
+        managed = any(entry.knob == "cpu.set" for group in (path, above) for entry in self._ledger.group(group))
+        have, whole = (self._control_files.cpus_in_effect(group) for group in (path, above))
+        if managed or not have or have >= whole:
+            return set()
+        text = f"its CPU set {have} lacks CPU {whole - have} of the group above, which no record explains"
+        return {_Difference(title, text)}
+
+    def _memory(self, container: Container) -> str:
+        record = container.spec.memory_bytes if container.spec is not None else None
+        if not record or record < 0:
+            return ""
+        known, have = self._read(container, "memory.max")
+        admitted = container.limits.memory_bytes
+        pages = {number // _PAGE for number in (record, admitted) if number}
+        if not known or (have is not None and have // _PAGE in pages):
+            return ""
+        shown = "no memory limit" if have is None else f"a memory limit of {size(have)}"
+        return f"the runtime's record has a memory limit of {size(record)}, its file has {shown}"
+
+    def _quota(self, container: Container) -> str:
+        spec = container.spec
+        if spec is None or not spec.quota_us or spec.quota_us < 0:
+            return ""
+        record = spec.quota_us * _CPU // (spec.period_us or DEFAULT_PERIOD_US)
+        known, quota = self._read(container, "cpu.quota")
+        period_known, period = self._read(container, "cpu.period")
+        if not known or not period_known or not period:
+            return ""
+        have = None if quota is None else quota * _CPU // period
+        expected = [number for number in (record, container.limits.cpu_milli) if number]
+        if have is not None and any(number - 1 <= have <= number + _ROUNDED_MILLI for number in expected):
+            return ""
+        shown = "no CPU quota" if have is None else f"a CPU quota of {have / _CPU:g}"
+        return f"the runtime's record has a CPU quota of {record / _CPU:g}, its file has {shown}"
+
+    def _read(self, container: Container, knob: str) -> tuple[bool, int | None]:
+        """Whether the file's value is known and not bypassd's, and the value; None: no limit."""
+        file = self._control_files.find(container.group.path, knob)
+        if file is None or self._ledger.get(file.key) is not None:
+            return False, None
+        try:
+            value = file.knob.decode(self._control_files.text(file), file.version)
+        except (CgroupError, ValueError):
+            return False, None
+        return value is None or isinstance(value, int), value if isinstance(value, int) else None

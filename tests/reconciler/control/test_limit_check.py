@@ -1,0 +1,113 @@
+"""Limits of the runtime's record that the kernel's files do not have: a condition with both values, no write."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from cgroupfs.naming import QosClass
+from reconciler.control.limit_check import NAME
+from reconciler.daemon.agent import Agent
+from reconciler.pods.classify import classification_input
+from state.model import CpuPolicy, PodMeta, Resources, RuntimeSpec
+from tests.fakes.kernel import Mode
+from tests.fakes.livenode import WEB, LiveNode, container_id, group
+
+BOX = f"{group(WEB)}/{container_id(WEB)}"
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["v1", "v2"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
+    mode: Mode = request.param
+    return LiveNode(tmp_path, mode)
+
+
+def recorded(agent: Agent, limits: Resources | None = None, **spec: Any) -> None:
+    """The online container has these values in the runtime's record."""
+    one = agent.inventory.pods[WEB]
+    (box,) = one.containers
+    agent.inventory.pods[WEB] = replace(
+        one, containers=(replace(box, spec=RuntimeSpec(**({"cpus": "0-6"} | spec)), limits=limits or Resources()),)
+    )
+
+
+def put(live: LiveNode, *, memory: int | None = None, quota: int | None = None) -> None:
+    v1 = live.kernel.mode == "v1"
+    if memory is not None:
+        live.write(BOX, "memory", "memory.limit_in_bytes" if v1 else "memory.max", str(memory))
+    if quota is not None:
+        text = str(quota) if v1 else f"{quota if quota > 0 else 'max'} 100000"
+        live.write(BOX, "cpu", "cpu.cfs_quota_us" if v1 else "cpu.max", text)
+
+
+async def looked(agent: Agent, times: int = 2) -> str:
+    for _ in range(times):
+        await agent.owner_check.limits.check(agent.inventory.pods, CpuPolicy.NONE)
+    return next((status.detail for status in agent.statuses() if status.name == NAME), "")
+
+
+async def test_a_limit_that_no_file_has_is_a_condition_with_both_values(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await live.look(agent)
+        title = agent.inventory.pods[WEB].title
+        recorded(agent, memory_bytes=256 * MIB, quota_us=50_000, period_us=100_000)
+        put(live, memory=256 * MIB, quota=50_000)
+        assert not await looked(agent)
+        put(live, memory=512 * MIB, quota=-1)
+        assert not await looked(agent, 1), "the kubelet may be at it"
+        detail = await looked(agent, 1)
+        assert f"{title}/main: the runtime's record has a CPU quota of 0.5, its file has no CPU quota" in detail
+        assert "record has a memory limit of 256 MiB, its file has a memory limit of 512 MiB" in detail
+        put(live, memory=256 * MIB, quota=50_000)
+        assert not await looked(agent, 1)
+
+
+@pytest.mark.parametrize(("quota", "differs"), [(12_345, False), (13_000, False), (14_000, True), (12_000, True)])
+async def test_a_quota_that_systemd_has_rounded_up_is_the_same(live: LiveNode, quota: int, differs: bool) -> None:
+    with live.agent() as agent:
+        await live.look(agent)
+        recorded(agent, quota_us=12_345, period_us=100_000)
+        put(live, quota=quota)
+        assert bool(await looked(agent)) == differs
+
+
+async def test_what_the_kubelet_has_admitted_is_no_contradiction_of_an_older_record(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await live.look(agent)
+        limits = Resources(memory_bytes=512 * MIB, cpu_milli=800)
+        recorded(agent, limits, memory_bytes=256 * MIB, quota_us=50_000, period_us=100_000)
+        put(live, memory=512 * MIB, quota=80_000)
+        assert not await looked(agent)
+
+
+async def test_files_of_bypassds_own_are_not_compared(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await live.look(agent)
+        assert not await looked(agent)
+
+
+@pytest.mark.parametrize("narrowed", ["/kubepods/burstable", group(WEB), BOX])
+async def test_a_v1_set_that_a_cpu_left_before_the_start_is_reported(tmp_path: Path, narrowed: str) -> None:
+    live = LiveNode(tmp_path)
+    for path in (BOX, group(WEB), "/kubepods/burstable"):
+        live.write(path, "cpuset", "cpuset.cpus", "0-2,4-7")
+        if path == narrowed:
+            break
+    with live.agent() as agent:
+        await live.look(agent)
+        recorded(agent, cpus=None)
+        detail = await looked(agent)
+        assert "its CPU set 0-2,4-7 lacks CPU 3 of the group above, which no record explains" in detail
+        live.write(narrowed, "cpuset", "cpuset.cpus", "0-7")
+        assert "lacks CPU 3 of" not in await looked(agent, 1) or narrowed != BOX
+
+
+def test_a_list_that_has_another_qos_than_the_cgroup_is_a_problem_of_the_pod() -> None:
+    meta = PodMeta(uid="u", source="kubelet", qos=QosClass.GUARANTEED)
+    facts = classification_input("u", QosClass.BESTEFFORT, meta)
+    assert facts.qos is QosClass.BESTEFFORT
+    (problem,) = facts.problems
+    assert "BestEffort pod, kubelet has QoS Guaranteed" in problem
+    assert not classification_input("u", QosClass.GUARANTEED, meta).problems
