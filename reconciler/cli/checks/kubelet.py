@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.probe import cpus_in_effect
 from reconciler.cli.asking import QueryResults, release
@@ -15,7 +16,7 @@ from reconciler.config.model import EndpointSection
 from reconciler.control.controllers import directories, lacking, not_passed_on
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.runtime import format as fmt
-from reconciler.sources.bundles import read_bundle
+from reconciler.sources.bundles import Bundle, read_bundle
 from reconciler.sources.outside import groups_outside
 from reconciler.sources.runtime_files import STATE_JSON
 from state.kubelet import (
@@ -26,7 +27,7 @@ from state.kubelet import (
     parse_cpu_manager_state,
     read_checkpoint,
 )
-from state.model import CpuPolicy
+from state.model import ContainerKind, CpuPolicy
 
 _MOST_SHOWN: Final = 3
 _ID_SHOWN: Final = 13
@@ -175,15 +176,24 @@ def _contradictions(node: InspectedNode, state: CpuManagerState) -> list[str]:
     if node.hierarchy is None:
         return []
     texts: list[str] = []
+    # Entries outlive their pods for a while.
+    present = [cpus for uid, names in state.entries.items() if uid in node.pods for cpus in names.values()]
+    exclusive = CpuSet.union(present) if not node.config.policies.reclaimed.share_exclusive else EMPTY
     for uid, pod in sorted(node.pods.items()):
         for cid, group in sorted(pod.containers.items()):
-            name, path = _container_name(node, cid), group.path
+            bundle, path = _bundle(node, cid), group.path
+            name = (bundle.container_name if bundle is not None else None) or ""
             record = state.by_id.get(cid) or state.entries.get(uid, {}).get(name)
-            if not record:
-                continue
             with contextlib.suppress(SourceError):
                 path = pod.group.path if node.runtime.sandbox(cid) is not None else path
             kernel = cpus_in_effect(node.hierarchy, path)
+            others = exclusive - CpuSet.union(state.entries.get(uid, {}).values())
+            if not record:
+                # A pause container's kind is in its bundle; of what has none nothing is known.
+                if bundle is not None and bundle.kind is not ContainerKind.SANDBOX and kernel & others:
+                    who = f"{name or cid[:_ID_SHOWN]} of pod {uid}"
+                    texts.append(f"{who} may run on exclusive CPU {kernel & others}")
+                continue
             if kernel and kernel != record:
                 texts.append(
                     f"the checkpoint gives {name or cid[:_ID_SHOWN]} of pod {uid} CPU {record}, "
@@ -192,13 +202,12 @@ def _contradictions(node: InspectedNode, state: CpuManagerState) -> list[str]:
     return texts
 
 
-def _container_name(node: InspectedNode, cid: str) -> str:
-    """By its bundle; empty where that is not known."""
+def _bundle(node: InspectedNode, cid: str) -> Bundle | None:
+    """What the runtime got for a container; None where that is not known."""
     with contextlib.suppress(AgentError):
         directory = node.runtime.bundle(cid)
-        if directory is not None:
-            return read_bundle(directory, cid).container_name or ""
-    return ""
+        return None if directory is None else read_bundle(directory, cid)
+    return None
 
 
 def _endpoint(node: InspectedNode, results: QueryResults) -> CheckResult:
