@@ -128,14 +128,15 @@ def _as_a_whole(pod: Pod, wishes: _Wishes) -> tuple[_Wishes, list[Refusal]]:
     """A pod in a machine or kernel of its own is bounded at its directory.
 
     No group inside has one container's processes. Sets inside follow the directory's: on v1 it cannot be smaller than
-    those below it. What the directory has no setting for is refused: it would be kept for an empty group.
+    those below it. What the directory has no setting for is refused, as it would be kept for
+    an empty group; no limit, and none of something, is what an empty group has.
     """
     whole = {setting.knob for _, setting in wishes if setting.container_id is None}
     kept, unkept = _Wishes(), dict[tuple[str, str | None], Refusal]()
     for precedence, setting in wishes:
         if setting.container_id is None or (setting.knob in _SETS and setting.knob in whole):
             kept.append((precedence, setting))
-        elif setting.knob not in whole:
+        elif setting.knob not in whole and setting.value not in (None, 0):
             reason = (
                 f"{pod.sandbox}: no group has the processes of this container alone, and the pod as a whole is not "
                 f"bounded by {setting.knob}"

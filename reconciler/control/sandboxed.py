@@ -10,7 +10,7 @@ NAME: Final = "pods in gVisor or kata"
 _SHOWN: Final = 8
 _COST: Final[Mapping[str, str]] = {
     "memory.max": "the node's other pods bear what it uses beyond its limit",
-    "cpu.quota": "its CPU limit does not hold; as a BE pod it is bounded by the BE budget",
+    "cpu.quota": "the CPU limit of one of its containers does not hold",
     "cpu.set": "it runs on the CPUs of other pods",
 }
 """At whose cost a setting is missing, by knob."""

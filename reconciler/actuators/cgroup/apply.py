@@ -638,6 +638,10 @@ def _guarded(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWri
 
 def _allowed_in_fastpath(work: FileWrite) -> bool:
     value = work.setting.value if work.setting is not None else None
+    if work.knob.name == "memory.swap":
+        return (
+            True  # v2: nothing is taken out of swap or killed by it; of a group in creation v1 has nothing to reclaim
+        )
     return not (
         work.knob.lowering_is_slow and work.version == 2 and isinstance(value, int) and value < _FAST_LIMIT_BYTES
     )

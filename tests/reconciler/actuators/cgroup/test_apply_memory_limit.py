@@ -10,8 +10,9 @@ import trio
 from cgroupfs.files import Directory
 from cgroupfs.writer import KernelWriter
 from state.entry import US
+from state.model import RuntimeSpec
 from tests.fakes.kernel import FakeKernel, Mode
-from tests.reconciler.actuators.acting import GROUP, POD, UID, Acting, StoppingFiles, make_node
+from tests.reconciler.actuators.acting import CID, GROUP, POD, UID, Acting, StoppingFiles, make_node
 
 MEGA = 1 << 20
 
@@ -197,4 +198,19 @@ async def test_a_group_without_its_oom_killer_is_not_limited_and_that_is_reporte
     status = act.judge.statuses.get((GROUP, "memory.max"))
     assert status is not None
     assert "oom_kill_disable 1" in status.detail
+    act.close()
+
+
+@pytest.mark.parametrize("mode", ["v1", "v2"])
+async def test_memory_and_swap_are_bounded_at_the_runtimes_signal(tmp_path: Path, mode: Mode) -> None:
+    kernel, hierarchy = make_node(tmp_path, mode=mode)
+    act = Acting(kernel, hierarchy, tmp_path)
+    swap = 256 * MEGA if mode == "v1" else 0
+    wanted = {"memory.max": 256 * MEGA, "memory.swap": swap}
+    await act.actuator.apply([act.target(GROUP, wanted, creating=RuntimeSpec(shares=2))])
+    assert {act.stood(GROUP, knob) for knob in wanted} == {"prepared"}
+    act.lane.execute(CID, time.monotonic())
+    directory = hierarchy.directory("memory", GROUP)
+    files = ("limit_in_bytes", "memsw.limit_in_bytes") if mode == "v1" else ("max", "swap.max")
+    assert [kernel.read(directory, f"memory.{file}").strip() for file in files] == [str(256 * MEGA), str(swap)]
     act.close()
