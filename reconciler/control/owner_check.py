@@ -114,6 +114,10 @@ class OwnerCheck:
                 continue
             uid = key.partition("/")[0]
             have = kernel.get(key) or kernel.get(uid) or record
+            if (pod := pods.get(uid)) is not None and pod.sandbox is not None:
+                # The pod as a whole owns what its containers own.
+                whole = CpuSet.union(cpus for owner, cpus in pools.dedicated.items() if owner.startswith(f"{uid}/"))
+                have = record if have <= whole else have
             beside = [
                 _text(place, cpus & record)
                 for place, cpus in others

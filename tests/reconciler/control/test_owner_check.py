@@ -193,3 +193,11 @@ async def test_a_pod_in_gvisor_is_judged_by_its_directory(live: LiveNode, mock_c
         await live.look(agent)
         assert live.read(group(PINNED), "cpuset", "cpuset.cpus").strip() == "7"
         assert not (await checked(agent)).cut
+        # Two containers with a CPU each: the pod has both.
+        live.kubelet.cpu_manager("static", "0-5", {PINNED: {"main": "7", "side": "6"}})
+        agent.checkpoints.read_all()
+        live.write(group(PINNED), "cpuset", "cpuset.cpus", "6-7")
+        await live.look(agent)
+        await checked(agent)
+        mock_clock.jump(10.1)
+        assert not (await checked(agent)).cut
