@@ -69,6 +69,8 @@ class ControllerCheck:
                 failed = self._repair(path, lacks) if inside else "not bypassd's to change"
                 (missing if failed else repaired).append(f"{what}: {failed}" if failed else what)
             await slices.checkpoint()
+        if prefix := without_prefix(self._hierarchy, self._files):
+            missing.append(prefix)
         self._missing = missing
         if repaired:
             self._alert(f"{_listed(repaired)}; put back")
@@ -78,7 +80,7 @@ class ControllerCheck:
         """Whether every directory passes the controllers on."""
         detail = _listed(self._missing) or "passed on to every pod"
         if self._missing:
-            detail += "; the groups below have no files of it, and its settings are not in force"
+            detail += "; its settings are not in force there"
         return SourceStatus(name=NAME, ok=not self._missing, age_s=0.0, detail=detail)
 
     def _repair(self, path: str, lacks: list[str]) -> str:
@@ -124,6 +126,19 @@ def lacking(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> list[str]
         if name in has and name not in passed:
             lacks.append(name)
     return lacks
+
+
+def without_prefix(hierarchy: Hierarchy, files: FileOps = REAL) -> str:
+    """Why no CPU set can be set where v1's cpuset was mounted with ``noprefix``; empty: it was not."""
+    if hierarchy.version("cpuset") != 1:
+        return ""
+    try:
+        names = files.files(hierarchy.directory("cpuset", "/"))
+    except OSError:
+        return ""
+    if "cpus" not in names or "cpuset.cpus" in names:
+        return ""
+    return "cpuset is mounted with noprefix: its files are called cpus and mems, which runtimes do not use either"
 
 
 def not_passed_on(path: str, lacks: Sequence[str]) -> str:

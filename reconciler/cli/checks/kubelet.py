@@ -13,7 +13,7 @@ from reconciler.cli.asking import QueryResults, release
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.config.model import EndpointSection
-from reconciler.control.controllers import directories, lacking, not_passed_on
+from reconciler.control.controllers import directories, lacking, not_passed_on, without_prefix
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.runtime import format as fmt
 from reconciler.sources.bundles import Bundle, read_bundle
@@ -98,7 +98,7 @@ def _pods(node: InspectedNode) -> CheckResult:
 
 
 def _taken_out(node: InspectedNode) -> list[str]:
-    """Directories that do not pass a controller on to the pods (v2), as text."""
+    """Directories that do not pass a controller on to the pods (v2), as text; a cpuset without its usual names (v1)."""
     if node.hierarchy is None or node.layout is None:
         return []
     pods = [
@@ -107,7 +107,8 @@ def _taken_out(node: InspectedNode) -> list[str]:
         if pod.containers and not any(node.runtime.sandbox(cid) for cid in pod.containers)
     ]
     found = ((path, lacking(node.hierarchy, path)) for path, _ in directories(node.layout, pods))
-    return [not_passed_on(path, lacks) for path, lacks in found if lacks]
+    texts = [not_passed_on(path, lacks) for path, lacks in found if lacks]
+    return [*texts, *([prefix] if (prefix := without_prefix(node.hierarchy)) else [])]
 
 
 def _checkpoint(node: InspectedNode) -> CheckResult:

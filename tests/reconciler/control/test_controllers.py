@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
+from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
+from cgroupfs.naming import Driver, Layout
 from reconciler.alerts.source_health import SourceHealth, source_states
 from reconciler.cli.checks.finding import CheckResult, CheckState
 from reconciler.cli.doctor import examine
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.options import parser
 from reconciler.config.model import AgentMode
-from reconciler.control.controllers import NAME
+from reconciler.control.controllers import NAME, ControllerCheck
 from reconciler.daemon.agent import Agent
 from state.model import SourceStatus
 from tests.fakes.livenode import BATCH, QOS, LiveNode, container_id, group
@@ -128,6 +130,18 @@ def test_doctor_names_the_directory(live: LiveNode) -> None:
     found = checked()
     assert found.state is CheckState.WARN
     assert "cpuset is not in cgroup.subtree_control of /kubepods" in found.found
+
+
+async def test_a_cpuset_without_its_prefix_is_reported(tmp_path: Path) -> None:
+    mount = Mount(directory=str(tmp_path), version=1, controllers=("cpuset",))
+    hierarchy = Hierarchy(root="/", mode=HierarchyMode.V1, controllers={"cpuset": mount})
+    check = ControllerCheck(hierarchy, Layout(Driver.CGROUPFS), may_write=lambda: True, alert=lambda _: None)
+    (tmp_path / "cpuset.cpus").write_text("0-7")
+    await check.check({})
+    assert check.status().ok
+    (tmp_path / "cpuset.cpus").rename(tmp_path / "cpus")
+    await check.check({})
+    assert "mounted with noprefix" in check.status().detail
 
 
 async def test_v1_has_no_such_thing(tmp_path: Path) -> None:
