@@ -13,7 +13,7 @@ A limit that the kubelet has admitted counts as recorded: crun's record does not
 looks in a row is a condition of the node, which names both values; nothing is written, as the file's owner is the
 kubelet.
 
-Cost: up to four reads of 3 µs a container, once a minute.
+Cost: up to four reads of some 10 µs a container, once a minute.
 """
 
 from collections.abc import Mapping

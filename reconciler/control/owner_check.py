@@ -6,7 +6,7 @@ those of every other container. A kubelet corrects a wrong set within one period
 for longer is handed to the inventory, and the plan protects the CPUs where the container runs. Kubernetes 120230: the
 checkpoint has the new CPUs, the update of the container failed, and the file keeps the old ones for ever.
 
-Cost: one read of 3 µs a container, twice a period, on nodes where a container has exclusive CPUs.
+Cost: one read of 11 µs a container (measured, with its parsing), twice a period, where a container has exclusive CPUs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
