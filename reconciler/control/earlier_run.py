@@ -17,7 +17,7 @@ from reconciler.actuators.cgroup.compare import FileWrite, GroupTarget
 from reconciler.control.inventory import Inventory
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import plural
-from state.model import ContainerKind, GroupRef, Phase, SourceStatus
+from state.model import ContainerKind, CpuPolicy, GroupRef, Phase, SourceStatus
 
 NAME: Final = "values of an earlier run"
 _SHOWN: Final = 3
@@ -78,15 +78,18 @@ class EarlierRun:
 
     def _candidates(self) -> Iterator[_Candidate]:
         path = self._inventory.besteffort
+        # Under the static policy the kubelet changes sets, and not every runtime's record follows.
+        none = self._inventory.readings.kubelet.policy is CpuPolicy.NONE
+        of_container = (*_OF_CONTAINER, "cpu.set") if none else _OF_CONTAINER
         if inode := self._inode(path):
             yield _Candidate(GroupTarget(group=GroupRef(path=path, inode=inode)), _OF_DIRECTORY)
         for pod in list(self._inventory.pods.values()):
-            if pod.qos is not QosClass.BESTEFFORT:
+            if pod.qos is not QosClass.BESTEFFORT and pod.pod_class.online:
                 continue
             yield _Candidate(GroupTarget(group=pod.group, pod_uid=pod.uid), _OF_POD)
             for item in pod.containers:
                 if item.kind is not ContainerKind.SANDBOX and item.phase is Phase.SETTLED and item.spec is not None:
-                    yield _Candidate(GroupTarget(group=item.group, pod_uid=pod.uid, container=item), _OF_CONTAINER)
+                    yield _Candidate(GroupTarget(group=item.group, pod_uid=pod.uid, container=item), of_container)
 
 
 def _text(found: list[FileWrite]) -> str:

@@ -1,6 +1,7 @@
 """The store: of a newer version, damaged, or not writable. What is in force stays, and can still be undone."""
 
 import os
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -103,6 +104,25 @@ def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_original
     now = node.tree()
     changed = [path for path, text in originals.items() if now[path] != text]
     assert changed == [node.path(marked.group, "cpu", "cpu.shares")]
+
+
+def test_after_the_loss_of_the_state_directory_no_value_of_ours_bounds_be_work_for_ever(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    pod = node.add("be", shares=102)
+    originals = node.tree()
+    item = daemon(policies={"reclaimed": {"form": "quota"}}).up()
+    besteffort = f"{node.kubepods}/besteffort"
+    wait_for(lambda: node.shares(pod.main) == "2" and node.quota(besteffort) != "-1", told=item.tail)
+    item.kill()
+    shutil.rmtree(os.path.dirname(node.store))
+    os.makedirs(os.path.dirname(node.store))
+    item.configure(policies={"reclaimed": {"enabled": False}})
+    item.up()
+    wait_for(lambda: node.quota(besteffort) == "-1" and node.shares(pod.main) == "102", told=item.tail)
+    assert len(item.said("taken as left by an earlier bypassd")) == 1
+    now = node.tree()
+    assert [path for path, text in originals.items() if now[path] != text] == []
 
 
 def test_after_a_broken_page_what_can_be_read_is_saved(node: DirectoryNode, daemon: Make) -> None:
