@@ -18,6 +18,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.log import get_log
 from reconciler.control.limit_check import EVERY_S, LimitCheck
 from reconciler.control.reconciler import Reconciler
+from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.policies.shared import ConfineMode
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import TimeSlice
@@ -156,7 +157,8 @@ def _is_meant(pod: Pod, policies: PoliciesConfig, *, ours: bool) -> bool:
     ``ours``: bypassd chose the CPUs. System pods are not kept off those; under the kubelet's static policy they are.
     """
     if pod.pod_class is PodClass.RECLAIMED:
-        return policies.reclaimed.share_exclusive or not _writes(policies.reclaimed)
+        anywhere = ours and policies.reclaimed.form is ReclaimedForm.QUOTA
+        return policies.reclaimed.share_exclusive or not _writes(policies.reclaimed) or anywhere
     if not ours:
         return False
     return (

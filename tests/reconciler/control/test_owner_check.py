@@ -9,12 +9,14 @@ from trio.testing import MockClock
 
 from cgroupfs.naming import QosClass
 from reconciler.alerts.source_health import SourceHealth, claim_states
+from reconciler.control.owner_check import _is_meant
 from reconciler.control.planner import plan, plan_pools
 from reconciler.daemon.agent import Agent
 from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims
 from reconciler.policies.budget import BudgetConfig
-from reconciler.policies.reclaimed import ReclaimedConfig
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.reserve import ReserveConfig
+from reconciler.policies.shared import ConfineMode, SharedConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.workqueue import NODE, DirtyBatch
 from state.cpu import CpuPreferences, OwnerCpus
@@ -201,3 +203,40 @@ async def test_a_pod_in_gvisor_is_judged_by_its_directory(live: LiveNode, mock_c
         await checked(agent)
         mock_clock.jump(10.1)
         assert not (await checked(agent)).cut
+
+
+@pytest.mark.parametrize(
+    ("cls", "policies", "ours", "meant"),
+    [
+        pytest.param(PodClass.RECLAIMED, CONFIG, True, False, id="BE work has a CPU set that is not in force"),
+        pytest.param(PodClass.RECLAIMED, CONFIG, False, False, id="the same beside the kubelet's owners"),
+        pytest.param(
+            PodClass.RECLAIMED,
+            PoliciesConfig(reclaimed=ReclaimedConfig(form=ReclaimedForm.QUOTA)),
+            True,
+            True,
+            id="BE work is limited by quota only",
+        ),
+        pytest.param(
+            PodClass.RECLAIMED,
+            PoliciesConfig(reclaimed=ReclaimedConfig(share_exclusive=True)),
+            False,
+            True,
+            id="BE work may run there",
+        ),
+        pytest.param(PodClass.SHARED, CONFIG, True, False, id="online pods are confined"),
+        pytest.param(
+            PodClass.SHARED,
+            PoliciesConfig(shared=SharedConfig(confine=ConfineMode.NEVER)),
+            True,
+            True,
+            id="online pods are never confined",
+        ),
+        pytest.param(PodClass.SYSTEM, CONFIG, True, True, id="system pods run everywhere under policy none"),
+        pytest.param(PodClass.SYSTEM, CONFIG, False, False, id="the static policy keeps them off, too"),
+    ],
+)
+def test_what_the_configuration_lets_run_there_is_no_contradiction(
+    cls: PodClass, policies: PoliciesConfig, ours: bool, meant: bool
+) -> None:
+    assert _is_meant(pod("p", cls=cls), policies, ours=ours) is meant
