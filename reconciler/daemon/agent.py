@@ -231,8 +231,9 @@ class Agent:
             kubepods=place.layout.kubepods,
             owner=self._owner,
             # A tenant's own groups inside a container are read when the container's set is written.
-            ours=lambda path: (bool(self.ledger.group(path)) or path in self.judge.in_place)
-            and managed_above(path) is None,
+            ours=lambda path: (
+                (bool(self.ledger.group(path)) or path in self.judge.in_place) and managed_above(path) is None
+            ),
         )
         self.lane = FastPath(self._fired, waits=place.runtime.waits_for_start, files=files, root=place.root)
         self.foreign = ForeignWrites(config.writes.foreign)
@@ -564,7 +565,7 @@ class Agent:
         self.operator_files.read_manifests(self.metadata, self.inventory.pods)
         task_status.started()
         while True:
-            self.outside = await trio.to_thread.run_sync(groups_outside, self.place.hierarchy)
+            self.outside = await in_worker(groups_outside, self.place.hierarchy)
             await trio.sleep(_FILES_S)
             await in_worker(self.operator_files.prefetch)
             self.reread_files()

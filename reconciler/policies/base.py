@@ -240,7 +240,7 @@ def container_asks(container: Container, most: int) -> int:
 
 def pod_asks(pod: Pod, most: int) -> int:
     """What a pod counts as beside other pods: its containers together, without the pause container."""
-    requests = [container.requests for container in containers_of(pod)]
+    requests = [container.requests for container in pod.members]
     if counted := sum(item.counted_cpu(most) or 0 for item in requests):
         return min(counted, most)
     return min(sum(item.claimed_cpu_milli or 0 for item in requests) or ASSUMED_MILLI, ASSUMED_MILLI)

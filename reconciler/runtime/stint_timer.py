@@ -133,7 +133,7 @@ class StintTimer:
     def run(self) -> None:
         """The calling thread works from now on, and leaves its CPU each `STINT_S`."""
         timer = self._locals.timer
-        if self._library is None or self._held or (timer is not None and timer.running):
+        if self._library is None or self._is_held() or (timer is not None and timer.running):
             return
         try:
             timer = self._own()
@@ -141,7 +141,8 @@ class StintTimer:
             # The user's limit of pending signals: this thread works without one.
             return
         timer.run()
-        if self._held:
+        if self._is_held():
+            # Since the question above: by the loop's thread.
             timer.stop()
 
     def stop(self) -> None:
@@ -158,6 +159,9 @@ class StintTimer:
                 timer.stop()
         elif not held:
             self._held = False
+
+    def _is_held(self) -> bool:
+        return self._held
 
     def _own(self) -> _ThreadTimer:
         assert self._library is not None
