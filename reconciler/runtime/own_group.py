@@ -1,10 +1,10 @@
 """The daemon's own CPU group and its weight, which bounds the delay that its wake-ups cause to online tasks.
 
 CFS places a group that has slept behind the run queue's minimum, by up to half a latency period (3 ms on one CPU, 12 ms
-on large machines). kubepods never sleeps while BE work runs, so the group of the daemon directly below the root is
-picked at each wake-up and keeps the CPU until it has used that credit, whatever the daemon's nice value: that counts
-inside its group only. The credit in CPU time is proportional to the group's weight. With the usual 1024 shares
-(system.slice) each wake-up costs an online task milliseconds; with 50 the p99.9 is half as long (docs/performance.md).
+on large machines), against kubepods, which never sleeps while BE work runs. With the usual 1024 shares (system.slice)
+such a group is picked at each wake-up and keeps the CPU for the credit of up to 5 ms, whatever the daemon's nice value:
+that counts inside its group only. With a small weight it is picked later, and sched_yield(2) after each short stint
+(`reconciler.runtime.stint_timer`) gives the CPU back to kubepods (docs/performance.md).
 
 So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`):
 
@@ -18,7 +18,7 @@ While a container is in creation the weight is `START_SHARES`: all of the work b
 threads included, has some 20 ms.
 
 A small weight must not starve it where every CPU is always busy. When its work has waited for a CPU for longer than
-`LATE_S` the weight is raised by `FACTOR`, and again after as long, up to the usual one, until the work is done or has
+`LATE_S` the weight is raised by `FACTOR`, and again after as long, up to `RAISED_SHARES`, until the work is done or has
 used `BURST_S` of CPU time, and then not for `REST_S`. The weight is read back, and written again where another program
 (systemd at daemon-reload) changed it.
 
@@ -51,7 +51,16 @@ LATE_S: Final = 0.3
 A pass of 6 ms waits 0.1 s with 50 shares beside a busy CPU, as it may; it has to end within a second.
 """
 FACTOR: Final = 4
-"""The weight grows by it each time, because one wake-up at 1024 shares costs online tasks up to 5 ms."""
+"""The weight grows by it each time."""
+RAISED_SHARES: Final = 320
+"""The largest weight of late work, and the daemon's until it is ready: a quarter of a busy CPU.
+
+sched_yield() gives the CPU to kubepods only while the own group is behind it by no more than the wake-up granularity
+(1 ms) divided by the weight, as a part of 1024. The credit after a sleep is 3 ms; both grow alike with the number of
+CPUs. So above 341 shares a wake-up is followed by up to 2 ms in which nothing gives way.
+"""
+_SETTLE_S: Final = 0.0005
+"""A sleep after a raise: the group has waited, and is behind by more than the new weight lets it yield at."""
 BURST_S: Final = 0.1
 """CPU time with a raised weight at most: a pass takes a few milliseconds, a start less than this after its imports."""
 REST_S: Final = 1.0
@@ -127,6 +136,7 @@ class OwnGroup(trio.abc.Instrument):
         table: str = "/proc/self/cgroup",
         now: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``now``: monotonic seconds; ``used``: CPU seconds of the calling thread; ``table``: its groups.
 
@@ -140,7 +150,7 @@ class OwnGroup(trio.abc.Instrument):
         self._is_starting = False
         self._files = files
         self._table = table
-        self._now, self._used = now, used
+        self._now, self._used, self._sleep = now, used, sleep
         self._version = hierarchy.version("cpu")
         self._group = self._read_group()
         self._came_from: str | None = None
@@ -171,10 +181,10 @@ class OwnGroup(trio.abc.Instrument):
         )
 
     def prepare(self) -> None:
-        """The start itself is a second of work: it has the usual weight, also after a run that was killed."""
+        """The start itself is a second of work: it has the raised weight, also after a run that was killed."""
         own = placement_of(self._group or "", self._kubepods) is Placement.OWN
         if self._shares != USUAL_SHARES and own and self._hierarchy.writable("cpu"):
-            self._write(USUAL_SHARES)
+            self._write(max(RAISED_SHARES, self._shares))
 
     def start(self) -> None:
         """Take the place and the weight. Errors: none; a refusal is logged and in `status`."""
@@ -241,9 +251,10 @@ class OwnGroup(trio.abc.Instrument):
         if not self._raised_to:
             self._raised += 1
             self._raised_used = self._used()
-        if self._raised_to < USUAL_SHARES:
-            self._raised_to = min(USUAL_SHARES, FACTOR * (self._raised_to or self._shares))
+        if self._raised_to < RAISED_SHARES:
+            self._raised_to = min(max(RAISED_SHARES, self._shares), FACTOR * (self._raised_to or self._shares))
             self._write(self._raised_to)
+            self._sleep(_SETTLE_S)
         self._idle_at, self._idle_used = now, self._used()
 
     def _lower(self, now: float) -> None:
