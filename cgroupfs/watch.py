@@ -11,8 +11,11 @@ Cgroup directories are special, and need more than a plain wrapper:
 """
 
 import errno
+import fcntl
 import math
 import os
+import termios
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntFlag
 from struct import Struct as Layout
@@ -173,6 +176,18 @@ class DirWatcher(Generic[T]):
     def fd(self) -> int | None:
         """The inotify descriptor, None while there is none (instance limit)."""
         return None if self._inotify is None else int(self._inotify.fd)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the kernel has events that were not read yet; False where that cannot be asked."""
+        if self._inotify is None:
+            return False
+        count = array("i", [0])
+        try:
+            fcntl.ioctl(self._inotify.fd, termios.FIONREAD, count)
+        except (OSError, ValueError):
+            return False
+        return count[0] > 0
 
     @property
     def stats(self) -> WatchStats:

@@ -193,7 +193,7 @@ class Agent:
         self.tree = TreeSource(place.hierarchy, place.layout, self.dirty, resync_s=config.node.resync_s)
         self.signal = RuntimeEvents(place.runtime, self, root=place.root, resync_s=config.node.resync_s)
         self.priority = LoopPriority(
-            nice=config.node.nice, slice_s=config.node.realtime_ms / 1000, starting=self.signal.awaits_any
+            nice=config.node.nice, slice_s=config.node.realtime_ms / 1000, starting=self.is_urgent
         )
         self.own_group = OwnGroup(
             place.hierarchy,
@@ -360,6 +360,13 @@ class Agent:
         self._apply_config(config)
         self.notes.known(active(self.holds.all.values(), time.time()))
         self.holds.refresh()
+
+    def is_urgent(self) -> bool:
+        """Whether a container is in creation, or an event waits to be read that may be of one.
+
+        Asked at each wake-up: the step that reads the event must not wait for a CPU, either.
+        """
+        return self.signal.awaits_any() or self.signal.has_unread or self.tree.has_unread
 
     def components(self) -> list[list[Component]]:
         """The parts by lifetime, outermost first; the caller adds its own around them."""

@@ -89,7 +89,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
-        trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.signal.awaits_any()))
+        trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.is_urgent()))
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
             try:

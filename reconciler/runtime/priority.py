@@ -6,8 +6,8 @@ waits under SCHED_FIFO, and runs at once when an event arrives, above all usual 
 pod on that CPU is their latency (measured: twice the p99 of requests of 3 ms, with 10 ms at once for any work), so the
 priority stays only as long as a container waits for it:
 
-- without a container in creation it ends with the wait. Ordinary work also lets others have the CPU after each stint of
-  a tenth of a millisecond (`reconciler.runtime.stint_timer`);
+- without a container in creation, and without an unread event that may be of one, it ends with the wait. Ordinary work
+  also lets others have the CPU after each stint of a tenth of a millisecond (`reconciler.runtime.stint_timer`);
 - with one, work has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used up, the
   work continues at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so this is
   the usual end. Neither a long pass nor starts without end keep a CPU from the pods;

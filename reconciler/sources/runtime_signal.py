@@ -156,6 +156,11 @@ class RuntimeEvents:
         """Whether a container is in creation, or appeared or was finished a moment ago: its values may be late."""
         return bool(self._silent_at) or time.monotonic() < self._fresh_until
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether events of the runtime wait to be read."""
+        return self._watcher is not None and self._watcher.has_unread
+
     def evidence(self, container_id: str) -> RuntimeEvent:
         """The file that showed the end of the container's creation; ABSENT: none did."""
         return self._evidence.get(container_id, RuntimeEvent.ABSENT)

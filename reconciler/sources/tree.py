@@ -220,6 +220,11 @@ class TreeSource:
         """What the watcher holds; None while the source is not running."""
         return None if self._watcher is None else self._watcher.stats
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether events of groups wait to be read: a container in creation may be among them."""
+        return self._watcher is not None and self._watcher.has_unread
+
     def status(self) -> SourceStatus:
         """Whether the tree exists and is watched, and when it was last read."""
         stats = self.stats

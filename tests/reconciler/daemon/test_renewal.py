@@ -44,7 +44,6 @@ class FakeAgent:
         self.renew = renew
         self.priority = LoopPriority(nice=0, slice_s=0.01, starting=lambda: False, calls=NoCalls())
         self.own_group = SimpleNamespace(prepare=lambda: None, start=lambda: None, stop=lambda: None)
-        self.signal = SimpleNamespace(awaits_any=lambda: False)
         self.stints = SimpleNamespace(start=lambda: None, stop=lambda: None)
         self.inventory = SimpleNamespace(pods=())
         self.reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
@@ -58,6 +57,9 @@ class FakeAgent:
 
     def components(self) -> list[list[object]]:
         return []
+
+    def is_urgent(self) -> bool:
+        return False
 
     async def restore(self) -> list[RestoreResult]:
         self.restored += 1
