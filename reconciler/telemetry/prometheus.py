@@ -167,7 +167,7 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
         text = "CPU weight of the group directly below the root that the daemon is in, in cpu.shares."
         yield _gauges("own_shares", text, ("placement",), [((own.placement.value,), own.shares)])
     yield _counter(
-        "own_shares_raised", "Times that the daemon's work waited for a CPU and got the usual weight.", own.raised
+        "own_shares_raised", "Times that the daemon's work waited for a CPU and got more weight.", own.raised
     )
     stints = now.stints
     yield _histogram("step_seconds", "CPU time of a step of the loop between two checkpoints.", stints.steps)
