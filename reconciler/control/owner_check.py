@@ -32,7 +32,7 @@ _MOST_SHOWN: Final = 4
 """Containers that are named beside one owner."""
 
 
-class _Place(NamedTuple):
+class _OwnerPlace(NamedTuple):
     """A group that has processes, and the containers whose they are."""
 
     path: str
@@ -98,7 +98,7 @@ class OwnerCheck:
         cpus_of = self._reconciler.actuator.judge.control_files.cpus_in_effect
         kernel: dict[str, CpuSet] = {}
         """By key; of a pod in a machine of its own, which may have no group below its own, by uid too."""
-        others: list[tuple[_Place, CpuSet]] = []
+        others: list[tuple[_OwnerPlace, CpuSet]] = []
         slices = TimeSlice()
         for place in _places(pods):
             cpus = cpus_of(place.path)
@@ -129,7 +129,7 @@ class OwnerCheck:
         return found
 
 
-def _places(pods: Mapping[str, Pod]) -> Iterator[_Place]:
+def _places(pods: Mapping[str, Pod]) -> Iterator[_OwnerPlace]:
     """The groups with processes of containers that the runtime has finished with, but for pause containers."""
     for pod in list(pods.values()):
         containers = tuple(
@@ -140,10 +140,10 @@ def _places(pods: Mapping[str, Pod]) -> Iterator[_Place]:
             and (item.name is not None or item.kind is not ContainerKind.UNKNOWN)
         )
         if pod.sandbox is not None:
-            yield _Place(pod.group.path, pod, containers)
+            yield _OwnerPlace(pod.group.path, pod, containers)
             continue
         for item in containers:
-            yield _Place(item.group.path, pod, (item,))
+            yield _OwnerPlace(item.group.path, pod, (item,))
 
 
 def _writes(section: object) -> bool:
@@ -166,6 +166,6 @@ def _is_meant(pod: Pod, policies: PoliciesConfig, *, ours: bool) -> bool:
     )
 
 
-def _text(place: _Place, cpus: CpuSet) -> str:
+def _text(place: _OwnerPlace, cpus: CpuSet) -> str:
     name = place.containers[0].name if len(place.containers) == 1 else None
     return f"{place.pod.title}{f'/{name}' if name else ''} may run on CPU {cpus}"

@@ -920,6 +920,7 @@ EXCEPTED: Final = {
     r"reconciler\.actuators\.files\.node_files:\w+\.(read|value)": "a number, ValueError is caught there",
     r"reconciler\.pods\.annotations:(JsonAnnotation\.read|read_plain)": "here as JsonAnnotation and wish_of",
     r"reconciler\.actuators\.cgroup\.(decide:ChangeDetector\.detect|control_files:ControlFileCache\.load)": "no text",
+    r"reconciler\.actuators\.cgroup\.(control_files:\w+\.read_again|inner_groups:Inside\.read)": "by the knobs' codecs",
     r"reconciler\.clients\.grpc:parse_status": "two header fields; tests/reconciler/clients/test_grpc.py",
     r"reconciler\.responses\.eviction\.limits:load_history": "takes what was decoded",
     r"reconciler\.responses\.means\.api:parse_reply": "by kube:status_of",
