@@ -109,11 +109,15 @@ class TrialGroup:
 
 def remove_left(hierarchy: Directories) -> list[str]:
     """Remove what a killed trial left, and end its processes. Returns the directories that are gone now."""
-    return [directory for directory in _left(hierarchy) if _empty_and_remove(directory)]
+    return [directory for directory in list_left(hierarchy) if _empty_and_remove(directory)]
+
+
+def list_left(hierarchy: Directories) -> list[str]:
+    """The directories of our names, each once, in all hierarchies: controllers may share one."""
+    return list(_left(hierarchy))
 
 
 def _left(hierarchy: Directories) -> Iterator[str]:
-    """The directories of our names, each once, in all hierarchies: controllers may share one."""
     seen: set[str] = set()
     for controller in hierarchy.versions():
         try:

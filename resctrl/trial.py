@@ -102,3 +102,13 @@ def remove_left_groups(root: str = "/") -> list[str]:
         return [NAME] if ControlGroups(capability.root).remove(NAME) else []
     except AgentError:
         return []
+
+
+def group_left(root: str = "/") -> list[str]:
+    """The group that a killed trial left; its path, if there is one."""
+    try:
+        capability = read_capability(root)
+    except AgentError:
+        return []
+    path = f"{capability.root}/{NAME}"
+    return [path] if capability.root is not None and os.path.isdir(path) else []

@@ -199,11 +199,16 @@ uninstall() {
     if [ ! -e "$tree" ] && [ ! -e "$units/bypassd.service" ]; then say "nothing to do: not installed"; exit 0; fi
     [ ! -e "$tree" ] || [ -f "$tree/share/bypassd/build-id" ] || fail "$tree is no installation of bypassd"
     if runs; then run systemctl stop bypassd.service; fi
-    if [ -z "$root" ] && [ -x "$tree/bin/bypassctl" ] && wrote; then
-        run "$tree/bin/bypassctl" restore || {
-            echo "install.sh: not every file could be restored (above); nothing was removed" >&2
-            exit 3
-        }
+    if [ -z "$root" ] && [ -x "$tree/bin/bypassctl" ]; then
+        if wrote; then
+            run "$tree/bin/bypassctl" restore || {
+                echo "install.sh: not every file could be restored (above); nothing was removed" >&2
+                exit 3
+            }
+        elif [ -d "${store%/*}/prove" ]; then
+            # No value was written. Groups that a killed doctor --prove left are removed too, and are no reason to stay.
+            run "$tree/bin/bypassctl" restore || true
+        fi
     fi
     if systemd && systemctl is-enabled --quiet bypassd.service 2>/dev/null; then run systemctl disable bypassd.service; fi
     run rm -f "$units/bypassd.service" "$root/usr/share/bash-completion/completions/bypassctl" \

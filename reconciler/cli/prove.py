@@ -3,7 +3,7 @@
 Each trial has a group of its own beside the pods' tree (``bypassd-prove-*``), processes that use at most three seconds
 of CPU time each, and ends within three seconds (`reconciler.cli.chain_trial`: eight seconds each, half a minute at
 most). No pod is touched. Everything is undone when a trial ends, by an error too; of a killed ``doctor`` the kernel
-ends the processes at once, and the next one, or the daemon's next start, removes the groups.
+ends the processes at once, and the next one, the daemon's next start, or ``bypassctl restore`` removes the groups.
 """
 
 import errno

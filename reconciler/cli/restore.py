@@ -1,11 +1,13 @@
 """``bypassctl restore``: write every file's original value; through the daemon, or on its ledger."""
 
+import os
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+from cgroupfs.errors import SourceError
 from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.client import Unreachable, ask
@@ -17,6 +19,9 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, line, show
 from reconciler.cli.targets import fetch_pod
 from reconciler.runtime import format as fmt
+
+if TYPE_CHECKING:
+    from reconciler.runtime.trials import LeftGroups
 
 _FINE = ("restored", "already as before", "its group is gone")
 
@@ -31,7 +36,15 @@ def run(options: Namespace) -> int:
         raise CliError("--namespace needs --pod: a restore is of one pod or of the whole node", Exit.USAGE)
     if options.pod is not None:
         pod = fetch_pod(options, options.pod)[1]
-    answer = _restore(options, pod["uid"])
+    trials = None if options.pod is not None else _clean_trials(options)
+    try:
+        answer = _restore(options, pod["uid"])
+    except CliError:
+        if trials is not None and trials.removed:
+            print(f"bypassctl: {_removed(trials.removed)}", file=sys.stderr)
+        raise
+    if trials is not None:
+        answer |= {"trials": trials._asdict()}
     if options.output == "table":
         hold = answer.get("hold")
         others = [] if hold is None else other_holds(fetch_named(options, ("holds",), say=False).body, hold["target"])
@@ -41,7 +54,31 @@ def run(options: Namespace) -> int:
     if problem := answer.get("problem"):
         more = "; the files were restored anyway" if answer["recorded"] is False else ""
         print(f"bypassctl: {problem}{more}", file=sys.stderr)
-    return Exit.NOT_OK if answer["left"] or answer.get("lost") else Exit.OK
+    for group in trials.remaining if trials is not None else ():
+        print(f"bypassctl: {group}: left by a killed doctor --prove, and cannot be removed", file=sys.stderr)
+    return Exit.NOT_OK if answer["left"] or answer.get("lost") or (trials and trials.remaining) else Exit.OK
+
+
+def _clean_trials(options: Namespace) -> "LeftGroups | None":
+    """Remove what a killed ``doctor --prove`` left, with or without a daemon or a store. None: it left nothing.
+
+    On a copied node never: the processes of its groups are numbers there.
+    """
+    directory = os.path.dirname(places.find(options).store)
+    if options.root != "/" or os.geteuid() != 0:
+        return None
+    from cgroupfs.hierarchy import Hierarchy
+    from reconciler.runtime.trials import clean_left
+
+    try:
+        left = clean_left(Hierarchy.detect(options.root), directory, options.root)
+    except SourceError:
+        return None
+    return left if left.removed or left.remaining else None
+
+
+def _removed(groups: Sequence[str]) -> str:
+    return f"removed what a killed doctor --prove left: {fmt.plural(len(groups), 'group')}"
 
 
 def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daemon's answer, or the same by ourselves
@@ -93,6 +130,8 @@ def _blocks(answer: dict[str, Any], others: list[Row], *, only: Row | None) -> I
     counts = Counter(entry["undo"] for entry in files)
     text = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or _nothing(answer)
     yield line(f"{fmt.plural(len(files), 'file')}: {text}" if files else text)
+    if removed := answer.get("trials", {}).get("removed"):
+        yield line(_removed(removed))
     if answer["left"]:
         yield line(
             StyledText(f"{fmt.plural(answer['left'], 'file')} not restored ({_why_left(files)}); see above", "bad")

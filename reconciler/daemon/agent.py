@@ -148,8 +148,11 @@ class Agent:
                 "the last run was killed; its values stay in force", files=len(self.ledger), not_noted=adopted
             )
         self.thaw()
-        for left in clean_left(place.hierarchy, os.path.dirname(config.store.path), config.node.root):
-            self.log.info("removed what a killed doctor --prove left", group=left)
+        left = clean_left(place.hierarchy, os.path.dirname(config.store.path), config.node.root)
+        for group in left.removed:
+            self.log.info("removed what a killed doctor --prove left", group=group)
+        for group in left.remaining:
+            self.log.warning("what a killed doctor --prove left cannot be removed", group=group)
         self.store_lane = trio.CapacityLimiter(1)
         self.alert_service = AlertService(
             config.alerts,

@@ -1,14 +1,17 @@
-"""What a killed ``bypassctl doctor --prove`` left: removed by its next run, and at the daemon's start."""
+"""What a killed ``bypassctl doctor --prove`` left.
+
+Removed by its next run, at the daemon's start, and by ``bypassctl restore``, which every uninstall runs.
+"""
 
 import os
 import shutil
-from typing import Final
+from typing import Final, NamedTuple
 
 from cgroupfs.errors import AgentError
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.trial import remove_left
+from cgroupfs.trial import list_left, remove_left
 from reconciler.runtime.lock import InstanceLock
-from resctrl.trial import remove_left_groups
+from resctrl.trial import group_left, remove_left_groups
 
 DIRECTORY: Final = "prove"
 """Beside the state file: the lock of a run, and the results of the last ones."""
@@ -21,17 +24,25 @@ def clean(hierarchy: Hierarchy, root: str = "/") -> list[str]:
     return [*remove_left(hierarchy), *remove_left_groups(root)]
 
 
-def clean_left(hierarchy: Hierarchy, state_directory: str, root: str = "/") -> list[str]:
+class LeftGroups(NamedTuple):
+    """The groups of a killed run: those that are gone now, and those that could not be removed."""
+
+    removed: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
+
+
+def clean_left(hierarchy: Hierarchy, state_directory: str, root: str = "/") -> LeftGroups:
     """The same without the lock: nothing where trials were never run here, or are running."""
     directory = os.path.join(state_directory, DIRECTORY)
     if not os.path.isdir(directory):
-        return []
+        return LeftGroups()
     try:
         lock = InstanceLock(directory)
     except AgentError:
-        return []
+        return LeftGroups()
     try:
         shutil.rmtree(os.path.join(directory, CHAIN), ignore_errors=True)
-        return clean(hierarchy, root)
+        removed = clean(hierarchy, root)
+        return LeftGroups(tuple(removed), (*list_left(hierarchy), *group_left(root)))
     finally:
         lock.release()

@@ -43,7 +43,12 @@ wrote() {
 
 # Before the programs go: every changed value is restored, or nothing is removed.
 restore_all() {
-    if [ -n "${DPKG_ROOT:-}" ] || [ ! -x "$program" ] || ! wrote; then return 0; fi
+    if [ -n "${DPKG_ROOT:-}" ] || [ ! -x "$program" ]; then return 0; fi
+    if ! wrote; then
+        # No value was written. Groups that a killed doctor --prove left are removed too, and are no reason to stay.
+        if [ -d "${store%/*}/prove" ]; then "$program" restore || true; fi
+        return 0
+    fi
     if "$program" restore; then rm -f "$unrestored"; return 0; fi
     if [ "${BYPASSD_FORCE_REMOVE:-}" = 1 ]; then
         mkdir -p "$state"

@@ -1,5 +1,6 @@
 """``bypassctl doctor --prove`` on the real kernel: the trials hold, and nothing is left, not even by a killed run."""
 
+import errno
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from reconciler.cli.planted import Planted, measured, spin
 from reconciler.cli.prove import ProofState
 from reconciler.runtime.lock import InstanceLock
 from reconciler.runtime.trials import DIRECTORY, clean_left
+from state.store import Store, boot_id
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 
@@ -42,6 +44,27 @@ def real_hierarchy() -> Hierarchy:
 def left(hierarchy: Hierarchy) -> list[str]:
     roots = {hierarchy.directory(controller, "/").rstrip("/") for controller in hierarchy.versions()}
     return [f"{root}/{name}" for root in roots for name in os.listdir(root) if name.startswith(PREFIX)]
+
+
+def killed_run(state_directory: Path) -> list[int]:
+    """A ``doctor --prove`` that was killed with processes in its groups, which have ended: their pids."""
+    hierarchy = real_hierarchy()
+    command = [sys.executable, "-m", "reconciler.cli", "doctor", "--prove", "--store", f"{state_directory}/state.db"]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL) as doctor:
+        try:
+            deadline = time.monotonic() + 30
+            pids: list[int] = []
+            while not pids and time.monotonic() < deadline:
+                for directory in left(hierarchy):
+                    pids = [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()] or pids
+            assert pids
+            assert clean_left(hierarchy, str(state_directory)) == ((), ())  # it runs: its lock is held
+            assert left(hierarchy)
+        finally:
+            doctor.send_signal(signal.SIGKILL)
+    while not all(map(gone, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return pids
 
 
 def gone(pid: int) -> bool:
@@ -85,26 +108,51 @@ def test_a_limit_that_is_not_there_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.kernel
 def test_a_killed_run_leaves_no_process_and_the_next_one_or_the_daemon_removes_its_groups(tmp_path: Path) -> None:
     hierarchy = real_hierarchy()
-    command = [sys.executable, "-m", "reconciler.cli", "doctor", "--prove", "--store", str(tmp_path / "state.db")]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL) as doctor:
-        try:
-            deadline = time.monotonic() + 30
-            pids: list[int] = []
-            while not pids and time.monotonic() < deadline:
-                for directory in left(hierarchy):
-                    pids = [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()] or pids
-            assert pids
-            assert clean_left(hierarchy, str(tmp_path)) == []  # it runs: its lock is held
-            assert left(hierarchy)
-        finally:
-            doctor.send_signal(signal.SIGKILL)
-    while not all(map(gone, pids)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert all(map(gone, pids))
+    assert all(map(gone, killed_run(tmp_path)))
     there = left(hierarchy)
     assert there
-    assert sorted(clean_left(hierarchy, str(tmp_path))) == sorted(there)
+    removed, remaining = clean_left(hierarchy, str(tmp_path))
+    assert (sorted(removed), remaining) == (sorted(there), ())
     assert left(hierarchy) == []
+
+
+@pytest.mark.kernel
+def test_restore_removes_what_a_killed_run_left_with_and_without_a_store(run: Run, tmp_path: Path) -> None:
+    hierarchy = real_hierarchy()
+    words = ("restore", "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "state.db"))
+    killed_run(tmp_path)
+    assert left(hierarchy)
+    ran = run(*words)
+    assert ran.code == Exit.UNREACHABLE, "what bypassd wrote is unknown without a store"
+    assert ran.err.startswith("bypassctl: removed what a killed doctor --prove left: ")
+    assert left(hierarchy) == []
+    Store(str(tmp_path / "state.db"), boot=boot_id(), version="1", node="n").close()
+    killed_run(tmp_path)
+    there = left(hierarchy)
+    code, out, err = run(*words, "-o", "json")
+    assert (code, err) == (Exit.OK, "")
+    assert sorted(json.loads(out)["trials"]["removed"]) == sorted(there)
+    assert left(hierarchy) == []
+    killed_run(tmp_path)
+    assert run(*words).out.splitlines()[-1].startswith("removed what a killed doctor --prove left: ")
+    assert left(hierarchy) == []
+    assert run(*words).out == "nothing to restore\n"
+
+
+@pytest.mark.kernel
+def test_a_group_that_cannot_be_removed_is_named_and_is_no_success(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hierarchy = real_hierarchy()
+    Store(str(tmp_path / "state.db"), boot=boot_id(), version="1", node="n").close()
+    (tmp_path / DIRECTORY).mkdir()
+    with TrialGroup(hierarchy, "busy", ["cpu"]) as group:
+        # A process that the kernel does not end for two seconds, such as one in an uninterruptible sleep.
+        monkeypatch.setattr("cgroupfs.trial.os.rmdir", lambda path: (_ for _ in ()).throw(OSError(errno.EBUSY, path)))
+        ran = run("restore", "--socket", str(tmp_path / "none"), "--store", str(tmp_path / "state.db"))
+        monkeypatch.undo()
+    assert ran.code == Exit.NOT_OK
+    assert f"{group.path}: left by a killed doctor --prove, and cannot be removed" in ran.err
 
 
 @pytest.mark.kernel
