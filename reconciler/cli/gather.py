@@ -89,7 +89,11 @@ class CaptureCollector:
         node, kubelet_config = self._node, self._node.kubelet
         if kubelet_config.pid is not None:
             flags = [f"--{name}={masks.mask_text(value)}" for name, value in kubelet_config.flags.items()]
-            self.put(f"proc/{kubelet_config.pid}/cmdline", "\0".join(["kubelet", *flags, ""]))
+            words = ["kubelet", *flags]
+            if kubelet_config.section:
+                # Only this program's configuration has a section; its flags are in the file too.
+                words = [str(kubelet_config.inside), f"--config={kubelet_config.config_path}"]
+            self.put(f"proc/{kubelet_config.pid}/cmdline", "\0".join([*words, ""]))
         if kubelet_config.config_path is not None:
             self.one(kubelet_config.config_path, masks.mask_config_text, rule=kubelet_config.config_rule)
         if directory := kubelet_config.flags.get("config-dir"):

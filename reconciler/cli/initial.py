@@ -21,7 +21,7 @@ from reconciler.config.environment import node_name
 from reconciler.config.presets import effects
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
-from reconciler.sources.cri_socket import STANDARD_SOCKETS
+from reconciler.runtime.kubelet_programs import SOCKETS
 from state.printable import printable
 from state.topology_sysfs import read_topology
 
@@ -89,7 +89,7 @@ def _entries(node: InspectedNode) -> Iterator[_ConfigEntry]:
         if node.kubelet.pid is not None
         else "No running kubelet was found: its usual places apply, and auto uses it as soon as it runs.",
     )
-    sockets = [path for path in STANDARD_SOCKETS if os.path.exists(os.path.join(node.root, path.lstrip("/")))]
+    sockets = [path for path in SOCKETS if os.path.exists(os.path.join(node.root, path.lstrip("/")))]
     if sockets:
         why = "The container runtime's socket, from which labels of pods are read."
         yield _ConfigEntry((f"runtime: {{sockets: [{json.dumps(sockets[0])}]}}",), why)

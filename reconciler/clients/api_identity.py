@@ -12,6 +12,7 @@ from msgspec import structs
 from cgroupfs.errors import InputError, SourceError
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.kube_config import ApiIdentity, ApiServer, WatchSwitch
+from reconciler.runtime.kubelet_programs import KUBECONFIGS
 from reconciler.runtime.safe_files import FileRule
 
 NAME: Final = "API server"
@@ -20,13 +21,6 @@ OWN_KUBECONFIG: Final = "/etc/bypassd/kubeconfig"
 """Made by ``bypassctl init credentials``."""
 OWN_MARK: Final = "# Made by `bypassctl init credentials`: "
 """The begin of a kubeconfig that bypassd has made, and in which it may renew its token."""
-KUBELETS_OWN: Final = (
-    "/etc/kubernetes/kubelet.conf",
-    "/var/lib/kubelet/kubeconfig",
-    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
-    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
-)
-"""Usual paths of a kubelet's kubeconfig, if its command line has none."""
 
 
 def find_peer(
@@ -126,7 +120,7 @@ def kubeconfig_path(
             return None
         candidates = (OWN_KUBECONFIG,)
     if config.identity is not ApiIdentity.OWN:
-        candidates += (kubelets,) if kubelets else KUBELETS_OWN
+        candidates += (kubelets,) if kubelets else KUBECONFIGS
     return next((path for path in candidates if os.path.exists(os.path.join(root, path.lstrip("/")))), None)
 
 

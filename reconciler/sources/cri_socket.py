@@ -1,14 +1,8 @@
 """Where the container runtime's socket is. Apart from the client, whose HTTP/2 library only a query needs."""
 
 import os
-from typing import Final
 
-STANDARD_SOCKETS: Final = (
-    "/run/containerd/containerd.sock",
-    "/run/crio/crio.sock",
-    "/run/k3s/containerd/containerd.sock",
-    "/run/cri-dockerd.sock",
-)
+from reconciler.runtime.kubelet_programs import SOCKETS
 
 
 def find_socket(endpoint: str | None, root: str = "/") -> str | None:
@@ -18,4 +12,4 @@ def find_socket(endpoint: str | None, root: str = "/") -> str | None:
     """
     if endpoint:
         return endpoint.removeprefix("unix://")
-    return next((path for path in STANDARD_SOCKETS if os.path.exists(os.path.join(root, path.lstrip("/")))), None)
+    return next((path for path in SOCKETS if os.path.exists(os.path.join(root, path.lstrip("/")))), None)

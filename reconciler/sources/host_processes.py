@@ -15,10 +15,10 @@ mount namespace of its own (a kubelet in a container); the path is then resolved
 
 Only a single such process is accepted. If there are several, none is: the operator must name the node's.
 
-**A kubelet inside another program** (k3s, MicroK8s' kubelite, KubeEdge's edgecore) has no process and no flags of its
-own, and these programs keep its settings in files of theirs. It is not taken for the kubelet; where no other is found,
-the program is reported, since the CPUs that its kubelet reserves are unknown then. k3s overwrites its command line (one
-text with spaces), so such a program is found by its executable's name. Source: the manuals of k3s, MicroK8s, KubeEdge.
+**A kubelet inside another program** (k3s, MicroK8s' kubelite, KubeEdge's edgecore) has no process of its own: the
+program's is taken, where no process is a kubelet, and verified by the same rules. It is found by its executable's name,
+since k3s overwrites its command line by one text with spaces. Its arguments are the program's and not the kubelet's:
+`reconciler.sources.kubelet_arguments` reads those.
 
 **A copied node** (a prefix other than ``/``) has no processes: a ``cmdline`` there is a file that was copied. Only the
 name is compared, as there is nothing else; nothing that a copied node names is executed or connected to.
@@ -29,24 +29,18 @@ Source: proc(5), namespaces(7).
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping
 from typing import Final, final
 
 from msgspec import Struct
 
+from reconciler.runtime.kubelet_programs import INSIDE, KubeletProgram
 from reconciler.runtime.safe_files import UntrustedFileError, root_only, walk
 
 KUBELETS: Final[Mapping[str, tuple[str, ...]]] = {"kubelet": (), "hyperkube": ("kubelet",)}
 """Programs that are a kubelet, by the name of their file, with the words that must follow it."""
-
-CONTAINERS_OF_KUBELETS: Final[Mapping[str, frozenset[str]]] = {
-    "k3s": frozenset({"server", "agent"}),
-    "kubelite": frozenset(),
-    "edgecore": frozenset(),
-}
-"""Programs that run a kubelet inside, by the name of their executable, with the words of which one must be the first
-argument; none: any."""
 
 _HEAD: Final = 4096
 """Bytes of a command line that are read for its name."""
@@ -56,13 +50,16 @@ _MOST_SHOWN: Final = 4
 _POD: Final = b"kubepods"
 _OUTSIDE: Final = b":/.."
 """Relative to a cgroup namespace the path of another group has no more than its last parts."""
+_UNIT: Final = re.compile(rb"/([A-Za-z0-9:_.@\\-]{1,200}\.service)(?=/|$)", re.MULTILINE)
+"""A service in the path of a group."""
 
 
 class HostProcess(Struct, frozen=True, kw_only=True):
     """A verified process. ``arguments``: after its name. ``executable``: its path in its own mount namespace.
 
     ``program``: device and inode of the executable; None on a copied node. ``parent``: the parent's pid. ``started``:
-    clock ticks from boot to its start, which with the pid identifies it; 0 on a copied node.
+    clock ticks from boot to its start, which with the pid identifies it; 0 on a copied node. ``inside``: the row of the
+    program that the kubelet is a part of, None for a kubelet; ``unit``: the service of its group, empty without one.
     """
 
     pid: int
@@ -71,6 +68,8 @@ class HostProcess(Struct, frozen=True, kw_only=True):
     program: tuple[int, int] | None = None
     parent: int = 0
     started: int = 0
+    inside: KubeletProgram | None = None
+    unit: str = ""
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -83,15 +82,13 @@ class Rejected(Struct, frozen=True, kw_only=True):
 class HostSearch(Struct, frozen=True, kw_only=True):
     """Result of a search. ``process`` is None when none or more than one is verified; ``problems`` has the reasons.
 
-    ``rejected``: the first of those that failed; ``rejections``: their number. ``inside``: the name and the id of a
-    process that contains a kubelet, where no process is one.
+    ``rejected``: the first of those that failed; ``rejections``: their number.
     """
 
     process: HostProcess | None = None
     candidates: tuple[HostProcess, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     rejections: int = 0
-    inside: tuple[str, int] | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -114,15 +111,6 @@ class HostSearch(Struct, frozen=True, kw_only=True):
         if more := self.rejections - len(self.rejected):
             texts.append(f"{more} more processes are named kubelet but not trusted")
         return tuple(texts)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        """That a program runs a kubelet inside, whose settings only the operator can name."""
-        if self.inside is None:
-            return ()
-        name, pid = self.inside
-        fix = "set kubelet.config_file to a KubeletConfiguration that has them, such as reservedSystemCPUs"
-        return (f"{name} (process {pid}) runs this node's kubelet inside, and its settings are not read: {fix}",)
 
 
 class _RefusedError(Exception):
@@ -165,12 +153,10 @@ def find_host_process(
             rejections += 1
             if len(rejected) < _MOST_SHOWN:
                 rejected.append(Rejected(pid=pid, reason=str(exc)))
+    if not candidates:
+        candidates = [process for pid in pids if (process := search.with_kubelet_inside(pid)) is not None]
     candidates = _without_children(candidates)
-    inside = (
-        next((found for pid in pids if (found := search.contains(pid)) is not None), None) if not candidates else None
-    )
     return HostSearch(
-        inside=inside,
         process=candidates[0] if len(candidates) == 1 else None,
         candidates=tuple(candidates),
         rejected=tuple(rejected),
@@ -179,14 +165,21 @@ def find_host_process(
 
 
 def _copied(proc: str, pids: list[int], programs: Mapping[str, tuple[str, ...]], executable: str | None) -> HostSearch:
-    processes = []
+    processes: list[HostProcess] = []
+    inside: list[HostProcess] = []
     for pid in pids:
         try:
-            parts = _words(_read(f"{proc}/{pid}/cmdline", _MOST_ARGUMENTS))
+            text = _read(f"{proc}/{pid}/cmdline", _MOST_ARGUMENTS)
         except OSError:
             continue
-        if (arguments := _arguments(parts, programs, executable)) is not None:
+        if (arguments := _arguments(_words(text), programs, executable)) is not None:
             processes.append(HostProcess(pid=pid, arguments=arguments))
+        elif parts := _titled(text):
+            row = INSIDE.get(os.path.basename(parts[0]))
+            if row is not None and _has_command(row, parts):
+                unit = _unit(f"{proc}/{pid}")
+                inside.append(HostProcess(pid=pid, arguments=tuple(parts[1:]), inside=row, unit=unit))
+    processes = processes or inside
     return HostSearch(process=processes[0] if len(processes) == 1 else None, candidates=tuple(processes))
 
 
@@ -216,30 +209,27 @@ class _Search:
         """Whether it calls itself so, or runs the named program. Cheap, and no proof."""
         try:
             if self._executable is not None:
-                return os.readlink(f"{self._proc}/{pid}/exe") == self._executable
+                named = os.readlink(f"{self._proc}/{pid}/exe") == self._executable
+                return named and os.path.basename(self._executable) not in INSIDE
             parts = _words(_read(f"{self._proc}/{pid}/cmdline", _HEAD))
         except OSError:
             return False
         return _arguments(parts, self._programs, None) is not None
 
-    def contains(self, pid: int) -> tuple[str, int] | None:
-        """The name of a program of root's that runs a kubelet inside, and its process; None: it is none."""
+    def with_kubelet_inside(self, pid: int) -> HostProcess | None:
+        """A program of root's that runs a kubelet inside, verified; None: it is none."""
         directory = f"{self._proc}/{pid}"
         try:
-            name = os.readlink(f"{directory}/exe").rpartition("/")[2]
-            words = CONTAINERS_OF_KUBELETS.get(name)
-            if words is None or os.stat(directory).st_uid != 0:
+            link = os.readlink(f"{directory}/exe")
+            if (self._executable not in {None, link}) or (row := INSIDE.get(link.rpartition("/")[2])) is None:
                 return None
-            first = b" ".join(_read(f"{directory}/cmdline", _HEAD).split(b"\0")).split()[1:2]
-            if words and not words.intersection(map(os.fsdecode, first)):
+            if os.stat(directory).st_uid != 0 or not _has_command(row, _titled(_read(f"{directory}/cmdline", _HEAD))):
                 return None
-            self._check_identity(directory)
-            self._check_program(directory)
+            return self.verified(pid, row)
         except (OSError, _GoneError, _RefusedError):
             return None
-        return name, pid
 
-    def verified(self, pid: int) -> HostProcess:
+    def verified(self, pid: int, inside: KubeletProgram | None = None) -> HostProcess:
         """The process, if it is verified. Errors: `_RefusedError`, `_GoneError`."""
         directory = f"{self._proc}/{pid}"
         try:
@@ -253,6 +243,9 @@ class _Search:
             if len(text) > _MOST_ARGUMENTS:
                 raise _RefusedError(f"its arguments are longer than {_MOST_ARGUMENTS} bytes")
             arguments = _arguments(_words(text), self._programs, self._executable)
+            if inside is not None:
+                parts = _titled(text)
+                arguments = tuple(parts[1:]) if _has_command(inside, parts) else None
             if arguments is None:
                 raise _GoneError
             # Again: the id may be another process's by now, and a process may have become another program.
@@ -264,10 +257,18 @@ class _Search:
         except OSError as exc:
             raise _RefusedError(f"it cannot be verified: {exc.strerror or exc} (as root it can)") from exc
         name = link.rpartition("/")[2]
-        if self._executable is None and (name not in self._programs or not _called(text, name)):
+        known = inside is not None and name in inside.programs
+        if self._executable is None and not known and (name not in self._programs or not _called(text, name)):
             raise _RefusedError(f"its program is {link}")
         return HostProcess(
-            pid=pid, arguments=arguments, executable=link, program=program, parent=parent, started=int(start)
+            pid=pid,
+            arguments=arguments,
+            executable=link,
+            program=program,
+            parent=parent,
+            started=int(start),
+            inside=inside,
+            unit="" if inside is None else _unit(directory),
         )
 
     def _check_identity(self, directory: str) -> int:
@@ -351,6 +352,25 @@ def _words(text: bytes) -> list[str]:
     while parts and not parts[-1]:
         parts.pop()
     return parts
+
+
+def _titled(text: bytes) -> list[str]:
+    """The words of a command line, also of one that the program has overwritten by one text with spaces."""
+    words = _words(text)
+    return words[0].split() if len(words) == 1 else words
+
+
+def _has_command(row: KubeletProgram, parts: list[str]) -> bool:
+    return not row.commands or not row.commands.isdisjoint(parts[1:2])
+
+
+def _unit(directory: str) -> str:
+    """The innermost service in the paths of a process's groups; empty: none. Errors: none."""
+    try:
+        names = _UNIT.findall(_read(f"{directory}/cgroup", _MOST_TEXT))
+    except OSError:
+        return ""
+    return os.fsdecode(names[-1]) if names else ""
 
 
 def _start(directory: str) -> bytes:

@@ -3,6 +3,9 @@
 The kubelet takes its file first and lets flags win. Only what this agent needs is read; an unreadable part is one
 message in ``problems`` and leaves the value at the kubelet's own default, so that a wrong file never hides the node.
 
+A kubelet inside another program (k3s, MicroK8s, KubeEdge) is read the same way, from the flags and the section of a
+file that the program gives to it (`reconciler.sources.kubelet_arguments`).
+
 Only the process that `reconciler.sources.host_processes` verifies is used; a file that its flags name must be one that
 root alone can change, and what the operator configured wins over both.
 
@@ -23,7 +26,8 @@ from cgroupfs.errors import InputError
 from cgroupfs.naming import Driver
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, list_directory, read_file
 from reconciler.settings.yaml import read_yaml
-from reconciler.sources.host_processes import HostSearch, find_host_process
+from reconciler.sources.host_processes import HostProcess, HostSearch, find_host_process
+from reconciler.sources.kubelet_arguments import KubeletArguments, kubelet_arguments
 from reconciler.sources.reassertion import RECONCILE_S
 
 STANDARD_CONFIG: Final = "/var/lib/kubelet/config.yaml"
@@ -42,7 +46,8 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     and inode of the verified program. ``started``: clock ticks from boot to the start of ``pid``. ``flags``: those of
     its arguments that are read here. ``config_rule``: the origin of ``config_path``. ``reconcile_s``: how often the CPU
     manager compares containers with its state. ``unread``: a configuration file could not be read, so its values are
-    missing here.
+    missing here. ``inside``: the program that the kubelet is a part of. ``section``: where the KubeletConfiguration is
+    in the file.
     """
 
     pid: int | None = None
@@ -71,6 +76,8 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
     sources: Mapping[str, str] = {}
     problems: tuple[str, ...] = ()
     unread: bool = False
+    inside: str | None = None
+    section: tuple[str, ...] = ()
 
     @property
     def strict_reserved(self) -> bool:
@@ -202,35 +209,53 @@ def read_kubelet_config(
     """
     host_search = search() if search is not None else find_host_process(root=root, executable=executable)
     kubelet = host_search.process
-    flags = parse_flags(kubelet.arguments) if kubelet is not None else {}
-    read = _Values(root)
-    path, rule = (config_path, FileRule.OPERATOR) if config_path else (flags.get("config") or None, FileRule.ROOT)
+    given = _arguments(kubelet, root)
+    flags = parse_flags(given.arguments)
+    who = "kubelet" if kubelet is None or kubelet.inside is None else f"{kubelet.inside.name}: kubelet"
+    read = _Values(root, who)
+    path, rule = (config_path or given.config or flags.get("config") or None), FileRule.ROOT
+    section = given.section
+    if config_path is not None:
+        rule, section = FileRule.OPERATOR, ()
     if path is None and kubelet is None and os.path.exists(_under(root, STANDARD_CONFIG)):
         path = STANDARD_CONFIG
-    if path is not None:
-        read.read_files(path, rule, flags.get("config-dir"))
+    if path is not None or flags.get("config-dir"):
+        read.read_files(path, rule, flags.get("config-dir"), section)
     elif kubelet is not None:
         read.values["read_only_port"] = _READ_ONLY_PORT
     for option in _OPTIONS:
         if option.flag in flags:
-            read.set(option, flags[option.flag], f"kubelet --{option.flag}")
+            read.set(option, flags[option.flag], f"{who} --{option.flag}")
     read.check_root_dir()
     read.prefer("root_dir", root_dir, "root-dir", "kubelet.root_dir")
     if config_path is not None and flags.get("config", config_path) != config_path:
         read.problems.append(_differs("config", flags["config"], "kubelet.config_file", config_path))
     start = KubeletConfig(
         pid=None if kubelet is None else kubelet.pid,
-        executable=None if kubelet is None else kubelet.executable or None,
+        executable=kubelet.executable or None if kubelet is not None and _prints_version(kubelet) else None,
         program=None if kubelet is None else kubelet.program,
         started=0 if kubelet is None else kubelet.started,
         flags=flags,
         config_path=path,
         config_rule=rule,
         sources=read.sources,
-        problems=(*read.problems, *host_search.problems, *(host_search.unread if config_path is None else ())),
-        unread=read.unread,
+        problems=(*read.problems, *host_search.problems, *(given.problems if config_path is None else ())),
+        unread=read.unread or (not given.complete and config_path is None),
+        section=section,
+        inside=None if kubelet is None or kubelet.inside is None else kubelet.inside.name,
     )
     return replace(start, **read.values)
+
+
+def _arguments(kubelet: HostProcess | None, root: str) -> KubeletArguments:
+    """The flags of the kubelet, as its program gives them to it."""
+    if kubelet is None or kubelet.inside is None:
+        return KubeletArguments(arguments=() if kubelet is None else kubelet.arguments)
+    return kubelet_arguments(kubelet.inside, kubelet.pid, kubelet.arguments, kubelet.unit, root)
+
+
+def _prints_version(kubelet: HostProcess) -> bool:
+    return kubelet.inside is None or kubelet.inside.prints_kubernetes
 
 
 def _differs(flag: str, value: str, setting: str, configured: str) -> str:
@@ -240,8 +265,9 @@ def _differs(flag: str, value: str, setting: str, configured: str) -> str:
 class _Values:
     """Values read so far, the source of each, and the parts that could not be used."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, who: str = "kubelet") -> None:
         self.root = root
+        self.who = who
         self.values: dict[str, object] = {}
         self.sources: dict[str, str] = {}
         self.problems: list[str] = []
@@ -262,7 +288,7 @@ class _Values:
         """The operator's word wins; where the kubelet's differs, one of the two is wrong."""
         if configured is None:
             return
-        source = f"kubelet --{flag}"
+        source = f"{self.who} --{flag}"
         if self.sources.get(field) == source and self.values[field] != configured:
             self.problems.append(_differs(flag, str(self.values[field]), setting, configured))
         self.values[field] = configured
@@ -280,9 +306,15 @@ class _Values:
         except OSError:
             return  # not there yet; what is there of the way to it is root's
 
-    def read_files(self, path: str, rule: FileRule, drop_ins: str | None) -> None:
-        """The file, then ``*.conf`` of the drop-in directory in the order of their names; later files win."""
-        files = [(path, rule), *((name, FileRule.ROOT) for name in self._drop_ins(drop_ins))]
+    def read_files(self, path: str | None, rule: FileRule, drop_ins: str | None, section: tuple[str, ...] = ()) -> None:
+        """The file, then ``*.conf`` of the drop-in directory in the order of their names; later files win.
+
+        ``section``: where in the file the KubeletConfiguration is; a file without the section has no value.
+        """
+        files = [
+            *([(path, rule)] if path is not None else ()),
+            *((name, FileRule.ROOT) for name in self._drop_ins(drop_ins)),
+        ]
         for name, named_by in files:
             try:
                 document = read_yaml(read_file(name, named_by, root=self.root).decode(), name)
@@ -295,9 +327,13 @@ class _Values:
             if not isinstance(document.data, dict):
                 self._not_read(str(document.refusal((), "a KubeletConfiguration")))
                 continue
-            for option in _OPTIONS:
-                if option.key is not None and document.data.get(option.key) is not None:
-                    self.set(option, document.data[option.key], document.place((option.key,)), f": {option.key}")
+            within = section if name == path else ()
+            values: object = document.data
+            for key in within:
+                values = values.get(key) if isinstance(values, dict) else None
+            for option in _OPTIONS if isinstance(values, dict) else ():
+                if option.key is not None and values.get(option.key) is not None:
+                    self.set(option, values[option.key], document.place((*within, option.key)), f": {option.key}")
 
     def _not_read(self, problem: str) -> None:
         self.unread = True

@@ -23,10 +23,11 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.bounded import read_file as read_file_bounded
 from cgroupfs.errors import InputError, SourceError, errno_name
+from reconciler.runtime.kubelet_programs import CONTAINERD_CONFIGS, IMAGES, STATES
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.sources.runtime_files import FIFO, FILES, Runtime, shim_runtime
 
-CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
+CONTAINERD_CONFIG: Final = CONTAINERD_CONFIGS[0]
 _DEEPEST: Final = 64
 _MOST_FILES: Final = 256
 _MOST_PARTS: Final = 64
@@ -35,9 +36,8 @@ _SHOWN: Final = 60
 _SHIM_PATH: Final = "shim-binary-path"
 """In a bundle, of containerd 1.6 and newer: the program of the sandbox's shim."""
 _LONGEST_PATH: Final = 4096
-_STATE: Final = "/run/containerd"
+_STATE: Final = STATES[0]
 _RUNC_ROOT: Final = "/run/containerd/runc"
-_IMAGES: Final = ("/var/lib/containerd", "/var/lib/docker", "/var/lib/containers/storage")
 _NAMESPACE: Final = "k8s.io"
 _TASKS: Final = "io.containerd.runtime.v2.task"
 _TASKS_V1: Final = "io.containerd.runtime.v1.linux"
@@ -133,20 +133,28 @@ def _first_line(path: str) -> str:
 def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> RuntimeDirs:
     """The defaults of containerd, docker and CRI-O, and what containerd's configuration names besides.
 
+    Of the containerd of k3s, RKE2, k0s and MicroK8s too: their state directories and their configurations.
+
     Errors: none; a configuration that cannot be used is in ``problems``, and the defaults stay.
     """
     problems: list[InputError] = []
     states = [f"{_RUNC_ROOT}/{_NAMESPACE}"]
     tasks = [_STATE]
-    for document in _documents(root, config, problems):
-        try:
-            tasks += _texts(document.get("state"), "state", config)
-            states += [f"{path.rstrip('/')}/{_NAMESPACE}" for path in _runtime_roots(document, config)]
-        except InputError as exc:
-            problems.append(exc)
-    states += ["/run/docker/runtime-runc/moby", "/run/runc"]
+    for file in (config, *CONTAINERD_CONFIGS[1:]):
+        for document in _documents(root, file, problems):
+            try:
+                tasks += _texts(document.get("state"), "state", file)
+                states += [f"{path.rstrip('/')}/{_NAMESPACE}" for path in _runtime_roots(document, file)]
+            except InputError as exc:
+                problems.append(exc)
+    # runc's of docker and CRI-O, and CRI-O's crun.
+    states += ["/run/docker/runtime-runc/moby", "/run/runc", "/run/crun"]
+    tasks += STATES[1:]
     bundles = [f"{state.rstrip('/')}/{kind}/{_NAMESPACE}" for state in tasks for kind in (_TASKS, _TASKS_V1)]
-    bundles += [f"{state}/{_TASKS}/moby" for state in ("/run/docker/containerd/daemon", _STATE)]
+    # docker up to 19.03 has the first shim.
+    bundles += [
+        f"{state}/{kind}/moby" for state in ("/run/docker/containerd/daemon", _STATE) for kind in (_TASKS, _TASKS_V1)
+    ]
     return RuntimeDirs(
         states=_below(root, states),
         bundles=_below(root, bundles),
@@ -169,10 +177,10 @@ def find_image_root(root: str = "/", config: str = CONTAINERD_CONFIG) -> str:
             named += _texts(document.get("root"), "root", config)
         except InputError:
             continue
-    for path in (*reversed(named), *_IMAGES):
+    for path in (*reversed(named), *IMAGES):
         if os.path.isdir(os.path.join(root, path.lstrip("/"))):
             return path
-    return named[-1] if named else _IMAGES[0]
+    return named[-1] if named else IMAGES[0]
 
 
 def _below(root: str, paths: list[str]) -> tuple[str, ...]:

@@ -105,40 +105,82 @@ def test_a_program_for_many_purposes_is_a_kubelet_by_its_first_argument(tree: Tr
 
 
 @pytest.mark.parametrize(
-    ("program", "argv", "name"),
+    ("program", "argv", "name", "arguments"),
     [
-        ("bin/k3s", ("/usr/local/bin/k3s agent",), "k3s"),  # as k3s overwrites its command line
-        ("bin/k3s", ("/usr/local/bin/k3s", "server", "--kubelet-arg=reserved-cpus=0"), "k3s"),
-        ("bin/kubelite", ("/snap/microk8s/1/kubelite", "--kubelet-args-file=/x"), "kubelite"),
-        ("bin/edgecore", ("/usr/local/bin/edgecore",), "edgecore"),
+        ("bin/k3s", ("/usr/local/bin/k3s agent",), "k3s", ("agent",)),  # as k3s overwrites its command line
+        (
+            "bin/k3s",
+            ("/usr/local/bin/k3s", "server", "--kubelet-arg=reserved-cpus=0"),
+            "k3s",
+            ("server", "--kubelet-arg=reserved-cpus=0"),
+        ),
+        (
+            "bin/kubelite",
+            ("/snap/microk8s/1/kubelite", "--kubelet-args-file=/x"),
+            "microk8s",
+            ("--kubelet-args-file=/x",),
+        ),
+        ("bin/edgecore", ("/usr/local/bin/edgecore",), "edgecore", ()),
     ],
 )
-def test_a_program_with_a_kubelet_inside_is_reported_and_is_no_kubelet(
-    tree: Tree, program: str, argv: tuple[str, ...], name: str
+def test_a_program_with_a_kubelet_inside_is_verified_as_a_kubelet_is(
+    tree: Tree, program: str, argv: tuple[str, ...], name: str, arguments: tuple[str, ...]
 ) -> None:
-    tree.add(40, tree.program(program), argv=argv)
-    search = tree.search()
-    assert (search.process, search.inside) == (None, (name, 40))
-    (problem,) = search.unread
-    assert problem.startswith(f"{name} (process 40) runs this node's kubelet inside")
+    path = tree.program(program)
+    tree.add(40, path, argv=argv)
+    found = tree.search().process
+    assert found is not None
+    assert found.inside is not None
+    assert (found.pid, found.inside.name, found.arguments) == (40, name, arguments)
+    assert (found.executable, found.started, found.unit) == (str(path), 100, "kubelet.service")
+    (Path(tree.root) / "proc/40/root").symlink_to("/")
+    assert tree.search(path).process == found, "named by the operator it is read in the same way"
     tree.add(41, tree.program())
-    assert (tree.search().inside, tree.search().unread) == (None, ())
+    other = tree.search().process
+    assert other is not None, "a kubelet of its own precedes it"
+    assert (other.pid, other.inside) == (41, None)
 
 
 @pytest.mark.parametrize(
     ("argv", "more"),
     [
         (("k3s", "kubectl"), {}),
+        (("containerd", "-c", "/x"), {}),  # k3s' containerd is the same file
         (("k3s", "server"), {"uids": "1000 1000 1000 1000"}),
         (("k3s", "server"), {"cgroup": POD}),
         (("k3s", "server"), {"spaces": {"mnt": "mnt:[2]"}}),
         ((), {}),
     ],
 )
-def test_anything_else_of_such_a_name_is_not_reported(tree: Tree, argv: tuple[str, ...], more: dict[str, Any]) -> None:
+def test_anything_else_of_such_a_name_is_none(tree: Tree, argv: tuple[str, ...], more: dict[str, Any]) -> None:
     tree.add(40, tree.program("bin/k3s"), argv=argv, **more)
     tree.add(41, tree.program("bin/other"), argv=("k3s", "server"))
-    assert (tree.search().inside, tree.search().unread) == (None, ())
+    assert tree.search().candidates == ()
+
+
+def test_two_programs_with_a_kubelet_inside_are_the_operators_to_choose(tree: Tree) -> None:
+    tree.add(40, tree.program("bin/k3s"), argv=("k3s", "server"))
+    tree.add(41, tree.program("bin/edgecore"), argv=("edgecore",))
+    search = tree.search()
+    assert (search.process, len(search.candidates)) == (None, 2)
+    assert "set kubelet.executable" in search.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        ("1:name=systemd:/system.slice/k3s.service\n0::/system.slice/k3s.service\n", "k3s.service"),
+        ("0::/system.slice/k3s-agent.service/init\n", "k3s-agent.service"),
+        ("0::/\n", ""),
+        ("0::/user.slice/a b.service\n", ""),
+        ("0::/" + "x" * 300 + ".service\n", ""),
+    ],
+)
+def test_the_service_is_in_the_path_of_its_group(tree: Tree, text: str, unit: str) -> None:
+    tree.add(40, tree.program("bin/k3s"), argv=("k3s agent",), cgroup=text)
+    found = tree.search().process
+    assert found is not None
+    assert found.unit == unit
 
 
 @pytest.mark.parametrize("uids", ["1000 0 0 0", "0 1000 0 0", "0 0 1000 0", "0 0 0 1000", "1 1 1 1", "", "0 0"])
@@ -246,7 +288,7 @@ def test_the_operator_s_word_names_one_of_two_and_one_in_a_container(tree: Tree)
         ("hyperkube", ("kubelet", "--port=1"), ("--port=1",)),
         ("hyperkube", ("/hyperkube", "kubelet", "--port=1"), ("--port=1",)),
         ("hyperkube", ("/hyperkube", "kube-proxy"), None),
-        ("k3s", ("/usr/bin/k3s server",), ()),
+        ("k3s", ("/usr/bin/k3s server",), ("server",)),
         ("anything", ("a", "kubelet", "--port=1"), ("--port=1",)),
     ],
 )

@@ -234,14 +234,3 @@ def test_a_copied_nodes_kubelet_names_no_file_outside_of_the_copy(tmp_path: Path
 def test_a_flag_at_the_end_without_its_value_is_empty() -> None:
     assert parse_flags(("--port",)) == {"port": ""}
     assert parse_flags(("port", "-v", "--unknown", "--unknown-too=1")) == {}
-
-
-def test_the_settings_of_a_kubelet_inside_another_program_are_the_operators_to_name(tmp_path: Path) -> None:
-    search = HostSearch(inside=("k3s", 40))
-    (problem,) = read_kubelet_config(str(tmp_path), search=lambda: search).problems
-    assert problem.startswith("k3s (process 40) runs this node's kubelet inside")
-    assert "kubelet.config_file" in problem
-    path = tmp_path / "kubelet.yaml"
-    path.write_text("kind: KubeletConfiguration\nreservedSystemCPUs: 0-1\n")
-    named = read_kubelet_config(str(tmp_path), "/kubelet.yaml", search=lambda: search)
-    assert (named.problems, str(named.reserved_cpus)) == ((), "0-1")

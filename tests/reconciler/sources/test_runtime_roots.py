@@ -4,7 +4,7 @@ import pytest
 
 from reconciler.sources.runtime_roots import find_image_root, find_runtime_dirs
 
-DEFAULT_STATES = ("/run/containerd/runc/k8s.io", "/run/docker/runtime-runc/moby", "/run/runc")
+DEFAULT_STATES = ("/run/containerd/runc/k8s.io", "/run/docker/runtime-runc/moby", "/run/runc", "/run/crun")
 
 
 def configure(root: Path, text: str, name: str = "config.toml") -> None:

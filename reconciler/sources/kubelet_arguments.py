@@ -1,0 +1,439 @@
+"""The flags of a kubelet, also of one inside another program, as that program gives them to it.
+
+Each reader gives what `reconciler.sources.kubelet_config` reads then as it reads every kubelet's flags: a list of
+arguments, of which the last of a name counts, and for KubeEdge the section of a file that has a KubeletConfiguration.
+
+**k3s** overwrites its command line (``/usr/local/bin/k3s agent``), since arguments may have secrets. They are read
+where they come from: ``ExecStart`` of the service unit that its cgroup names, with its drop-ins. Then, as k3s merges
+them: its configuration (``--config`` or the usual path, with ``FILE.d/*.yaml``; a later file replaces a key, ``key+``
+adds to it), then the arguments; of ``kubelet-arg``, a list, all count in this order, above the flags that k3s gives by
+itself. Since 1.32 k3s writes those into a drop-in directory of the kubelet, with a copy of the file that
+``kubelet-arg: config=`` names.
+
+**MicroK8s**: a file of arguments, split at spaces, without quotes, with the snap's variables.
+
+**KubeEdge**: ``modules.edged`` of its configuration; its flags have other names and stand beside the section.
+
+What cannot be read is a problem, never a guess: a variable in a unit, a URL as configuration.
+
+Source: see `reconciler.runtime.kubelet_programs`; systemd.service(5), systemd.unit(5), "COMMAND LINES".
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from cgroupfs.errors import InputError
+from reconciler.runtime.kubelet_programs import ArgumentSource, KubeletProgram
+from reconciler.runtime.safe_files import FileRule, list_directory, read_file
+from reconciler.settings.yaml import YamlDocument, read_yaml
+
+_LARGEST: Final = 256 * 1024
+"""Bytes of a unit, a file of arguments or a program's configuration."""
+_MOST_FILES: Final = 64
+_MOST_ARGUMENTS: Final = 1000
+_SHOWN: Final = 80
+_FIX: Final = "set kubelet.config_file to a KubeletConfiguration that has its settings, such as reservedSystemCPUs"
+
+
+class KubeletArguments(Struct, frozen=True, kw_only=True):
+    """``arguments``: the kubelet's flags. ``config``, ``section``: a file with a KubeletConfiguration in a section.
+
+    ``problems``: what could not be read. ``complete`` False: settings of the kubelet are missing here for that reason.
+    """
+
+    arguments: tuple[str, ...]
+    config: str | None = None
+    section: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    complete: bool = True
+
+
+def kubelet_arguments(
+    program: KubeletProgram, pid: int, words: tuple[str, ...], unit: str, root: str = "/"
+) -> KubeletArguments:
+    """``words``: the arguments of its process; ``unit``: its service where these show nothing. Errors: none."""
+    reading = _Reading(f"{program.name} (process {pid}) runs this node's kubelet inside", root)
+    return _READERS[program.source](program, words, unit, reading)
+
+
+class _Reading:
+    """The files that one reading has used, and what it could not read."""
+
+    def __init__(self, who: str, root: str) -> None:
+        self.who = who
+        self.root = root
+        self.problems: list[str] = []
+        self.complete = True
+
+    def miss(self, what: str) -> None:
+        """A problem, for which settings of the kubelet are missing."""
+        self.complete = False
+        self.problems.append(f"{self.who}, and its settings are not complete: {what}; {_FIX}")
+
+    def text(self, path: str) -> str | None:
+        """A file of root's; None without one, or where it cannot be used (a problem)."""
+        try:
+            return read_file(path, FileRule.ROOT, root=self.root, largest=_LARGEST).decode()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as exc:
+            self.miss(f"{path[:_SHOWN]}: {getattr(exc, 'strerror', None) or exc}")
+            return None
+
+    def names(self, directory: str) -> list[str]:
+        """The names in a directory, sorted; none without one."""
+        try:
+            return list_directory(directory, FileRule.ROOT, root=self.root)[:_MOST_FILES]
+        except FileNotFoundError:
+            return []
+        except OSError as exc:
+            self.miss(f"{directory[:_SHOWN]}: {exc.strerror or exc}")
+            return []
+
+    def yaml(self, path: str) -> YamlDocument | None:
+        """A file's mapping; None without the file, without content, or where it is none (a problem)."""
+        text = self.text(path)
+        if text is None:
+            return None
+        try:
+            document = read_yaml(text, path)
+        except InputError as exc:
+            self.miss(str(exc))
+            return None
+        if document.data is None:
+            return None
+        if not isinstance(document.data, dict):
+            self.miss(str(document.refusal((), "a mapping")))
+            return None
+        return document
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(os.path.join(self.root, path.lstrip("/")))
+
+    def result(self, arguments: tuple[str, ...], config: str | None = None, *section: str) -> KubeletArguments:
+        return KubeletArguments(
+            arguments=arguments,
+            config=config,
+            section=section,
+            problems=tuple(self.problems),
+            complete=self.complete,
+        )
+
+
+# k3s
+
+
+_UNITS: Final = (
+    "/run/systemd/transient",
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+"""systemd's directories of units; the first that has a name counts."""
+_K3S_DATA: Final = "/var/lib/rancher/k3s"
+_K3S_STATE: Final = "/run/k3s"
+_SHORT: Final = {"c": "config", "d": "data-dir", "t": "token", "s": "server", "v": "v", "i": "node-ip"}
+"""Short names of k3s' flags."""
+_ENVIRONMENT: Final = {"K3S_CONFIG_FILE": "config", "K3S_DATA_DIR": "data-dir", "K3S_NODE_NAME": "node-name"}
+"""Variables that stand for flags; no other one is kept, for an environment file has the cluster's token."""
+_SWITCHES: Final = frozenset({"docker", "with-node-id", "rootless", "debug", "alsologtostderr"})
+"""Flags without a value of their own: the next word is not theirs. Others of k3s' switches have no part here."""
+
+
+def _k3s(program: KubeletProgram, words: tuple[str, ...], unit: str, reading: _Reading) -> KubeletArguments:
+    arguments = words[1:]
+    if not arguments and unit:
+        arguments = _unit_arguments(program, words[:1], unit, reading)
+    elif not arguments:
+        reading.miss("its command line shows no arguments, and its cgroup no service unit that has them")
+    given = _flags(arguments)
+    environment = _environment(unit, reading)
+    # The variable precedes the flag, of which the first counts.
+    path = environment.get("config") or next(iter(given.get("config", ())), "") or program.config or ""
+    if "://" in path:
+        reading.miss(f"{path[:_SHOWN]} is not a file")
+        configured: dict[str, list[str]] = {}
+    else:
+        configured = _k3s_config(path, reading)
+    return reading.result(_k3s_arguments(environment, configured, given, reading))
+
+
+def _k3s_arguments(
+    environment: Mapping[str, str],
+    configured: Mapping[str, list[str]],
+    given: Mapping[str, list[str]],
+    reading: _Reading,
+) -> tuple[str, ...]:
+    """What k3s gives to its kubelet: its own flags, each replaced by a ``kubelet-arg`` of the same name."""
+
+    def last(name: str, default: str) -> str:
+        return ([*configured.get(name, ()), *given.get(name, ())] or [environment.get(name, default)])[-1]
+
+    data = last("data-dir", _K3S_DATA).rstrip("/") or _K3S_DATA
+    socket = last("container-runtime-endpoint", "")
+    if last("docker", "false").lower() == "true":
+        socket = f"{_K3S_STATE}/cri-dockerd/cri-dockerd.sock"
+    own = {
+        "kubeconfig": f"{data}/agent/kubelet.kubeconfig",
+        "tls-cert-file": f"{data}/agent/serving-kubelet.crt",
+        "pod-manifest-path": f"{data}/agent/pod-manifests",
+        "read-only-port": "0",
+        "container-runtime-endpoint": "unix://"
+        + (socket or f"{_K3S_STATE}/containerd/containerd.sock").removeprefix("unix://"),
+    }
+    drop_ins = f"{data}/agent/etc/kubelet.conf.d"
+    if reading.is_directory(drop_ins):
+        own["config-dir"] = drop_ins
+        # Its drop-ins have these by now, and a file of the operator's may have others.
+        for name in ("tls-cert-file", "pod-manifest-path", "container-runtime-endpoint"):
+            del own[name]
+    if (name := last("node-name", "")) and last("with-node-id", "false").lower() != "true":
+        own["hostname-override"] = name.lower()
+    extra = [*configured.get("kubelet-arg", ()), *given.get("kubelet-arg", ())][:_MOST_ARGUMENTS]
+    return _merged(own, extra)
+
+
+def _merged(own: Mapping[str, str], extra: list[str]) -> tuple[str, ...]:
+    """``name=value`` replaces a flag of the program's own, ``name+=value`` follows it, ``name-=value`` precedes it."""
+    left = dict(own)
+    values: dict[str, list[str]] = {}
+    for argument in extra:
+        name, equals, value = argument.removeprefix("--").partition("=")
+        flag = name.rstrip("+-")
+        before = values.get(flag, [])
+        value = value if equals else "true"
+        mine = [left[flag]] if flag in left and name != flag else []
+        values[flag] = [value, *mine, *before] if name.endswith("-") else [*mine, *before, value]
+        left.pop(flag, None)
+    values |= {name: [value] for name, value in left.items()}
+    return tuple(f"--{name}={value}" for name, items in values.items() for value in items)
+
+
+def _flags(arguments: tuple[str, ...]) -> dict[str, list[str]]:
+    """Values by name, in their order: ``--name=value``, ``--name value``, or with one ``-``."""
+    flags: dict[str, list[str]] = {}
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-") or word.strip("-") == "":
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        name = _SHORT.get(name, name)
+        if name in _SWITCHES:
+            value = value if equals else "true"
+        elif not equals:
+            value = next(words, "") if name in _READ else ""
+        flags.setdefault(name, []).append(value)
+    return flags
+
+
+_READ: Final = frozenset({"kubelet-arg", "config", "data-dir", "container-runtime-endpoint", "node-name"})
+
+
+def _k3s_config(path: str, reading: _Reading) -> dict[str, list[str]]:
+    """The configuration and its drop-ins: of each key the values of the last file that has it."""
+    names = [name for name in reading.names(f"{path}.d") if name.lower().endswith((".yaml", ".yml"))]
+    values: dict[str, list[str]] = {}
+    for file in (path, *(f"{path}.d/{name}" for name in names)):
+        document = reading.yaml(file)
+        if document is None or not isinstance(document.data, dict):
+            continue
+        for key, value in document.data.items():
+            name = key.removesuffix("+")
+            items = [_plain(item) for item in (value if isinstance(value, list) else [value])]
+            values[name] = [*(values.get(name, []) if key != name else []), *items]
+    return {_SHORT.get(name, name): items for name, items in values.items()}
+
+
+def _plain(value: object) -> str:
+    if value is None or isinstance(value, list | dict):
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unit_arguments(program: KubeletProgram, command: tuple[str, ...], unit: str, reading: _Reading) -> tuple[str, ...]:
+    """The arguments after the command in the unit's ``ExecStart``; none (a problem) where no such line is found."""
+    for line in reversed(_exec_starts(unit, reading)):
+        try:
+            words = shlex.split(line.lstrip("@-:+!"))
+        except ValueError as exc:
+            reading.miss(f"{unit}: ExecStart: {exc}")
+            return ()
+        names = [os.path.basename(word) for word in words]
+        start = next((index for index, name in enumerate(names) if name in program.programs), None)
+        if start is None or tuple(words[start + 1 : start + 2]) != command:
+            continue
+        arguments = words[start + 2 :]
+        if variable := next((word for word in arguments if "$" in word.replace("$$", "")), None):
+            reading.miss(f"{unit}: ExecStart has a variable: {variable[:_SHOWN]}")
+        return tuple(word.replace("$$", "$").replace("%%", "%") for word in arguments if "$" not in word)
+    reading.miss(f"{unit}: no ExecStart with {program.name} {' '.join(command)} was found")
+    return ()
+
+
+def _exec_starts(unit: str, reading: _Reading) -> list[str]:
+    """The ``ExecStart`` lines in force; an empty one drops those before it."""
+    lines: list[str] = []
+    for text in _unit_texts(unit, reading):
+        for value in _assignments(text, "Service", "ExecStart"):
+            lines = [*lines, value] if value else []
+    return lines
+
+
+def _environment(unit: str, reading: _Reading) -> dict[str, str]:
+    """The variables of the unit that stand for flags, by the flag: of ``Environment``, then of its files."""
+    found: dict[str, str] = {}
+    if not unit:
+        return found
+    texts = _unit_texts(unit, reading)
+    words = [value for text in texts for value in _assignments(text, "Service", "Environment")]
+    for text in texts:
+        for value in _assignments(text, "Service", "EnvironmentFile"):
+            path = value.removeprefix("-").replace("%N", unit.rpartition(".")[0])
+            words += (reading.text(path) or "").splitlines() if path.startswith("/") else []
+    for word in words:
+        try:
+            pairs = [pair.partition("=") for pair in shlex.split(word, comments=True)]
+        except ValueError:
+            continue  # systemd drops such a line too
+        found |= {_ENVIRONMENT[name]: value for name, equals, value in pairs if equals and name in _ENVIRONMENT}
+    return found
+
+
+def _unit_texts(unit: str, reading: _Reading) -> list[str]:
+    """The unit, then its drop-ins by name. A name in several directories counts in the first of them."""
+    main = next((text for directory in _UNITS if (text := reading.text(f"{directory}/{unit}")) is not None), None)
+    drop_ins: dict[str, str] = {}
+    for directory in reversed(_UNITS):
+        for name in reading.names(f"{directory}/{unit}.d"):
+            if name.endswith(".conf"):
+                drop_ins[name] = f"{directory}/{unit}.d/{name}"
+    texts = [main, *(reading.text(drop_ins[name]) for name in sorted(drop_ins)[:_MOST_FILES])]
+    return [text for text in texts if text is not None]
+
+
+def _assignments(text: str, section: str, key: str) -> Iterator[str]:
+    """The values of a key in a section of a unit, in their order; lines that end in a backslash continue."""
+    inside, pending = False, ""
+    for raw in text.splitlines():
+        line = raw.strip()
+        if line.startswith(("#", ";")):
+            continue
+        if line.endswith("\\"):
+            pending += line[:-1] + " "
+            continue
+        line, pending = pending + line, ""
+        if line.startswith("["):
+            inside = line == f"[{section}]"
+            continue
+        name, equals, value = line.partition("=")
+        if inside and equals and name.strip() == key:
+            yield value.strip()
+
+
+# MicroK8s
+
+
+_VARIABLE: Final = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+
+
+def _args_file(program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _Reading) -> KubeletArguments:
+    path = _value(words, "kubelet-args-file") or program.config or ""
+    text = reading.text(path)
+    if text is None:
+        if reading.complete:
+            reading.miss(f"{path[:_SHOWN]} does not exist")
+        return reading.result(())
+    data = os.path.dirname(os.path.dirname(path))
+    variables = {"SNAP_DATA": data, "SNAP_COMMON": f"{os.path.dirname(data)}/common"}
+    arguments: list[str] = []
+    for raw in text.splitlines():
+        if raw.lstrip().startswith("#"):
+            continue
+        for word in raw.replace('"', "").replace("'", "").split():
+            unknown = [name for name in (a or b for a, b in _VARIABLE.findall(word)) if name not in variables]
+            if unknown:
+                reading.miss(f"{path[:_SHOWN]} has the variable {unknown[0][:_SHOWN]}")
+                continue
+            arguments.append(_VARIABLE.sub(lambda match: variables[match[1] or match[2]], word))
+    return reading.result(tuple(arguments[:_MOST_ARGUMENTS]))
+
+
+def _value(words: tuple[str, ...], flag: str) -> str | None:
+    """The last value of a flag of the program; None without it."""
+    value = None
+    for index, word in enumerate(words):
+        name, equals, given = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name.replace("_", "-") == flag:
+            value = given if equals else next(iter(words[index + 1 : index + 2]), None)
+    return value
+
+
+# KubeEdge
+
+
+_EDGED: Final = ("modules", "edged")
+_TAILORED: Final = "tailoredKubeletConfig"
+_EDGED_FLAGS: Final = {"hostnameOverride": "hostname-override", "rootDirectory": "root-dir"}
+_EDGED_DEFAULTS: Final = {
+    "address": "127.0.0.1",
+    "readOnlyPort": "10350",
+    "staticPodPath": "/etc/kubeedge/manifests",
+    "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+}
+"""Of a configuration without them, by the key of a KubeletConfiguration. Source: v1alpha2, default.go."""
+_DEFAULT_FLAGS: Final = {
+    "address": "address",
+    "readOnlyPort": "read-only-port",
+    "staticPodPath": "pod-manifest-path",
+    "containerRuntimeEndpoint": "container-runtime-endpoint",
+}
+_FIRST_FLAGS: Final = {
+    "cgroupDriver": "cgroup-driver",
+    "cgroupRoot": "cgroup-root",
+    "remoteRuntimeEndpoint": "container-runtime-endpoint",
+    "hostnameOverride": "hostname-override",
+}
+"""The keys of ``modules.edged`` in v1alpha1 (KubeEdge before 1.12), which had no CPU manager."""
+
+
+def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _Reading) -> KubeletArguments:
+    path = _value(words, "config") or program.config or ""
+    document = reading.yaml(path)
+    edged: object = document.data if document is not None else None
+    for key in _EDGED:
+        edged = edged.get(key) if isinstance(edged, dict) else None
+    if not isinstance(edged, dict):
+        if reading.complete:
+            reading.miss(f"{path[:_SHOWN]} has no section {'.'.join(_EDGED)}")
+        return reading.result(())
+    tailored = edged.get(_TAILORED)
+    if not isinstance(tailored, dict) and any(key in edged for key in ("cgroupDriver", "remoteRuntimeEndpoint")):
+        first = {flag: edged[key] for key, flag in _FIRST_FLAGS.items() if isinstance(edged.get(key), str)}
+        return reading.result(("--root-dir=/var/lib/edged", *(f"--{name}={value}" for name, value in first.items())))
+    arguments = [f"--{flag}={edged[key]}" for key, flag in _EDGED_FLAGS.items() if isinstance(edged.get(key), str)]
+    section = tailored if isinstance(tailored, dict) else {}
+    arguments += [
+        f"--{_DEFAULT_FLAGS[key]}={value}" for key, value in _EDGED_DEFAULTS.items() if section.get(key) is None
+    ]
+    return reading.result(tuple(arguments), path, *_EDGED, _TAILORED)
+
+
+def _own(_program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _Reading) -> KubeletArguments:
+    return reading.result(words)
+
+
+_READERS: Final[
+    Mapping[ArgumentSource, Callable[[KubeletProgram, tuple[str, ...], str, _Reading], KubeletArguments]]
+] = {
+    ArgumentSource.OWN: _own,
+    ArgumentSource.K3S: _k3s,
+    ArgumentSource.ARGS_FILE: _args_file,
+    ArgumentSource.EDGECORE: _edgecore,
+}
