@@ -69,7 +69,7 @@ PROGRAMS: Final = (
     KubeletProgram(
         name="k3s",
         source=ArgumentSource.K3S,
-        # k3s-agent and k3s-server are links to it; so are containerd, ctr, crictl and kubectl, which have other commands.
+        # Its containerd, ctr, crictl and kubectl are links to it, and have other commands.
         programs=("k3s",),
         commands=frozenset({"server", "agent"}),
         config="/etc/rancher/k3s/config.yaml",

@@ -43,14 +43,14 @@ _FIX: Final = "set kubelet.config_file to a KubeletConfiguration that has its se
 class KubeletArguments(Struct, frozen=True, kw_only=True):
     """``arguments``: the kubelet's flags. ``config``, ``section``: a file with a KubeletConfiguration in a section.
 
-    ``problems``: what could not be read. ``complete`` False: settings of the kubelet are missing here for that reason.
+    ``problems``: what is missing here. ``unread``: a file could not be read now, which may be different later.
     """
 
     arguments: tuple[str, ...]
     config: str | None = None
     section: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    complete: bool = True
+    unread: bool = False
 
 
 def kubelet_arguments(
@@ -68,11 +68,15 @@ class _Reading:
         self.who = who
         self.root = root
         self.problems: list[str] = []
-        self.complete = True
+        self.unread = False
+
+    def unreadable(self, what: str) -> None:
+        """A file that cannot be used now: torn, being replaced, damaged."""
+        self.unread = True
+        self.miss(what)
 
     def miss(self, what: str) -> None:
         """A problem, for which settings of the kubelet are missing."""
-        self.complete = False
         self.problems.append(f"{self.who}, and its settings are not complete: {what}; {_FIX}")
 
     def text(self, path: str) -> str | None:
@@ -82,7 +86,7 @@ class _Reading:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as exc:
-            self.miss(f"{path[:_SHOWN]}: {getattr(exc, 'strerror', None) or exc}")
+            self.unreadable(f"{path[:_SHOWN]}: {getattr(exc, 'strerror', None) or exc}")
             return None
 
     def names(self, directory: str) -> list[str]:
@@ -92,7 +96,7 @@ class _Reading:
         except FileNotFoundError:
             return []
         except OSError as exc:
-            self.miss(f"{directory[:_SHOWN]}: {exc.strerror or exc}")
+            self.unreadable(f"{directory[:_SHOWN]}: {exc.strerror or exc}")
             return []
 
     def yaml(self, path: str) -> YamlDocument | None:
@@ -103,12 +107,12 @@ class _Reading:
         try:
             document = read_yaml(text, path)
         except InputError as exc:
-            self.miss(str(exc))
+            self.unreadable(str(exc))
             return None
         if document.data is None:
             return None
         if not isinstance(document.data, dict):
-            self.miss(str(document.refusal((), "a mapping")))
+            self.unreadable(str(document.refusal((), "a mapping")))
             return None
         return document
 
@@ -121,7 +125,7 @@ class _Reading:
             config=config,
             section=section,
             problems=tuple(self.problems),
-            complete=self.complete,
+            unread=self.unread,
         )
 
 
@@ -174,7 +178,8 @@ def _k3s_arguments(
     """What k3s gives to its kubelet: its own flags, each replaced by a ``kubelet-arg`` of the same name."""
 
     def last(name: str, default: str) -> str:
-        return ([*configured.get(name, ()), *given.get(name, ())] or [environment.get(name, default)])[-1]
+        values = [*configured.get(name, ()), *given.get(name, ())]
+        return values[-1] if values else environment.get(name, default)
 
     data = last("data-dir", _K3S_DATA).rstrip("/") or _K3S_DATA
     socket = last("container-runtime-endpoint", "")
@@ -263,7 +268,7 @@ def _unit_arguments(program: KubeletProgram, command: tuple[str, ...], unit: str
         try:
             words = shlex.split(line.lstrip("@-:+!"))
         except ValueError as exc:
-            reading.miss(f"{unit}: ExecStart: {exc}")
+            reading.unreadable(f"{unit}: ExecStart: {exc}")
             return ()
         names = [os.path.basename(word) for word in words]
         start = next((index for index, name in enumerate(names) if name in program.programs), None)
@@ -321,7 +326,7 @@ def _unit_texts(unit: str, reading: _Reading) -> list[str]:
 def _assignments(text: str, section: str, key: str) -> Iterator[str]:
     """The values of a key in a section of a unit, in their order; lines that end in a backslash continue."""
     inside, pending = False, ""
-    for raw in text.splitlines():
+    for raw in (*text.splitlines(), ""):
         line = raw.strip()
         if line.startswith(("#", ";")):
             continue
@@ -347,8 +352,8 @@ def _args_file(program: KubeletProgram, words: tuple[str, ...], _unit: str, read
     path = _value(words, "kubelet-args-file") or program.config or ""
     text = reading.text(path)
     if text is None:
-        if reading.complete:
-            reading.miss(f"{path[:_SHOWN]} does not exist")
+        if not reading.unread:
+            reading.unreadable(f"{path[:_SHOWN]} does not exist")
         return reading.result(())
     data = os.path.dirname(os.path.dirname(path))
     variables = {"SNAP_DATA": data, "SNAP_COMMON": f"{os.path.dirname(data)}/common"}
@@ -410,8 +415,8 @@ def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, readi
     for key in _EDGED:
         edged = edged.get(key) if isinstance(edged, dict) else None
     if not isinstance(edged, dict):
-        if reading.complete:
-            reading.miss(f"{path[:_SHOWN]} has no section {'.'.join(_EDGED)}")
+        if not reading.unread:
+            reading.unreadable(f"{path[:_SHOWN]} has no section {'.'.join(_EDGED)}")
         return reading.result(())
     tailored = edged.get(_TAILORED)
     if not isinstance(tailored, dict) and any(key in edged for key in ("cgroupDriver", "remoteRuntimeEndpoint")):
@@ -420,7 +425,9 @@ def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, readi
     arguments = [f"--{flag}={edged[key]}" for key, flag in _EDGED_FLAGS.items() if isinstance(edged.get(key), str)]
     section = tailored if isinstance(tailored, dict) else {}
     arguments += [
-        f"--{_DEFAULT_FLAGS[key]}={value}" for key, value in _EDGED_DEFAULTS.items() if section.get(key) is None
+        f"--{_DEFAULT_FLAGS[key]}={value}"
+        for key, value in _EDGED_DEFAULTS.items()
+        if section.get(key) is None and (key != "staticPodPath" or reading.is_directory(value))
     ]
     return reading.result(tuple(arguments), path, *_EDGED, _TAILORED)
 

@@ -240,7 +240,7 @@ def read_kubelet_config(
         config_rule=rule,
         sources=read.sources,
         problems=(*read.problems, *host_search.problems, *(given.problems if config_path is None else ())),
-        unread=read.unread or (not given.complete and config_path is None),
+        unread=read.unread or (given.unread and config_path is None),
         section=section,
         inside=None if kubelet is None or kubelet.inside is None else kubelet.inside.name,
     )
@@ -328,10 +328,11 @@ class _Values:
                 self._not_read(str(document.refusal((), "a KubeletConfiguration")))
                 continue
             within = section if name == path else ()
-            values: object = document.data
+            values = document.data
             for key in within:
-                values = values.get(key) if isinstance(values, dict) else None
-            for option in _OPTIONS if isinstance(values, dict) else ():
+                inner = values.get(key)
+                values = inner if isinstance(inner, dict) else {}
+            for option in _OPTIONS:
                 if option.key is not None and values.get(option.key) is not None:
                     self.set(option, values[option.key], document.place((*within, option.key)), f": {option.key}")
 

@@ -115,3 +115,21 @@ def test_a_kubelet_that_starts_later_and_one_that_restarts_are_followed_without_
     assert text.count('"setting": "reserved_cpus"') == 2
     assert text.count('"setting": "root_dir"') == 1
     assert daemon.stop() == 0, daemon.tail()
+
+
+def test_a_kubelet_inside_k3s_that_restarts_is_followed_and_its_reserved_cpus_are_kept(
+    node: Node, daemon: DaemonProcess
+) -> None:
+    unit = "[Service]\nExecStart=/usr/local/bin/k3s \\\n    agent \\\n\t'--kubelet-arg=reserved-cpus={}' \\\n"
+    node.put("etc/systemd/system/k3s-agent.service", unit.format("0"))
+    node.put("var/lib/kubelet/cpu_manager_state", checkpoint("static", "0-3"))
+    node.put("proc/77/cgroup", "0::/system.slice/k3s-agent.service\n")
+    node.put("proc/77/cmdline", "/usr/local/bin/k3s agent\0\0\0")
+    wait_for(lambda: facts(daemon).get("ready") and facts(daemon).get("reserved_cpus") == "0", told=daemon.tail)
+    node.put("etc/systemd/system/k3s-agent.service", unit.format("0-1"))
+    node.kubelet_ends(77)
+    node.put("proc/78/cgroup", "0::/system.slice/k3s-agent.service\n")
+    node.put("proc/78/cmdline", "/usr/local/bin/k3s agent\0")
+    wait_for(lambda: facts(daemon).get("reserved_cpus") == "0-1", told=daemon.tail)
+    wait_for(lambda: daemon.state("pools")["pools"].get("reserved") == "0-1", told=daemon.tail)
+    assert daemon.stop() == 0, daemon.tail()

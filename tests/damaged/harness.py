@@ -385,6 +385,19 @@ def feed_spared(text: str) -> object:
     return exemptions.policy_allows(pod, ("x",))
 
 
+def feed_inside(words: bytes) -> Callable[[Path], object]:
+    """The settings of a kubelet inside a program with this command line, in a copied node."""
+
+    def feed(path: Path) -> object:
+        process = path / "proc/7"
+        process.mkdir(parents=True, exist_ok=True)
+        (process / "cmdline").write_bytes(words)
+        (process / "cgroup").write_text("0::/system.slice/k3s.service\n")
+        return kubelet_config.read_kubelet_config(str(path))
+
+    return feed
+
+
 def feed_kubelet(path: Path) -> object:
     return kubelet_config.read_kubelet_config(str(path), "/config.yaml")
 

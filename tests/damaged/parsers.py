@@ -87,6 +87,7 @@ from tests.damaged.harness import (
     feed_dumped,
     feed_frame,
     feed_kinds,
+    feed_inside,
     feed_kubelet,
     feed_ledger,
     feed_link,
@@ -166,6 +167,19 @@ state = "/run/containerd"
 imports = ["/etc/containerd/conf.d/*.toml"]
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 Root = "/run/runc"
+"""
+K3S_UNIT: Final = b"""[Service]
+EnvironmentFile=-/etc/default/%N
+ExecStart=/usr/bin/k3s \\
+    server \\
+\t'--kubelet-arg=reserved-cpus=0-1' \\
+
+"""
+EDGECORE: Final = b"""modules:
+  edged:
+    hostnameOverride: a
+    rootDirectory: /b
+    tailoredKubeletConfig: {reservedSystemCPUs: 0-1, port: 10250, cpuManagerPolicyOptions: {a: b}}
 """
 KUBELET: Final = b"""kind: KubeletConfiguration
 port: 10250
@@ -564,6 +578,31 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (),
         b"/usr/bin/kubelet\0--port=5\0--config\0/x\0",
     ),
+    *(
+        on_file(f"reconciler.sources.kubelet_arguments:{name}", place, feed_inside(words), (), good)
+        for name, place, words, good in (
+            ("k3s_unit", "etc/systemd/system/k3s.service", b"/usr/bin/k3s server\0", K3S_UNIT),
+            (
+                "k3s_environment",
+                "etc/default/k3s",
+                b"/usr/bin/k3s server\0",
+                b"K3S_NODE_NAME='a b'\nK3S_CONFIG_FILE=/c\n",
+            ),
+            (
+                "k3s_config",
+                "etc/rancher/k3s/config.yaml",
+                b"k3s\0server\0-v=2\0",
+                b"kubelet-arg+:\n- reserved-cpus=0\n",
+            ),
+            (
+                "args_file",
+                "var/snap/microk8s/current/args/kubelet",
+                b"kubelite\0",
+                b"--root-dir=${SNAP_COMMON}/a\n--v=2\n",
+            ),
+            ("edgecore", "etc/kubeedge/config/edgecore.yaml", b"edgecore\0", EDGECORE),
+        )
+    ),
     on_file(
         "reconciler.sources.runtime_roots:find_runtime_dirs",
         "etc/containerd/config.toml",
@@ -890,6 +929,11 @@ TAKE_PIPES: Final = frozenset({"reconciler.cli.podsfile:read_pods_file"})
 """Named on the command line, where a person may give the output of another program."""
 LEFT_TO_SAFEFILES: Final = frozenset(
     {
+        "reconciler.sources.kubelet_arguments:k3s_unit",
+        "reconciler.sources.kubelet_arguments:k3s_environment",
+        "reconciler.sources.kubelet_arguments:k3s_config",
+        "reconciler.sources.kubelet_arguments:args_file",
+        "reconciler.sources.kubelet_arguments:edgecore",
         "reconciler.sources.kubelet_config:read_kubelet_config",
         "reconciler.sources.runtime_roots:find_runtime_dirs",
         "reconciler.sources.runtime_roots:find_image_root",

@@ -15,6 +15,7 @@ import pytest
 
 from reconciler.sources import host_processes
 from reconciler.sources.host_processes import HostSearch, find_host_process
+from reconciler.sources.kubelet_config import read_kubelet_config
 from tests.real_cgroups import mount_of
 
 HOST = {"user": "user:[1]", "pid": "pid:[1]", "mnt": "mnt:[1]"}
@@ -409,6 +410,33 @@ def test_a_real_process_of_root_s_program_is_believed(sleeper: Path) -> None:
             sleeper.rename(sleeper.with_name("old"))
             shutil.copy(sleeper.with_name("old"), sleeper)
             assert not kubelets_of(find_host_process(), process.pid)[0]
+        finally:
+            process.kill()
+
+
+def test_a_real_process_of_k3s_name_and_command_is_found_and_its_arguments_are_read(home: Path) -> None:
+    home.chmod(0o755)
+    program = home / "k3s"
+    shutil.copy(os.path.realpath(sys.executable), program)
+    program.chmod(0o755)
+    # An interpreter runs a file of its first argument's name: the process has k3s' name and command.
+    (home / "server").write_text("import time\ntime.sleep(60)\n")
+    command = [program, "server", "--kubelet-arg=reserved-cpus=0-1"]
+    with subprocess.Popen(command, cwd=home, env={"PYTHONHOME": sys.base_prefix}) as process:
+        try:
+            until = time.monotonic() + 10
+            found = find_host_process()
+            while process.pid not in {item.pid for item in found.candidates} and time.monotonic() < until:
+                time.sleep(0.01)
+                found = find_host_process()
+            if any(item.inside is None for item in found.candidates):
+                pytest.skip("NOT RUN: this machine has a kubelet of its own")
+            (mine,) = [item for item in found.candidates if item.pid == process.pid]
+            assert mine.inside is not None
+            assert (mine.inside.name, mine.executable) == ("k3s", str(program))
+            assert mine.arguments == ("server", "--kubelet-arg=reserved-cpus=0-1")
+            config = read_kubelet_config(search=lambda: HostSearch(process=mine))
+            assert str(config.reserved_cpus) == "0-1"
         finally:
             process.kill()
 

@@ -197,24 +197,24 @@ def test_drop_ins_of_a_unit_and_its_environment_count_as_systemd_reads_them(tmp_
 
 
 @pytest.mark.parametrize(
-    ("files", "cgroup", "said"),
+    ("files", "cgroup", "said", "unread"),
     [
-        ({}, "0::/\n", "no service unit"),
-        ({}, GROUP, "no ExecStart with k3s agent was found"),
-        ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s server\n"}, GROUP, "no ExecStart"),
-        ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s agent $ARGS --kubelet-arg=v=2\n"}, GROUP, "$ARGS"),
-        ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s agent 'open\n"}, GROUP, "No closing quotation"),
-        ({K3S_UNIT: UNIT, K3S_CONFIG: "a: [\n"}, GROUP, K3S_CONFIG),
-        ({K3S_UNIT: UNIT, K3S_CONFIG: "- list\n"}, GROUP, "a mapping"),
-        ({K3S_UNIT: UNIT.replace("'--server'", "'--config=https://x/y'")}, GROUP, "is not a file"),
-        ({K3S_UNIT: "x" * (1 << 20)}, GROUP, K3S_UNIT),
+        ({}, "0::/\n", "no service unit", False),
+        ({}, GROUP, "no ExecStart with k3s agent was found", False),
+        ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s server\n"}, GROUP, "no ExecStart", False),
+        ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s agent $ARGS --kubelet-arg=v=2\n"}, GROUP, "$ARGS", False),
+        ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s agent 'open\n"}, GROUP, "No closing quotation", True),
+        ({K3S_UNIT: UNIT, K3S_CONFIG: "a: [\n"}, GROUP, K3S_CONFIG, True),
+        ({K3S_UNIT: UNIT, K3S_CONFIG: "- list\n"}, GROUP, "a mapping", True),
+        ({K3S_UNIT: UNIT.replace("'--server'", "'--config=https://x/y'")}, GROUP, "is not a file", False),
+        ({K3S_UNIT: "x" * (1 << 20)}, GROUP, K3S_UNIT, True),
     ],
 )
 def test_what_of_k3s_cannot_be_read_is_a_problem_that_says_what_to_set(
-    tmp_path: Path, files: dict[str, str], cgroup: str, said: str
+    tmp_path: Path, files: dict[str, str], cgroup: str, said: str, unread: bool
 ) -> None:
     config = read(tmp_path, K3S, files, cgroup=cgroup)
-    assert (config.pid, config.unread) == (40, True)
+    assert (config.pid, config.unread) == (40, unread)
     text = "\n".join(config.problems)
     assert said in text
     assert "k3s (process 40) runs this node's kubelet inside" in text
@@ -244,17 +244,19 @@ def test_kubelite_without_the_flag_has_the_usual_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "said", "unread"),
     [
-        ({}, "does not exist"),
-        ({"/var/snap/microk8s/current/args/kubelet": "--reserved-cpus=$CPUS\n"}, "the variable CPUS"),
-        ({"/var/snap/microk8s/current/args/kubelet": "x" * (1 << 20)}, "args/kubelet"),
+        ({}, "does not exist", True),
+        ({"/var/snap/microk8s/current/args/kubelet": "--reserved-cpus=$CPUS\n"}, "the variable CPUS", False),
+        ({"/var/snap/microk8s/current/args/kubelet": "x" * (1 << 20)}, "args/kubelet", True),
     ],
 )
-def test_what_of_kubelite_cannot_be_read_is_a_problem(tmp_path: Path, files: dict[str, str], said: str) -> None:
+def test_what_of_kubelite_cannot_be_read_is_a_problem(
+    tmp_path: Path, files: dict[str, str], said: str, unread: bool
+) -> None:
     config = read(tmp_path, ("kubelite",), files)
     assert said in config.problems[0]
-    assert (config.unread, str(config.reserved_cpus)) == (True, "")
+    assert (config.unread, str(config.reserved_cpus)) == (unread, "")
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_no_content_of_a_file_or_an_argument_raises(name: str, words: list[str],
         unit.parent.mkdir(parents=True)
         unit.write_bytes(b"[Service]\nExecStart=/k3s server " + content)
         result = kubelet_arguments(row, 40, ("server", *words), "k3s.service", root)
-        assert kubelet_arguments(row, 40, ("server",), "k3s.service", root).complete in {True, False}
+        assert kubelet_arguments(row, 40, ("server",), "k3s.service", root).unread in {True, False}
     assert all(problem.startswith(f"{row.name} (process 40)") for problem in result.problems)
 
 
@@ -364,3 +366,9 @@ def test_the_bundles_of_k3s_microk8s_and_dockers_first_shim_are_found(tmp_path: 
         cid: f"{tmp_path}/{place}/{cid}" for cid, place in places.items()
     }
     assert dirs.state_file("crio") == f"{tmp_path}/run/crun/crio/status"
+
+
+def test_a_unit_that_ends_in_a_continued_line_is_read_whole(tmp_path: Path) -> None:
+    assert UNIT.rstrip().endswith("\\")
+    config = read(tmp_path, K3S, {K3S_UNIT: UNIT.rstrip()})
+    assert (config.problems, str(config.reserved_cpus)) == ((), "0-1")

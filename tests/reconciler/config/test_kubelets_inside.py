@@ -1,0 +1,63 @@
+"""BE work stays off the CPUs that a kubelet inside another program reserves: from the program's files to the write."""
+
+from pathlib import Path
+
+import pytest
+
+from cgroupfs.cpuset import CpuSet
+from tests.fakes.livenode import BATCH, LiveNode, container_id, group
+
+UNIT = """\
+[Service]
+ExecStart=/usr/local/bin/k3s \\
+    agent \\
+\t'--kubelet-arg=cpu-manager-policy=static' \\
+\t'--kubelet-arg=reserved-cpus=0-2' \\
+
+"""
+EDGED = "modules: {edged: {tailoredKubeletConfig: {cpuManagerPolicy: static, reservedSystemCPUs: 0-2}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "reserved"),
+    [
+        ({"var/lib/kubelet/config.yaml": "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"}, "0"),
+        (
+            {
+                "proc/40/cmdline": "/usr/local/bin/k3s agent\0",
+                "proc/40/cgroup": "0::/system.slice/k3s-agent.service\n",
+                "etc/systemd/system/k3s-agent.service": UNIT,
+            },
+            "0-2",
+        ),
+        (
+            {
+                "proc/40/cmdline": "k3s\0server\0",
+                "etc/rancher/k3s/config.yaml.d/cpus.yaml": "kubelet-arg:\n- reserved-cpus=0-2\n",
+            },
+            "0-2",
+        ),
+        (
+            {
+                "proc/40/cmdline": "kubelite\0--kubelet-args-file=/var/snap/microk8s/1/args/kubelet\0",
+                "var/snap/microk8s/1/args/kubelet": "--reserved-cpus=0-2\n",
+            },
+            "0-2",
+        ),
+        ({"proc/40/cmdline": "edgecore\0", "etc/kubeedge/config/edgecore.yaml": EDGED}, "0-2"),
+    ],
+    ids=["kubelet", "k3s, unit", "k3s, file", "microk8s", "edgecore"],
+)
+async def test_be_work_runs_on_no_cpu_that_the_kubelet_reserves(
+    tmp_path: Path, files: dict[str, str], reserved: str
+) -> None:
+    live = LiveNode(tmp_path)
+    for name, text in files.items():
+        live.put(name, text)
+    with live.agent() as agent:
+        await live.look(agent)
+        directory = live.place().hierarchy.directory("cpuset", f"{group(BATCH)}/{container_id(BATCH)}")
+        cpus = CpuSet.parse(live.kernel.read(directory, "cpuset.cpus").strip())
+        assert agent.place.reserved == CpuSet.parse(reserved)
+    assert cpus
+    assert not cpus & CpuSet.parse(reserved), f"BE runs on {cpus}"
