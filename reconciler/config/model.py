@@ -152,8 +152,8 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(
             description="path of the kubelet's executable, if it is not found automatically (a kubelet in a "
-            "container, or several); null: the only process named kubelet that runs as root outside "
-            "all pods (docs/security.md)",
+            "container, or several); null: the only kubelet, or program with one inside, that runs as "
+            "root outside all pods (docs/security.md)",
             extra=_PATH_RESTART,
         ),
     ] = None

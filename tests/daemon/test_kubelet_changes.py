@@ -43,6 +43,9 @@ class Node:
 
     def kubelet_starts(self, pid: int, *flags: str) -> None:
         self.put(f"proc/{pid}/cmdline", "\0".join(["kubelet", *flags, ""]))
+        self.kubelet_listens()
+
+    def kubelet_listens(self) -> None:
         plugins = self.root / "var/lib/kubelet/device-plugins"
         plugins.mkdir(parents=True, exist_ok=True)
         (plugins / "kubelet.sock").unlink(missing_ok=True)
@@ -130,6 +133,7 @@ def test_a_kubelet_inside_k3s_that_restarts_is_followed_and_its_reserved_cpus_ar
     node.kubelet_ends(77)
     node.put("proc/78/cgroup", "0::/system.slice/k3s-agent.service\n")
     node.put("proc/78/cmdline", "/usr/local/bin/k3s agent\0")
+    node.kubelet_listens()
     wait_for(lambda: facts(daemon).get("reserved_cpus") == "0-1", told=daemon.tail)
     wait_for(lambda: daemon.state("pools")["pools"].get("reserved") == "0-1", told=daemon.tail)
     assert daemon.stop() == 0, daemon.tail()
