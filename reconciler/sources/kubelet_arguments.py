@@ -32,9 +32,10 @@ from reconciler.runtime.kubelet_programs import ArgumentSource, KubeletProgram
 from reconciler.runtime.safe_files import FileRule, list_directory, read_file
 from reconciler.settings.yaml import YamlDocument, read_yaml
 
-_LARGEST: Final = 256 * 1024
+_LARGEST: Final = 64 * 1024
 """Bytes of a unit, a file of arguments or a program's configuration."""
-_MOST_FILES: Final = 64
+_MOST_FILES: Final = 16
+"""Drop-ins in one directory."""
 _MOST_ARGUMENTS: Final = 1000
 _SHOWN: Final = 80
 _FIX: Final = "set kubelet.config_file to a KubeletConfiguration that has its settings, such as reservedSystemCPUs"
@@ -89,15 +90,19 @@ class _Reading:
             self.unreadable(f"{path[:_SHOWN]}: {getattr(exc, 'strerror', None) or exc}")
             return None
 
-    def names(self, directory: str) -> list[str]:
-        """The names in a directory, sorted; none without one."""
+    def names(self, directory: str, *endings: str) -> list[str]:
+        """The names in a directory with one of these endings, sorted; none without one."""
         try:
-            return list_directory(directory, FileRule.ROOT, root=self.root)[:_MOST_FILES]
+            names = list_directory(directory, FileRule.ROOT, root=self.root)
         except FileNotFoundError:
             return []
         except OSError as exc:
             self.unreadable(f"{directory[:_SHOWN]}: {exc.strerror or exc}")
             return []
+        used = [name for name in names if name.lower().endswith(endings)]
+        if len(used) > _MOST_FILES:
+            self.miss(f"{directory[:_SHOWN]} has more than {_MOST_FILES} files")
+        return used[:_MOST_FILES]
 
     def yaml(self, path: str) -> YamlDocument | None:
         """A file's mapping; None without the file, without content, or where it is none (a problem)."""
@@ -243,7 +248,7 @@ _READ: Final = frozenset({"kubelet-arg", "config", "data-dir", "container-runtim
 
 def _k3s_config(path: str, reading: _Reading) -> dict[str, list[str]]:
     """The configuration and its drop-ins: of each key the values of the last file that has it."""
-    names = [name for name in reading.names(f"{path}.d") if name.lower().endswith((".yaml", ".yml"))]
+    names = reading.names(f"{path}.d", ".yaml", ".yml")
     values: dict[str, list[str]] = {}
     for file in (path, *(f"{path}.d/{name}" for name in names)):
         document = reading.yaml(file)
@@ -287,7 +292,10 @@ def _exec_starts(unit: str, reading: _Reading) -> list[str]:
     lines: list[str] = []
     for text in _unit_texts(unit, reading):
         for value in _assignments(text, "Service", "ExecStart"):
-            lines = [*lines, value] if value else []
+            if value:
+                lines.append(value)
+            else:
+                lines.clear()
     return lines
 
 
@@ -316,10 +324,9 @@ def _unit_texts(unit: str, reading: _Reading) -> list[str]:
     main = next((text for directory in _UNITS if (text := reading.text(f"{directory}/{unit}")) is not None), None)
     drop_ins: dict[str, str] = {}
     for directory in reversed(_UNITS):
-        for name in reading.names(f"{directory}/{unit}.d"):
-            if name.endswith(".conf"):
-                drop_ins[name] = f"{directory}/{unit}.d/{name}"
-    texts = [main, *(reading.text(drop_ins[name]) for name in sorted(drop_ins)[:_MOST_FILES])]
+        for name in reading.names(f"{directory}/{unit}.d", ".conf"):
+            drop_ins[name] = f"{directory}/{unit}.d/{name}"
+    texts = [main, *(reading.text(drop_ins[name]) for name in sorted(drop_ins))]
     return [text for text in texts if text is not None]
 
 

@@ -61,6 +61,8 @@ def _kubelet(node: InspectedNode, results: QueryResults) -> CheckResult:
         if not node.copied
         else "copied"
     )
+    if kubelet_config.inside is not None:
+        who = f"{who}, inside {kubelet_config.inside}"
     words_ = f"{version}{who}, {kubelet_config.config_path or 'no configuration file'}"
     if kubelet_config.problems:
         more = f" (and {len(kubelet_config.problems) - 1} more)" if len(kubelet_config.problems) > 1 else ""

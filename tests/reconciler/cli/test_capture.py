@@ -56,6 +56,39 @@ def test_a_capture_behaves_as_the_node(run: Run, tmp_path: Path, mode: Mode) -> 
     assert read_topology(str(tmp_path / "captured")) == read_topology(live.root)
 
 
+@pytest.mark.parametrize(
+    ("words", "path", "text"),
+    [
+        ("k3s\0server\0", "etc/rancher/k3s/config.yaml", f"token: {SECRET}\nkubelet-arg: [reserved-cpus=0-2]\n"),
+        (
+            "edgecore\0--config=/e.yaml\0",
+            "e.yaml",
+            f"modules:\n  edgeHub:\n    token: {SECRET}\n  edged:\n    hostnameOverride: edge-7\n"
+            "    tailoredKubeletConfig:\n      reservedSystemCPUs: 0-2\n",
+        ),
+    ],
+    ids=["k3s", "edgecore"],
+)
+def test_a_capture_has_the_settings_of_a_kubelet_inside_another_program_and_no_secret(
+    run: Run, live: LiveNode, tmp_path: Path, words: str, path: str, text: str
+) -> None:
+    live.put("proc/40/cmdline", words)
+    live.put(path, text)
+    before = plan(run, live.root)
+    assert before["pools"]["reserved"] == "0-2"
+    captured = tmp_path / "captured"
+    capture(run, live.root, str(captured))
+    assert plan(run, str(captured))["pools"] == before["pools"]
+    kept = [file for file in captured.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+    assert kept == []
+    (finding,) = [
+        item
+        for item in json.loads(run("doctor", "--root", str(captured), "-o", "json").out)["findings"]
+        if item["check"] == "kubelet"
+    ]
+    assert finding["state"] == "ok", finding
+
+
 def test_the_plan_is_what_the_agent_does(run: Run, live: LiveNode, tmp_path: Path) -> None:
     """The capture of an untouched node, planned offline, and the agent on that node: same settings, same pools."""
     live.put(recorded.USAGE, msgspec.json.encode(USAGE).decode())

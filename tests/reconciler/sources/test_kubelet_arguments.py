@@ -372,3 +372,10 @@ def test_a_unit_that_ends_in_a_continued_line_is_read_whole(tmp_path: Path) -> N
     assert UNIT.rstrip().endswith("\\")
     config = read(tmp_path, K3S, {K3S_UNIT: UNIT.rstrip()})
     assert (config.problems, str(config.reserved_cpus)) == ((), "0-1")
+
+
+def test_more_drop_ins_than_are_read_are_a_problem(tmp_path: Path) -> None:
+    files = {f"{K3S_CONFIG}.d/{number:02}.yaml": "kubelet-arg+: [v=2]\n" for number in range(40)}
+    config = read(tmp_path, ("k3s", "server", "--debug"), {**files, K3S_CONFIG: "kubelet-arg: [reserved-cpus=0-1]\n"})
+    assert str(config.reserved_cpus) == "0-1"
+    assert "has more than 16 files" in config.problems[0]
