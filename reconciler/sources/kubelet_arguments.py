@@ -58,11 +58,11 @@ def kubelet_arguments(
     program: KubeletProgram, pid: int, words: tuple[str, ...], unit: str, root: str = "/"
 ) -> KubeletArguments:
     """``words``: the arguments of its process; ``unit``: its service where these show nothing. Errors: none."""
-    reading = _Reading(f"{program.name} (process {pid}) runs this node's kubelet inside", root)
+    reading = _ProgramFiles(f"{program.name} (process {pid}) runs this node's kubelet inside", root)
     return _READERS[program.source](program, words, unit, reading)
 
 
-class _Reading:
+class _ProgramFiles:
     """The files that one reading has used, and what it could not read."""
 
     def __init__(self, who: str, root: str) -> None:
@@ -156,7 +156,7 @@ _SWITCHES: Final = frozenset({"docker", "with-node-id", "rootless", "debug", "al
 """Flags without a value of their own: the next word is not theirs. Others of k3s' switches have no part here."""
 
 
-def _k3s(program: KubeletProgram, words: tuple[str, ...], unit: str, reading: _Reading) -> KubeletArguments:
+def _k3s(program: KubeletProgram, words: tuple[str, ...], unit: str, reading: _ProgramFiles) -> KubeletArguments:
     arguments = words[1:]
     if not arguments and unit:
         arguments = _unit_arguments(program, words[:1], unit, reading)
@@ -178,7 +178,7 @@ def _k3s_arguments(
     environment: Mapping[str, str],
     configured: Mapping[str, list[str]],
     given: Mapping[str, list[str]],
-    reading: _Reading,
+    reading: _ProgramFiles,
 ) -> tuple[str, ...]:
     """What k3s gives to its kubelet: its own flags, each replaced by a ``kubelet-arg`` of the same name."""
 
@@ -246,7 +246,7 @@ def _flags(arguments: tuple[str, ...]) -> dict[str, list[str]]:
 _READ: Final = frozenset({"kubelet-arg", "config", "data-dir", "container-runtime-endpoint", "node-name"})
 
 
-def _k3s_config(path: str, reading: _Reading) -> dict[str, list[str]]:
+def _k3s_config(path: str, reading: _ProgramFiles) -> dict[str, list[str]]:
     """The configuration and its drop-ins: of each key the values of the last file that has it."""
     names = reading.names(f"{path}.d", ".yaml", ".yml")
     values: dict[str, list[str]] = {}
@@ -267,7 +267,9 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unit_arguments(program: KubeletProgram, command: tuple[str, ...], unit: str, reading: _Reading) -> tuple[str, ...]:
+def _unit_arguments(
+    program: KubeletProgram, command: tuple[str, ...], unit: str, reading: _ProgramFiles
+) -> tuple[str, ...]:
     """The arguments after the command in the unit's ``ExecStart``; none (a problem) where no such line is found."""
     for line in reversed(_exec_starts(unit, reading)):
         try:
@@ -287,7 +289,7 @@ def _unit_arguments(program: KubeletProgram, command: tuple[str, ...], unit: str
     return ()
 
 
-def _exec_starts(unit: str, reading: _Reading) -> list[str]:
+def _exec_starts(unit: str, reading: _ProgramFiles) -> list[str]:
     """The ``ExecStart`` lines in force; an empty one drops those before it."""
     lines: list[str] = []
     for text in _unit_texts(unit, reading):
@@ -299,7 +301,7 @@ def _exec_starts(unit: str, reading: _Reading) -> list[str]:
     return lines
 
 
-def _environment(unit: str, reading: _Reading) -> dict[str, str]:
+def _environment(unit: str, reading: _ProgramFiles) -> dict[str, str]:
     """The variables of the unit that stand for flags, by the flag: of ``Environment``, then of its files."""
     found: dict[str, str] = {}
     if not unit:
@@ -319,7 +321,7 @@ def _environment(unit: str, reading: _Reading) -> dict[str, str]:
     return found
 
 
-def _unit_texts(unit: str, reading: _Reading) -> list[str]:
+def _unit_texts(unit: str, reading: _ProgramFiles) -> list[str]:
     """The unit, then its drop-ins by name. A name in several directories counts in the first of them."""
     main = next((text for directory in _UNITS if (text := reading.text(f"{directory}/{unit}")) is not None), None)
     drop_ins: dict[str, str] = {}
@@ -355,7 +357,7 @@ def _assignments(text: str, section: str, key: str) -> Iterator[str]:
 _VARIABLE: Final = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 
 
-def _args_file(program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _Reading) -> KubeletArguments:
+def _args_file(program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _ProgramFiles) -> KubeletArguments:
     path = _value(words, "kubelet-args-file") or program.config or ""
     text = reading.text(path)
     if text is None:
@@ -415,7 +417,7 @@ _FIRST_FLAGS: Final = {
 """The keys of ``modules.edged`` in v1alpha1 (KubeEdge before 1.12), which had no CPU manager."""
 
 
-def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _Reading) -> KubeletArguments:
+def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _ProgramFiles) -> KubeletArguments:
     path = _value(words, "config") or program.config or ""
     document = reading.yaml(path)
     edged: object = document.data if document is not None else None
@@ -439,12 +441,12 @@ def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, readi
     return reading.result(tuple(arguments), path, *_EDGED, _TAILORED)
 
 
-def _own(_program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _Reading) -> KubeletArguments:
+def _own(_program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _ProgramFiles) -> KubeletArguments:
     return reading.result(words)
 
 
 _READERS: Final[
-    Mapping[ArgumentSource, Callable[[KubeletProgram, tuple[str, ...], str, _Reading], KubeletArguments]]
+    Mapping[ArgumentSource, Callable[[KubeletProgram, tuple[str, ...], str, _ProgramFiles], KubeletArguments]]
 ] = {
     ArgumentSource.OWN: _own,
     ArgumentSource.K3S: _k3s,

@@ -63,8 +63,7 @@ def test_a_capture_behaves_as_the_node(run: Run, tmp_path: Path, mode: Mode) -> 
         (
             "edgecore\0--config=/e.yaml\0",
             "e.yaml",
-            f"modules:\n  edgeHub:\n    token: {SECRET}\n  edged:\n    hostnameOverride: edge-7\n"
-            "    tailoredKubeletConfig:\n      reservedSystemCPUs: 0-2\n",
+            f"modules:\n  edgeHub: {{token: {SECRET}}}\n  edged: {{tailoredKubeletConfig: {{reservedSystemCPUs: 0-2}}}}\n",
         ),
     ],
     ids=["k3s", "edgecore"],

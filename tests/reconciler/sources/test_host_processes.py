@@ -421,7 +421,7 @@ def test_a_real_process_of_k3s_name_and_command_is_found_and_its_arguments_are_r
     program.chmod(0o755)
     # An interpreter runs a file of its first argument's name: the process has k3s' name and command.
     (home / "server").write_text("import time\ntime.sleep(60)\n")
-    command = [program, "server", "--kubelet-arg=reserved-cpus=0-1"]
+    command = [str(program), "server", "--kubelet-arg=reserved-cpus=0-1"]
     with subprocess.Popen(command, cwd=home, env={"PYTHONHOME": sys.base_prefix}) as process:
         try:
             until = time.monotonic() + 10
