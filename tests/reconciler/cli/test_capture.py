@@ -56,15 +56,18 @@ def test_a_capture_behaves_as_the_node(run: Run, tmp_path: Path, mode: Mode) -> 
     assert read_topology(str(tmp_path / "captured")) == read_topology(live.root)
 
 
+EDGECORE = f"""\
+modules:
+  edgeHub: {{token: {SECRET}}}
+  edged: {{tailoredKubeletConfig: {{reservedSystemCPUs: 0-2}}}}
+"""
+
+
 @pytest.mark.parametrize(
     ("words", "path", "text"),
     [
         ("k3s\0server\0", "etc/rancher/k3s/config.yaml", f"token: {SECRET}\nkubelet-arg: [reserved-cpus=0-2]\n"),
-        (
-            "edgecore\0--config=/e.yaml\0",
-            "e.yaml",
-            f"modules:\n  edgeHub: {{token: {SECRET}}}\n  edged: {{tailoredKubeletConfig: {{reservedSystemCPUs: 0-2}}}}\n",
-        ),
+        ("edgecore\0--config=/e.yaml\0", "e.yaml", EDGECORE),
     ],
     ids=["k3s", "edgecore"],
 )
