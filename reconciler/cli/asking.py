@@ -56,6 +56,8 @@ class QueryResults(Struct, kw_only=True):
     daemon_pid: int | None = None
     daemon_state: Mapping[str, object] | None = None
     """What the running daemon uses: the section ``agent`` of its document; None: not queried, or no answer."""
+    daemon_problems: tuple[str, ...] = ()
+    """What the running daemon lists as problems of the node and its pods."""
     fanotify: bool | None = None
     fanotify_problem: str = ""
     api_problem: str | None = None
@@ -157,9 +159,11 @@ def _ask_daemon(node: InspectedNode, results: QueryResults) -> None:
         results.daemon = "ready" if answer["ready"] else "not ready"
         results.daemon_reasons = tuple(answer["reasons"])
         results.daemon_pid = _daemon_pid(node)
-        _, body = exchange(node.socket, "GET", "/state?section=agent", timeout_s=2.0)
-        state = json.loads(body)["agent"]
+        _, body = exchange(node.socket, "GET", "/state?section=agent,problems", timeout_s=2.0)
+        document = json.loads(body)
+        state, problems = document["agent"], document.get("problems")
         results.daemon_state = state if isinstance(state, dict) else None
+        results.daemon_problems = tuple(map(str, problems)) if isinstance(problems, list) else ()
     except Unreachable:
         results.daemon = None
     except Denied as exc:

@@ -53,11 +53,12 @@ class ControllerCheck:
         self._alert = alert
         self._files = files
         self._repaired: dict[str, list[float]] = {}
-        self._missing: list[str] = []
+        self._missing: list[tuple[str, str]] = []
+        """By directory, as text."""
 
     async def check(self, pods: Mapping[str, Pod]) -> bool:
         """Look at every directory and repair what is safe; True when something was put back."""
-        missing: list[str] = []
+        missing: list[tuple[str, str]] = []
         repaired: list[str] = []
         slices = TimeSlice()
         # Where the pod's own group has its processes, as in gVisor, the kernel passes no controller on.
@@ -67,10 +68,13 @@ class ControllerCheck:
             if lacks:
                 what = not_passed_on(path, lacks)
                 failed = self._repair(path, lacks) if inside else "not bypassd's to change"
-                (missing if failed else repaired).append(f"{what}: {failed}" if failed else what)
+                if failed:
+                    missing.append((path, f"{what}: {failed}"))
+                else:
+                    repaired.append(what)
             await slices.checkpoint()
         if prefix := without_prefix(self._hierarchy, self._files):
-            missing.append(prefix)
+            missing.append(("/", prefix))
         self._missing = missing
         if repaired:
             self._alert(f"{_listed(repaired)}; put back")
@@ -78,10 +82,14 @@ class ControllerCheck:
 
     def status(self) -> SourceStatus:
         """Whether every directory passes the controllers on."""
-        detail = _listed(self._missing) or "passed on to every pod"
+        detail = _listed([text for _, text in self._missing]) or "passed on to every pod"
         if self._missing:
             detail += "; its settings are not in force there"
         return SourceStatus(name=NAME, ok=not self._missing, age_s=0.0, detail=detail)
+
+    def problems(self, path: str) -> list[str]:
+        """The same of the directories above one group and of its own, as text."""
+        return [text for at, text in self._missing if at in ("/", path) or path.startswith(f"{at}/")]
 
     def _repair(self, path: str, lacks: list[str]) -> str:
         """Put the controllers back; why not, empty: done."""

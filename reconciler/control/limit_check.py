@@ -40,6 +40,8 @@ _CPU: Final = 1000
 class _Difference(NamedTuple):
     title: str
     text: str
+    uid: str = ""
+    """Of the pod; empty: of a directory above the pods."""
 
 
 @final
@@ -60,16 +62,18 @@ class LimitCheck:
         for qos in (QosClass.BURSTABLE, QosClass.BESTEFFORT):
             found |= self._narrowed(self._layout.qos(qos), self._layout.qos(qos))
         for pod in list(pods.values()):
-            found |= self._narrowed(pod.title, pod.group.path)
+            found |= self._narrowed(pod.title, pod.group.path, pod.uid)
             for item in pod.containers if pod.sandbox is None else ():
                 if item.kind is not ContainerKind.SANDBOX and item.phase is Phase.SETTLED and item.spec is not None:
                     name = f"{pod.title}/{item.name or item.id[:13]}"
                     found |= (
-                        self._narrowed(name, item.group.path)
+                        self._narrowed(name, item.group.path, pod.uid)
                         if policy is CpuPolicy.NONE and not item.spec.cpus
                         else set()
                     )
-                    found |= {_Difference(name, text) for text in (self._memory(item), self._quota(item)) if text}
+                    found |= {
+                        _Difference(name, text, pod.uid) for text in (self._memory(item), self._quota(item)) if text
+                    }
             await slices.checkpoint()
         self._lasting = tuple(sorted(found & self._before))
         self._before = frozenset(found)
@@ -82,7 +86,11 @@ class LimitCheck:
             detail += f"; and {len(texts) - _SHOWN} more"
         return SourceStatus(name=NAME, ok=not texts, age_s=0.0, detail=detail)
 
-    def _narrowed(self, title: str, path: str) -> set[_Difference]:
+    def problems(self, uid: str) -> list[str]:
+        """The differences of one pod, as text."""
+        return [f"{item.title}: {item.text}" for item in self._lasting if item.uid == uid]
+
+    def _narrowed(self, title: str, path: str, uid: str = "") -> set[_Difference]:
         """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either."""
         file = self._control_files.find(path, "cpu.set")
         if file is None or file.version != 1:
@@ -93,7 +101,7 @@ class LimitCheck:
         if managed or not have or have >= whole:
             return set()
         text = f"its CPU set {have} lacks CPU {whole - have} of the group above, which no record explains"
-        return {_Difference(title, text)}
+        return {_Difference(title, text, uid)}
 
     def _memory(self, container: Container) -> str:
         record = container.spec.memory_bytes if container.spec is not None else None

@@ -42,6 +42,7 @@ from reconciler.config.environment import NodeEnvironment, followed, intents_fil
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control import effect_hours, pod_minutes
+from reconciler.control.bounds_in_force import bounds_status
 from reconciler.control.cpu_hotplug import CpusetRepair
 from reconciler.control.daemon_watch import DaemonWatch
 from reconciler.control.event_notes import EventNotes
@@ -532,6 +533,7 @@ class Agent:
             self.owner_check.limits.status(),
             self.reconciler.earlier_run.status(),
             sandboxed_status(self.reconciler.refusals, self.inventory.pods),
+            bounds_status(self.reconciler),
         ]
 
     def _watched(self) -> list[SourceStatus]:

@@ -17,6 +17,7 @@ from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import pod_hold
 from reconciler.control.pod_minutes import directories_above
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.pod_problems import PodProblems
 from state.measures import Restrictions
 from state.model import Container, ContainerKind, Pod, PodClass
 from state.setting_state import SettingState
@@ -118,6 +119,7 @@ def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
     """
     pools, measures, observer = agent.reconciler.pools, agent.inventory.readings.measures, agent.watching.observer
     samples = observer.frame.samples if observer is not None and observer.frame is not None else {}
+    problems = PodProblems(agent)
     for pod in pods_in_order(agent):
         wait = samples.get(f"pod:{pod.uid}", {}).get("cpu.wait")
         yield {
@@ -129,7 +131,7 @@ def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
             "cpus": _cpus(agent, pod),
             "quota_milli": pod_quota_milli(agent, pod),
             "wait_percent": wait.value if wait is not None else None,
-            "state": state_of(agent, pod, measures),
+            "state": state_of(agent, pod, measures, broken=problems.breaks(pod)),
             "counters": _counters(agent, pod),
             "parent": pod.group.path.rpartition("/")[0],
         }
@@ -155,8 +157,11 @@ def parent_rows(agent: Agent) -> Iterator[dict[str, object]]:
         }
 
 
-def state_of(agent: Agent, pod: Pod, measures: Restrictions) -> str:
-    """How bypassd treats a pod now, in one word; the rarest first."""
+def state_of(agent: Agent, pod: Pod, measures: Restrictions, *, broken: bool = False) -> str:
+    """How bypassd treats a pod now, in one word; the rarest first.
+
+    ``broken``: a bound of it is not in force, or its exclusive CPUs are not its own.
+    """
     if pod.uid in measures.frozen:
         return "frozen"
     if pod.uid in measures.squeezed:
@@ -169,7 +174,7 @@ def state_of(agent: Agent, pod: Pod, measures: Restrictions) -> str:
         return "unmanaged"
     if SettingState.WOULD_WRITE in states:
         return "observe" if not agent.judge.enforce else "dry run"
-    if any(state.is_failing() for state in states):
+    if broken or any(state.is_failing() for state in states):
         return "failing"
     if any(state.is_left_to_others() for state in states):
         return "yielded"

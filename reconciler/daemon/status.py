@@ -27,12 +27,14 @@ from reconciler.actuators.holds import check_new_target, check_reason, check_sec
 from reconciler.config.dry_run import dry_run_parts
 from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
+from reconciler.control.bounds_in_force import NAME as BOUNDS
+from reconciler.control.bounds_in_force import bound_problems, reasons_in_force
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.bounds_in_force import bound_problems, reasons_in_force
 from reconciler.daemon.cpumap import cpu_rows
 from reconciler.daemon.event_feed import event_feed
 from reconciler.daemon.numbers import counters, snapshot
 from reconciler.daemon.pod_off import off, restore
+from reconciler.daemon.pod_problems import PodProblems
 from reconciler.daemon.podlist import (
     Outcomes,
     class_rows,
@@ -246,7 +248,7 @@ class StatusReport:
             ),
             "headroom": self._agent.headroom.status,
             "sides": lambda: {side.name: side.status() for side in self._agent.sides},
-            "pods": lambda: (self._pod(each) for each in pods),
+            "pods": lambda: self._pod_parts(pods),
             "settings": lambda: (
                 _plain(asdict(setting)) for setting in sorted(filter(wanted_row, self._settings()), key=_by_path)
             ),
@@ -395,14 +397,20 @@ class StatusReport:
         harm = self._agent.sampler.harm.facts()
         claims = plain(self._agent.claims())
         facts = budget_facts(plan, cpu)
-        facts["reasons"] = reasons_in_force(self._agent, {**plan.pools.reasons, **plan.reasons})
+        facts["reasons"] = reasons_in_force(self._agent.reconciler, {**plan.pools.reasons, **plan.reasons})
         return {**facts, "ceiling_milli": ceiling_milli, "harm": harm, "claims": claims}
 
-    def _pod(self, pod: Pod) -> dict[str, object]:
+    def _pod_parts(self, pods: Sequence[Pod]) -> Iterator[dict[str, object]]:
+        problems = PodProblems(self._agent)
+        for pod in pods:
+            yield self._pod(pod, problems)
+
+    def _pod(self, pod: Pod, problems: PodProblems) -> dict[str, object]:
         agent = self._agent
         refusals, outcomes = agent.reconciler.refusals.get(pod.uid, ()), outcomes_of(agent)
         return {
             **pod_facts(pod, agent.reconciler.pools),
+            "problems": problems.of(pod),
             "labels": shown_marks(pod.labels),
             "annotations": shown_marks(pod.annotations),
             "resizes": {
@@ -464,7 +472,9 @@ class StatusReport:
 
     def _problems(self) -> list[str]:
         agent = self._agent
-        texts = [_named(status.name, status.detail) for status in agent.statuses() if not status.ok]
+        # Of these the lines follow, each with its pod.
+        sources = (status for status in agent.statuses() if not status.ok and status.name != BOUNDS)
+        texts = [_named(status.name, status.detail) for status in sources]
         if problem := agent.priority.status.problem:
             texts.append(f"priority: {problem}: on a busy node more containers start before their settings")
         if problem := agent.own_group.status.problem:
@@ -482,7 +492,7 @@ class StatusReport:
             for status in statuses.values()
             if status.state is SettingState.UNREADABLE
         ][:_LINES]
-        texts += bound_problems(agent)
+        texts += [problem.text for problem in bound_problems(agent.reconciler)]
         texts += agent.alert_service.problems()
         texts += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         texts += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]

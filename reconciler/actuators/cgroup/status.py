@@ -13,6 +13,7 @@ Alert = Callable[[str, str, Setting | None], None]
 
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
+_REFUSED: Final = frozenset({SettingState.REFUSED, SettingState.BLOCKED})
 _UNREAD: Final = "\0unread"
 """Marks a retry after a failed read, in place of the refused text; no file has this value."""
 
@@ -66,6 +67,11 @@ class StatusTable:
 
     def _store(self, status: SettingStatus) -> None:
         self.by_group.setdefault(status.setting.path, {})[status.setting.knob] = status
+
+    def refused_settings(self) -> list[SettingStatus]:
+        """Those that the kernel refuses, or would: each of them has a retry, so that not every group is searched."""
+        found = (self.get((path, knob)) for path, retries in self._retries.items() for knob in retries)
+        return [status for status in found if status is not None and status.state in _REFUSED]
 
     def keep_only(self, path: str, knobs: Collection[str]) -> None:
         """Drop the status of all other knobs of a group: they have no wanted setting any more."""

@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from cgroupfs.errors import StoreError
@@ -14,6 +14,7 @@ from reconciler.cli.nodeview import InspectedNode, has_capability, read_number
 from reconciler.config.load import digest
 from reconciler.runtime import format as fmt
 from reconciler.sources.kubelet_watch import kubelet_facts
+from state.printable import printable
 from state.reader import NoStoreError, read_dump
 from state.schema import NewerSchemaError
 
@@ -33,6 +34,7 @@ _LOOK_S: Final = 0.02
 _FREE_BYTES: Final = 64 << 20
 _SHOWN: Final = 100
 _MOST: Final = 4
+_LONGEST_PROBLEM: Final = 300
 _BASE_WATCHES: Final = 32
 _USES_MILLI: Final = 5
 _DELAYS_US: Final = 1000
@@ -49,6 +51,7 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
     yield _daemon(node, results)
     if results.daemon_state is not None:
         yield _running(node, results.daemon_state)
+        yield _problems(results.daemon_problems)
         own = results.daemon_state.get("own_group")
         if isinstance(own, dict):
             yield own_group(own)
@@ -188,6 +191,16 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
         # That would be denied, too.
         else "bypassctl status; journalctl -u bypassd",
     )
+
+
+def _problems(problems: Sequence[str]) -> CheckResult:
+    """What the daemon reads from the kernel's files all the time: the checks here see one moment of a few of them."""
+    if not problems:
+        return CheckResult("problems", CheckState.OK, "the daemon reports none")
+    text = "; ".join(printable(problem, _LONGEST_PROBLEM) for problem in problems[:_MOST])
+    more = f" (and {len(problems) - _MOST} more)" if len(problems) > _MOST else ""
+    fix = "bypassctl status; bypassctl why POD of a pod that is named; docs/runbooks.md has each source"
+    return CheckResult("problems", CheckState.WARN, f"{text}{more}", fix)
 
 
 def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:

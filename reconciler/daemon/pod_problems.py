@@ -1,0 +1,48 @@
+"""Every problem of one pod as text: the messages of its classification, and what of its settings is not in force.
+
+The node's list (`reconciler.daemon.status`), its metrics and alerts have the same facts from the same sources; this
+is by pod, for its part of the document, `bypassctl why` and the pod lists.
+"""
+
+from collections.abc import Iterator
+from typing import Final, final
+
+from reconciler.control.bounds_in_force import bound_problems
+from reconciler.daemon.agent import Agent
+from state.model import Pod
+
+_DEDICATED: Final = "dedicated/"
+_LINES: Final = 20
+"""Messages of one pod that are shown."""
+
+
+@final
+class PodProblems:
+    """The problems of one moment, by pod."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._limits = agent.owner_check.limits
+        self._controllers = agent.reconciler.controllers
+        self._broken: dict[str, list[str]] = {}
+        """Bounds and exclusive CPUs that are not in force, by uid."""
+        for problem in bound_problems(agent.reconciler):
+            for uid in problem.uids:
+                self._broken.setdefault(uid, []).append(problem.text)
+        for claim in agent.claims():
+            if claim.cut and claim.owner.startswith(_DEDICATED):
+                for uid in claim.pods:
+                    self._broken.setdefault(uid, []).append(claim.message)
+
+    def of(self, pod: Pod) -> list[str]:
+        """One line each, none twice."""
+        return list(dict.fromkeys(self._texts(pod)))[:_LINES]
+
+    def breaks(self, pod: Pod) -> bool:
+        """Whether a bound of the pod, or its claim on exclusive CPUs, is not in force."""
+        return pod.uid in self._broken
+
+    def _texts(self, pod: Pod) -> Iterator[str]:
+        yield from pod.classification.problems
+        yield from self._broken.get(pod.uid, ())
+        yield from self._limits.problems(pod.uid)
+        yield from self._controllers.problems(pod.group.path)
