@@ -188,6 +188,7 @@ def sums(hours: list[Row]) -> Row:
         "minutes": 0,
         "enforced": 0,
         "held": 0,
+        "broken": 0,
         "counts": {},
         "with_be": {},
         "without_be": {},
@@ -195,6 +196,7 @@ def sums(hours: list[Row]) -> Row:
     for row in hours:
         for name in ("be_cpu_s", "minutes", "enforced", "held"):
             total[name] += row[name]
+        total["broken"] += row.get("broken", 0)  # a daemon of an older version does not count them
         for name, count in row["counts"].items():
             total["counts"][name] = total["counts"].get(name, 0) + count
         for side in ("with_be", "without_be"):
@@ -215,6 +217,7 @@ def figures(row: Row) -> Row:
     return {
         "be_cpu_hours": round(row["be_cpu_s"] / _HOUR_S, 4),
         **{name: row[name] for name in ("minutes", "enforced", "held")},
+        "broken": row.get("broken", 0),
         "with_be": _side(row["with_be"]),
         "without_be": _side(row["without_be"]),
         "counts": dict(row["counts"]),
@@ -338,9 +341,10 @@ def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
         f"{fmt.plural(counts.get('yields', 0), 'setting')} left to other writers; "
         f"{counts.get('late', 0)} of {fmt.plural(counts.get('starts', 0), 'start')} late",
     )
-    yield field(
-        "mode", f"enforced {total['enforced']} of {fmt.plural(total['minutes'], 'minute')}, on hold {total['held']}"
-    )
+    mode = f"enforced {total['enforced']} of {fmt.plural(total['minutes'], 'minute')}, on hold {total['held']}"
+    if total["broken"]:
+        mode += f"; {total['broken']} of them with a setting or a claim not in force (bypassctl status)"
+    yield field("mode", mode)
     if results:
         yield blank()
         yield head(f"gate: {_TITLES[gate_state(results)]}")

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final, final
+from typing import Annotated, Final, NamedTuple, final
 
 import msgspec
 import trio
@@ -72,8 +72,19 @@ class OnlineMinutes(msgspec.Struct, kw_only=True):
         self.waits = dict(Counter(self.waits) + Counter(other.waits))
 
 
+class ModeNow(NamedTuple):
+    """Whether settings are written now, the whole node is on hold, and something planned is not in force."""
+
+    enforces: bool
+    on_hold: bool
+    broken: bool = False
+
+
 class EffectHour(msgspec.Struct, kw_only=True):
     """One hour. ``be_cpu_s``: used by BE pods. ``enforced`` and ``held``: minutes in mode enforce, and on hold.
+
+    ``broken``: minutes of mode enforce at whose end a condition of the node kept a setting from being in force, or a
+    claim on CPUs was cut.
 
     ``counts``: what happened, by name: `COUNTED`.
     """
@@ -82,13 +93,14 @@ class EffectHour(msgspec.Struct, kw_only=True):
     minutes: Count = 0
     enforced: Count = 0
     held: Count = 0
+    broken: Count = 0
     with_be: OnlineMinutes = msgspec.field(default_factory=OnlineMinutes)
     without_be: OnlineMinutes = msgspec.field(default_factory=OnlineMinutes)
     counts: Annotated[dict[str, Count], Meta(max_length=_MOST_COUNTS)] = {}
 
     def merge(self, other: "EffectHour") -> "EffectHour":
         """Both as one hour: this row, changed."""
-        for name in ("be_cpu_s", "minutes", "enforced", "held"):
+        for name in ("be_cpu_s", "minutes", "enforced", "held", "broken"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.with_be.merge(other.with_be)
         self.without_be.merge(other.without_be)
@@ -113,11 +125,11 @@ class EffectHours:
         lane: trio.CapacityLimiter,
         *,
         counted: Callable[[], Mapping[str, int]],
-        mode: Callable[[], tuple[bool, bool]],
+        mode: Callable[[], ModeNow],
         wall: Callable[[], float] = time.time,
         uptime: Callable[[], float] = uptime_s,
     ) -> None:
-        """``counted``: the counters `COUNTED` since some start. ``mode``: whether bypassd enforces, is on hold."""
+        """``counted``: the counters `COUNTED` since some start. ``mode``: of this moment."""
         self._counted = counted
         self._mode = mode
         self._last: Mapping[str, int] = {}
@@ -141,10 +153,11 @@ class EffectHours:
         uses = (minute.use_milli for pod, minute in pods if pod.pod_class is PodClass.RECLAIMED)
         be_milli = sum(use for use in uses if use is not None)
         hour.be_cpu_s += be_milli / 1000 * MINUTE_S
-        enforced, held = self._mode()
+        now = self._mode()
         hour.minutes += 1
-        hour.enforced += enforced
-        hour.held += held
+        hour.enforced += now.enforces
+        hour.held += now.on_hold
+        hour.broken += now.enforces and now.broken
         side = hour.with_be if be_milli > BUSY_MILLI else hour.without_be
         side.minutes += 1
         for pod, minute in pods:

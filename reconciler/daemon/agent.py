@@ -514,7 +514,7 @@ class Agent:
         statuses += self.operator_files.statuses()
         if self.reconciler.view is not None:
             statuses.append(claims_status(self.claims()))
-        statuses += [status for status in self._conditions() if not status.ok]
+        statuses += [status for status in self.conditions() if not status.ok]
         if self.config.kubelet.enabled:
             statuses.append(self.kubelet_watch.status())
         if not self.store.writable:
@@ -525,7 +525,7 @@ class Agent:
             statuses.append(SourceStatus(name="store", ok=True, age_s=0.0, detail=self.store.path))
         return statuses
 
-    def _conditions(self) -> list[SourceStatus]:
+    def conditions(self) -> list[SourceStatus]:
         """What of the node keeps a promise from being kept; each is a problem, and an alert, while it is not ok."""
         return [
             outside_status(self.outside),
@@ -538,7 +538,7 @@ class Agent:
 
     def _watched(self) -> list[SourceStatus]:
         """What the alerts follow: every source, and every condition until it is ok again."""
-        return [*self.statuses(), *(status for status in self._conditions() if status.ok)]
+        return [*self.statuses(), *(status for status in self.conditions() if status.ok)]
 
     def _kubelet_changed(self, kubelet: KubeletConfig, changes: tuple[KubeletChange, ...]) -> None:
         """Plan with the new values; parts that are built from others are built anew, by the caller of this agent."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from reconciler.control.effect_hours import EffectHours
+from reconciler.control.effect_hours import EffectHours, ModeNow
 
 if TYPE_CHECKING:
     from reconciler.daemon.agent import Agent
@@ -45,6 +45,7 @@ def effect_counts(agent: "Agent") -> Mapping[str, int]:
     return counts
 
 
-def effect_mode(agent: "Agent") -> tuple[bool, bool]:
-    """Whether settings are written now, and whether the whole node is on hold."""
-    return agent.judge.enforce, _NODE in agent.judge.holds
+def effect_mode(agent: "Agent") -> ModeNow:
+    """What the report counts the minutes by; ``broken`` by the kernel's files, not by the mode or the plan."""
+    broken = any(not status.ok for status in agent.conditions()) or any(claim.cut for claim in agent.claims())
+    return ModeNow(enforces=agent.judge.enforce, on_hold=_NODE in agent.judge.holds, broken=broken)

@@ -6,7 +6,17 @@ from pathlib import Path
 import msgspec
 import trio
 
-from reconciler.control.effect_hours import COUNTED, DAYS, ROW, STEP, EffectHour, EffectHours, bucket_of, load_effect
+from reconciler.control.effect_hours import (
+    COUNTED,
+    DAYS,
+    ROW,
+    STEP,
+    EffectHour,
+    EffectHours,
+    ModeNow,
+    bucket_of,
+    load_effect,
+)
 from reconciler.control.hour_rows import HOUR_S
 from reconciler.control.pod_minutes import Minute
 from state.schema import META
@@ -26,7 +36,7 @@ class Books:
         self.wrong = 0.0
         self.booted = START - 30 * DAY_S
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
-        self.mode = (True, False)
+        self.mode = ModeNow(enforces=True, on_hold=False)
         self.store = Store(str(path / "state.db"), boot="boot-1")
         self.effect = self.opened()
 
@@ -62,9 +72,10 @@ class Books:
 def test_a_minute_is_one_with_be_work_or_without(tmp_path: Path) -> None:
     books = Books(tmp_path)
     books.minute(1500.0, Minute(100.0, 10.0, 20.0), Minute(100.0, None, 40.0))
+    books.mode = books.mode._replace(broken=True)
     books.minute(10.0, Minute(100.0, 0.0, 5.0), Minute(100.0, 0.0, None))
     (hour,) = books.effect.hours.values()
-    assert (hour.minutes, hour.enforced, hour.held) == (2, 2, 0)
+    assert (hour.minutes, hour.enforced, hour.held, hour.broken) == (2, 2, 0, 1)
     assert hour.be_cpu_s == (1.5 + 0.01) * 60
     assert (hour.with_be.minutes, hour.with_be.samples, hour.with_be.wait_milli) == (1, 2, 60.0)
     assert (hour.with_be.throttled_samples, hour.with_be.throttled_milli) == (1, 10.0)
@@ -85,13 +96,14 @@ def test_counters_are_added_as_they_grow_also_after_they_began_again(tmp_path: P
 def test_rows_survive_a_restart_and_old_ones_are_deleted(tmp_path: Path) -> None:
     async def run() -> None:
         books = Books(tmp_path)
-        books.mode = (False, True)
+        books.mode = ModeNow(enforces=False, on_hold=True, broken=True)
         books.minute(1000.0, Minute(100.0, 1.0, 2.0))
         await books.effect.save()
         books.effect = books.opened()
         books.minute(1000.0, Minute(100.0, 1.0, 2.0))
         (hour,) = books.effect.hours.values()
         assert (hour.minutes, hour.enforced, hour.held, hour.with_be.samples) == (2, 0, 2, 2)
+        assert hour.broken == 0, "without writing nothing is promised"
         books.now += DAYS * 86400
         books.minute(0.0)
         await books.effect.save()

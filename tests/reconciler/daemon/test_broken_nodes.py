@@ -1,23 +1,38 @@
-"""One broken node of each kind: problems, metrics, alerts and doctor agree on it, and on its end."""
+"""One broken node of each kind: every surface has it, and its end.
 
+The daemon's list of problems, a metric, an alert, the document that the page reads, ``status``, ``why POD``, ``pods``,
+``report`` and ``doctor``, the last of them by its own eyes and by the daemon's list.
+"""
+
+import contextlib
+import errno
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
+import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
 from reconciler.alerts.source_health import SourceHealth, claim_states, source_states
+from reconciler.cli.asking import QueryResults, _ask_daemon
+from reconciler.cli.checks.agent import agent as agent_checks
 from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.doctor import examine
+from reconciler.cli.main import main
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.options import parser
-from reconciler.config.model import AgentMode
+from reconciler.config.model import AgentMode, Config, HttpSection
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
+from reconciler.policies.budget import BudgetLaw
+from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.sources.outside import groups_outside
+from reconciler.web.components import components
 from state.model import ContainerMeta, PodMeta, Resources
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
@@ -28,6 +43,9 @@ OUTSIDE = f"kubepods-besteffort-pod1.slice:cri-containerd:{'a' * 64}"
 SHIM = "run/containerd/io.containerd.runtime.v2.task/k8s.io/{}/shim-binary-path"
 
 
+INNER = f"{group(BATCH)}/{container_id(BATCH)}/docker/{'cd' * 32}"
+
+
 def box(uid: str) -> str:
     return f"{group(uid)}/{container_id(uid)}"
 
@@ -35,7 +53,9 @@ def box(uid: str) -> str:
 class Fault(NamedTuple):
     """``source``: of metric and alert. ``text``: in each place.
 
-    ``check``: doctor's row, empty where it cannot see the fault; ``found``: its own words.
+    ``check``: doctor's own row, empty where it cannot see the fault without the daemon; ``found``: its own words.
+    ``pods``: whose ``why`` has the text (``said``, where it has words of its own); ``quiet``: what no surface may say
+    meanwhile.
     """
 
     source: str
@@ -46,16 +66,89 @@ class Fault(NamedTuple):
     found: str = ""
     kernel: Mode = "v1"
     mode: AgentMode = AgentMode.ENFORCE
-    sandboxed: bool = False
+    batch_memory: bool = False
+    pods: tuple[str, ...] = ()
+    said: str = ""
+    quiet: tuple[str, ...] = ()
+    config: Callable[[Config], Config] = lambda config: config
+
+
+def by_quota(config: Config) -> Config:
+    """A BE budget that is a quota, of less than what a group inside has."""
+    policies, reclaimed = config.policies, config.policies.reclaimed
+    budget = replace(reclaimed.budget, law=BudgetLaw.QUOTA)
+    by_quota = replace(reclaimed, form=ReclaimedForm.QUOTA, budget=budget)
+    return replace(config, policies=replace(policies, reclaimed=by_quota))
+
+
+def inner_quota(live: LiveNode) -> None:
+    live.kernel.make_group(INNER)
+    live.write(INNER, "cpu", "cpu.cfs_quota_us", "800000")
+
+
+def stuck(live: LiveNode) -> None:
+    """A group inside that cannot be narrowed, as with a deadline task in it, on the CPU of the pod that owns it."""
+    live.kernel.make_group(INNER)
+    for path in ("/kubepods/besteffort", group(BATCH), box(BATCH), os.path.dirname(INNER), INNER):
+        live.write(path, "cpuset", "cpuset.cpus", "0-7")
+    real, directory = live.kernel.write, live.path(INNER, "cpuset")
+
+    def write(at: Any, name: str, text: str) -> None:  # as the fake kernel's
+        if at == directory and name == "cpuset.cpus":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        real(at, name, text)
+
+    live.kernel.write = write  # type: ignore[method-assign, assignment]
+
+
+def unstuck(live: LiveNode) -> None:
+    del live.kernel.write  # type: ignore[method-assign]
 
 
 FAULTS = {
+    "an inner group's quota above the budget": Fault(
+        source="bounds of pods",
+        text=f"{INNER} inside it has 8 CPU",
+        make=inner_quota,
+        mend=lambda live: live.kernel.remove_group(os.path.dirname(INNER)),
+        config=by_quota,
+        pods=(BATCH,),
+        quiet=("enforced as CPU quota on kubepods/besteffort",),
+    ),
+    "an inner group that cannot be narrowed": Fault(
+        source="bounds of pods",
+        text="CPU 7 of main is not exclusive: ci/batch-7 still runs there",
+        make=stuck,
+        mend=unstuck,
+        check="CPU manager",
+        found=f"main of pod {BATCH} may run on exclusive CPU 7",
+        pods=(PINNED,),
+        quiet=("BE containers are limited to the BE pool", "exclusive CPUs are those of the kernel's files"),
+    ),
+    "a container that cannot leave a CPU": Fault(
+        source="bounds of pods",
+        text="ci/batch-7: cpu.set: ",
+        make=stuck,
+        mend=unstuck,
+        pods=(BATCH,),
+        quiet=("BE containers are limited to the BE pool",),
+    ),
+    "a limit without an OOM killer": Fault(
+        source="bounds of pods",
+        text="oom_kill_disable 1: at a limit its processes stop for ever",
+        make=lambda live: live.write(box(BATCH), "memory", "memory.oom_control", "1"),
+        mend=lambda live: live.write(box(BATCH), "memory", "memory.oom_control", "0"),
+        batch_memory=True,
+        pods=(BATCH,),
+    ),
     "a checkpoint that no file has": Fault(
         source="placement",
         text="CPU 7, its CPU set file has CPU 1-6",
         make=lambda live: live.write(box(PINNED), "cpuset", "cpuset.cpus", "1-6"),
         mend=lambda live: live.write(box(PINNED), "cpuset", "cpuset.cpus", "7"),
         check="CPU manager",
+        pods=(PINNED,),
+        quiet=("exclusive CPUs are those of the kernel's files",),
     ),
     "another container on exclusive CPUs": Fault(
         source="placement",
@@ -64,6 +157,8 @@ FAULTS = {
         mend=lambda live: live.write(box(WEB), "cpuset", "cpuset.cpus", "0-6"),
         check="CPU manager",
         found=f"main of pod {WEB} may run on exclusive CPU 7",
+        pods=(PINNED,),
+        quiet=("exclusive CPUs are those of the kernel's files",),
     ),
     "a controller taken out": Fault(
         source="cgroup controllers",
@@ -71,6 +166,7 @@ FAULTS = {
         make=lambda live: live.write(group(BATCH), "cpuset", "cgroup.subtree_control", "-cpuset"),
         mend=lambda live: live.write(group(BATCH), "cpuset", "cgroup.subtree_control", "+cpuset"),
         check="kubepods",
+        pods=(BATCH,),
         kernel="v2",
         mode=AgentMode.OBSERVE,
     ),
@@ -93,30 +189,47 @@ FAULTS = {
         text="its CPU set 0-6 lacks CPU 7 of the group above",
         make=lambda live: live.write(group(WEB), "cpuset", "cpuset.cpus", "0-6"),
         mend=lambda live: live.write(group(WEB), "cpuset", "cpuset.cpus", "0-7"),
+        pods=(WEB,),
     ),
     "a limit in gVisor that no group can have": Fault(
         source="pods in gVisor or kata",
         text="batch-7 in gVisor: no memory.max (the node's other pods bear what it uses beyond its limit)",
         make=lambda live: live.put(SHIM.format(container_id(BATCH)), "/usr/bin/containerd-shim-runsc-v1"),
         mend=lambda live: os.remove(f"{live.root}/{SHIM.format(container_id(BATCH))}"),
-        sandboxed=True,
+        batch_memory=True,
+        pods=(BATCH,),
+        said="refused memory.max",
     ),
 }
 
 
 class Scene:
-    """The agent on a broken node."""
+    """The agent on a broken node, with its web part on a socket."""
 
-    def __init__(self, live: LiveNode, agent: Agent, clock: MockClock) -> None:
+    def __init__(self, live: LiveNode, agent: Agent, clock: MockClock, capsys: pytest.CaptureFixture[str]) -> None:
         self.live, self.agent, self.clock = live, agent, clock
         self.report = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         self.health = SourceHealth(60)
+        self.socket = ""
+        self._capsys = capsys
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[None]:
+        with tempfile.TemporaryDirectory() as directory:
+            self.socket = f"{directory}/s"
+            async with trio.open_nursery() as nursery:
+                (web,) = components(HttpSection(enabled=False, socket=self.socket), self.report, self.report)
+                await nursery.start(web.run)
+                yield
+                nursery.cancel_scope.cancel()
 
     async def look(self) -> None:
         """What the daemon does within a minute."""
-        for _ in range(3):
+        for _ in range(4):
             for uid in self.agent.inventory.pods:
                 self.agent.inventory.refresh(container_id(uid))
+            for retries in self.agent.judge.statuses._retries.values():
+                retries.clear()
             await self.live.look(self.agent)
             self.agent.outside = groups_outside(self.agent.place.hierarchy)
             await self.agent.owner_check.check()
@@ -140,6 +253,39 @@ class Scene:
         states = [*source_states(self.agent._watched()), *claim_states(self.agent.claims(), self.agent.inventory.pods)]
         return [f"{alert.resolved} {alert.labels['source']}" for alert in self.health.check(states, now, 0.0)]
 
+    async def command(self, *words: str) -> str:
+        """The output of ``bypassctl`` as one line."""
+        await trio.to_thread.run_sync(main, [*words, "--socket", self.socket])
+        return " ".join(self._capsys.readouterr().out.split())
+
+    async def doctor_of_daemon(self) -> tuple[CheckState, str]:
+        """Doctor's row of the running daemon's problems."""
+        node = replace(inspect_node(parser().parse_args(["doctor", "--root", self.live.root])), socket=self.socket)
+        results = QueryResults()
+        await trio.to_thread.run_sync(_ask_daemon, node, results)
+        (row,) = (row for row in agent_checks(node, results) if row.name == "problems")
+        return row.state, row.found
+
+    async def page(self) -> str:
+        """The document by which the page shows what the node lacks, and its pods."""
+        sections = "agent,holds,history,sources,alerts,interference,eviction,problems,pods,budget"
+        document: Any = msgspec.to_builtins(self.report.state(tuple(sections.split(","))), enc_hook=str)
+        shown = [*document["problems"], *(text for pod in document["pods"] for text in pod["problems"])]
+        return "\n".join([*shown, *document["budget"].get("reasons", {}).values()])
+
+    async def everywhere(self) -> dict[str, str]:
+        """The text of each surface for people."""
+        surfaces = {"page": await self.page(), "status": await self.command("status")}
+        for uid in (WEB, BATCH, PINNED):
+            surfaces[uid] = await self.command("why", uid)
+        return surfaces
+
+    async def minute(self) -> str:
+        """The report after one more minute."""
+        self.agent.effect.hours.clear()
+        self.agent.effect.minute([])
+        return await self.command("report")
+
 
 def doctors(live: LiveNode, check: str, text: str) -> bool:
     rows = examine(inspect_node(parser().parse_args(["doctor", "--root", live.root])))
@@ -147,33 +293,60 @@ def doctors(live: LiveNode, check: str, text: str) -> bool:
     return row.state is CheckState.WARN and text in row.found
 
 
+def with_batch_memory(agent: Agent) -> None:
+    """The BE pod's limit is known, by the pod list."""
+    limits = Resources(batch_memory_bytes=1 << 28)
+    meta = PodMeta(uid=BATCH, source="kubelet", name="batch-7", namespace="ci", labels={}, annotations={})
+    declared = replace(meta, containers=(ContainerMeta(name="main", limits=limits), ContainerMeta(name="b")))
+    agent.inventory._metas = lambda uid: [declared] if uid == BATCH else []
+
+
+NOT_IN_FORCE = "1 of them with a setting or a claim not in force"
+
+
 @pytest.mark.parametrize("name", FAULTS)
-async def test_every_surface_has_the_fault_and_its_end(tmp_path: Path, name: str, mock_clock: MockClock) -> None:
+async def test_every_surface_has_the_fault_and_its_end(
+    tmp_path: Path, name: str, mock_clock: MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
     fault = FAULTS[name]
     live = LiveNode(tmp_path, fault.kernel)
+    mock_clock.rate = 1.0  # the web part waits, too
     live.least_weight(group(BATCH))
     fault.make(live)
-    with live.agent(replace(live.config, mode=fault.mode)) as agent:
-        scene = Scene(live, agent, mock_clock)
-        if fault.sandboxed:
-            declared = (
-                ContainerMeta(name="main", limits=Resources(batch_memory_bytes=1 << 28)),
-                ContainerMeta(name="b"),
-            )
-            meta = PodMeta(uid=BATCH, source="kubelet", name="batch-7", namespace="ci", labels={}, annotations={})
-            with_containers = replace(meta, containers=declared)
-            agent.inventory._metas = lambda uid: [with_containers] if uid == BATCH else []
-        await scene.look()
-        assert scene.problems(fault.text), scene.report.state(("problems",))
-        assert scene.metric(fault.source) in {"0", "0.0"}
-        scene.alerts(0.0)
-        assert f"False {fault.source}" in scene.alerts(60.0)
-        if fault.check:
-            assert doctors(live, fault.check, fault.found or fault.text)
-        fault.mend(live)
-        await scene.look()
-        assert not scene.problems(fault.text)
-        assert scene.metric(fault.source) in {"1", "1.0", "not there"}
-        assert f"True {fault.source}" in scene.alerts(120.0)
-        if fault.check:
-            assert not doctors(live, fault.check, fault.found or fault.text)
+    config = replace(fault.config(live.config), mode=fault.mode)
+    with live.agent(config) as agent:
+        scene = Scene(live, agent, mock_clock, capsys)
+        if fault.batch_memory:
+            with_batch_memory(agent)
+        async with scene.served():
+            await scene.look()
+            assert scene.problems(fault.text), scene.report.state(("problems",))
+            assert scene.metric(fault.source) in {"0", "0.0"}
+            scene.alerts(0.0)
+            assert f"False {fault.source}" in scene.alerts(60.0)
+            if fault.check:
+                assert doctors(live, fault.check, fault.found or fault.text)
+            state, found = await scene.doctor_of_daemon()
+            assert state is CheckState.WARN
+            assert fault.text in found
+            surfaces = await scene.everywhere()
+            for surface in ("page", "status"):
+                assert fault.text in surfaces[surface], surfaces[surface]
+            for uid in fault.pods:
+                assert (fault.said or fault.text) in surfaces[uid], surfaces[uid]
+            for quiet in fault.quiet:
+                assert [surface for surface, text in surfaces.items() if quiet in text] == []
+            enforced = fault.mode is AgentMode.ENFORCE
+            assert (NOT_IN_FORCE in await scene.minute()) == enforced
+
+            fault.mend(live)
+            await scene.look()
+            assert not scene.problems(fault.text)
+            assert scene.metric(fault.source) in {"1", "1.0", "not there"}
+            assert f"True {fault.source}" in scene.alerts(120.0)
+            if fault.check:
+                assert not doctors(live, fault.check, fault.found or fault.text)
+            assert fault.text not in (await scene.doctor_of_daemon())[1]
+            surfaces = await scene.everywhere()
+            assert [surface for surface, text in surfaces.items() if fault.text in text] == []
+            assert NOT_IN_FORCE not in await scene.minute()
