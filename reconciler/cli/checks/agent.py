@@ -34,6 +34,8 @@ _LOOK_S: Final = 0.02
 _FREE_BYTES: Final = 64 << 20
 _SHOWN: Final = 100
 _MOST: Final = 4
+_PROBLEMS: Final = 8
+"""As many as `bypassctl status` shows."""
 _LONGEST_PROBLEM: Final = 300
 _BASE_WATCHES: Final = 32
 _USES_MILLI: Final = 5
@@ -197,8 +199,8 @@ def _problems(problems: Sequence[str]) -> CheckResult:
     """What the daemon reads from the kernel's files all the time: the checks here see one moment of a few of them."""
     if not problems:
         return CheckResult("problems", CheckState.OK, "the daemon reports none")
-    text = "; ".join(printable(problem, _LONGEST_PROBLEM) for problem in problems[:_MOST])
-    more = f" (and {len(problems) - _MOST} more)" if len(problems) > _MOST else ""
+    text = "; ".join(printable(problem, _LONGEST_PROBLEM) for problem in problems[:_PROBLEMS])
+    more = f" (and {len(problems) - _PROBLEMS} more)" if len(problems) > _PROBLEMS else ""
     fix = "bypassctl status; bypassctl why POD of a pod that is named; docs/runbooks.md has each source"
     return CheckResult("problems", CheckState.WARN, f"{text}{more}", fix)
 
