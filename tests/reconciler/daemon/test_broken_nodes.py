@@ -102,7 +102,7 @@ def stuck(live: LiveNode) -> None:
 
 
 def unstuck(live: LiveNode) -> None:
-    del live.kernel.write  # type: ignore[method-assign]
+    del live.kernel.write
 
 
 FAULTS = {
