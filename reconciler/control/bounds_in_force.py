@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.actuators.cgroup.control_files import MEMORY_PAIR, QuotaFloor
+from reconciler.actuators.cgroup.control_files import MEMORY_PAIR
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.control.reconciler import Reconciler
+from state.cpu import QuotaFloor
 from state.model import ContainerKind, Pod, PodClass, SourceStatus
 from state.setting_state import SettingState
 
