@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.virtual.machine import SHORT, Run, artifact, boot, missing
+from tests.virtual.machine import SHORT, SUITES, Run, artifact, boot, missing
 from tests.virtual.report import BenchError, Console, misses, read_console, table
 
 
@@ -25,9 +25,12 @@ def options() -> argparse.ArgumentParser:
     """The command line. What is not given is the default of `Run`."""
     parser = argparse.ArgumentParser(prog="tests.virtual", description="Latency and BE work in virtual time.")
     parser.add_argument("--short", action="store_true", help=f"only the laws {', '.join(SHORT)}, at most 3 minutes")
-    parser.add_argument("--suite", choices=("bullseye", "bookworm"), help="Linux 5.10 or 6.1, both with cgroup v1")
+    parser.add_argument("--suite", choices=tuple(SUITES), help="Linux 5.10, 6.1 or 6.12")
+    parser.add_argument("--cgroup", choices=("v1", "v2"), help="without it v1, and v2 with trixie")
     parser.add_argument("--laws", help="separated by commas")
     parser.add_argument("--be", dest="be_qos", choices=("besteffort", "burstable"), help="QoS class of the BE pods")
+    parser.add_argument("--work", choices=("spin", "touch"), help="of the BE pods: touch also walks through memory")
+    parser.add_argument("--touch-mib", type=int, help="memory of each of the two BE pods with --work touch")
     parser.add_argument("--spinners", type=int, help="processes in each of the two BE pods")
     parser.add_argument("--rate", type=int, help="requests a second")
     parser.add_argument("--seconds", type=float, help="of each law")
@@ -91,7 +94,7 @@ def report(run: Run, console: Console, wall_s: float) -> int:
         print(message, file=sys.stderr)
     kernel = console.results[0].kernel if console.results else "?"
     print(
-        f"Linux {kernel}, cgroup v1, {run.rate} requests/s, {run.seconds:g} s a law, 2 BE pods ({run.be_qos}) of "
+        f"Linux {kernel}, cgroup {run.cgroup_version()}, {run.rate} requests/s, {run.seconds:g} s a law, 2 BE pods ({run.be_qos}) of "
         f"{run.spinners} spinners, agent in {run.agent_group}{', kubelet-like daemon' if run.kubelet_like else ''}; "
         f"{wall_s:.0f} s of this host\n"
     )

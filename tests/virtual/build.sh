@@ -1,18 +1,20 @@
 #!/bin/bash
 # Make the machine's disk: a Debian's kernel with redis-server, without systemd. Half a minute, once for each suite.
 #
-#   tests/virtual/build.sh bullseye|bookworm
+#   tests/virtual/build.sh bullseye|bookworm|trixie
 #
 # Needs root (mmdebstrap makes device nodes) and a Debian host whose apt has a mirror. Does nothing if the disk exists and
-# this file has not changed since. The agent and the programs of a run are not in it: machine.py makes a second disk of
-# them. Prints the directory with disk.img, vmlinuz and initrd. Exit code 2: a tool or a mirror is missing.
+# this file and initramfs.hook have not changed since. The agent and the programs of a run are not in it: machine.py makes a second disk of
+# them. Prints the directory with disk.img, vmlinuz and initrd. Exit code 2: a tool or a mirror
+# is missing, or the mirror gave no $suite.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../vm/lib.sh"
 need mmdebstrap mke2fs
 
-suite=${1:?bullseye or bookworm}
+suite=${1:?bullseye, bookworm or trixie}
 directory=$vm_dir/virtual-$suite
-stamp=$(sha256sum "${BASH_SOURCE[0]}" | cut -d' ' -f1)
+hook=$repository/tests/vm/initramfs.hook
+stamp=$(cat "${BASH_SOURCE[0]}" "$hook" | sha256sum | cut -d' ' -f1)
 if [[ -e $directory/disk.img && $(cat "$directory/stamp" 2>/dev/null) == "$stamp" ]]; then
     echo "$directory"
     exit 0
@@ -20,16 +22,6 @@ fi
 mkdir -p "$directory"
 root=$(mktemp -d "$directory/root.XXXXXX")
 trap 'rm -rf --one-file-system "$root"' EXIT
-
-# The initrd is made while the kernel is installed: what it contains is written before.
-cat >"$directory/initramfs.hook" <<'HOOK'
-#!/bin/sh
-set -e
-mkdir -p "$1/etc/initramfs-tools/conf.d"
-echo MODULES=list >"$1/etc/initramfs-tools/conf.d/bypassd"
-printf '%s\n' virtio_pci virtio_blk ext4 >"$1/etc/initramfs-tools/modules"
-HOOK
-chmod +x "$directory/initramfs.hook"
 
 # Debian 11 is archived: its last release is complete on the host's mirror, its security updates are not.
 host_release=$(. /etc/os-release && echo "${VERSION_CODENAME:?}")
@@ -39,8 +31,11 @@ if [[ -z $mirror ]]; then
     exit 2
 fi
 packages=linux-image-cloud-amd64,initramfs-tools,kmod,procps,iproute2,redis-server
-mmdebstrap --quiet --variant=minbase --essential-hook="$directory/initramfs.hook" --include="$packages" \
-    --aptopt='Acquire::Retries "3"' "$suite" - "deb $mirror $suite main" >"$directory/root.tar"
+mmdebstrap --quiet --variant=minbase --essential-hook="$hook" --include="$packages" \
+    --aptopt='Acquire::Retries "3"' "$suite" - "deb $mirror $suite main" >"$directory/root.tar" || {
+    echo "mmdebstrap made no $suite from $mirror" >&2
+    exit 2
+}
 tar -C "$root" --extract --exclude='./dev/*' --file "$directory/root.tar"
 rm "$directory/root.tar"
 

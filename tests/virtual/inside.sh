@@ -1,5 +1,5 @@
 #!/bin/bash
-# The machine's only program: mounts cgroup v1, starts redis-server as an online pod and measures one law after another.
+# The machine's only program: mounts cgroup v1 or v2, starts redis-server as an online pod and measures one law after another.
 #
 # /bench, the second disk: the agent's tree, the programs load and work, and `parameters` (machine.py writes it). Prints
 # JSON lines, one for each law (report.py reads them); what starts with "trace " is the kernel's trace; other lines are
@@ -8,7 +8,8 @@ set -u
 . /bench/parameters
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 cgroups=/sys/fs/cgroup
-controllers="cpu,cpuacct cpuset memory blkio pids freezer devices systemd"
+controllers="cpu,cpuacct cpuset memory blkio pids freezer devices systemd" # of v1
+controllers_v2="+cpu +cpuset +memory +io +pids"
 tracing=/sys/kernel/tracing
 port=7791
 scratch=/run/bench
@@ -22,6 +23,12 @@ mounts() {
         mount -t tmpfs tmpfs "$mountpoint"
     done
     ln -sfn /proc/self/fd /dev/fd
+    mkdir -p $scratch
+    if [[ $cgroup == v2 ]]; then
+        mount -t cgroup2 cgroup2 $cgroups
+        echo "$controllers_v2" >$cgroups/cgroup.subtree_control
+        return
+    fi
     mount -t tmpfs cgroups $cgroups
     for controller in $controllers; do
         mkdir "$cgroups/$controller"
@@ -33,20 +40,32 @@ mounts() {
     done
     ln -s cpu,cpuacct $cgroups/cpu
     ln -s cpu,cpuacct $cgroups/cpuacct
-    mkdir -p $scratch
 }
 
-# make_group GROUP: in all hierarchies; cpusets with what their parents have, as a kubelet makes them.
-make_group() {
-    local controller part parent group
+# hierarchies: the directories in which a group is made.
+hierarchies() {
+    local controller
+    if [[ $cgroup == v2 ]]; then
+        echo $cgroups
+        return
+    fi
     for controller in $controllers; do
-        [[ -d $cgroups/$controller ]] || continue
-        parent=$cgroups/$controller
+        if [[ -d $cgroups/$controller ]]; then echo "$cgroups/$controller"; fi
+    done
+}
+
+# make_group GROUP: in all hierarchies. On v1 a cpuset gets what its parent has, on v2 a parent passes its controllers on:
+# both as a kubelet does.
+make_group() {
+    local hierarchy part parent group
+    for hierarchy in $(hierarchies); do
+        parent=$hierarchy
         for part in ${1//\// }; do
             group=$parent/$part
+            if [[ $cgroup == v2 && $parent != "$cgroups" ]]; then echo "$controllers_v2" >"$parent/cgroup.subtree_control"; fi
             if [[ ! -d $group ]]; then
                 mkdir "$group"
-                if [[ $controller == cpuset ]]; then
+                if [[ $hierarchy == */cpuset ]]; then
                     cat "$parent/cpuset.cpus" >"$group/cpuset.cpus"
                     cat "$parent/cpuset.mems" >"$group/cpuset.mems"
                 fi
@@ -58,19 +77,48 @@ make_group() {
 
 # run_in GROUP COMMAND...: replaces the (sub)shell.
 run_in() {
-    local controller
-    for controller in $controllers; do
-        if [[ -d $cgroups/$controller ]]; then echo $BASHPID >"$cgroups/$controller/$1/cgroup.procs"; fi
-    done
+    local hierarchy
+    for hierarchy in $(hierarchies); do echo $BASHPID >"$hierarchy/$1/cgroup.procs"; done
     shift
     exec "$@"
 }
 
 remove_group() {
-    local controller
-    for controller in $controllers; do
-        if [[ -d $cgroups/$controller/$1 ]]; then rmdir "$cgroups/$controller/$1"; fi
+    local hierarchy
+    for hierarchy in $(hierarchies); do
+        if [[ -d $hierarchy/$1 ]]; then rmdir "$hierarchy/$1"; fi
     done
+}
+
+# share_line GROUP SHARES: the command that sets a group's weight; on v2 cpu.weight by the kubelet's formula (KEP 2254).
+share_line() {
+    if [[ $cgroup == v2 ]]; then
+        echo "echo $((1 + ($2 - 2) * 9999 / 262142)) >$cgroups/$1/cpu.weight"
+    else
+        echo "echo $2 >$cgroups/cpu/$1/cpu.shares"
+    fi
+}
+
+# shares_of GROUP: on v2 the shares of its cpu.weight.
+shares_of() {
+    if [[ $cgroup == v2 ]]; then
+        echo $((($(<"$cgroups/$1/cpu.weight") - 1) * 262142 / 9999 + 2))
+    else
+        cat "$cgroups/cpu/$1/cpu.shares"
+    fi
+}
+
+processes_of() {
+    if [[ $cgroup == v2 ]]; then cat "$cgroups/$1/cgroup.procs"; else cat "$cgroups/cpu/$1/cgroup.procs"; fi
+}
+
+# limit_cpu GROUP QUOTA: microseconds of each 100 ms.
+limit_cpu() {
+    if [[ $cgroup == v2 ]]; then
+        echo "$2 100000" >"$cgroups/$1/cpu.max"
+    else
+        echo "$2" >"$cgroups/cpu/$1/cpu.cfs_quota_us"
+    fi
 }
 
 container_id() {
@@ -80,9 +128,15 @@ container_id() {
 
 # cpu_ms GROUP: CPU time since it was made; 0 without a group.
 cpu_ms() {
-    local used=0
-    if [[ -n $1 && -d $cgroups/cpuacct/$1 ]]; then used=$(<"$cgroups/cpuacct/$1/cpuacct.usage"); fi
-    echo $((used / 1000000))
+    local name used_us=0
+    if [[ -z $1 ]]; then
+        :
+    elif [[ $cgroup == v2 && -d $cgroups/$1 ]]; then
+        read -r name used_us <"$cgroups/$1/cpu.stat" # usage_usec is its first line
+    elif [[ -d $cgroups/cpuacct/$1 ]]; then
+        used_us=$(($(<"$cgroups/cpuacct/$1/cpuacct.usage") / 1000))
+    fi
+    echo $((used_us / 1000))
 }
 
 # start_server: redis in an online pod that requests one CPU; sets $online_group.
@@ -91,6 +145,8 @@ start_server() {
     local container
     container=$online_group/$(container_id)
     make_group "$container"
+    eval "$(share_line "$online_group" 1024)"
+    eval "$(share_line "$container" 1024)"
     (run_in "$container" redis-server --port $port --save "" --appendonly no --logfile /dev/null) &
     until redis-cli -p $port ping 2>/dev/null | grep -q PONG; do sleep 0.1; done
 }
@@ -115,14 +171,14 @@ start_agent() {
     make_group "$agent_group"
     local path='' part shares
     for part in $agent_shares; do # directory=shares, from the root on
-        path+=/${part%=*} shares=${part#*=}
-        if [[ -n $shares ]]; then echo "$shares" >"$cgroups/cpu$path/cpu.shares"; fi
+        path+=${path:+/}${part%=*} shares=${part#*=}
+        if [[ -n $shares ]]; then eval "$(share_line "$path" "$shares")"; fi
     done
     (run_in "$agent_group" /run/agent/bin/bypassd run --config $scratch/agent/config.yaml) >$scratch/agent/log 2>&1 &
     agent=$!
 }
 
-# start_be: two pods of spinners, by the writers' names that a node has; adds their containers' groups to $be_groups.
+# start_be: two pods of BE work, by the writers' names that a node has; adds their containers' groups to $be_groups.
 start_be() {
     local uid pod container shares=2
     if [[ $be_qos == burstable ]]; then shares=1024; fi
@@ -130,9 +186,10 @@ start_be() {
         pod=kubepods/$be_qos/pod$uid
         container=$pod/$(container_id)
         make_group "$container"
-        kubelet -c "echo $shares >$cgroups/cpu/$pod/cpu.shares"
-        runc -c "echo $shares >$cgroups/cpu/$container/cpu.shares"
-        (run_in "$container" /bench/work spin "$spinners") &
+        kubelet -c "$(share_line "$pod" $shares)"
+        runc -c "$(share_line "$container" $shares)"
+        # The words are arguments.
+        (run_in "$container" /bench/work $be_work) &
         disown $! # its end by SIGKILL is no message
         be_groups+=("$container")
     done
@@ -143,7 +200,7 @@ stop_be() {
     local container processes
     for container in "${be_groups[@]}"; do
         # Not by the file's size, which is 0 for every control file.
-        while processes=$(<"$cgroups/cpu/$container/cgroup.procs") && [[ -n $processes ]]; do
+        while processes=$(processes_of "$container") && [[ -n $processes ]]; do
             kill -KILL $processes 2>/dev/null
             sleep 0.1
         done
@@ -188,7 +245,7 @@ daemon_turns() {
 measure() {
     local law=$1 shares=${2-} agent='' result be online used container daemon=0 turns='0 0 0' from=1
     local -a be_groups=()
-    if [[ -n $shares ]]; then echo "$shares" >$cgroups/cpu/system.slice/cpu.shares; fi
+    if [[ -n $shares ]]; then eval "$(share_line system.slice "$shares")"; fi
     case $law in
     cpu | full | enforce | stopped | daemons)
         start_agent "$law"
@@ -203,7 +260,7 @@ measure() {
     # Half of it for each of the two pods: the group above them may have online pods.
     if [[ $law == fixed ]]; then
         for container in "${be_groups[@]}"; do
-            echo $((fixed_percent * 500)) >"$cgroups/cpu/${container%/*}/cpu.cfs_quota_us"
+            limit_cpu "${container%/*}" $((fixed_percent * 500))
         done
     fi
     if [[ $law == stopped ]]; then kill -STOP $agent; fi
@@ -214,7 +271,7 @@ measure() {
     be=$(($(be_cpu_ms) - be)) online=$(($(cpu_ms "$online_group") - online))
     used=$(($(cpu_ms "${agent:+$agent_group}") - used))
     if [[ -n $kubelet_like ]]; then
-        daemon=$(($(cpu_ms system.slice) - daemon)) turns=$(daemon_turns "$from") shares=$(<$cgroups/cpu/system.slice/cpu.shares)
+        daemon=$(($(cpu_ms system.slice) - daemon)) turns=$(daemon_turns "$from") shares=$(shares_of system.slice)
     fi
     set -- $turns
     echo "{\"law\": \"$law\", \"kernel\": \"$(uname -r)\", \"be_ms\": $be, \"online_ms\": $online, \"agent_ms\": $used," \
@@ -240,7 +297,10 @@ cp -r /bench/agent /run/agent
 cat /bench/load /bench/work /usr/local/bin/* /bin/sleep /usr/bin/awk >/dev/null
 make_group kubepods/burstable
 make_group kubepods/besteffort
-echo 2 >$cgroups/cpu/kubepods/besteffort/cpu.shares
+# The kubelet's for one CPU, of which the online pod requests all.
+eval "$(share_line kubepods 1024)"
+eval "$(share_line kubepods/burstable 1024)"
+eval "$(share_line kubepods/besteffort 2)"
 start_server
 if [[ -n $kubelet_like ]]; then
     make_group system.slice/kubelet.service

@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tests.virtual.report import BenchError
+from tests.virtual.report import BenchError, UnavailableError
 
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
@@ -31,15 +31,24 @@ LAWS: Final = ("alone", "kubernetes", "fixed", "cpu", "full", "enforce", "stoppe
 DAEMONS: Final = "daemons"
 """`cpu` with the policy ``node_daemons``; not among the usual ones, as it needs the kubelet-like daemon."""
 SHORT: Final = ("alone", "kubernetes", "cpu", "full")
+SUITES: Final = {"bullseye": "v1", "bookworm": "v1", "trixie": "v2"}
+"""Debian's suites (Linux 5.10, 6.1, 6.12) with the cgroup version that is measured without ``--cgroup``."""
 TOOLS: Final = ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "gcc")
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What one boot measures. ``agent_group`` is ``GROUP[:SHARES]/GROUP[:SHARES]``, from the root on."""
+    """What one boot measures.
 
-    suite: Literal["bullseye", "bookworm"] = "bullseye"
+    ``agent_group`` is ``GROUP[:SHARES]/GROUP[:SHARES]``, from the root on; ``touch_mib`` the memory of a BE pod whose
+    work is ``touch``; ``cgroup`` None is the suite's.
+    """
+
+    suite: Literal["bullseye", "bookworm", "trixie"] = "bullseye"
+    cgroup: Literal["v1", "v2"] | None = None
     laws: tuple[str, ...] = LAWS
     be_qos: Literal["besteffort", "burstable"] = "besteffort"
+    work: Literal["spin", "touch"] = "spin"
+    touch_mib: Annotated[int, Meta(ge=1, le=256)] = 128
     spinners: Annotated[int, Meta(ge=1)] = 2
     rate: Annotated[int, Meta(ge=1)] = 2000
     seconds: Annotated[float, Meta(gt=0)] = 4
@@ -52,8 +61,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     daemon_shares: tuple[Annotated[int, Meta(ge=2, le=262144)], ...] = ()
     longest: Annotated[int, Meta(ge=0)] = 0
 
+    def cgroup_version(self) -> str:
+        return self.cgroup or SUITES[self.suite]
+
     def parameters(self) -> str:
         """The file that inside.sh reads. Errors: `ValueError` for a law or a group that is not one."""
+        if self.suite == "trixie" and self.cgroup == "v1":
+            raise ValueError("Debian's kernel of trixie has no cpusets on cgroup v1")
         unknown = [law for law in self.laws if law not in (*LAWS, DAEMONS)]
         if unknown:
             raise ValueError(f"no such law: {unknown[0]} ({', '.join((*LAWS, DAEMONS))})")
@@ -63,7 +77,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         values = {
             "laws": " ".join(self.laws),
             "be_qos": self.be_qos,
-            "spinners": self.spinners,
+            "be_work": f"spin {self.spinners}" if self.work == "spin" else f"touch {self.spinners} {self.touch_mib}",
+            "cgroup": self.cgroup_version(),
             "rate": self.rate,
             "seconds": self.seconds,
             "settle": self.settle_s,
@@ -101,12 +116,12 @@ def missing() -> str | None:
 
 
 def artifact() -> Path:
-    """The newest tarball of `make artifact`. Errors: `BenchError`."""
+    """The newest tarball of `make artifact`. Errors: `UnavailableError`."""
     if given := os.environ.get("BYPASSD_ARTIFACT"):
         return Path(given)
     known = sorted(REPOSITORY.glob("dist/bypassd-*-linux-x86_64.tar.gz"), key=lambda path: path.stat().st_mtime)
     if not known:
-        raise BenchError("dist/ has no tarball: make artifact")
+        raise UnavailableError("dist/ has no tarball: make artifact")
     return known[-1]
 
 
@@ -151,7 +166,7 @@ def boot(run: Run, *, tarball: Path, limit_s: float) -> str:
         CACHE.mkdir(parents=True, exist_ok=True)
         with Path(CACHE, "virtual.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            image = Path(_run(str(HERE / "build.sh"), run.suite).strip().splitlines()[-1])
+            image = _image(run.suite)
             shutil.copytree(product(tarball), bench / "agent", symlinks=True)
         for name in ("load", "work"):
             _run("gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(bench / name), str(HERE / f"{name}.c"), "-lm")
@@ -175,6 +190,15 @@ def boot(run: Run, *, tarball: Path, limit_s: float) -> str:
             printed = (exc.stdout or b"").decode(errors="replace")
             raise BenchError(f"the machine ran longer than {limit_s:g} s; its output:\n{printed[-4000:]}") from exc
     return ended.stdout.decode(errors="replace")
+
+
+def _image(suite: str) -> Path:
+    """The directory of the suite's disk. Errors: `UnavailableError` without a mirror that has it, `BenchError`."""
+    made = subprocess.run([HERE / "build.sh", suite], capture_output=True, text=True, check=False)
+    if made.returncode:
+        error = UnavailableError if made.returncode == 2 else BenchError
+        raise error(f"tests/virtual/build.sh {suite}: exit code {made.returncode}\n{made.stderr[-2000:].strip()}")
+    return Path(made.stdout.strip().splitlines()[-1])
 
 
 def _run(*command: str) -> str:

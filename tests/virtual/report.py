@@ -10,6 +10,10 @@ class BenchError(Exception):
     """The machine's output is not a whole measurement."""
 
 
+class UnavailableError(BenchError):
+    """This host has not what a measurement needs: nothing was measured, and no bound was missed."""
+
+
 class DaemonResult(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet-like daemon: shares of system.slice at the end; turns of 5 ms of work, from due to done (us)."""
 

@@ -1,6 +1,8 @@
-/* Processes that use the CPU and nothing else.
+/* Processes that use the CPU, or the CPU and memory.
  *
  *   work spin COUNT                 BE work: COUNT processes of integer arithmetic, without an end
+ *   work touch COUNT MIB            BE work: COUNT processes that share MIB equally. Each writes to every cache line of an
+ *                                   array, and once for each eighth of it allocates that much, touches it and frees it
  *   work periodic BUSY_US IDLE_US FILE
  *                                   a daemon: so much CPU time in each period of BUSY_US + IDLE_US, from its begin on;
  *                                   a late turn is done nevertheless. Appends a line to FILE for each turn:
@@ -11,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,6 +30,46 @@ static void spin(void)
 	volatile uint64_t value = 1;
 	for (;;)
 		value = value * 6364136223846793005ULL + 1442695040888963407ULL;
+}
+
+enum { LINE = 64, PARTS = 8 };
+
+static unsigned char *pages(size_t bytes)
+{
+	void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (mapped == MAP_FAILED) {
+		perror("mmap");
+		exit(1);
+	}
+	return mapped;
+}
+
+static void touch_lines(volatile unsigned char *begin, size_t bytes)
+{
+	for (size_t at = 0; at < bytes; at += LINE)
+		begin[at]++;
+}
+
+/* The kernel zeroes and frees pages all the time, as it does for a program that allocates; a spinner never enters it. */
+static void touch(size_t bytes)
+{
+	size_t part = bytes / PARTS;
+	unsigned char *array = pages(bytes);
+	for (;;)
+		for (size_t i = 0; i < PARTS; i++) {
+			touch_lines(array + i * part, part);
+			unsigned char *again = pages(part);
+			touch_lines(again, part);
+			munmap(again, part);
+		}
+}
+
+/* COUNT processes, this one among them. */
+static void multiply(int processes)
+{
+	for (; processes > 1; processes--)
+		if (fork() == 0)
+			return;
 }
 
 static int64_t now_us(void)
@@ -58,13 +100,15 @@ static int periodic(int64_t busy_us, int64_t idle_us, const char *file)
 int main(int count, char **values)
 {
 	if (count == 3 && strcmp(values[1], "spin") == 0) {
-		for (int left = atoi(values[2]); left > 1; left--)
-			if (fork() == 0)
-				break;
+		multiply(atoi(values[2]));
 		spin();
+	}
+	if (count == 4 && strcmp(values[1], "touch") == 0 && atoi(values[2]) > 0) {
+		multiply(atoi(values[2]));
+		touch(((size_t)atoll(values[3]) << 20) / atoi(values[2]));
 	}
 	if (count == 5 && strcmp(values[1], "periodic") == 0)
 		return periodic(atoll(values[2]), atoll(values[3]), values[4]);
-	fprintf(stderr, "work spin COUNT | work periodic BUSY_US IDLE_US FILE\n");
+	fprintf(stderr, "work spin COUNT | work touch COUNT MIB | work periodic BUSY_US IDLE_US FILE\n");
 	return 2;
 }

@@ -17,23 +17,14 @@ if [[ ${1:-} == --force ]]; then
 fi
 vm_dir=$(distribution_dir "${1:-12}") || exit 2
 suite=$(suite_of "${1:-12}")
-stamp=$(sha256sum "${BASH_SOURCE[0]}" | cut -d' ' -f1)
+hook=$repository/tests/vm/initramfs.hook
+stamp=$(cat "${BASH_SOURCE[0]}" "$hook" | sha256sum | cut -d' ' -f1)
 if [[ -z $force && -e $vm_dir/disk.img && $(cat "$vm_dir/stamp" 2>/dev/null) == "$stamp" ]]; then
     exit 0
 fi
 mkdir -p "$vm_dir"
 root=$(mktemp -d "$vm_dir/root.XXXXXX")
 trap 'rm -rf --one-file-system "$root"' EXIT
-
-# The initrd is made while the kernel is installed, so what it shall hold must be said before: only what finds the disk.
-cat >"$vm_dir/initramfs.hook" <<'HOOK'
-#!/bin/sh
-set -e
-mkdir -p "$1/etc/initramfs-tools/conf.d"
-echo MODULES=list >"$1/etc/initramfs-tools/conf.d/bypassd"
-printf '%s\n' virtio_pci virtio_blk ext4 >"$1/etc/initramfs-tools/modules"
-HOOK
-chmod +x "$vm_dir/initramfs.hook"
 
 packages=linux-image-cloud-amd64,initramfs-tools,systemd,systemd-sysv,udev,dbus,kmod,procps,python3,containerd,runc,crun,strace,rpm
 # Debian 11 is archived: its last release is complete on the host's mirror, its security updates are not.
@@ -47,7 +38,7 @@ if [[ $suite == bullseye ]]; then
     fi
     sources=("deb $mirror bullseye main")
 fi
-mmdebstrap --quiet --variant=minbase --essential-hook="$vm_dir/initramfs.hook" --include="$packages" \
+mmdebstrap --quiet --variant=minbase --essential-hook="$hook" --include="$packages" \
     --aptopt='Acquire::Retries "3"' "$suite" - "${sources[@]}" | tar -C "$root" --extract --exclude='./dev/*'
 
 echo bypassd-vm >"$root/etc/hostname"
