@@ -4,8 +4,9 @@
  *
  * Sends GETs of 100 bytes and, 15 of 100 requests, LRANGEs of 300 items, over 16 connections in turn. A latency counts
  * from the request's intended arrival. Runs as SCHED_FIFO outside of the pods, so no pod delays an arrival. Prints one
- * line of JSON with latencies in microseconds; "longest" has the LONGEST longest requests as [arrival, latency] in
- * seconds, the arrival on CLOCK_MONOTONIC, as the kernel's trace has it with the clock "mono".
+ * line of JSON with latencies in microseconds; "wall_ms" and "load_ms" are the time and the CPU time since the generator's
+ * start; "longest" has the LONGEST longest requests as [arrival, latency] in seconds, the arrival on CLOCK_MONOTONIC, as
+ * the kernel's trace has it with the clock "mono".
  *
  * tests/protection/generator.c has a histogram; here all latencies are kept, as a bench in virtual time has no noise that
  * would hide the histogram's steps.
@@ -67,11 +68,16 @@ static void die(const char *text)
 	exit(1);
 }
 
-static double now(void)
+static double seconds_of(clockid_t clock)
 {
 	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
+	clock_gettime(clock, &time);
 	return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+static double now(void)
+{
+	return seconds_of(CLOCK_MONOTONIC);
 }
 
 static int connected(int port)
@@ -209,6 +215,7 @@ int main(int count, char **values)
 		fprintf(stderr, "load PORT RATE SECONDS LONGEST\n");
 		return 2;
 	}
+	double began = now();
 	int port = atoi(values[1]), longest = atoi(values[4]);
 	double rate = atof(values[2]), seconds = atof(values[3]);
 	struct sched_param priority = {.sched_priority = 20};
@@ -230,6 +237,7 @@ int main(int count, char **values)
 	printf("{\"sent\": %lu, \"answered\": %zu, \"lost\": %lu, ", sent, measured_count, lost);
 	printf("\"p50_us\": %.0f, \"p99_us\": %.0f, \"p999_us\": %.0f, \"max_us\": %.0f, ", percentile_us(0.5),
 	       percentile_us(0.99), percentile_us(0.999), percentile_us(1));
+	printf("\"wall_ms\": %.0f, \"load_ms\": %.0f, ", (now() - began) * 1e3, seconds_of(CLOCK_PROCESS_CPUTIME_ID) * 1e3);
 	printf("\"longest\": [");
 	for (int i = 0; i < longest && i < (int)measured_count; i++) {
 		struct measured *m = &measured[measured_count - 1 - i];

@@ -64,6 +64,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def cgroup_version(self) -> str:
         return self.cgroup or SUITES[self.suite]
 
+    def be_pods(self) -> str:
+        """As in ``2 BestEffort BE pods of 24 spinners``."""
+        qos = {"besteffort": "BestEffort", "burstable": "Burstable"}[self.be_qos]
+        work = "spinners" if self.work == "spin" else f"processes in {self.touch_mib} MiB"
+        return f"2 {qos} BE pods of {self.spinners} {work}"
+
     def parameters(self) -> str:
         """The file that inside.sh reads. Errors: `ValueError` for a law or a group that is not one."""
         if self.suite == "trixie" and self.cgroup == "v1":

@@ -1,7 +1,7 @@
 """What the machine printed, as a table, and compared with the bounds. Pure: reads no file and starts nothing."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,11 @@ class DaemonResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LawResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One law's line. ``longest`` has pairs of seconds: arrival since the machine's start, latency."""
+    """One law's line.
+
+    ``wall_ms`` and ``load_ms`` are the generator's time and CPU time; ``longest`` has pairs of seconds: arrival since
+    the machine's start, latency.
+    """
 
     law: str
     kernel: str
@@ -39,6 +43,8 @@ class LawResult(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     answered: int
     lost: int
+    wall_ms: int
+    load_ms: int
     daemon: DaemonResult = DaemonResult()
     longest: tuple[tuple[float, float], ...] = ()
 
@@ -52,18 +58,38 @@ class Console(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Multiples of the law ``kubernetes`` measured in the same boot; None is no bound."""
+    """At most, and at least, of `Ratios`; None is no bound."""
 
     p99: float
     p999: float | None = None
-    be_cpu: float = 0.97
+    be_cpu: float | None = 0.97
 
 
-BOUNDS: Final[Mapping[str, Bounds]] = {
-    "cpu": Bounds(p99=1.05, p999=1.2),
-    "full": Bounds(p99=1.10, p999=1.35),
-    "enforce": Bounds(p99=1.10),
+class Ratios(NamedTuple):
+    """A law beside its reference of the same boot (`reference_of`).
+
+    ``be_cpu`` is beside ``kubernetes`` the multiple of its BE CPU time, else the share of the CPU that online leaves.
+    """
+
+    p99: float
+    p999: float
+    be_cpu: float
+
+
+BOUNDS: Final[Mapping[str, Mapping[str, Bounds]]] = {
+    "besteffort": {
+        "cpu": Bounds(p99=1.05, p999=1.2),
+        "full": Bounds(p99=1.10, p999=1.35),
+        "enforce": Bounds(p99=1.10, be_cpu=None),
+    },
+    "burstable": {law: Bounds(p99=1.08, p999=1.2, be_cpu=0.95) for law in ("cpu", "full")},
 }
+"""By the BE pods' QoS class: what is aimed at."""
+GUARD: Final[Mapping[str, Bounds]] = {
+    "cpu": Bounds(p99=1.5, p999=2.5, be_cpu=0.94),
+    "full": Bounds(p99=1.6, p999=3, be_cpu=0.92),
+}
+"""Of ``.ci/run``"""
 
 
 def read_console(text: str) -> Console:
@@ -102,46 +128,61 @@ def _result(line: str) -> LawResult:
         raise BenchError(f"not a law's result ({exc}): {line}") from exc
 
 
-def misses(results: Sequence[LawResult]) -> list[str]:
+def reference_of(be_qos: str) -> str:
+    """The law that the others are compared with. Kubernetes' weight of BestEffort pods protects, of Burstable not."""
+    return "kubernetes" if be_qos == "besteffort" else "alone"
+
+
+def ratios(result: LawResult, results: Sequence[LawResult], be_qos: str) -> Ratios | None:
+    """None for the reference and for ``alone``, and where the reference was not measured."""
+    name = reference_of(be_qos)
+    reference = next((known for known in results if known.law == name), None)
+    if reference is None or result.law in {name, "alone"}:
+        return None
+    be_cpu = result.be_ms / reference.be_ms if name == "kubernetes" else be_share(result)
+    return Ratios(result.p99_us / reference.p99_us, result.p999_us / reference.p999_us, be_cpu)
+
+
+def be_share(result: LawResult) -> float:
+    """BE CPU time as a share of what the generator and the online pod left of the CPU."""
+    left_ms = result.wall_ms - result.load_ms - result.online_ms
+    return result.be_ms / left_ms if left_ms > 0 else 0
+
+
+def misses(results: Sequence[LawResult], be_qos: str, bounds: Mapping[str, Bounds]) -> list[str]:
     """A sentence for each bound that is missed, and for each law with lost requests."""
     said = [
         f"{result.law}: {result.lost} of {result.sent + result.lost} requests lost" for result in results if result.lost
     ]
-    reference = next((result for result in results if result.law == "kubernetes"), None)
-    if reference is None:
-        return said
+    reference = reference_of(be_qos)
+    of = "of kubernetes" if reference == "kubernetes" else "of the CPU that online leaves"
     for result in results:
-        bounds = BOUNDS.get(result.law)
-        if bounds is None:
+        limits, measured = bounds.get(result.law), ratios(result, results, be_qos)
+        if limits is None or measured is None:
             continue
-        for name, measured, base, most in (
-            ("p99", result.p99_us, reference.p99_us, bounds.p99),
-            ("p99.9", result.p999_us, reference.p999_us, bounds.p999),
-        ):
-            if most is not None and measured > most * base:
-                said.append(f"{result.law}: {name} is {measured / base:.2f} times kubernetes, at most {most:g}")
-        if result.be_ms < bounds.be_cpu * reference.be_ms:
-            share = result.be_ms / reference.be_ms
-            said.append(f"{result.law}: BE CPU is {share:.1%} of kubernetes, at least {bounds.be_cpu:.0%}")
+        for name, ratio, most in (("p99", measured.p99, limits.p99), ("p99.9", measured.p999, limits.p999)):
+            if most is not None and ratio > most:
+                said.append(f"{result.law}: {name} is {ratio:.2f} times {reference}, at most {most:g}")
+        if limits.be_cpu is not None and measured.be_cpu < limits.be_cpu:
+            said.append(f"{result.law}: BE CPU is {measured.be_cpu:.1%} {of}, at least {limits.be_cpu:.0%}")
     return said
 
 
-def table(results: Sequence[LawResult]) -> str:
-    """A Markdown table of the laws; in brackets multiples of kubernetes."""
-    reference = next((result for result in results if result.law == "kubernetes"), None)
+def table(results: Sequence[LawResult], be_qos: str) -> str:
+    """A Markdown table of the laws; in brackets their `Ratios`."""
     daemons = any(result.daemon.turns for result in results)
     heads = ["law", "p50 us", "p99 us", "p99.9 us", "max us", "BE CPU ms", "online ms", "agent CPU ms"]
     heads += ["system.slice: shares", "CPU ms", "its turns", "median ms", "longest ms"] if daemons else []
     rows = [f"| {' | '.join(heads)} |", f"|---{'|---:' * (len(heads) - 1)}|"]
     for result in results:
-        base = None if result.law in {"alone", "kubernetes"} else reference
+        beside = ratios(result, results, be_qos)
         cells: tuple[str, ...] = (
             f"`{result.law}`",
             f"{result.p50_us:.0f}",
-            _compared(result.p99_us, base.p99_us if base else None),
-            _compared(result.p999_us, base.p999_us if base else None),
+            compared(result.p99_us, beside and beside.p99),
+            compared(result.p999_us, beside and beside.p999),
             f"{result.max_us:.0f}",
-            _compared(result.be_ms, base.be_ms if base else None),
+            compared(result.be_ms, beside and beside.be_cpu),
             f"{result.online_ms}",
             f"{result.agent_ms}",
         )
@@ -153,5 +194,5 @@ def table(results: Sequence[LawResult]) -> str:
     return "\n".join(rows)
 
 
-def _compared(value: float, base: float | None) -> str:
-    return f"{value:.0f} ({value / base:.2f})" if base else f"{value:.0f}"
+def compared(value: float, ratio: float | None) -> str:
+    return f"{value:.0f}" if ratio is None else f"{value:.0f} ({ratio:.2f})"

@@ -1,13 +1,18 @@
+import os
+import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.virtual import __main__ as program
 from tests.virtual import machine
 from tests.virtual.machine import LAWS, SHORT, Run, agent_groups
-from tests.virtual.report import BenchError
+from tests.virtual.report import BenchError, UnavailableError
+from tests.virtual.test_report import KUBERNETES, measured
 
 
 def run_of(*parts: str) -> Run:
@@ -16,6 +21,7 @@ def run_of(*parts: str) -> Run:
 
 def test_the_short_form_has_four_laws_on_the_older_kernel() -> None:
     assert run_of("--short") == Run(laws=SHORT, suite="bullseye")
+    assert run_of("--ci") == run_of("--short")
     assert run_of() == Run(laws=LAWS)
 
 
@@ -33,6 +39,9 @@ def test_arguments_reach_the_run() -> None:
     [
         ("--laws", "cpu,none"),
         ("--spinners", "0"),
+        ("--suite=trixie", "--cgroup=v1"),
+        ("--touch-mib", "0"),
+        ("--short", "--ci"),
         ("--agent", "a:1"),
         ("--agent", "../a"),
         ("--seconds", "0"),
@@ -72,6 +81,49 @@ def test_the_machine_reads_its_parameters_as_shell_variables() -> None:
     assert printed.stdout == "alone cpu|a/b|a=50 b=||0\n"
 
 
+def test_the_newest_kernel_is_measured_on_cgroup_v2_and_the_others_on_v1_unless_another_is_asked_for() -> None:
+    assert [run_of("--suite", suite).cgroup_version() for suite in ("bullseye", "bookworm", "trixie")] == [
+        *("v1", "v1", "v2")
+    ]
+    assert "cgroup=v2\n" in run_of("--suite", "bookworm", "--cgroup", "v2").parameters()
+
+
+def test_the_be_pods_work_is_a_command_of_the_program_work() -> None:
+    assert "be_work='spin 24'\n" in run_of("--spinners", "24").parameters()
+    assert "be_work='touch 2 64'\n" in run_of("--work", "touch", "--touch-mib", "64").parameters()
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("NOT RUN: gcc is missing")
+    program = tmp_path_factory.mktemp("virtual") / "work"
+    source = machine.HERE / "work.c"
+    subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
+    return program
+
+
+@pytest.mark.parametrize(("parts", "enters"), [(("touch", "1", "16"), True), (("spin", "1"), False)])
+def test_memory_touching_work_has_its_memory_and_enters_the_kernel_and_a_spinner_does_not(
+    work: Path, parts: tuple[str, ...], enters: bool
+) -> None:
+    with subprocess.Popen([work, *parts]) as process:
+        try:
+            faults: list[int] = []
+            until = time.monotonic() + 10
+            while time.monotonic() < until and (len(faults) < 2 or faults[-1] == faults[0]):
+                time.sleep(0.2)
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+                if int(fields[11]) > 0 and len(faults) >= 2 and not enters:
+                    break
+                faults.append(int(fields[7]))
+            peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+        finally:
+            process.kill()
+    assert peak is not None
+    assert (faults[-1] > faults[0], int(peak[1]) > 16 * 1024) == (enters, enters)
+
+
 def test_a_host_without_the_tools_skips_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,5 +135,91 @@ def test_a_host_without_the_tools_skips_with_the_reason(
 def test_without_a_tarball_the_command_that_makes_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BYPASSD_ARTIFACT", raising=False)
     monkeypatch.setattr(machine, "REPOSITORY", tmp_path)
-    with pytest.raises(BenchError, match="make artifact"):
+    with pytest.raises(UnavailableError, match="make artifact"):
         machine.artifact()
+
+
+def a_boot(monkeypatch: pytest.MonkeyPatch, ending: str | BenchError) -> None:
+    def boot(run: Run, *, tarball: Path, limit_s: float) -> str:
+        if isinstance(ending, BenchError):
+            raise ending
+        return ending
+
+    monkeypatch.setattr(program, "missing", lambda: None)
+    monkeypatch.setattr(program, "artifact", lambda: Path("tarball"))
+    monkeypatch.setattr(program, "boot", boot)
+
+
+@pytest.mark.parametrize(
+    ("parts", "ending", "code"),
+    [
+        (["--ci"], UnavailableError("dist/ has no tarball: make artifact"), 0),
+        (["--short"], UnavailableError("dist/ has no tarball: make artifact"), 1),
+        (["--ci"], BenchError("the machine ran longer than 900 s"), 1),
+    ],
+)
+def test_ci_skips_what_this_host_cannot_measure_with_the_reason_and_fails_for_anything_else(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    parts: list[str],
+    ending: BenchError,
+    code: int,
+) -> None:
+    a_boot(monkeypatch, ending)
+    assert program.main([*parts, "--record", str(tmp_path / "record")]) == code
+    said = capsys.readouterr().err
+    assert (str(ending) in said, "skipped" in said) == (True, code == 0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "p99_us", "code"),
+    [(["--ci"], 1200, 0), (["--short"], 1200, 1), (["--ci"], 3000, 1)],
+)
+def test_ci_has_bounds_with_a_margin_and_fails_beyond_them(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    parts: list[str],
+    p99_us: float,
+    code: int,
+) -> None:
+    lines = [msgspec.json.encode(one).decode() for one in (KUBERNETES, measured("cpu", p99_us=p99_us))]
+    a_boot(monkeypatch, "\n".join([*lines, '{"end": true}']))
+    assert program.main([*parts, "--record", str(tmp_path / "record")]) == code
+    assert ("missed: cpu: p99" in capsys.readouterr().out) == bool(code)
+    assert len((tmp_path / "record").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("code", "error"), [(2, UnavailableError), (1, BenchError)])
+def test_a_disk_for_which_the_mirror_is_missing_is_told_apart_from_a_broken_script(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, error: type[BenchError]
+) -> None:
+    (tmp_path / "build.sh").write_text(f"#!/bin/sh\necho reason >&2\nexit {code}\n")
+    (tmp_path / "build.sh").chmod(0o755)
+    monkeypatch.setattr(machine, "HERE", tmp_path)
+    with pytest.raises(BenchError, match="reason") as raised:
+        machine._image("bullseye")
+    assert raised.type is error
+
+
+def in_a_copy(tmp_path: Path, make: str) -> subprocess.CompletedProcess[str]:
+    """What .ci/run does with another `make`, which appends its arguments to the file ``made``."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(machine.REPOSITORY / ".ci/run", tmp_path / ".ci/run")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/make").write_text(f'#!/bin/sh\necho "$@" >>made\n{make}\n')
+    (tmp_path / "bin/make").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    return subprocess.run([tmp_path / ".ci/run"], env=environment, check=False, text=True)
+
+
+def test_continuous_integration_runs_the_tests_first_and_their_exit_code_decides(tmp_path: Path) -> None:
+    assert in_a_copy(tmp_path, '[ "$1" != test ] || exit 7').returncode == 7
+    assert (tmp_path / "made").read_text() == "test\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_continuous_integration_measures_after_the_tests(tmp_path: Path, code: int) -> None:
+    assert in_a_copy(tmp_path, f'[ "$1" = test ] || exit {code}').returncode == code
+    assert (tmp_path / "made").read_text() == "test\nvirtual-short\n"
