@@ -4,9 +4,9 @@
 #   tests/virtual/build.sh bullseye|bookworm|trixie
 #
 # Needs root (mmdebstrap makes device nodes) and a Debian host whose apt has a mirror. Does nothing if the disk exists and
-# this file and initramfs.hook have not changed since. The agent and the programs of a run are not in it: machine.py makes a second disk of
-# them. Prints the directory with disk.img, vmlinuz and initrd. Exit code 2: a tool or a mirror
-# is missing, or the mirror gave no $suite.
+# this file and initramfs.hook have not changed since. The agent and the programs of a run are not in it: machine.py makes
+# a second disk of them. Prints the directory with disk.img, vmlinuz and initrd. Exit code 2: a tool or a mirror is missing,
+# or the mirror does not give the suite.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../vm/lib.sh"
 need mmdebstrap mke2fs

@@ -38,8 +38,8 @@ def test_results_traces_and_messages_are_told_apart() -> None:
 def test_the_generators_line_is_part_of_the_result() -> None:
     line = (
         '{"law": "alone", "kernel": "5.10", "be_ms": 0, "online_ms": 9, "agent_ms": 0, "sent": 1, "answered": 1, '
-        '"lost": 0, '
-        '"wall_ms": 50, "load_ms": 1, "p50_us": 80, "p99_us": 90, "p999_us": 95, "max_us": 99, "longest": [[12.5, 0.000099]]}'
+        '"lost": 0, "wall_ms": 50, "load_ms": 1, "p50_us": 80, "p99_us": 90, "p999_us": 95, "max_us": 99, '
+        '"longest": [[12.5, 0.000099]]}'
     )
     assert read_console(line + '\n{"end": true}\n').results[0].longest == ((12.5, 0.000099),)
 
