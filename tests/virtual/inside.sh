@@ -99,10 +99,10 @@ share_line() {
     fi
 }
 
-# shares_of GROUP: on v2 the shares of its cpu.weight.
+# shares_of GROUP: on v2 the fewest shares that have its cpu.weight.
 shares_of() {
     if [[ $cgroup == v2 ]]; then
-        echo $((($(<"$cgroups/$1/cpu.weight") - 1) * 262142 / 9999 + 2))
+        echo $(((($(<"$cgroups/$1/cpu.weight") - 1) * 262142 + 9998) / 9999 + 2))
     else
         cat "$cgroups/cpu/$1/cpu.shares"
     fi
