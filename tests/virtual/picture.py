@@ -25,7 +25,8 @@ _STYLE: Final = (
 _TAIL, _BE = "#0072b2", "#e69f00"
 _LEFT, _RIGHT, _BARS, _WIDTH = 110, 590, 630, 800
 _ROW: Final = 20
-_LEAST_US, _MOST_US = 100.0, 1e7
+_NAMES: Final = {1: "10 µs", 2: "0.1 ms", 3: "1 ms", 4: "10 ms", 5: "100 ms", 6: "1 s", 7: "10 s"}
+"""Of the powers of ten, in microseconds."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,15 +87,16 @@ def table(scenes: Iterable[Scene]) -> str:
 
 
 def svg(scenes: Sequence[Scene]) -> str:
-    """For each law a line from p99 to p99.9 on a logarithmic scale, and a bar of BE work beside it."""
+    """For each law a line from p99 to p99.9 on the scene's logarithmic scale, and a bar of BE work beside it."""
     parts: list[str] = []
     y = 20.0
     for scene in scenes:
         parts.append(f'<text x="12" y="{y:.0f}" class="t">{scene.title()}</text>')
         y += 18
-        parts += _scale(y, y + _ROW * len(scene.results))
+        decades = _decades(scene.results)
+        parts += _scale(y, y + _ROW * len(scene.results), decades)
         for result in scene.results:
-            parts += _row(result, y + _ROW / 2)
+            parts += _row(result, y + _ROW / 2, decades)
             y += _ROW
         y += 44
     height = max(y - 8, 40)
@@ -106,18 +108,25 @@ def svg(scenes: Sequence[Scene]) -> str:
     return "\n".join([head, _STYLE, ground, *parts, "</svg>", ""])
 
 
-def _scale(top: float, bottom: float) -> Iterator[str]:
+def _decades(results: Sequence[LawResult]) -> range:
+    """The powers of ten between which all latencies are, at most 10 s."""
+    least, most = min(result.p99_us for result in results), max(result.p999_us for result in results)
+    first = min(max(math.floor(math.log10(max(least, 1))), min(_NAMES)), max(_NAMES) - 1)
+    return range(first, max(min(math.ceil(math.log10(max(most, 1))), max(_NAMES)), first + 1) + 1)
+
+
+def _scale(top: float, bottom: float, decades: range) -> Iterator[str]:
     yield f'<text x="{_LEFT}" y="{bottom + 28:.0f}" class="s">latency of online requests: p99 to p99.9</text>'
     yield f'<text x="{_BARS}" y="{bottom + 14:.0f}" class="s">BE work, of what online leaves</text>'
-    for exponent, name in enumerate(("0.1 ms", "1 ms", "10 ms", "100 ms", "1 s", "10 s"), start=2):
-        x = _across(10.0**exponent)
+    for exponent in decades:
+        x = _across(10.0**exponent, decades)
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top:.0f}" y2="{bottom:.0f}" stroke="#999" stroke-width="0.4"/>'
-        yield f'<text x="{x:.1f}" y="{bottom + 14:.0f}" text-anchor="middle" class="s">{name}</text>'
+        yield f'<text x="{x:.1f}" y="{bottom + 14:.0f}" text-anchor="middle" class="s">{_NAMES[exponent]}</text>'
 
 
-def _row(result: LawResult, y: float) -> Iterator[str]:
+def _row(result: LawResult, y: float, decades: range) -> Iterator[str]:
     yield f'<text x="{_LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{result.law}</text>'
-    from_, to = _across(result.p99_us), _across(result.p999_us)
+    from_, to = _across(result.p99_us, decades), _across(result.p999_us, decades)
     yield f'<line x1="{from_:.1f}" x2="{to:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_TAIL}" stroke-width="2"/>'
     yield f'<circle cx="{from_:.1f}" cy="{y:.1f}" r="4.5" fill="{_TAIL}"/>'
     yield f'<circle cx="{to:.1f}" cy="{y:.1f}" r="3.5" fill="#ffffff" stroke="{_TAIL}" stroke-width="2"/>'
@@ -125,9 +134,9 @@ def _row(result: LawResult, y: float) -> Iterator[str]:
     yield f'<rect x="{_BARS}" y="{y - 6:.1f}" width="{wide:.1f}" height="12" fill="{_BE}"/>'
 
 
-def _across(value_us: float) -> float:
-    bounded = min(max(value_us, _LEAST_US), _MOST_US)
-    return _LEFT + math.log(bounded / _LEAST_US) / math.log(_MOST_US / _LEAST_US) * (_RIGHT - _LEFT)
+def _across(value_us: float, decades: range) -> float:
+    exponent = min(max(math.log10(max(value_us, 1)), decades[0]), decades[-1])
+    return _LEFT + (exponent - decades[0]) / (decades[-1] - decades[0]) * (_RIGHT - _LEFT)
 
 
 def main(parts: Sequence[str]) -> int:
