@@ -109,6 +109,8 @@ def test_the_bounds_of_ci_are_wider_than_the_aim_and_find_a_daemon_beside_the_po
         "full: p99",
         "full: p99.9",
     ]
+    sound = [reference, measured("cpu", p99_us=366, p999_us=513), measured("full", p99_us=402, p999_us=570)]
+    assert misses(sound, "besteffort", GUARD) == []
 
 
 def test_lost_requests_are_a_miss_and_without_kubernetes_nothing_else_is() -> None:
