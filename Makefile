@@ -123,7 +123,7 @@ virtual: setup ## the same of redis in virtual time, whatever else the host does
 	$(BIN)/python -m tests.virtual $(ARGS)
 
 # No program is installed, and a tarball that cannot be made is a reason to skip, which the bench prints.
-virtual-short: setup ## four laws on Linux 5.10 with bounds that have a margin: the second part of .ci/run (3 minutes)
+virtual-short: setup ## four laws on Linux 5.10 with bounds that have a margin (3 minutes)
 	-$(TARBALL_FOR_VIRTUAL)
 	$(BIN)/python -m tests.virtual --ci
 

@@ -8,7 +8,7 @@
 Writes the table to standard output and appends the results to the record, which `tests.virtual.picture` draws. Exit
 code 1: a bound is missed or the machine did not finish; 2: an argument is not valid. Where qemu or mmdebstrap is
 missing nothing is measured, which is printed. Needs root, `make artifact` before, and Debian's qemu-system-x86,
-mmdebstrap, e2fsprogs and gcc. ``--ci`` is the short form of `.ci/run`: bounds with a margin (`report.GUARD`), and
+mmdebstrap, e2fsprogs and gcc. ``--ci`` is `make virtual-short`: bounds with a margin (`report.GUARD`), and
 without a tarball or a mirror nothing is measured either.
 """
 

@@ -89,7 +89,7 @@ GUARD: Final[Mapping[str, Bounds]] = {
     "cpu": Bounds(p99=1.25, p999=2, be_cpu=0.95),
     "full": Bounds(p99=1.3, p999=2, be_cpu=0.93),
 }
-"""Of ``.ci/run``, for BestEffort pods: in the middle between sound trees and faults of the kind that they shall find.
+"""Of ``make virtual-short``, for BestEffort pods: between sound trees and faults of the kind that they shall find.
 
 On busy hosts sound trees had: `cpu` 1.02 to 1.04, 1.03 to 1.09, 0.99 (three boots); `full` 1.14 and 1.15 (p99, three
 boots), 1.21 (p99.9, one boot), 0.97. Without short stints: `cpu` 1.16, 3.2, `full` 1.36, 2.4. With late work at 1024

@@ -1,4 +1,3 @@
-import os
 import re
 import shutil
 import subprocess
@@ -238,25 +237,3 @@ def test_a_disk_for_which_the_mirror_is_missing_is_told_apart_from_a_broken_scri
     with pytest.raises(BenchError, match="reason") as raised:
         machine._image("bullseye")
     assert raised.type is error
-
-
-def in_a_copy(tmp_path: Path, make: str) -> subprocess.CompletedProcess[str]:
-    """What .ci/run does with another `make`, which appends its arguments to the file ``made``."""
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(machine.REPOSITORY / ".ci/run", tmp_path / ".ci/run")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/make").write_text(f'#!/bin/sh\necho "$@" >>made\n{make}\n')
-    (tmp_path / "bin/make").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    return subprocess.run([tmp_path / ".ci/run"], env=environment, check=False, text=True)
-
-
-def test_continuous_integration_runs_the_tests_first_and_their_exit_code_decides(tmp_path: Path) -> None:
-    assert in_a_copy(tmp_path, '[ "$1" != test ] || exit 7').returncode == 7
-    assert (tmp_path / "made").read_text() == "test\n"
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_continuous_integration_measures_after_the_tests(tmp_path: Path, code: int) -> None:
-    assert in_a_copy(tmp_path, f'[ "$1" = test ] || exit {code}').returncode == code
-    assert (tmp_path / "made").read_text() == "test\nvirtual-short\n"
