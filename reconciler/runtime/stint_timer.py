@@ -34,7 +34,7 @@ _EEVDF_STINT_S: Final = 300e-6
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
 _SIGEV_THREAD_ID: Final = 4
-_SIG_ERR: Final = ctypes.c_void_p(-1).value
+_SA_RESTART: Final = 0x10000000
 
 
 class _Timespec(ctypes.Structure):
@@ -43,6 +43,17 @@ class _Timespec(ctypes.Structure):
 
 class _Itimerspec(ctypes.Structure):
     _fields_ = (("interval", _Timespec), ("first", _Timespec))
+
+
+class _Sigaction(ctypes.Structure):
+    """As glibc and musl have it on x86-64 and arm64: a set of 1024 signals."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_byte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
 
 
 class _Sigevent(ctypes.Structure):
@@ -130,10 +141,11 @@ class StintTimer:
             eevdf = has_eevdf(release or os.uname().release)
             leave = libc.usleep if eevdf else libc.sched_yield
             self._stint = _spec(_EEVDF_STINT_S if eevdf else STINT_S)
-            libc.signal.restype = ctypes.c_void_p
-            libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-            if libc.signal(_SIGNAL, ctypes.cast(leave, ctypes.c_void_p)) == _SIG_ERR:
-                return "SIGALRM cannot be handled"
+            action = _Sigaction(handler=ctypes.cast(leave, ctypes.c_void_p).value, flags=_SA_RESTART)
+            # No other signal in between: it would end the sleep, and errno is the interrupted code's.
+            ctypes.memset(action.mask, 0xFF, ctypes.sizeof(action.mask))
+            if libc.sigaction(_SIGNAL, ctypes.byref(action), None) != 0:
+                return f"SIGALRM: {os.strerror(ctypes.get_errno())}"
             self._library = _timer_library()
             self._own()
         except (OSError, AttributeError) as exc:

@@ -98,6 +98,38 @@ def test_each_thread_has_a_timer_of_its_own_which_ends_with_it() -> None:
 
 
 @pytest.mark.kernel
+def test_other_signals_do_not_end_a_stints_sleep_and_are_handled_all_the_same() -> None:
+    result = run("""
+        import ctypes
+        count = 0
+        def handled(*_):
+            global count
+            count += 1
+        signal.signal(signal.SIGUSR1, handled)
+        sender = subprocess.Popen([sys.executable, "-c", (
+            "import os, signal, sys, time\\n"
+            "while True:\\n    os.kill(int(sys.argv[1]), signal.SIGUSR1)\\n    time.sleep(0.0002)"), str(os.getpid())])
+        TIMER.install()
+        ctypes.set_errno(0)
+        libc = ctypes.CDLL(None)
+        libc.__errno_location.restype = ctypes.POINTER(ctypes.c_int)
+        place = libc.__errno_location()
+        place[0] = 77
+        TIMER.run()
+        end, changed = time.thread_time() + 0.1, 0
+        while time.thread_time() < end:
+            changed += place[0] != 77
+            place[0] = 77
+        TIMER.stop()
+        sender.kill()
+        sender.wait()
+        result.update(count=count, changed=changed)
+    """)
+    assert result["count"] > 0
+    assert result["changed"] == 0
+
+
+@pytest.mark.kernel
 def test_work_is_not_starved_beside_a_busy_process() -> None:
     result = run("""
         TIMER.install()
