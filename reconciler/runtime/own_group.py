@@ -40,6 +40,7 @@ from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
+from reconciler.runtime.stint_timer import has_eevdf
 
 _LOG: Final = get_log("own group")
 GROUP: Final = "/bypassd.slice"
@@ -137,15 +138,20 @@ class OwnGroup(trio.abc.Instrument):
         now: Callable[[], float] = time.monotonic,
         used: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
+        eevdf: bool | None = None,
     ) -> None:
         """``now``: monotonic seconds; ``used``: CPU seconds of the calling thread; ``table``: its groups.
 
-        ``starting``: whether a container is in creation. ``shares``: the weight at rest; `USUAL_SHARES`: it is
-        unmanaged, and no group is made.
+        ``eevdf``: whether the kernel has that scheduler; None: as the running one. No yield is needed there, and the
+        weight of late work is the usual one. ``starting``: whether a container is in creation. ``shares``: the weight
+        at rest; `USUAL_SHARES`: it is unmanaged, and no group is made.
         """
         self._hierarchy = hierarchy
         self._kubepods = kubepods
         self._shares = shares
+        eevdf = has_eevdf(os.uname().release) if eevdf is None else eevdf
+        self._most = USUAL_SHARES if eevdf else max(RAISED_SHARES, shares)
+        """The weight of late work, and of the start."""
         self._starting = starting
         self._is_starting = False
         self._files = files
@@ -184,7 +190,7 @@ class OwnGroup(trio.abc.Instrument):
         """The start itself is a second of work: it has the raised weight, also after a run that was killed."""
         own = placement_of(self._group or "", self._kubepods) is Placement.OWN
         if self._shares != USUAL_SHARES and own and self._hierarchy.writable("cpu"):
-            self._write(max(RAISED_SHARES, self._shares))
+            self._write(self._most)
 
     def start(self) -> None:
         """Take the place and the weight. Errors: none; a refusal is logged and in `status`."""
@@ -251,8 +257,8 @@ class OwnGroup(trio.abc.Instrument):
         if not self._raised_to:
             self._raised += 1
             self._raised_used = self._used()
-        if self._raised_to < RAISED_SHARES:
-            self._raised_to = min(max(RAISED_SHARES, self._shares), FACTOR * (self._raised_to or self._shares))
+        if self._raised_to < self._most:
+            self._raised_to = min(self._most, FACTOR * (self._raised_to or self._shares))
             self._write(self._raised_to)
             self._sleep(_SETTLE_S)
         self._idle_at, self._idle_used = now, self._used()

@@ -7,7 +7,8 @@ pod on that CPU is their latency (measured: twice the p99 of requests of 3 ms, w
 priority stays only as long as a container waits for it:
 
 - without a container in creation, and without an unread event that may be of one, it ends with the wait. Ordinary work
-  also lets others have the CPU after each stint of a tenth of a millisecond (`reconciler.runtime.stint_timer`);
+  also lets others have the CPU after each stint of a tenth of a millisecond (`reconciler.runtime.stint_timer`); where
+  the kernel has no use for that timer it sleeps for a moment after each 0.3 ms, between two steps;
 - with one, work has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used up, the
   work continues at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so this is
   the usual end. Neither a long pass nor starts without end keep a CPU from the pods;
@@ -36,12 +37,16 @@ from msgspec import Struct
 
 from cgroupfs.errors import errno_name
 from cgroupfs.log import get_log
+from reconciler.runtime.stint_timer import TIMER
 
 _LOG: Final = get_log("priority")
 _LEVEL: Final = 1
 """The lowest real-time priority: above every usual task, and below everything that the kernel or others run so."""
 SHARE: Final = 0.2
 """Of one CPU: so much of it the loop may use at real-time priority in the long run."""
+_PAUSE_AFTER_S: Final = 0.0003
+"""Without the stint timer: CPU time of ordinary work after which it leaves the CPU for a moment (`_PAUSE_S`)."""
+_PAUSE_S: Final = 0.00005
 _STEP_S: Final = 0.1
 """So long a step that does not yield stays at real-time priority; the kernel counts in ticks of up to 10 ms."""
 _KILL_S: Final = 3.0
@@ -60,6 +65,8 @@ class PriorityCalls(Protocol):
     def now(self) -> float: ...
 
     def used(self) -> float: ...
+
+    def pause(self, seconds: float) -> None: ...
 
 
 @final
@@ -88,6 +95,10 @@ class KernelCalls:
     def used(self) -> float:
         """CPU seconds of the calling thread."""
         return time.thread_time()
+
+    def pause(self, seconds: float) -> None:
+        """Leave the CPU."""
+        time.sleep(seconds)
 
 
 class PriorityState(StrEnum):
@@ -131,6 +142,7 @@ class LoopPriority(trio.abc.Instrument):
         self._urgent = False
         self._budget_s = slice_s
         self._at = self._used = 0.0
+        self._paused = 0.0
         self._spent = False
         self._lowered = 0
         self._overruns = 0
@@ -191,6 +203,7 @@ class LoopPriority(trio.abc.Instrument):
         self._account()
         if timeout > 0:
             # A wait needs no CPU; whether the work after it may have one at once is decided then.
+            self._paused = self._used
             self._spent = False
             if not self._urgent:
                 self._raise()
@@ -215,6 +228,9 @@ class LoopPriority(trio.abc.Instrument):
         elif starting and not self._spent and self._budget_s > 0:
             # It appeared in the midst of other work.
             self._raise()
+        elif not starting and not TIMER.installed and self._used - self._paused > _PAUSE_AFTER_S:
+            self._calls.pause(_PAUSE_S)
+            self._paused = self._used
 
     def _account(self) -> None:
         now, used = self._calls.now(), self._calls.used()

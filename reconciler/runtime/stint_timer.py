@@ -10,9 +10,9 @@ So a timer signals the thread each `STINT_S`, and the handler is the C library's
 and the thread continues when the kernel's weights give it the CPU again. Unlike after a sleep its group keeps its lag,
 so that work is not starved. No Python code runs at a signal: trio is not woken up, and C code is interrupted, too.
 
-With EEVDF a task that yields forfeits the rest of its slice, and has next to nothing of a busy CPU (more than 100 s for
-0.3 s of work beside eight busy processes on 6.18). There the handler is usleep(3), each `_EEVDF_STINT_S`. It gets the
-signal's number as its argument: 14 us, and the kernel's slack of 50 us.
+With EEVDF there is none: a task that yields forfeits the rest of its slice and has next to nothing of a busy CPU (more
+than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a new deadline,
+60 ms at 50 shares, for each stint.
 
 Without effect while the thread has a real-time priority, and stopped while a container is in creation. Interrupted
 system calls begin again (SA_RESTART, and PEP 475); long writes of memory limits run in threads without a timer.
@@ -30,7 +30,6 @@ from typing import Final, final
 
 STINT_S: Final = 100e-6
 _EEVDF: Final = (6, 6)
-_EEVDF_STINT_S: Final = 300e-6
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
 _SIGEV_THREAD_ID: Final = 4
@@ -135,14 +134,16 @@ class StintTimer:
         self._held = False
 
     def install(self, release: str = "") -> str:
-        """Take the signal, in the main thread. What prevents it; "" if nothing does. ``release``: of another kernel."""
+        """Take the signal, in the main thread. What prevents it; "" if nothing does, or where there is none.
+
+        ``release``: of another kernel than the running one.
+        """
+        if has_eevdf(release or os.uname().release):
+            return ""
         try:
             libc = ctypes.CDLL(None, use_errno=True)
-            eevdf = has_eevdf(release or os.uname().release)
-            leave = libc.usleep if eevdf else libc.sched_yield
-            self._stint = _spec(_EEVDF_STINT_S if eevdf else STINT_S)
-            action = _Sigaction(handler=ctypes.cast(leave, ctypes.c_void_p).value, flags=_SA_RESTART)
-            # No other signal in between: it would end the sleep, and errno is the interrupted code's.
+            handler = ctypes.cast(libc.sched_yield, ctypes.c_void_p).value
+            action = _Sigaction(handler=handler, flags=_SA_RESTART)
             ctypes.memset(action.mask, 0xFF, ctypes.sizeof(action.mask))
             if libc.sigaction(_SIGNAL, ctypes.byref(action), None) != 0:
                 return f"SIGALRM: {os.strerror(ctypes.get_errno())}"

@@ -29,6 +29,8 @@ class NoCalls:
     def now(self) -> float:
         return 0.0
 
+    def pause(self, seconds: float) -> None: ...
+
     def used(self) -> float:
         return 0.0
 

@@ -78,6 +78,7 @@ class Daemon:
             now=lambda: self.wall,
             used=lambda: self.cpu,
             sleep=self.sleeps.append,
+            eevdf=False,
         )
 
     def weight(self) -> int | None:

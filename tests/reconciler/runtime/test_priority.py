@@ -26,6 +26,7 @@ class FakeCalls:
         self.wall = 100.0
         self.cpu = 5.0
         self.starting = True
+        self.pauses = 0
 
     def set_scheduler(self, policy: int, level: int) -> None:
         if code := self.refuse.get(policy):
@@ -48,6 +49,10 @@ class FakeCalls:
     def work(self, seconds: float) -> None:
         self.wall += seconds
         self.cpu += seconds
+
+    def pause(self, seconds: float) -> None:
+        self.pauses += 1
+        self.wall += seconds
 
     def sleep(self, seconds: float) -> None:
         self.wall += seconds
@@ -160,6 +165,24 @@ def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
             assert step(calls, priority, 0.002) == os.SCHED_OTHER
         # That is the usual end, not a bound that was reached.
         assert priority.status.lowered == 0
+
+    started(calls, check)
+
+
+def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and_work_for_a_start_does_not() -> None:
+    calls = FakeCalls()
+    calls.starting = False
+
+    def check(priority: LoopPriority) -> None:
+        event(calls, priority)
+        assert calls.pauses == 0
+        for _ in range(10):
+            step(calls, priority, 0.001)
+        assert calls.pauses == 10
+        calls.starting = True
+        for _ in range(10):
+            step(calls, priority, 0.001)
+        assert calls.pauses == 10
 
     started(calls, check)
 

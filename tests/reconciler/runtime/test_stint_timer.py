@@ -56,7 +56,7 @@ def run(body: str) -> dict[str, Any]:
 def test_a_thread_leaves_its_cpu_some_times_each_millisecond_while_the_timer_runs_and_it_is_not_held() -> None:
     result = run("""
         result["before"] = burn()
-        result["problem"] = TIMER.install()
+        result["problem"] = TIMER.install("5.10.0")
         TIMER.run()
         result["running"] = burn()
         TIMER.stop()
@@ -71,7 +71,7 @@ def test_a_thread_leaves_its_cpu_some_times_each_millisecond_while_the_timer_run
         result["at last"] = burn()
     """)
     assert result["problem"] == ""
-    # 166 stints each with EEVDF, 500 with CFS; another process on the CPU may take some of the turns.
+    # 500 stints each; another process on the CPU may take some of the turns.
     assert min(result["running"], result["at last"]) > 80
     for state in ("before", "stopped", "held", "held again"):
         assert result[state] < result["running"] / 2, state
@@ -85,7 +85,7 @@ def test_each_thread_has_a_timer_of_its_own_which_ends_with_it() -> None:
             result["worker"] = burn()
             result["during"] = timers()
             TIMER.stop()
-        TIMER.install()
+        TIMER.install("5.10.0")
         result["main alone"] = timers()
         for _ in range(3):
             thread = threading.Thread(target=work)
@@ -98,51 +98,13 @@ def test_each_thread_has_a_timer_of_its_own_which_ends_with_it() -> None:
 
 
 @pytest.mark.kernel
-def test_other_signals_do_not_end_a_stints_sleep_and_are_handled_all_the_same() -> None:
+def test_a_kernel_that_charges_a_yield_with_a_slice_has_no_timer() -> None:
     result = run("""
-        import ctypes
-        count = 0
-        def handled(*_):
-            global count
-            count += 1
-        signal.signal(signal.SIGUSR1, handled)
-        sender = subprocess.Popen([sys.executable, "-c", (
-            "import os, signal, sys, time\\n"
-            "while True:\\n    os.kill(int(sys.argv[1]), signal.SIGUSR1)\\n    time.sleep(0.0002)"), str(os.getpid())])
-        TIMER.install()
-        ctypes.set_errno(0)
-        libc = ctypes.CDLL(None)
-        libc.__errno_location.restype = ctypes.POINTER(ctypes.c_int)
-        place = libc.__errno_location()
-        place[0] = 77
+        result["problem"] = TIMER.install("6.6.0")
         TIMER.run()
-        end, changed = time.thread_time() + 0.1, 0
-        while time.thread_time() < end:
-            changed += place[0] != 77
-            place[0] = 77
-        TIMER.stop()
-        sender.kill()
-        sender.wait()
-        result.update(count=count, changed=changed)
+        result["installed"], result["timers"] = TIMER.installed, timers()
     """)
-    assert result["count"] > 0
-    assert result["changed"] == 0
-
-
-@pytest.mark.kernel
-def test_work_is_not_starved_beside_a_busy_process() -> None:
-    result = run("""
-        TIMER.install()
-        began = time.monotonic()
-        burn(0.1)
-        result["without"] = time.monotonic() - began
-        TIMER.run()
-        began = time.monotonic()
-        burn(0.1)
-        result["with"] = time.monotonic() - began
-    """)
-    # sched_yield() under EEVDF took 30 times as long.
-    assert result["with"] < 8 * result["without"] + 1
+    assert result == {"problem": "", "installed": False, "timers": 0}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +127,7 @@ def test_which_kernels_charge_a_yield_with_a_slice(release: str, *, expected: bo
 @pytest.mark.kernel
 def test_sleeps_reads_and_children_are_as_without_it() -> None:
     result = run("""
-        TIMER.install()
+        TIMER.install("5.10.0")
         TIMER.run()
         began = time.monotonic()
         time.sleep(0.05)
