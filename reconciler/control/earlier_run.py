@@ -2,10 +2,11 @@
 
 Such a value is not the node's own: a quota of the besteffort directory would bound BE work for ever, as no plan wants
 it and no ledger has its original. A start without any record compares the files of the groups of BE work with what
-every kubelet and the runtime's own record leave there: a BestEffort pod has 2 shares and no quota, the besteffort
-directory no quota and no soft bound, a container what its record says. A difference is entered in the ledger as
-bypassd's, with that value as the original, so that it follows the plan or is restored; one alert names what was found.
-In a mode that writes nothing, and while it cannot be recorded, it is a problem.
+every kubelet and the runtime's own record leave there: a BestEffort pod has 2 shares and no quota, no pod is in the
+idle class, the besteffort directory has no quota and no soft bound, a container what its record says. A difference is
+entered in the ledger as bypassd's, with that value as the original, so that it follows the plan or is restored; one
+alert names what was found. In a mode that writes nothing, and while it cannot be recorded, it is a problem, also after
+a restart (`reconciler.control.persistence`).
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from state.model import ContainerKind, CpuPolicy, GroupRef, Phase, SourceStatus
 NAME: Final = "values of an earlier run"
 _SHOWN: Final = 3
 _OF_DIRECTORY: Final = ("cpu.quota", "memory.high", "memory.soft")
-_OF_POD: Final = ("cpu.quota", "cpu.weight")
+_OF_POD: Final = ("cpu.idle", "cpu.quota", "cpu.weight")
 _OF_CONTAINER: Final = ("cpu.quota", "cpu.weight", "memory.max")
 
 
@@ -71,6 +72,11 @@ class EarlierRun:
                 self._alert(f"{text}: taken as left by an earlier bypassd; those are the originals now")
         else:
             self._left = text
+
+    @property
+    def is_open(self) -> bool:
+        """Whether values of an earlier run may be there that no record has: for the next run, too."""
+        return self._open
 
     def status(self) -> SourceStatus:
         """Whether values are in force that no record explains."""

@@ -32,7 +32,7 @@ from state.memory import MemoryPlan
 from state.model import Hold, LastClass, Pod, PodClass, Pools, Setting
 from state.network import NetworkRequest
 from state.plan import NodePlan
-from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS
+from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS, UNRECORDED
 from state.store import Store, StoreBatch
 from state.summary import pod_facts, pool_lists
 
@@ -151,6 +151,11 @@ def was_killed(store: Store) -> bool:
     return any(key == RUNNING for key, _ in store.rows(META))
 
 
+def is_unrecorded(store: Store) -> bool:
+    """Whether an earlier run began without a record and has not looked for that one's values to the end."""
+    return any(key == UNRECORDED for key, _ in store.rows(META))
+
+
 def read_holds(store: Store) -> dict[str, Hold]:
     """The holds, by target."""
     holds: dict[str, Hold] = {}
@@ -203,6 +208,8 @@ class StateWriter:
         self.damage: str | None = None
         """What was found wrong with the store while it was in use, and when; until the daemon ends."""
         self._promised: HeadroomState | None = None
+        self._unrecorded = False
+        """Whether the store has the row `UNRECORDED`."""
         self._settings: dict[str, Setting] = {}
         self._plan: NodePlan | None = None
         self._pods: dict[str, Pod] = {}
@@ -323,6 +330,11 @@ class StateWriter:
         promised = self._headroom()
         if promised is not None and (self._fresh or promised != self._promised):
             batch.put(ASSIGNMENTS, HEADROOM, encoded(promised))
+        unrecorded = self._reconciler.earlier_run.is_open
+        if unrecorded and (self._fresh or not self._unrecorded):
+            batch.put(META, UNRECORDED, encoded(True))
+        elif not unrecorded and (self._fresh or self._unrecorded):
+            batch.delete(META, UNRECORDED)
         holds = dict(self._holds)
         for target, hold in holds.items():
             if hold is None:
@@ -333,7 +345,7 @@ class StateWriter:
         def settle() -> None:
             self._holds = {key: hold for key, hold in self._holds.items() if key not in holds or hold != holds[key]}
             self._settings, self._plan, self._pods, self._fresh = settings, plan, pods, False
-            self._promised = promised
+            self._promised, self._unrecorded = promised, unrecorded
 
         return batch, settle
 

@@ -200,6 +200,8 @@ def value_without_agent(
         # A service manager's group: the kernel's default, unless an administrator configured another weight.
         of_services = knob.name == "cpu.weight" and path.count("/") == 1 and path != "/"
         return knob.normal(knob.default(version), version) if of_services else None
+    if name.kind is GroupKind.POD and knob.name == "cpu.idle":
+        return knob.default(version)
     if name.kind is GroupKind.POD and name.qos is QosClass.BESTEFFORT and knob.name == "cpu.weight":
         return knob.normal(knob.encode(_LEAST_SHARES, version), version)
     of_pod = name.kind is GroupKind.POD and name.qos is QosClass.BESTEFFORT and knob.name == "cpu.quota"

@@ -218,12 +218,14 @@ class ChangeDetector:
         Nothing of what cannot be read, or whose value without bypassd is not known.
         """
         writes: list[FileWrite] = []
+        reset = ""
         for name in knobs:
             file = self.control_files.find(target.group.path, name)
             if file is None or self.ledger.get(file.key) is not None:
                 continue
             try:
-                raw = self.control_files.text(file)
+                # cpu.idle hides the weight (0 on v2), and its end resets it.
+                raw = self.control_files.text(file) if name != reset else file.knob.default(file.version)
                 actual = file.knob.normal(raw, file.version)
             except (CgroupError, ValueError):
                 continue
@@ -231,6 +233,7 @@ class ChangeDetector:
             theirs = self.value_without_agent(work)
             if theirs is not None and file.knob.normal(theirs, file.version) != actual:
                 writes.append(work._replace(text=theirs))
+                reset = file.knob.resets or reset
         return writes
 
     def gone(self, target: GroupTarget, exc: CgroupGoneError) -> None:

@@ -96,6 +96,41 @@ async def test_where_nothing_may_be_written_it_is_a_problem(live: LiveNode, why:
             assert not problem(agent)
 
 
+@pytest.mark.parametrize("then", [AgentMode.OBSERVE, AgentMode.ENFORCE])
+async def test_a_restart_in_between_makes_no_leftover_the_nodes_own(live: LiveNode, then: AgentMode) -> None:
+    limit(live, BE, 100)
+    with live.agent(without_quota(live, AgentMode.OBSERVE)) as agent:
+        await live.look(agent)
+        await agent.keeper.flush()
+    with live.agent(without_quota(live, then)) as agent:
+        await live.look(agent)
+        await agent.keeper.flush()
+        assert limited(live, BE) is (then is AgentMode.OBSERVE)
+        assert bool(problem(agent)) is (then is AgentMode.OBSERVE)
+    if then is AgentMode.ENFORCE:
+        # Looked for to the end: from now on another program's.
+        limit(live, BE, 100)
+        with live.agent(without_quota(live)) as agent:
+            await live.look(agent)
+            assert limited(live, BE)
+
+
+async def test_a_pod_left_in_the_idle_class_gets_its_weight_back(live: LiveNode) -> None:
+    file = "cpu.shares" if live.kernel.mode == "v1" else "cpu.weight"
+    weight = live.read(group(BATCH), "cpu", file)
+    live.write(group(BATCH), "cpu", "cpu.idle", "1")
+    with live.agent(without_quota(live)) as agent:
+        for _ in range(3):
+            await live.look(agent)
+        assert live.read(group(BATCH), "cpu", "cpu.idle").strip() == "0"
+        status = agent.judge.statuses.get((group(BATCH), "cpu.weight"))
+        assert status is not None
+        assert status.state.is_in_force()
+        assert all(result.ok for result in await agent.restore())
+        assert live.read(group(BATCH), "cpu", "cpu.idle").strip() == "0"
+        assert live.read(group(BATCH), "cpu", file) == weight
+
+
 async def test_a_whole_run_whose_state_directory_is_lost_leaves_nothing_behind(live: LiveNode) -> None:
     with live.agent() as agent:
         await live.look(agent)
