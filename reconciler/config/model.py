@@ -137,8 +137,9 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ge=2,
             le=1024,
             description="CPU weight of the daemon's own group directly below the root, in cpu.shares (a service has "
-            "1024): a small one gives way to online pods after each 0.1 ms of work; raised to 320 for moments when its "
-            "work waits for a CPU; 1024: unmanaged, and no group is made for a daemon without a service manager",
+            "1024): a small one gives way to online pods (before Linux 6.6 after each 0.1 ms of work); raised for "
+            "moments when its work waits for a CPU, to 320, or from Linux 6.6 on to 1024; 1024: unmanaged, and no "
+            "group is made for a daemon without a service manager",
             extra=_RESTART,
         ),
     ] = 50

@@ -7,13 +7,13 @@ from typing import Final, final
 
 from msgspec.structs import asdict, replace
 
-from cgroupfs.codecs import shares_to_weight
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.usage import UsageReader
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies import daemon_weight, node_daemons
 from reconciler.policies.daemon_weight import WeightRules, WeightSample, WeightState
+from reconciler.runtime.own_group import service_weight
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.root_groups import RootGroups
 from state.daemons import DaemonGroup, DaemonRow, Daemons
@@ -98,7 +98,7 @@ class DaemonWatch:
 
     def _rules(self) -> WeightRules:
         config = self._reconciler.policies.node_daemons
-        floor = config.floor_shares if self._version == 1 else shares_to_weight(config.floor_shares)
+        floor = config.floor_shares if self._version == 1 else service_weight(config.floor_shares)
         return WeightRules(percent=config.need_percent, floor=floor, window_s=config.window_s)
 
     def _sample(self, path: str, daemons: Daemons, original: int, now: float) -> WeightSample:

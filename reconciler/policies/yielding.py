@@ -19,31 +19,27 @@ A container that is being made does not count, nor one in its first two seconds:
 executed, and is read back a moment later.
 """
 
-import re
 from typing import Final
 
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import SHARES_MIN, containers_of, owns_cpus
+from reconciler.runtime.stint_timer import has_eevdf, kernel_version
 from state.cpu import KernelScheduler
 from state.model import NodeView, Phase, Pod, PodClass, Pools
 
 _GROUP_SIDES: Final = (("cpu.idle", 1), ("cpu.qos", -1), ("cpu.identity", -1))
 _FRESH_S: Final = 2.0
-_RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _WITHIN_GROUPS: Final = (6, 6)
 """Commit faa42d29419d is in 6.12, and in the stable releases of 6.6, 6.10 and 6.11 from October 2024 on. From which of
 them on is not compared: distributions take such commits earlier."""
-_EEVDF: Final = (6, 6)
-"""Commit 147f3efaa241."""
 
 
 def scheduler_of(release: str) -> KernelScheduler:
     """What is known of the scheduler of a kernel by its ``release``, as in /proc/sys/kernel/osrelease."""
-    match = _RELEASE.match(release)
-    if match is None:
+    number = kernel_version(release)
+    if number is None:
         return KernelScheduler(threads_yield=False)
-    number = int(match[1]), int(match[2])
-    return KernelScheduler(threads_yield=number < _WITHIN_GROUPS, eevdf=number >= _EEVDF)
+    return KernelScheduler(threads_yield=number < _WITHIN_GROUPS, eevdf=has_eevdf(release))
 
 
 def threads_count(release: str) -> bool:

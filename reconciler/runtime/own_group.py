@@ -4,7 +4,8 @@ CFS places a group that has slept behind the run queue's minimum, by up to half 
 on large machines), against kubepods, which never sleeps while BE work runs. With the usual 1024 shares (system.slice)
 such a group is picked at each wake-up and keeps the CPU for the credit of up to 5 ms, whatever the daemon's nice value:
 that counts inside its group only. With a small weight it is picked later, and sched_yield(2) after each short stint
-(`reconciler.runtime.stint_timer`) gives the CPU back to kubepods (docs/performance.md).
+(`reconciler.runtime.stint_timer`) gives the CPU back to kubepods (docs/performance.md). EEVDF (Linux 6.6 and later) has
+no such credit: there the small weight alone counts.
 
 So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`):
 
@@ -18,9 +19,9 @@ While a container is in creation the weight is `START_SHARES`: all of the work b
 threads included, has some 20 ms.
 
 A small weight must not starve it where every CPU is always busy. When its work has waited for a CPU for longer than
-`LATE_S` the weight is raised by `FACTOR`, and again after as long, up to `RAISED_SHARES`, until the work is done or has
-used `BURST_S` of CPU time, and then not for `REST_S`. The weight is read back, and written again where another program
-(systemd at daemon-reload) changed it.
+`LATE_S` the weight is raised by `FACTOR`, and again after as long, up to `RAISED_SHARES` (the usual weight with EEVDF),
+until the work is done or has used `BURST_S` of CPU time, and then not for `REST_S`. The weight is read back, and
+written again where another program (systemd at daemon-reload) changed it.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
 Source: the kernel's sched-design-CFS and place_entity(); measured in virtual time on Linux 5.10 and 6.1.
@@ -54,7 +55,7 @@ A pass of 6 ms waits 0.1 s with 50 shares beside a busy CPU, as it may; it has t
 FACTOR: Final = 4
 """The weight grows by it each time."""
 RAISED_SHARES: Final = 320
-"""The largest weight of late work, and the daemon's until it is ready: a quarter of a busy CPU.
+"""Before EEVDF the largest weight of late work, and the daemon's until it is ready: a quarter of a busy CPU.
 
 sched_yield() gives the CPU to kubepods only while the own group is behind it by no more than the wake-up granularity
 (1 ms) divided by the weight, as a part of 1024. The credit after a sleep is 3 ms; both grow alike with the number of
@@ -112,12 +113,23 @@ def cpu_group(table: str, version: int) -> str | None:
     return None
 
 
+def top_group(path: str) -> str:
+    """The group directly below the root that a group is in, or is itself; "" for the root."""
+    first = path.partition("/")[2].partition("/")[0]
+    return f"/{first}" if first else ""
+
+
+def service_weight(shares: int) -> int:
+    """In cpu.weight of cgroup v2, where a service has 100, what ``shares`` are of the 1024 that it has on v1."""
+    return max(1, round(shares * _USUAL_WEIGHT / USUAL_SHARES))
+
+
 def placement_of(group: str, kubepods: str) -> Placement:
     """What kind of place a group is. ``kubepods``: the path of all pods' group."""
-    top = f"/{group.split('/')[1]}" if group.startswith("/") and group != "/" else ""
+    top = top_group(group)
     if not top:
         return Placement.ROOT if group == "/" else Placement.UNKNOWN
-    if top == f"/{kubepods.strip('/').split('/')[0]}":
+    if top == top_group(kubepods):
         return Placement.POD
     return Placement.OWN if top == GROUP else Placement.SHARED
 
@@ -149,8 +161,8 @@ class OwnGroup(trio.abc.Instrument):
         self._hierarchy = hierarchy
         self._kubepods = kubepods
         self._shares = shares
-        eevdf = has_eevdf(os.uname().release) if eevdf is None else eevdf
-        self._most = USUAL_SHARES if eevdf else max(RAISED_SHARES, shares)
+        self._eevdf = has_eevdf(os.uname().release) if eevdf is None else eevdf
+        self._most = USUAL_SHARES if self._eevdf else max(RAISED_SHARES, shares)
         """The weight of late work, and of the start."""
         self._starting = starting
         self._is_starting = False
@@ -242,7 +254,8 @@ class OwnGroup(trio.abc.Instrument):
         elif self._raised_to and self._used() - self._raised_used > BURST_S:
             self._lower(now)
         elif (
-            now >= self._rests_until
+            self._most > self._shares
+            and now >= self._rests_until
             and now - self._idle_at > LATE_S
             and now - self._idle_at - (self._used() - self._idle_used) > LATE_S
         ):
@@ -260,7 +273,8 @@ class OwnGroup(trio.abc.Instrument):
         if self._raised_to < self._most:
             self._raised_to = min(self._most, FACTOR * (self._raised_to or self._shares))
             self._write(self._raised_to)
-            self._sleep(_SETTLE_S)
+            if not self._eevdf:
+                self._sleep(_SETTLE_S)
         self._idle_at, self._idle_used = now, self._used()
 
     def _lower(self, now: float) -> None:
@@ -277,8 +291,7 @@ class OwnGroup(trio.abc.Instrument):
     # The kernel's files
 
     def _top(self) -> str:
-        parts = (self._group or "").split("/")
-        return f"/{parts[1]}" if len(parts) > 1 and parts[1] else ""
+        return top_group(self._group or "")
 
     def _read_group(self) -> str | None:
         if self._version is None:
@@ -294,7 +307,7 @@ class OwnGroup(trio.abc.Instrument):
 
     def _as_read(self, shares: int) -> int:
         """What `_read_shares` returns after ``shares`` was written: v2 has coarser steps."""
-        return shares if self._version == 1 else _weight(shares) * USUAL_SHARES // _USUAL_WEIGHT
+        return shares if self._version == 1 else service_weight(shares) * USUAL_SHARES // _USUAL_WEIGHT
 
     def _read_shares(self) -> int | None:
         try:
@@ -304,7 +317,7 @@ class OwnGroup(trio.abc.Instrument):
         return value if self._version == 1 else value * USUAL_SHARES // _USUAL_WEIGHT
 
     def _write(self, shares: int) -> None:
-        value = shares if self._version == 1 else _weight(shares)
+        value = shares if self._version == 1 else service_weight(shares)
         try:
             self._files.write(self._hierarchy.directory("cpu", self._top()), self._file(), str(value))
         except OSError as exc:
@@ -349,10 +362,6 @@ class OwnGroup(trio.abc.Instrument):
 
     def _attach(self, group: str) -> None:
         self._files.write(self._hierarchy.directory("cpu", group), "cgroup.procs", str(os.getpid()))
-
-
-def _weight(shares: int) -> int:
-    return max(1, round(shares * _USUAL_WEIGHT / USUAL_SHARES))
 
 
 def _has_systemd() -> bool:

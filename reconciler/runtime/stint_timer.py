@@ -15,7 +15,8 @@ than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that 
 60 ms at 50 shares, for each stint.
 
 Without effect while the thread has a real-time priority, and stopped while a container is in creation. Interrupted
-system calls begin again (SA_RESTART, and PEP 475); long writes of memory limits run in threads without a timer.
+system calls begin again (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer
+(`reconciler.runtime.stints`).
 
 Source: timer_create(2) with SIGEV_THREAD_ID, sched_yield(2), the kernel's wakeup_gran() and pick_next_entity(). It
 imports little, since it begins before the program's other imports.
@@ -30,6 +31,7 @@ from typing import Final, final
 
 STINT_S: Final = 100e-6
 _EEVDF: Final = (6, 6)
+"""Commit 147f3efaa241."""
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
 _SIGEV_THREAD_ID: Final = 4
@@ -75,23 +77,30 @@ def _spec(seconds: float) -> _Itimerspec:
 _STOPPED: Final = _spec(0)
 
 
+def kernel_version(release: str) -> tuple[int, int] | None:
+    """Major and minor number of a release (``uname -r``), whatever follows them; None where it has none."""
+    numbers = [text[: len(text) - len(text.lstrip("0123456789"))] for text in release.split(".")[:2]]
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(numbers) else None
+
+
 def has_eevdf(release: str) -> bool:
-    """Whether a kernel of this release (``uname -r``) has the EEVDF scheduler; True where that is not known."""
-    parts = release.split(".")[:2]
-    return not all(map(str.isdigit, parts)) or tuple(map(int, parts)) >= _EEVDF
+    """Whether a kernel of this release has the EEVDF scheduler; True where that is not known."""
+    version = kernel_version(release)
+    return version is None or version >= _EEVDF
 
 
-def _timer_library() -> ctypes.CDLL:
+def _timer_library() -> ctypes.PyDLL:
     """Where timer_create is: the C library itself, librt before glibc 2.34. Errors: `OSError`."""
-    library = ctypes.CDLL(None, use_errno=True)
-    return library if hasattr(library, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
+    # The interpreter stays locked in these short calls: what another thread does with a timer is in order with them.
+    library = ctypes.PyDLL(None, use_errno=True)
+    return library if hasattr(library, "timer_create") else ctypes.PyDLL("librt.so.1", use_errno=True)
 
 
 @final
 class _ThreadTimer:
     """The calling thread's. Errors: `OSError`."""
 
-    def __init__(self, library: ctypes.CDLL, stint: _Itimerspec) -> None:
+    def __init__(self, library: ctypes.PyDLL, stint: _Itimerspec) -> None:
         self._library = library
         self._stint = stint
         self._id = ctypes.c_void_p()
@@ -127,10 +136,11 @@ class StintTimer:
     """Of the whole process. Until `install`, and where that was refused, the other methods do nothing."""
 
     def __init__(self) -> None:
-        self._library: ctypes.CDLL | None = None
+        self._library: ctypes.PyDLL | None = None
         self._stint = _spec(STINT_S)
         self._locals = _Locals()
-        self._timers: weakref.WeakSet[_ThreadTimer] = weakref.WeakSet()
+        self._timers: weakref.WeakValueDictionary[int, _ThreadTimer] = weakref.WeakValueDictionary()
+        """By the kernel's id of the thread."""
         self._held = False
 
     def install(self, release: str = "") -> str:
@@ -176,16 +186,17 @@ class StintTimer:
 
     def stop(self) -> None:
         """The calling thread's work is done."""
-        timer = self._locals.timer
-        if timer is not None and timer.running:
+        if (timer := self._locals.timer) is not None:
             timer.stop()
 
     def hold(self, *, held: bool) -> None:
         """While held no thread leaves its CPU: a container in creation waits for them."""
         if held and not self._held:
             self._held = True
-            for timer in tuple(self._timers):
-                timer.stop()
+            # The list is made in one call: other threads add and drop timers meanwhile.
+            for reference in self._timers.valuerefs():
+                if (timer := reference()) is not None:
+                    timer.stop()
         elif not held:
             self._held = False
 
@@ -197,7 +208,7 @@ class StintTimer:
         timer = self._locals.timer
         if timer is None:
             timer = self._locals.timer = _ThreadTimer(self._library, self._stint)
-            self._timers.add(timer)
+            self._timers[threading.get_native_id()] = timer
         return timer
 
 

@@ -1,8 +1,8 @@
-"""How long the daemon's own work keeps a CPU without leaving it: by component, in the loop and in worker threads.
+"""CPU time of the daemon's own steps and jobs, by component, and the stint timer of its loop.
 
 A step of a trio task, from one checkpoint to the next, is the least that the loop can do at a time; a job of a worker
-thread is one call. A pod's task that wakes up on that CPU may have to wait for as long (`reconciler.runtime.priority`,
-`reconciler.runtime.own_group`), so the long ones are counted by component.
+thread is one call. Without a stint timer (`reconciler.runtime.stint_timer`) a pod's task that wakes up on that CPU may
+have to wait for as long, so the long ones are counted by component.
 
 Units: CPU seconds of the calling thread. Source: trio's Instrument, CLOCK_THREAD_CPUTIME_ID in clock_gettime(2).
 """
@@ -124,7 +124,6 @@ class LoopTimer(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """The loop has nothing to do for ``timeout`` seconds, or (0) checks for events between two steps."""
-        self._timer.hold(held=self._starting())
         if timeout > 0:
             self._timer.stop()
 
@@ -145,13 +144,18 @@ async def in_worker(
     limiter: trio.CapacityLimiter | None = None,
     abandon_on_cancel: bool = False,
 ) -> _T:
-    """`trio.to_thread.run_sync`, whose CPU time counts as the calling task's component's."""
+    """`trio.to_thread.run_sync`, whose CPU time counts as the calling task's component's.
+
+    The thread has the stint timer meanwhile, unless the job may be abandoned: such a job waits in the kernel, where a
+    signal would end a reclaim half-way, or wake up a wait that hangs.
+    """
     spent_s = 0.0
 
     def timed() -> _T:
         nonlocal spent_s
         began = time.thread_time()
-        TIMER.run()
+        if not abandon_on_cancel:
+            TIMER.run()
         try:
             return job(*args)
         finally:

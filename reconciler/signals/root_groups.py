@@ -25,7 +25,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.usage import UsageReader
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.own_group import GROUP, cpu_group
+from reconciler.runtime.own_group import GROUP, cpu_group, top_group
 from state.daemons import DaemonGroup, Daemons
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class RootGroups:
                 changes["waits"] = await self._waiting(path, now, slices, whole=listing)
             groups[path] = replace(group, **changes)
             await slices.checkpoint()
-        pods_weight = self._weight(f"/{self._kubepods.split('/')[1]}") if listing else self._known.pods_weight
+        pods_weight = self._weight(top_group(self._kubepods)) if listing else self._known.pods_weight
         self._known = replace(self._known, groups=groups, pods_weight=pods_weight)
         return self._known
 
@@ -133,7 +133,7 @@ class RootGroups:
                 names = self._files.groups(mount.directory)
             except OSError:
                 refused = dict.fromkeys(named, "the CPU hierarchy cannot be read")
-        pods = f"/{self._kubepods.split('/')[1]}"
+        pods = top_group(self._kubepods)
         own = self._own_top()
         found = [
             path for path in (f"/{name}" for name in names) if path not in {pods, GROUP} and "kubepods" not in path
@@ -168,10 +168,9 @@ class RootGroups:
             return ""
         try:
             with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-                path = cpu_group(file.read(), self._version) or "/"
+                return top_group(cpu_group(file.read(), self._version) or "/")
         except OSError:
             return ""
-        return f"/{path.split('/')[1]}"
 
     def _weight(self, path: str) -> int | None:
         try:

@@ -178,7 +178,7 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
         (((name,), work.cpu_s) for name, work in by_component),
     )
     yield _counters(
-        *("long_steps", "Steps and jobs of a component that kept a CPU for more than 0.1 ms.", ("component",)),
+        *("long_steps", "Steps and jobs of a component that took more than 0.1 ms of CPU time.", ("component",)),
         (((name,), work.long) for name, work in by_component),
     )
     for name, part, message in _DAEMONS:

@@ -146,6 +146,16 @@ def test_the_weight_follows_the_need_and_is_in_the_ledger(node: Node) -> None:
     assert all(after >= before // 2 - 1 or after == int(low(node)) for before, after in pairwise(halves))
 
 
+def test_an_idle_group_keeps_the_floor_which_is_a_part_of_what_a_service_has(node: Node) -> None:
+    async def scenario(agent: Agent) -> None:
+        for _ in range(60):
+            await node.second(agent, use_ns=0)
+
+    node.play(scenario)
+    # 50 of the 1024 shares that a service has are 5 of its weight of 100 on v2.
+    assert node.weight == ("50" if node.file == "cpu.shares" else "5")
+
+
 def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
     original = node.weight
 

@@ -56,7 +56,9 @@ def test_the_place_is_told_by_the_group_directly_below_the_root(group: str, plac
 class Daemon:
     """A process in a group of a strict fake kernel, with a clock of its own."""
 
-    def __init__(self, root: Path, mode: Mode, group: str = "/bypassd.slice/bypassd.service") -> None:
+    def __init__(
+        self, root: Path, mode: Mode, group: str = "/bypassd.slice/bypassd.service", *, eevdf: bool = False
+    ) -> None:
         self.kernel = FakeKernel(mode, root=str(root))
         self.kernel.install()
         self.hierarchy = Hierarchy.detect(str(root))
@@ -78,7 +80,7 @@ class Daemon:
             now=lambda: self.wall,
             used=lambda: self.cpu,
             sleep=self.sleeps.append,
-            eevdf=False,
+            eevdf=eevdf,
         )
 
     def weight(self) -> int | None:
@@ -153,6 +155,28 @@ async def test_work_that_waits_for_a_cpu_gets_more_weight_step_by_step_until_it_
         assert daemon.weight() in {SHARES, 51}
     finally:
         daemon.own.stop()
+
+
+async def test_with_eevdf_late_work_gets_the_usual_weight_and_no_sleep(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "v1", eevdf=True)
+    daemon.own.start()
+    try:
+        weights = []
+        for _ in range(4):
+            daemon.step(waited=LATE_S * 1.1)
+            weights.append(daemon.weight())
+        assert weights == [200, 800, USUAL_SHARES, USUAL_SHARES]
+        assert daemon.sleeps == []
+    finally:
+        daemon.own.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/", ""), ("", ""), ("/system.slice", "/system.slice"), ("/kubepods/burstable/podx", "/kubepods")],
+)
+def test_the_group_directly_below_the_root(path: str, expected: str) -> None:
+    assert own_group.top_group(path) == expected
 
 
 async def test_work_ends_within_a_second_on_a_cpu_that_is_always_busy(daemon: Daemon) -> None:

@@ -2,10 +2,12 @@
 
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import trio
 
+from reconciler.runtime import stints
 from reconciler.runtime.stint_timer import STINT_S
 from reconciler.runtime.stints import COMPONENT, Stints, in_worker
 from reconciler.runtime.supervisor import Component, Supervisor
@@ -102,3 +104,14 @@ async def test_tasks_of_a_component_are_its_own() -> None:
     await supervisor.run()
     assert found == ["reader"]
     assert COMPONENT.get() == "daemon"
+
+
+@pytest.mark.parametrize(("may_be_abandoned", "expected"), [(False, ["run", "stop"]), (True, ["stop"])])
+async def test_a_job_that_may_be_abandoned_waits_in_the_kernel_without_the_timer(
+    monkeypatch: pytest.MonkeyPatch, *, may_be_abandoned: bool, expected: list[str]
+) -> None:
+    calls: list[str] = []
+    timer = SimpleNamespace(run=lambda: calls.append("run"), stop=lambda: calls.append("stop"))
+    monkeypatch.setattr(stints, "TIMER", timer)
+    await in_worker(burn, 0.0, abandon_on_cancel=may_be_abandoned)
+    assert calls == expected

@@ -39,11 +39,14 @@ def hierarchy() -> Iterator[Hierarchy]:
 
 def test_use_weight_and_waiting_are_read(hierarchy: Hierarchy) -> None:
     groups = RootGroups(hierarchy, UsageReader(hierarchy), KUBEPODS)
-    script = "import time; end = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
+    cpu = min(os.sched_getaffinity(0))
+    script = f"import os, time; os.sched_setaffinity(0, {{{cpu}}}); end = time.monotonic() + 3\n"
+    script += "while time.monotonic() < end: pass"
 
     async def scenario() -> None:
         for controller in ("cpu", "cpuacct"):
-            Path(hierarchy.directory(controller, GROUP), "cgroup.procs").write_text(str(worker.pid))
+            for process in (worker, other):
+                Path(hierarchy.directory(controller, GROUP), "cgroup.procs").write_text(str(process.pid))
         first = await groups.sample((GROUP,))
         assert (first.groups[GROUP].weight, first.groups[GROUP].use_milli) == (1024, None)
         assert first.refused == {}
@@ -51,13 +54,19 @@ def test_use_weight_and_waiting_are_read(hierarchy: Hierarchy) -> None:
         read = (await groups.sample((GROUP,))).groups[GROUP]
         assert read.use_milli is not None
         assert 50 <= read.use_milli <= 1100
-        assert read.waits is None or 0.0 <= read.waits <= 1.0
+        # Two of them share one CPU: each waits for half of the time.
+        assert read.waits is not None
+        assert 0.2 <= read.waits <= 1.0
 
-    with subprocess.Popen([sys.executable, "-c", script]) as worker:
+    with (
+        subprocess.Popen([sys.executable, "-c", script]) as worker,
+        subprocess.Popen([sys.executable, "-c", script]) as other,
+    ):
         try:
             trio.run(scenario)
         finally:
             worker.kill()
+            other.kill()
             groups.close()
 
 
