@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from cgroupfs.cpuset import CpuSet
+from cgroupfs.cpuset import EMPTY, CpuSet
 
 SHARED_POOL = "share"
 """Katalyst's name of the pool of online pods that name none."""
@@ -56,11 +56,13 @@ class OwnerCpus(Struct, frozen=True, kw_only=True):
     """Where the kernel's files contradict the record of exclusive CPUs of one container.
 
     ``record``: the CPUs of the kubelet's checkpoint, or of bypassd's own choice; ``kernel``: those of the group that
-    has the container's processes. ``beside``: other containers whose CPU set has some of ``record``, as text.
+    has the container's processes. ``shared``: those of ``record`` that are in other containers' CPU sets, too;
+    ``beside``: these containers, as text.
     """
 
     record: CpuSet
     kernel: CpuSet
+    shared: CpuSet = EMPTY
     beside: tuple[str, ...] = ()
 
     @property

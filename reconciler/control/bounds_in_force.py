@@ -6,7 +6,6 @@ runs. While such a problem exists, the source `NAME` is not ok: it is in the met
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from cgroupfs.codecs import Value
@@ -20,8 +19,6 @@ from state.setting_state import SettingState
 
 NAME: Final = "bounds of pods"
 _BOUNDS: Final = frozenset({"cpu.set", "cpu.mems", "cpu.quota", *MEMORY_PAIR})
-_LINES: Final = 20
-"""Problems that are named; tenants decide how many there are."""
 _SHOWN: Final = 3
 
 
@@ -32,9 +29,14 @@ class BoundProblem(NamedTuple):
     text: str
 
 
-def bound_problems(reconciler: Reconciler) -> list[BoundProblem]:
-    """One for each bound that is not in force where bypassd writes, and for each claim that this breaks."""
-    return list(islice(chain(_above_pods(reconciler), _of_pods(reconciler), _on_owned_cpus(reconciler)), _LINES))
+def bound_problems(reconciler: Reconciler) -> Iterator[BoundProblem]:
+    """One for each claim that a bound breaks by not being in force, and for each such bound where bypassd writes.
+
+    The claims are first: tenants decide how many bounds there are, and the caller how many problems it shows.
+    """
+    yield from _on_owned_cpus(reconciler)
+    yield from _above_pods(reconciler)
+    yield from _of_pods(reconciler)
 
 
 def bounds_status(reconciler: Reconciler) -> SourceStatus:
@@ -65,8 +67,12 @@ def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict
 
 
 def _may_be_said(status: SettingStatus) -> bool:
-    """False where the file is known not to hold the value."""
-    return not status.state.is_failing() and status.state is not SettingState.DUE
+    """False where the file does not hold the value, or is not there, although bypassd writes it and is not at it."""
+    return status.state.is_settled() or status.state in _PLANNED
+
+
+_PLANNED: Final = frozenset({SettingState.WOULD_WRITE, SettingState.UNDER_WAY, SettingState.GONE})
+"""States about which the plan's reason says nothing wrong: nothing is written, or it is being done."""
 
 
 def _floors(reconciler: Reconciler) -> Mapping[str, QuotaFloor]:

@@ -23,6 +23,7 @@ from cgroupfs.naming import Layout, QosClass
 from reconciler.actuators.cgroup.control_files import SUBTREE_CONTROL
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import plural
+from reconciler.runtime.stints import in_worker
 from state.model import Pod, SourceStatus
 
 NAME: Final = "cgroup controllers"
@@ -67,7 +68,7 @@ class ControllerCheck:
             lacks = lacking(self._hierarchy, path, self._files)
             if lacks:
                 what = not_passed_on(path, lacks)
-                failed = self._repair(path, lacks) if inside else "not bypassd's to change"
+                failed = await self._repair(path, lacks) if inside else "not bypassd's to change"
                 if failed:
                     missing.append((path, f"{what}: {failed}"))
                 else:
@@ -76,6 +77,8 @@ class ControllerCheck:
         if prefix := without_prefix(self._hierarchy, self._files):
             missing.append(("/", prefix))
         self._missing = missing
+        there = {path for path, _ in directories(self._layout, below)}
+        self._repaired = {path: times for path, times in self._repaired.items() if path in there}
         if repaired:
             self._alert(f"{_listed(repaired)}; put back")
         return bool(repaired)
@@ -91,8 +94,11 @@ class ControllerCheck:
         """The same of the directories above one group and of its own, as text."""
         return [text for at, text in self._missing if at in ("/", path) or path.startswith(f"{at}/")]
 
-    def _repair(self, path: str, lacks: list[str]) -> str:
-        """Put the controllers back; why not, empty: done."""
+    async def _repair(self, path: str, lacks: list[str]) -> str:
+        """Put the controllers back; why not, empty: done.
+
+        In a thread: the kernel makes the controller's part of every group below, and waits for forks and exits.
+        """
         if not self._may_write():
             return "nothing may be written now"
         now = trio.current_time()
@@ -101,11 +107,12 @@ class ControllerCheck:
         if len(times) >= _OFTEN:
             return f"taken out again {plural(len(times), 'time')} within an hour"
         times.append(now)
-        for name in lacks:
-            try:
-                self._files.write(self._hierarchy.directory(name, path), SUBTREE_CONTROL, f"+{name}")
-            except OSError as exc:
-                return f"cannot put it back: {errno_name(exc.errno or 0)}"
+        directory = self._hierarchy.directory(lacks[0], path)
+        try:
+            # All of them or none: the kernel takes a line as a whole.
+            await in_worker(self._files.write, directory, SUBTREE_CONTROL, " ".join(f"+{name}" for name in lacks))
+        except OSError as exc:
+            return f"cannot put it back: {errno_name(exc.errno or 0)}"
         return ""
 
 
@@ -121,19 +128,17 @@ def directories(layout: Layout, pods: Iterable[str]) -> Iterator[tuple[str, bool
 
 def lacking(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> list[str]:
     """The controllers that a directory has and does not pass on; none on v1, and of what cannot be read."""
-    lacks: list[str] = []
-    for name in NEEDED:
-        if hierarchy.version(name) != 2:
-            continue
-        try:
-            directory = hierarchy.directory(name, path)
-            passed = files.read(directory, SUBTREE_CONTROL).split()
-            has = files.read(directory, "cgroup.controllers").split()
-        except OSError:
-            continue
-        if name in has and name not in passed:
-            lacks.append(name)
-    return lacks
+    names = [name for name in NEEDED if hierarchy.version(name) == 2]
+    if not names:
+        return []
+    # All of v2 is one hierarchy.
+    directory = hierarchy.directory(names[0], path)
+    try:
+        passed = files.read(directory, SUBTREE_CONTROL).split()
+        has = files.read(directory, "cgroup.controllers").split()
+    except OSError:
+        return []
+    return [name for name in names if name in has and name not in passed]
 
 
 def without_prefix(hierarchy: Hierarchy, files: FileOps = REAL) -> str:

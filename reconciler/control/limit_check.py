@@ -16,6 +16,7 @@ kubelet.
 Cost: up to four reads of some 10 µs a container, once a minute.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple, final
 
@@ -31,7 +32,8 @@ from state.model import Container, ContainerKind, CpuPolicy, Phase, Pod, SourceS
 NAME: Final = "limits and CPU sets"
 EVERY_S: Final = 60.0
 _SHOWN: Final = 3
-_PAGE: Final = 4096
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+"""The kernel rounds a limit of memory down to a whole number of pages."""
 _ROUNDED_MILLI: Final = 10
 """systemd rounds a quota up to 10 ms of CPU time in a second."""
 _CPU: Final = 1000

@@ -120,12 +120,18 @@ class OwnerCheck:
                 whole = CpuSet.union(cpus for owner, cpus in pools.dedicated.items() if owner.startswith(f"{uid}/"))
                 have = record if have <= whole else have
             beside = [
-                _text(place, cpus & record)
+                (place, cpus & record)
                 for place, cpus in others
                 if place.pod.uid != uid and cpus & record and not _is_meant(place.pod, policies, ours=ours)
             ]
             if have != record or beside:
-                found[key] = OwnerCpus(record=record, kernel=have, beside=tuple(beside[:_MOST_SHOWN]))
+                found[key] = OwnerCpus(
+                    record=record,
+                    kernel=have,
+                    shared=CpuSet.union(cpus for _, cpus in beside),
+                    beside=tuple(_text(place, cpus) for place, cpus in beside[:_MOST_SHOWN]),
+                )
+            await slices.checkpoint()
         return found
 
 

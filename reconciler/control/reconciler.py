@@ -2,6 +2,8 @@
 
 Events only mark (`DirtyKeys`); every value that decides is read here. One reconcile pass at a time; each ends with a
 node that is as planned, or with a recorded reason why it is not and a time to retry.
+
+Longer than other modules because what a pass reads, plans, writes and leaves for the next one shares one state.
 """
 
 import heapq

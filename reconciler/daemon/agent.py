@@ -54,7 +54,7 @@ from reconciler.control.owner_check import NAME as OWNER_CHECK
 from reconciler.control.owner_check import OwnerCheck
 from reconciler.control.owner_ledger import NAME as OWNERS
 from reconciler.control.owner_ledger import OwnerLedger
-from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, was_killed
+from reconciler.control.persistence import StateWriter, is_unrecorded, read_classes, read_holds, read_plan, was_killed
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.control.sandboxed import sandboxed_status
@@ -285,7 +285,7 @@ class Agent:
             resync_s=config.node.resync_s,
             verify_s=config.writes.verify_s,
             plan=plan,
-            unrecorded=self.judge.lost or not (plan is not None or len(self.ledger)),
+            unrecorded=self.judge.lost or is_unrecorded(self.store) or not (plan is not None or len(self.ledger)),
             counters=self.counters,
             planned=self._planned,
         )
@@ -497,7 +497,10 @@ class Agent:
         return self._claimed[1]
 
     def statuses(self) -> list[SourceStatus]:
-        """Every source with its age and what is wrong with it."""
+        """Every source with its age and what is wrong with it, and the conditions that are not ok."""
+        return [*self._sources(), *(status for status in self.conditions() if not status.ok)]
+
+    def _sources(self) -> list[SourceStatus]:
         statuses = [
             self.tree.status(),
             self.signal.status(self.inventory.container_ids(), len(self.inventory.sandboxed())),
@@ -514,7 +517,6 @@ class Agent:
         statuses += self.operator_files.statuses()
         if self.reconciler.view is not None:
             statuses.append(claims_status(self.claims()))
-        statuses += [status for status in self.conditions() if not status.ok]
         if self.config.kubelet.enabled:
             statuses.append(self.kubelet_watch.status())
         if not self.store.writable:
@@ -538,7 +540,7 @@ class Agent:
 
     def _watched(self) -> list[SourceStatus]:
         """What the alerts follow: every source, and every condition until it is ok again."""
-        return [*self.statuses(), *(status for status in self.conditions() if status.ok)]
+        return [*self._sources(), *self.conditions()]
 
     def _kubelet_changed(self, kubelet: KubeletConfig, changes: tuple[KubeletChange, ...]) -> None:
         """Plan with the new values; parts that are built from others are built anew, by the caller of this agent."""

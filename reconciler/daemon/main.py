@@ -218,10 +218,10 @@ class Daemon:
             self._log.warning("not ready yet", problem=problem)
             await agent.reconciler.ready.wait()
         pods = len(agent.inventory.pods)
-        # Before that is reported, and before the priority: nothing yields to it yet.
+        # Before that is reported, and before the loop has a priority.
         malloc.keep_objects()
         self._notifier.ready(f"{self.config.mode.value}: {plural(pods, 'pod')}")
-        # Only now: the start itself is a second of work to which no work on the node should have to yield.
+        # Only now: the start itself is a second of work, which needs neither a high priority nor the least weight.
         agent.own_group.start()
         agent.stints.start()
         agent.priority.start()

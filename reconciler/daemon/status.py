@@ -492,7 +492,7 @@ class StatusReport:
             for status in statuses.values()
             if status.state is SettingState.UNREADABLE
         ][:_LINES]
-        texts += [problem.text for problem in bound_problems(agent.reconciler)]
+        texts += [problem.text for problem in islice(bound_problems(agent.reconciler), _LINES)]
         texts += agent.alert_service.problems()
         texts += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
         texts += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]

@@ -114,7 +114,7 @@ def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
             against = f"not on NUMA node {CpuSet(bound)}, as decided; {_taken(CpuSet(bound), owner, view, pools)}"
         got = len(cpus)
         if (contradiction := view.owners.get(key)) is not None and cpus:
-            got = len(contradiction.kernel & cpus) if not contradiction.runs_elsewhere else 0
+            got = len((contradiction.kernel & cpus) - contradiction.shared) if not contradiction.runs_elsewhere else 0
             against = contradicted(contradiction, view, pools, ours=key in pools.placed)
         yield CpuClaim(
             owner=owner,
@@ -142,7 +142,7 @@ def contradicted(owner: OwnerCpus, view: NodeView, pools: Pools, *, ours: bool) 
         )
     if owner.beside:
         more = f" and {len(owner.beside) - 1} more" if len(owner.beside) > 1 else ""
-        parts.append(f"CPU {owner.record} is not exclusive: {owner.beside[0]}{more}")
+        parts.append(f"CPU {owner.shared} is not exclusive: {owner.beside[0]}{more}")
     return "; ".join(parts)
 
 

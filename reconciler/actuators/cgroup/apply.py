@@ -7,6 +7,9 @@ all state can be rebuilt by another pass.
 One caller at a time (the worker). It waits in two places only: for the store's thread (an fsync) and, for a bounded
 time, for the blocking writer. A write that the kernel has not finished by then is recorded as under way; a later pass
 records its outcome.
+
+Longer than other modules because one pass, from a wanted value to its recorded outcome, is read as one sequence: each
+step depends on what the one before left in the ledger and in the cache.
 """
 
 import errno
@@ -515,7 +518,9 @@ class CgroupActuator:
             self.writes[work.knob.name, "gone" if gone else "refused"] += 1
             if outcome.error is not None and not gone:
                 self._ledger.failed(work.key, errno=outcome.error.errno, error=str(outcome.error))
-            self._inner.refused((work.within, work.knob.name), "" if gone else str(outcome.error))
+            self._inner.refused(
+                (work.within, work.knob.name), "" if gone else str(outcome.error or "it could not be read back")
+            )
         elif work.action is FileAction.RELEASE:
             self._under_way.pop(work.place, None)
             self.writes[work.knob.name, "restored"] += 1

@@ -13,6 +13,9 @@ a set member forks inherits the value.
 
 A member is known by its id and start time: the kernel gives ids away again. What a container can cost is bounded: in
 members that are read in one sweep (the other containers are first in the next), in listings, and in odd ones.
+
+Longer than other modules because a sweep and its undoing are read together: both rest on the same two kinds of
+originals, a container's and an odd member's, and on the order in which these become durable.
 """
 
 import os

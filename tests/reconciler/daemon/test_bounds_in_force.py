@@ -11,10 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.files import Directory
+from reconciler.control import bounds_in_force
+from reconciler.control.bounds_in_force import BoundProblem
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport, nothing_in_force
 from reconciler.policies.budget import BudgetLaw
 from reconciler.policies.reclaimed import ReclaimedForm
+from state.model import Hold
 from tests.fakes.livenode import BATCH, PINNED, LiveNode, container_id, group
 from tests.fakes.web import FakePulse
 
@@ -91,6 +94,37 @@ async def test_nothing_is_said_of_a_node_in_order(live: LiveNode) -> None:
         problems, reasons = shown(agent)
         assert [line for line in problems if "cpu." in line or "exclusive" in line] == []
         assert reasons["cpuset"] == "BE containers are limited to the BE pool"
+
+
+async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await live.look(agent)
+        assert shown(agent)[1]["cpuset"] == "BE containers are limited to the BE pool"
+        agent.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
+        agent.holds.refresh()
+        live.write(CONTAINER, "cpuset", "cpuset.cpus", "0-7")
+        await live.look(agent)
+        problems, reasons = shown(agent)
+        assert reasons["cpuset"].startswith("1 of 1 BE containers are not limited to the BE pool: ci/batch-7: upgrade")
+        (theirs,) = [line for line in problems if line.startswith("shop/db-0: CPU 7 of main is not exclusive")]
+        assert "ci/batch-7 still runs there: upgrade" in theirs
+
+
+async def test_many_refused_bounds_hide_no_owners_broken_claim(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    widened(live)
+    with live.agent() as agent, refusing(live, INNER, "cpuset.cpus"):
+        for _ in range(6):
+            for retries in agent.judge.statuses._retries.values():
+                retries.clear()
+            await live.look(agent)
+        many = [BoundProblem((BATCH,), f"ci/batch-7: cpu.quota: {number}") for number in range(500)]
+        monkeypatch.setattr(bounds_in_force, "_of_pods", lambda _: iter(many))
+        problems, _ = shown(agent)
+        assert [line for line in problems if line.startswith("shop/db-0: CPU 7 of main is not exclusive")]
+        assert len([line for line in problems if line.startswith("ci/batch-7: cpu.quota: ")]) < 20
+        detail = bounds_in_force.bounds_status(agent.reconciler).detail
+        assert detail.startswith("shop/db-0: CPU 7 of main is not exclusive")
+        assert detail.endswith("and 498 more")
 
 
 async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unready(live: LiveNode) -> None:
