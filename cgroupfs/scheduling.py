@@ -21,6 +21,21 @@ _RESET: Final = 0x4000_0000
 """SCHED_RESET_ON_FORK: of a thread in the idle class it resets a negative nice value only, never the class."""
 
 
+_EEVDF: Final = (6, 6)
+
+
+def kernel_version(release: str) -> tuple[int, int] | None:
+    """Major and minor number of a release (``uname -r``), whatever follows them; None where it has none."""
+    numbers = [text[: len(text) - len(text.lstrip("0123456789"))] for text in release.split(".")[:2]]
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(numbers) else None
+
+
+def has_eevdf(release: str) -> bool:
+    """Whether a kernel of this release has the EEVDF scheduler; True where that is not known."""
+    version = kernel_version(release)
+    return version is None or version >= _EEVDF
+
+
 class Scheduler(Protocol):
     """Reads and sets policies. Errors: `OSError`, as the kernel answers; ESRCH for a thread that has ended."""
 

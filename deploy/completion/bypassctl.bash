@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_subparsers=(status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate protect reload doctor capture plan init config)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_pods_option_strings=(-h --help -n --namespace --class --pool --sort --watch -w --interval --output -o --no-headers --config --socket --store --root)
@@ -29,6 +29,7 @@ _shtab_bypassctl_alerts_option_strings=(-h --help --output -o --no-headers --con
 _shtab_bypassctl_alert_option_strings=(-h --help --sink --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_interference_option_strings=(-h --help -n --namespace --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_simulate_option_strings=(-h --help --record --against --from --to --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_protect_option_strings=(-h --help --dry-run --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_reload_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_doctor_option_strings=(-h --help --prove --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_capture_option_strings=(-h --help --interval --output -o --no-headers --config --socket --store --root)
@@ -165,6 +166,10 @@ _shtab_bypassctl_simulate___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_simulate___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_simulate___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_simulate___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_protect___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_protect___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_protect___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_protect___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_reload___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_reload___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_reload___store_COMPGEN=_shtab_compgen_files
@@ -244,6 +249,9 @@ _shtab_bypassctl_interference___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_interference__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_simulate___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_simulate__o_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_protect_pos_0_choices=(observe cpu cpu+memory full)
+_shtab_bypassctl_protect___output_choices=(table wide json yaml jsonpath=)
+_shtab_bypassctl_protect__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_reload___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_reload__o_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_doctor___output_choices=(table wide json yaml jsonpath=)
@@ -257,7 +265,7 @@ _shtab_bypassctl_init___use_choices=(pods kubelet eviction events renewal)
 _shtab_bypassctl_config_pos_0_choices=(show explain schema)
 _shtab_bypassctl_config___output_choices=(table wide json yaml jsonpath=)
 _shtab_bypassctl_config__o_choices=(table wide json yaml jsonpath=)
-_shtab_bypassctl_pos_0_choices=(status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config)
+_shtab_bypassctl_pos_0_choices=(status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate protect reload doctor capture plan init config)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -337,6 +345,10 @@ _shtab_bypassctl_interference___no_headers_nargs=0
 _shtab_bypassctl_simulate__h_nargs=0
 _shtab_bypassctl_simulate___help_nargs=0
 _shtab_bypassctl_simulate___no_headers_nargs=0
+_shtab_bypassctl_protect__h_nargs=0
+_shtab_bypassctl_protect___help_nargs=0
+_shtab_bypassctl_protect___dry_run_nargs=0
+_shtab_bypassctl_protect___no_headers_nargs=0
 _shtab_bypassctl_reload__h_nargs=0
 _shtab_bypassctl_reload___help_nargs=0
 _shtab_bypassctl_reload___no_headers_nargs=0

@@ -71,7 +71,7 @@ function _shtab_bypassctl_using
   test "$_shtab_bypassctl_cmdpath" = "$argv"
 end
 
-set -g _shtab_bypassctl_commands status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate reload doctor capture plan init config
+set -g _shtab_bypassctl_commands status pods top why explain events report diff dump restore thaw off hold release holds headroom owners evictions alerts alert interference simulate protect reload doctor capture plan init config
 set -g _shtab_bypassctl_opts_with_value --against --by --ca --class --config --days --for --from --gate --history --interval --machine --namespace --output --pod --pods --pool --reason --record --root --section --server --since --sink --socket --sort --store --to --token-file --type --use -n -o
 
 complete -c bypassctl -e
@@ -312,6 +312,16 @@ complete -c bypassctl -n '_shtab_bypassctl_using simulate' -l config -xka "(__fi
 complete -c bypassctl -n '_shtab_bypassctl_using simulate' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using simulate' -l store -xka "(__fish_complete_path (commandline -ct))" -d 'the state file (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using simulate' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'root of a copied node, instead of this node'
+complete -c bypassctl -n '_shtab_bypassctl_using; and test $_shtab_bypassctl_npos -eq 0' -a protect -d 'The level of protection: show it, or set it and reload.'
+complete -c bypassctl -n '_shtab_bypassctl_using protect' -s h -l help -d 'show this help message and exit'
+complete -c bypassctl -n '_shtab_bypassctl_using protect' -l dry-run -d 'show what would change; write nothing'
+complete -c bypassctl -n '_shtab_bypassctl_using protect' -l output -s o -xka "table wide json yaml jsonpath=" -d 'table, wide, json, yaml or jsonpath=TEMPLATE, such as jsonpath={.x[*].y} (default: table)'
+complete -c bypassctl -n '_shtab_bypassctl_using protect' -l no-headers -d 'tables without their headings'
+complete -c bypassctl -n '_shtab_bypassctl_using protect' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration (default: /etc/bypassd/config.yaml)'
+complete -c bypassctl -n '_shtab_bypassctl_using protect' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: as configured)'
+complete -c bypassctl -n '_shtab_bypassctl_using protect' -l store -xka "(__fish_complete_path (commandline -ct))" -d 'the state file (default: as configured)'
+complete -c bypassctl -n '_shtab_bypassctl_using protect' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'root of a copied node, instead of this node'
+complete -c bypassctl -n '_shtab_bypassctl_using protect; and test $_shtab_bypassctl_npos -eq 0' -ka "observe cpu cpu+memory full" -d 'observe, cpu, cpu+memory or full: set it; without: show the level and what each adds on this node'
 complete -c bypassctl -n '_shtab_bypassctl_using; and test $_shtab_bypassctl_npos -eq 0' -a reload -d 'Reload the daemon'"'"'s configuration.'
 complete -c bypassctl -n '_shtab_bypassctl_using reload' -s h -l help -d 'show this help message and exit'
 complete -c bypassctl -n '_shtab_bypassctl_using reload' -l output -s o -xka "table wide json yaml jsonpath=" -d 'table, wide, json, yaml or jsonpath=TEMPLATE, such as jsonpath={.x[*].y} (default: table)'

@@ -54,6 +54,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "alert": (("alert test --sink pager", "send a test alert to one sink"),),
     "interference": (("interference", "victims, suspects and responses"),),
     "simulate": (("simulate --record day.rec --config new.yaml", "what another configuration would have done"),),
+    "protect": (
+        ("protect", "the level in force, and what each adds on this node"),
+        ("protect cpu", "set the level, reload, and show what changed"),
+    ),
     "reload": (("reload", "read the configuration again"),),
     "doctor": (("doctor", "what works on this node, what does not, and how to change that"),),
     "capture": (("capture /tmp/node.tar.gz", "an archive for plan --root and for support"),),

@@ -332,6 +332,17 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _protect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "level",
+        nargs="?",
+        choices=("observe", "cpu", "cpu+memory", "full"),
+        metavar="LEVEL",
+        help="observe, cpu, cpu+memory or full: set it; without: show the level and what each adds on this node",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would change; write nothing")
+
+
 def _namespace(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a namespace such as kube-system")
@@ -375,6 +386,7 @@ COMMANDS: Final = (
     CliCommand("alert", "test alert sinks, with or without the daemon", "alert", add=_alert),
     CliCommand("interference", "victims of interference, suspects and responses", "interference", add=_interference),
     CliCommand("simulate", "replay a recording with a configuration", "simulate", add=_simulate),
+    CliCommand("protect", "the level of protection: show it, or set it and reload", "protect", add=_protect),
     CliCommand("reload", "reload the daemon's configuration", "reload"),
     CliCommand("doctor", "check this node: available features, problems and fixes", "doctor", add=_doctor),
     CliCommand("capture", "capture everything bypassd reads on this node, secrets masked", "capture", add=_capture),

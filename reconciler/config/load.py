@@ -34,15 +34,20 @@ class Loaded(Struct, frozen=True, kw_only=True):
     preset: frozenset[str] = frozenset()
 
 
-def load(path: str = DEFAULT_PATH, *, required: bool = False, top: Schema | None = None) -> Loaded:
+def load(
+    path: str = DEFAULT_PATH, *, required: bool = False, top: Schema | None = None, edited: Text | None = None
+) -> Loaded:
     """Read ``path`` and ``conf.d/*.yaml`` beside it, in name order; later files win, setting by setting.
 
     A missing file counts as no configuration at all, so the defaults apply, unless it is ``required``.
-    ``top``: the schema, where the caller uses it, too: making it takes 5 ms.
-    Errors: `ConfigError` with every problem of every file.
+    ``top``: the schema, where the caller uses it, too: making it takes 5 ms. ``edited``: a text in place of the file of
+    that name, also where it does not exist yet. Errors: `ConfigError` with every problem of every file.
     """
     problems: list[ConfigProblem] = []
-    texts = list(_texts(path, required=required, problems=problems))
+    texts = list(_texts(path, required=required and edited is None, problems=problems))
+    if edited is not None:
+        kept = [edited if text.name == edited.name else text for text in texts]
+        texts = kept if edited in kept else [edited, *kept]
     try:
         bound = binder.bind(Config, texts, renamed=RENAMED, below=_preset, section=top)
     except ConfigError as exc:

@@ -322,7 +322,8 @@ class StatusReport:
         problems = self._reload()
         if problems:
             raise AgentError("\n".join(problems))
-        return {"mode": self._agent.config.mode.value}
+        config = self._agent.config
+        return {"mode": config.mode.value, "protect": config.protect.value if config.protect is not None else None}
 
     # Parts of the document
 

@@ -22,8 +22,8 @@ executed, and is read back a moment later.
 from typing import Final
 
 from cgroupfs.naming import QosClass
+from cgroupfs.scheduling import has_eevdf, kernel_version
 from reconciler.policies.base import SHARES_MIN, containers_of, owns_cpus
-from reconciler.runtime.stint_timer import has_eevdf, kernel_version
 from state.cpu import KernelScheduler
 from state.model import NodeView, Phase, Pod, PodClass, Pools
 

@@ -41,7 +41,7 @@ from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
-from reconciler.runtime.stint_timer import has_eevdf
+from cgroupfs.scheduling import has_eevdf
 
 _LOG: Final = get_log("own group")
 GROUP: Final = "/bypassd.slice"

@@ -29,9 +29,9 @@ import threading
 import weakref
 from typing import Final, final
 
+from cgroupfs.scheduling import has_eevdf
+
 STINT_S: Final = 100e-6
-_EEVDF: Final = (6, 6)
-"""Commit 147f3efaa241."""
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
 _SIGEV_THREAD_ID: Final = 4
@@ -75,18 +75,6 @@ def _spec(seconds: float) -> _Itimerspec:
 
 
 _STOPPED: Final = _spec(0)
-
-
-def kernel_version(release: str) -> tuple[int, int] | None:
-    """Major and minor number of a release (``uname -r``), whatever follows them; None where it has none."""
-    numbers = [text[: len(text) - len(text.lstrip("0123456789"))] for text in release.split(".")[:2]]
-    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(numbers) else None
-
-
-def has_eevdf(release: str) -> bool:
-    """Whether a kernel of this release has the EEVDF scheduler; True where that is not known."""
-    version = kernel_version(release)
-    return version is None or version >= _EEVDF
 
 
 def _timer_library() -> ctypes.PyDLL:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from reconciler.runtime.stint_timer import StintTimer, has_eevdf
+from cgroupfs.scheduling import has_eevdf
+from reconciler.runtime.stint_timer import StintTimer
 from reconciler.runtime.stints import LoopTimer
 
 _BESIDE = """

@@ -1,0 +1,213 @@
+"""``bypassctl protect``: the level in force with what each adds here; or set it, reload, and say what changed.
+
+The level is one line of the configuration. Only that line is changed, in the file that has it; the result is checked
+as a whole before it is written, and a reload that the daemon refuses puts the old text back.
+"""
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from cgroupfs.bounded import read_file
+from cgroupfs.errors import errno_name
+from reconciler.cli import places
+from reconciler.cli.blocks import Block, StyledText
+from reconciler.cli.checks.offers import offers_of
+from reconciler.cli.control import order
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.nodeview import inspect_node
+from reconciler.cli.output import emit
+from reconciler.cli.screen import line, show
+from reconciler.config import load
+from reconciler.config.docs import preset_in_force, shown
+from reconciler.config.level_line import with_level
+from reconciler.config.model import AgentMode, Config, Protection
+from reconciler.config.presets import ROWS, LevelEffect, NodeOffers, effects
+from reconciler.runtime.replaced import replace_durably
+from reconciler.settings.binder import ConfigError, Text
+from reconciler.settings.yaml import MAX_BYTES
+
+_NONE: Final = "none"
+_MODE: Final = 0o644
+
+
+class _LevelChange(NamedTuple):
+    """``file`` with ``old`` text (None: it does not exist) gets ``new``; the configuration before and after."""
+
+    file: str
+    old: bytes | None
+    new: bytes
+    before: load.Loaded
+    after: load.Loaded
+
+
+def run(options: Namespace) -> int:
+    """Show the levels, or set one. Errors: `CliError`; nothing is written then, or the old text is back."""
+    if options.level is None:
+        return _show_levels(options)
+    if options.root != "/":
+        raise CliError("protect LEVEL changes this node's configuration; it has no --root", Exit.USAGE)
+    change = _planned(places.config_path(options), Protection(options.level))
+    answer: dict[str, object] = {}
+    if not options.dry_run:
+        if change.new != change.old:
+            _write(change.file, change.new)
+        answer = _reload(options, change)
+    node = offers_of(inspect_node(options, loaded=change.after))
+    if options.output == "table":
+        show(_blocks(options, change, node, answer))
+    else:
+        emit(
+            {
+                "protect": options.level,
+                "file": change.file,
+                "written": not options.dry_run and change.new != change.old,
+                **answer,
+                "changed": {name: {"from": was, "to": now} for name, was, now in _differences(change)},
+                "notes": _notes(change.after, node),
+            },
+            options.output,
+        )
+    return Exit.OK
+
+
+def _planned(path: str, level: Protection) -> _LevelChange:
+    """The change, checked as the daemon will. Errors: `CliError` with every problem."""
+    try:
+        before = load.load(path)
+    except ConfigError as exc:
+        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    at = before.origins.get("protect")
+    file = at.file if at is not None else path
+    try:
+        old = read_file(file, MAX_BYTES)
+    except FileNotFoundError:
+        old = None
+    except OSError as exc:
+        raise CliError(f"{file}: cannot be read: {errno_name(exc.errno)}", Exit.REFUSED) from exc
+    try:
+        new = with_level((old or b"").decode(), level, at.line if at is not None else 0)
+        after = load.load(path, edited=Text(file, new))
+    except ConfigError as exc:
+        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    except ValueError as exc:
+        raise CliError(f"{at or file}: {exc}", Exit.REFUSED) from exc
+    if after.config.protect is not level:
+        raise CliError(f"{file}: a line was added, and another one decides; change it in an editor", Exit.REFUSED)
+    return _LevelChange(file, old, new.encode(), before, after)
+
+
+def _write(file: str, content: bytes) -> None:
+    try:
+        # A link, as a configuration management may make it, stays one.
+        replace_durably(os.path.realpath(file), content, mode=_MODE)
+    except PermissionError as exc:
+        raise CliError(f"{file}: permission denied: run with sudo", Exit.REFUSED) from exc
+    except OSError as exc:
+        managed = " (in a pod: change the ConfigMap)" if errno_name(exc.errno) in {"EROFS", "EBUSY", "EXDEV"} else ""
+        raise CliError(f"{file}: cannot be written: {errno_name(exc.errno)}{managed}", Exit.REFUSED) from exc
+
+
+def _reload(options: Namespace, change: _LevelChange) -> dict[str, object]:
+    """The daemon's answer, or why there is none (``unreachable``). Errors: `CliError`; the old text is back then."""
+    try:
+        answer = dict(order(options, "POST", "/reload"))
+    except CliError as exc:
+        if exc.code == Exit.UNREACHABLE:
+            return {"unreachable": str(exc).partition(";")[0]}
+        _take_back(change)
+        raise CliError(f"{change.file} is as before: {exc}", exc.code) from exc
+    if answer.get("protect", options.level) != options.level:
+        text = f"{change.file} is written, and the daemon has protect: {answer['protect']}: it reads another file"
+        raise CliError(f"{text} (systemctl cat bypassd)", Exit.REFUSED)
+    return answer
+
+
+def _take_back(change: _LevelChange) -> None:
+    if change.old is not None:
+        _write(change.file, change.old)
+    else:
+        os.unlink(change.file)
+
+
+def _differences(change: _LevelChange) -> Iterator[tuple[str, str, str]]:
+    """The settings that the two levels have: only the level's line differs. A rule that no file has is ``default``."""
+    for name in dict.fromkeys(row.setting for row in ROWS):
+        was, now = (_shown(loaded.config, name) for loaded in (change.before, change.after))
+        if was != now:
+            yield name, was, now
+
+
+def _shown(config: Config, name: str) -> str:
+    try:
+        return shown(load.value_at(config, name))
+    except AttributeError:
+        return "default"
+
+
+def _notes(loaded: load.Loaded, node: NodeOffers) -> dict[str, str]:
+    """What of the level is not in force here, by setting."""
+    return {row.setting: note for row, note in preset_in_force(loaded, node) if note is not None}
+
+
+def _blocks(options: Namespace, change: _LevelChange, node: NodeOffers, answer: dict[str, object]) -> Iterator[Block]:
+    was, config = change.before.config.protect, change.after.config
+    levels = f"protect: {_name(was)} -> {options.level}" if was is not config.protect else f"protect: {options.level}"
+    if options.dry_run:
+        state = "not written (--dry-run)"
+    else:
+        written = "written" if change.new != change.old else "there already"
+        after = f"not reloaded: {answer['unreachable']}" if "unreachable" in answer else f"mode {answer['mode']}"
+        state = f"{written}{', ' if 'unreachable' in answer else ' and reloaded; '}{after}"
+    yield line(StyledText(levels, "head"), f" in {change.file}: {state}")
+    differences = {name: f"{name}: {old} -> {new}" for name, old, new in _differences(change)}
+    notes = _notes(change.after, node)
+    if not differences:
+        yield line("no other setting changes", indent=2)
+    for name in dict.fromkeys([*differences, *notes]):
+        text = differences.get(name, name)
+        if name in notes:
+            yield line(StyledText(text, "warn"), f"; {notes[name]}", indent=2)
+        else:
+            yield line(text, indent=2)
+    if config.mode is AgentMode.OBSERVE and config.protect is not Protection.OBSERVE:
+        at = change.after.origins.get("mode")
+        yield line(StyledText("nothing is written", "warn"), f": mode: observe{f' at {at}' if at else ''}; remove it")
+    undo = f"; undo: bypassctl protect {was.value if was else 'observe'}" if was is not config.protect else ""
+    yield line(f"see what it writes: bypassctl diff{undo}")
+
+
+def _show_levels(options: Namespace) -> int:
+    try:
+        loaded = load.load(places.config_path(options), required=options.config is not None)
+    except ConfigError as exc:
+        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    config = loaded.config
+    node = offers_of(inspect_node(options, loaded=loaded))
+    at = loaded.origins.get("protect")
+    levels = list(effects(node))
+    if options.output == "table":
+        show(_level_blocks(config, str(at) if at else "not set in a file", levels))
+        return Exit.OK
+    rows = [
+        {"level": row.level.value, "adds": row.gives, "lacks": row.lacks, "waits_for": row.unlisted} for row in levels
+    ]
+    emit({"protect": _name(config.protect), "origin": str(at) if at else None, "levels": rows}, options.output)
+    return Exit.OK
+
+
+def _level_blocks(config: Config, origin: str, levels: list[LevelEffect]) -> Iterator[Block]:
+    yield line(StyledText(f"protect: {_name(config.protect)}", "head"), f" ({origin}), mode {config.mode.value}")
+    yield line("observe: plans, and writes nothing", indent=2)
+    for level in levels:
+        yield line(f"{level.level.value}: {', '.join(level.gives) or 'nothing more'}", indent=2)
+        for name, reason in level.lacks.items():
+            yield line(StyledText(name, "warn"), f" lacks: {reason}", indent=4)
+        for name, setting in level.unlisted.items():
+            yield line(StyledText(name, "warn"), f" waits for entries of {setting}", indent=4)
+    yield line("each has those above it, too; set one: bypassctl protect cpu")
+
+
+def _name(level: Protection | None) -> str:
+    return level.value if level is not None else _NONE

@@ -1,0 +1,151 @@
+"""protect: the level is checked, written, reloaded and reported; what the daemon refuses is taken back."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from reconciler.cli.exits import Exit
+from tests.reconciler.cli.conftest import Run
+from tests.reconciler.cli.fakedaemon import FakeDaemon
+
+RELOAD = "POST /reload"
+EXAMPLE = Path(__file__).parents[3] / "deploy/config.yaml"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text("# ours\nprotect: observe # until May\non_stop: restore\n")
+    path.chmod(0o640)
+    return path
+
+
+def test_a_level_is_written_and_reloaded(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
+    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert file.read_text() == "# ours\nprotect: cpu     # until May\non_stop: restore\n"
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert [path for path, _ in daemon.asked] == [RELOAD]
+    assert "observe -> cpu" in ran.out
+    assert "mode: observe -> enforce" in ran.out
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_each_difference_is_named_with_what_the_node_lacks(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "full"}
+    ran = run("protect", "full", "--config", str(file), "--socket", daemon.socket, "-o", "json")
+    answer = json.loads(ran.out)
+    assert answer["changed"]["mode"] == {"from": "observe", "to": "enforce"}
+    assert answer["changed"]["policies.network.enabled"] == {"from": "false", "to": "true"}
+    assert answer["changed"]["interference.rules.cpu.dry_run"] == {"from": "default", "to": "false"}
+    assert "interfaces" in answer["notes"]["policies.network.enabled"]
+    assert answer["written"]
+
+
+def test_a_dry_run_writes_nothing(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    before = file.read_text()
+    ran = run("protect", "full", "--dry-run", "--config", str(file), "--socket", daemon.socket)
+    assert ran.code == Exit.OK
+    assert "mode: observe -> enforce" in ran.out
+    assert (file.read_text(), daemon.asked) == (before, [])
+
+
+def test_a_reload_that_is_refused_puts_the_text_back(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    before = file.read_text()
+    daemon.answers[RELOAD] = 409, {"error": "conf.d/a.yaml:1: mode: expected observe"}
+    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert ran.code == Exit.REFUSED
+    assert "conf.d/a.yaml:1" in ran.err
+    assert file.read_text() == before
+
+
+def test_a_new_file_that_is_refused_is_removed(run: Run, tmp_path: Path, daemon: FakeDaemon) -> None:
+    daemon.answers[RELOAD] = 409, {"error": "no"}
+    path = tmp_path / "config.yaml"
+    assert run("protect", "cpu", "--config", str(path), "--socket", daemon.socket).code == Exit.REFUSED
+    assert not path.exists()
+    daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
+    assert run("protect", "cpu", "--config", str(path), "--socket", daemon.socket).code == Exit.OK
+    assert path.read_text() == "protect: cpu\n"
+
+
+def test_a_daemon_that_reads_another_file_is_found_out(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    daemon.answers[RELOAD] = 200, {"mode": "observe", "protect": None}
+    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert ran.code == Exit.REFUSED
+    assert "another file" in ran.err
+
+
+def test_without_the_daemon_it_is_for_the_next_start(run: Run, file: Path, tmp_path: Path) -> None:
+    ran = run("protect", "cpu", "--config", str(file), "--socket", str(tmp_path / "none"))
+    assert ran.code == Exit.OK
+    assert "not reloaded" in ran.out
+    assert "protect: cpu" in file.read_text()
+
+
+def test_the_file_that_decides_is_changed(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
+    before = file.read_text()
+    more = file.parent / "conf.d" / "level.yaml"
+    more.parent.mkdir()
+    more.write_text("protect: full\n")
+    assert run("protect", "cpu", "--config", str(file), "--socket", daemon.socket).code == Exit.OK
+    assert (file.read_text(), more.read_text()) == (before, "protect: cpu\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("protect: observe\nmode: enforcee\n", Exit.USAGE),
+        ("{protect: observe}\n", Exit.REFUSED),
+        ("{mode: observe}\n", Exit.USAGE),
+        ("mode: enforce\n", Exit.USAGE),
+    ],
+)
+def test_what_cannot_be_changed_safely_is_refused(
+    run: Run, file: Path, daemon: FakeDaemon, text: str, code: Exit
+) -> None:
+    file.write_text(text)
+    ran = run("protect", "observe" if text.startswith("mode") else "cpu", "--config", str(file))
+    assert (ran.code, ran.out, daemon.asked) == (code, "", [])
+    assert str(file) in ran.err
+    assert file.read_text() == text
+
+
+def test_a_mode_that_a_file_has_wins_and_is_said(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    daemon.answers[RELOAD] = 200, {"mode": "observe", "protect": "cpu"}
+    file.write_text("mode: observe\n")
+    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert f"mode: observe at {file}:2" in ran.out
+
+
+def test_a_link_stays_one(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
+    link = file.parent / "link.yaml"
+    link.symlink_to(file.name)
+    assert run("protect", "cpu", "--config", str(link), "--socket", daemon.socket).code == Exit.OK
+    assert link.is_symlink()
+    assert "protect: cpu" in file.read_text()
+
+
+def test_the_levels_are_shown_with_what_each_adds(run: Run, file: Path) -> None:
+    ran = run("protect", "--config", str(file), "-o", "json")
+    answer = json.loads(ran.out)
+    assert answer["protect"] == "observe"
+    assert answer["origin"] == f"{file}:2:10"
+    assert [level["level"] for level in answer["levels"]] == ["cpu", "cpu+memory", "full"]
+    assert "BE CPU budget" in answer["levels"][0]["adds"]
+    assert "protect: observe" in run("protect", "--config", str(file)).out
+
+
+def test_the_examples_commented_line_becomes_the_setting(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(EXAMPLE.read_bytes())
+    assert run("protect", "cpu", "--config", str(path), "--socket", str(tmp_path / "none")).code == Exit.OK
+    old, new = EXAMPLE.read_text().splitlines(), path.read_text().splitlines()
+    assert next(row for row in new if row not in old).startswith("protect: cpu ")
+    assert len(new) == len(old)
+    assert sum(a != b for a, b in zip(old, new, strict=True)) == 1
