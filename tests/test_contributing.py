@@ -181,7 +181,7 @@ def test_each_addition_is_as_small_as_its_title_promises() -> None:
     new, changed = added(FILE)
     assert FILE.endswith("one file, one codec, one line")
     assert new == ["reconciler/policies/huge_pages.py"]
-    assert {path for path, _ in changed} == {"reconciler/actuators/files/catalog.py", "reconciler/policies/table.py"}
+    assert {path for path, _ in changed} == {"reconciler/actuators/file_catalog.py", "reconciler/policies/table.py"}
     assert ("reconciler/policies/table.py", 1) in changed
 
     new, changed = added(DETECTOR)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
 from cgroupfs.knobs import CATALOG
-from reconciler.actuators.files.catalog import FILES
+from reconciler.actuators.file_catalog import FILES
 from state.cache import RESCTRL_GROUP
 from state.cpu import CORE_COOKIE, THREAD_POLICY
 from state.memory import OOM_SCORE

@@ -12,8 +12,21 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from reconciler.cli.blocks import LABEL, Block, Cell, Field, StyledText, Table
-from reconciler.cli.screen import BELOW, NARROW, fitted, goes_below, has_headings, text_of, wrapped
+from reconciler.cli.blocks import (
+    BELOW,
+    LABEL,
+    NARROW,
+    Block,
+    Cell,
+    Field,
+    StyledText,
+    Table,
+    fitted,
+    goes_below,
+    has_headings,
+    text_of,
+    wrapped,
+)
 from reconciler.cli.styles import STYLES
 
 _GAP: Final = "  "

@@ -6,21 +6,26 @@ A pipe gets plain text without wrapping, so that grep and awk work on it.
 import os
 import sys
 from collections.abc import Iterable
-from typing import Final, TextIO
+from typing import TextIO
 
-from reconciler.cli.blocks import LABEL, Block, Cell, Field, Line, StyledText, Table
-from reconciler.cli.names import shortened
+from reconciler.cli.blocks import (
+    BELOW,
+    LABEL,
+    NARROW,
+    Block,
+    Cell,
+    Field,
+    Line,
+    StyledText,
+    Table,
+    fitted,
+    goes_below,
+    has_headings,
+    text_of,
+    wrapped,
+)
 from reconciler.runtime import streams
 from state.printable import LONGEST, printable
-
-HEADINGS: Final = {"printed": True}
-"""Whether tables have their headings: ``--no-headers``."""
-WHOLE_NAMES: Final = {"shown": False}
-"""Whether names keep their length on a terminal, too: ``-o wide``."""
-NARROW: Final = 20
-"""Columns of a terminal: with less the last column of a table gets lines of its own."""
-BELOW: Final = 4
-"""Blanks before them."""
 
 
 def line(*cells: Cell, indent: int = 0) -> Line:
@@ -84,48 +89,6 @@ def on_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def fitted(table: Table, width: int | None) -> Table:
-    """The table with its names shortened to a terminal of ``width`` columns; both ways of drawing begin with it.
-
-    Another column than the last leaves at least `NARROW` columns to the last, which is wrapped.
-    """
-    column = table.names
-    if width is None or column is None or not table.rows or WHOLE_NAMES["shown"]:
-        return table
-    last = len(table.columns) - 1
-    rows = [*([table.columns] if has_headings(table) else []), *table.rows]
-    widths = [max(len(text_of(row[number])) for row in rows) for number in range(last + 1)]
-    left = sum(widths[:-1]) + 2 * last
-    if column != last:
-        room = max(NARROW, width - left + widths[column] - min(widths[last], NARROW))
-    else:
-        room = width - (BELOW if goes_below(left, width, widths[last]) else left)
-    # Another one than the last is not wrapped: there its words are one name.
-    return table._replace(
-        rows=[
-            (*row[:column], _short(row[column], room, words=column == last), *row[column + 1 :]) for row in table.rows
-        ]
-    )
-
-
-def _short(cell: Cell, room: int, *, words: bool) -> Cell:
-    text = text_of(cell)
-    if len(text) <= room:
-        return cell
-    short = " ".join(shortened(word, room) for word in text.split(" ")) if words else shortened(text, room)
-    return cell._replace(text=short) if isinstance(cell, StyledText) else short
-
-
-def has_headings(table: Table) -> bool:
-    """Whether this table's headings are printed."""
-    return table.headings and HEADINGS["printed"]
-
-
-def text_of(cell: Cell) -> str:
-    """The text of a cell, without its meaning, as it may be shown: both ways of drawing take it from here."""
-    return printable(cell.text if isinstance(cell, StyledText) else cell, LONGEST)
-
-
 def _line(block: Line, width: int | None) -> list[str]:
     text = "".join(map(text_of, block.cells))
     indent = " " * block.indent
@@ -161,26 +124,6 @@ def _table(block: Table, width: int | None) -> list[str]:
         lines.append("  ".join([*cells, parts[0]]))
         lines += [" " * left + part for part in parts[1:]]
     return lines
-
-
-def goes_below(left: int, width: int | None, widest: int) -> bool:
-    """Whether a table's last column gets lines of its own: beside the others its ``widest`` cell has no room."""
-    return width is not None and width - left < min(NARROW, widest)
-
-
-def wrapped(text: str, width: int | None) -> list[str]:
-    """Text in lines of at most ``width``, broken at blanks; a longer word stays whole."""
-    if width is None or len(text) <= width:
-        return [text]
-    lines: list[str] = []
-    line = ""
-    for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    return [*lines, line]
 
 
 def _width(out: TextIO) -> int:

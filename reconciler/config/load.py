@@ -13,8 +13,9 @@ from cgroupfs.errors import errno_name
 from reconciler.config.model import RENAMED, AgentMode, Config, Protection
 from reconciler.settings import binder
 from reconciler.settings.binder import BoundConfig, ConfigError, Text
+from reconciler.settings.nodes import ConfigProblem, SourceLocation
 from reconciler.settings.schema import Schema, section_of, settings
-from reconciler.settings.yaml import MAX_BYTES, ConfigProblem, SourceLocation
+from reconciler.settings.yaml import MAX_BYTES
 
 _LARGEST: Final = 4 * MAX_BYTES
 """Bytes; a file with more than `MAX_BYTES` characters is reported with its place."""

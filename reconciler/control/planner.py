@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY
 from reconciler.policies.base import AnyPolicy, PolicyConfig
 from reconciler.policies.refusals import RefusalContext, check
-from reconciler.policies.table import POLICIES, PoliciesConfig
+from reconciler.policies.table import POLICIES, PoliciesConfig, is_excluded
 from reconciler.runtime.format import plural
 from state.model import NodeView, Pod, Pools, Refusal, Setting
 from state.plan import Desired, NodePlan
@@ -181,7 +181,10 @@ def _active(
 
 def _requesting(policy: AnyPolicy, pods: Collection[Pod], config: PoliciesConfig) -> int:
     """How many of these pods request it for themselves."""
-    return 0 if policy.requested is None else sum(policy.requested(pod, config) for pod in pods)
+    if policy.requested is None or is_excluded(policy.name, config):
+        return 0
+    section = getattr(config, policy.name)
+    return sum(policy.requested(pod, section) for pod in pods)
 
 
 def _resolve(wishes: Iterable[tuple[int, Setting]]) -> Mapping[tuple[str, str], Setting]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 import trio
-from msgspec import Struct
 
 from reconciler.actuators.holds import pod_hold
 from reconciler.alerts.service import AlertService
@@ -20,6 +19,7 @@ from reconciler.config.environment import cri_client
 from reconciler.config.model import Config
 from reconciler.placement.provision import pod_indicators
 from reconciler.policies.cache import signals_of
+from reconciler.runtime.counters import InterferenceCounters
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.cpu import PodIndicators
@@ -44,25 +44,6 @@ def watched(config: Config) -> bool:
     judged = config.interference.enabled or config.eviction.enabled
     followed = signals_of(config.policies.cache) | config.policies.shared.signals
     return judged or config.interference.record.directory is not None or bool(followed)
-
-
-class InterferenceCounters(Struct, frozen=True, kw_only=True):
-    """Counts of the monitor, for the metrics. Since the start, except ``verdicts`` and ``steps``, which are now.
-
-    ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: transitions on the ladder,
-    by response and turn (a rule in shadow has turns of its own, ``would-applied``). ``read_s``: CPU seconds by reader.
-    ``orders``: evictions of the last hours by outcome, ``open`` for those under way; ``ended``: all since the start;
-    ``would``: pods that a dry run would evict now.
-    """
-
-    verdicts: Mapping[tuple[str, str], int] = {}
-    steps: Mapping[str, int] = {}
-    changes: Mapping[tuple[str, str], int] = {}
-    read_s: Mapping[str, float] = {}
-    pass_s: float = 0.0
-    orders: Mapping[str, int] = {}
-    ended: Mapping[str, int] = {}
-    would: int = 0
 
 
 @final

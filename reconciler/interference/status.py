@@ -8,9 +8,9 @@ from msgspec import to_builtins
 from reconciler.config.model import Config
 from reconciler.interference.engine import Evaluation
 from reconciler.interference.monitor import InterferenceMonitor
-from reconciler.interference.service import InterferenceCounters
 from reconciler.responses.eviction.status import section
 from reconciler.responses.ladder import EscalationState, in_force
+from reconciler.runtime.counters import InterferenceCounters
 from state.evidence import RuleVerdict, Verdict
 from state.measures import Restrictions
 

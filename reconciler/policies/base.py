@@ -6,7 +6,7 @@ the same arguments.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Meta, Struct, json
 
@@ -15,9 +15,6 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
-
-if TYPE_CHECKING:
-    from reconciler.policies.table import PoliciesConfig
 
 C_contra = TypeVar("C_contra", bound=Struct, contravariant=True)
 C = TypeVar("C", bound=Struct)
@@ -93,9 +90,9 @@ class Policy(Struct, Generic[C], frozen=True, kw_only=True):
     decide_resources: ResourceAllocator[C] | None = None
     parents: ForParents[C] | None = None
     pod: ForPod[C] | None = None
-    requested: Callable[[Pod, "PoliciesConfig"], bool] | None = None
+    requested: Callable[[Pod, C], bool] | None = None
     """Whether a pod requests the policy for itself: where it is off for the node, it applies to such pods only, and its
-    functions see that in ``enabled``."""
+    functions see that in ``enabled``. Not called while a policy is on that excludes this one."""
 
 
 # Any: each policy has a config type of its own, and the table holds them all; `Policy` itself ties the functions of

@@ -15,7 +15,7 @@ quotaBurst; kernel documentation sched-bwc. Differences:
 - Containers on CPUs of their own get none: they have no CPU beyond those to burst into.
 """
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -27,9 +27,6 @@ from reconciler.policies.pinned import is_pinned, lifts_pod
 from state.cpu import BurstLimit
 from state.model import ContainerKind, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
-
-if TYPE_CHECKING:
-    from reconciler.policies.table import PoliciesConfig
 
 NAME: Final = "burst"
 KNOB: Final = "cpu.burst"
@@ -112,10 +109,10 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
     return settings
 
 
-def _requested(pod: Pod, policies: "PoliciesConfig") -> bool:
+def _requested(pod: Pod, config: BurstConfig) -> bool:
     wish = pod.wish
     asked = wish.burst_policy in _REQUESTS or (wish.burst_policy is None and bool(wish.burst_us))
-    return policies.burst.pods and pod.pod_class.online and asked
+    return config.pods and pod.pod_class.online and asked
 
 
 POLICY = Policy(

@@ -18,7 +18,7 @@ if unlimited, never below ``min``; ``low`` is raised to ``min``. BE pods' reques
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -31,9 +31,6 @@ from reconciler.runtime.format import size
 from state.memory import MemoryProtection
 from state.model import Container, NodeView, Pod, PodClass, Setting
 from state.plan import NodePlan
-
-if TYPE_CHECKING:
-    from reconciler.policies.table import PoliciesConfig
 
 NAME: Final = "memory_qos"
 
@@ -240,8 +237,8 @@ def _plus(protection: MemoryProtection, other: MemoryProtection) -> MemoryProtec
     )
 
 
-def _requested(pod: Pod, policies: "PoliciesConfig") -> bool:
-    return policies.memory_qos.pods and pod.memory.auto
+def _requested(pod: Pod, config: MemoryQosConfig) -> bool:
+    return config.pods and pod.memory.auto
 
 
 def _pages(number: int) -> int:

@@ -21,7 +21,7 @@ of it; a guard on the use of the shared CPUs; a token bucket for each container)
 import zlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -32,9 +32,6 @@ from reconciler.policies.lending import CPU_MILLI, QuotaBorrower, ceiling_us
 from state.cpu import BurstLimit
 from state.model import NodeCpu, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
-
-if TYPE_CHECKING:
-    from reconciler.policies.table import PoliciesConfig
 
 NAME: Final = "quota_burst"
 _UP: Final = (6, 5)
@@ -305,9 +302,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QuotaBurstConfig) 
     return lending.wanted(pod, view, plan.pools, policy=NAME, percent=percent_of(pod, config))
 
 
-def _requested(pod: Pod, policies: "PoliciesConfig") -> bool:
-    """Two laws must not move the same quotas: with the other one on, this one is off for all."""
-    return not policies.quota_turbo.enabled and pod.pod_class.online and takes_part(pod, policies.quota_burst)
+def _requested(pod: Pod, config: QuotaBurstConfig) -> bool:
+    return pod.pod_class.online and takes_part(pod, config)
 
 
 POLICY = Policy(

@@ -116,3 +116,9 @@ else:
         _Sections,
         __name__,
     )
+
+
+def is_excluded(name: str, config: PoliciesConfig) -> bool:
+    """Whether a policy is on for the node that excludes this one: then no pod can request this one either."""
+    rivals = {second if name == first else first for first, second, _ in _EXCLUSIVE if name in (first, second)}
+    return any(getattr(config, rival).enabled for rival in rivals)

@@ -86,6 +86,25 @@ class CounterValues(Struct, frozen=True, kw_only=True):
         )
 
 
+class InterferenceCounters(Struct, frozen=True, kw_only=True):
+    """Counts of the monitor, for the metrics. Since the start, except ``verdicts`` and ``steps``, which are now.
+
+    ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: transitions on the ladder,
+    by response and turn (a rule in shadow has turns of its own, ``would-applied``). ``read_s``: CPU seconds by reader.
+    ``orders``: evictions of the last hours by outcome, ``open`` for those under way; ``ended``: all since the start;
+    ``would``: pods that a dry run would evict now.
+    """
+
+    verdicts: Mapping[tuple[str, str], int] = {}
+    steps: Mapping[str, int] = {}
+    changes: Mapping[tuple[str, str], int] = {}
+    read_s: Mapping[str, float] = {}
+    pass_s: float = 0.0
+    orders: Mapping[str, int] = {}
+    ended: Mapping[str, int] = {}
+    would: int = 0
+
+
 @final
 class AgentCounters:
     """The live counters of events that no other part counts. Only the loop's task calls these.

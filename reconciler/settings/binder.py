@@ -26,9 +26,10 @@ from msgspec.inspect import (
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, InputError
-from reconciler.settings import units, yaml
+from reconciler.settings import nodes, units
+from reconciler.settings.nodes import BOOLS, ConfigProblem, Node, Scalar, SourceLocation
 from reconciler.settings.schema import FieldSchema, ListType, Schema, list_of, section_of
-from reconciler.settings.yaml import BOOLS, MAX_BYTES, ConfigProblem, Node, Scalar, SourceLocation, parse_tree
+from reconciler.settings.yaml import MAX_BYTES, parse_tree
 
 T = TypeVar("T", bound=Struct)
 
@@ -185,7 +186,7 @@ class _Binder:
         tree = parse_tree(text.name, text.content, self.problems, largest=largest)
         if tree is None:
             return None
-        if schema.struct is not None and not isinstance(tree, yaml.Mapping):
+        if schema.struct is not None and not isinstance(tree, nodes.Mapping):
             self.problems.append(ConfigProblem(tree.at, "", f"expected settings as 'key: value'; got {tree.shown}"))
             return None
         return self.check(tree, schema, "")
@@ -207,7 +208,7 @@ class _Binder:
                 return self._scalar(node, schema, path, secret)
 
     def _section(self, node: Node, schema: Schema, path: str, secret: bool) -> _Checked | None:
-        if not isinstance(node, yaml.Mapping):
+        if not isinstance(node, nodes.Mapping):
             self._bad(node.at, path, f"expected a section with keys; got {_shown(node, secret)}")
             return None
         values: dict[str, _Checked] = {}
@@ -229,7 +230,7 @@ class _Binder:
         return _Checked(values, node.at)
 
     def _map(self, node: Node, schema: Schema, path: str, secret: bool) -> _Checked | None:
-        if not isinstance(node, yaml.Mapping):
+        if not isinstance(node, nodes.Mapping):
             self._bad(node.at, path, f"expected keys with values; got {_shown(node, secret)}")
             return None
         if not node.items:
@@ -242,7 +243,7 @@ class _Binder:
         return _Checked({key: value for key, value in checked.items() if value is not None}, node.at)
 
     def _list(self, node: Node, schema: Schema, path: str, secret: bool) -> _Checked | None:
-        if not isinstance(node, yaml.Sequence):
+        if not isinstance(node, nodes.Sequence):
             hint = ""
             if isinstance(node, Scalar) and node.text and not node.null:
                 hint = f"; write [{node.text}]" if not secret and len(node.text) <= 40 else "; write [ ] around it"

@@ -14,107 +14,20 @@ integers become such values; everything else stays text, so ``0.5`` and ``1e3`` 
 """
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from cgroupfs.errors import AgentError, InputError
+from cgroupfs.errors import InputError
+from reconciler.settings.nodes import ConfigProblem, Mapping, Node, Scalar, Sequence, YamlError
 
 Path = tuple[str | int, ...]
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 16
-BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-"""YAML 1.1's words, as common in Kubernetes manifests; compared in lower case."""
-_NULLS: Final = frozenset({"", "~", "null", "Null", "NULL"})
-_INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
-_MAX_DIGITS: Final = 20
 _FOREIGN_BYTES: Final = 4 << 20
 _FOREIGN_DEPTH: Final = 64
-
-
-class SourceLocation(NamedTuple):
-    """A place in a file; line and column count from 1. Without a line: the file as a whole, which was not read."""
-
-    file: str
-    line: int = 0
-    column: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-
-
-class ConfigProblem(NamedTuple):
-    """One mistake. ``path`` is the setting's dotted name, empty for the file as a whole."""
-
-    place: SourceLocation
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.path}: {self.message}" if self.path else f"{self.place}: {self.message}"
-
-
-class YamlError(InputError):
-    """A text that is not YAML, or not YAML that is read here. The message begins with ``file:line:column``."""
-
-    def __init__(self, at: SourceLocation, message: str) -> None:
-        AgentError.__init__(self, f"{at}: {message}")
-        self.where = str(at)
-        self.value = None
-        self.expected = message
-
-
-class Scalar(Struct, frozen=True):
-    """A single value as written. ``quoted`` ones are text, whatever their form."""
-
-    at: SourceLocation
-    text: str
-    quoted: bool
-
-    @property
-    def null(self) -> bool:
-        """True for an empty value, ``~`` and ``null``."""
-        return not self.quoted and self.text in _NULLS
-
-    @property
-    def shown(self) -> str:
-        """For a message."""
-        return "nothing" if self.null else repr(self.text if len(self.text) <= 40 else f"{self.text[:40]}...")
-
-    @property
-    def plain(self) -> object:
-        """The value by the rules for files of others."""
-        if self.null:
-            return None
-        if self.quoted:
-            return self.text
-        if self.text.lower() in BOOLS:
-            return BOOLS[self.text.lower()]
-        if len(self.text) <= _MAX_DIGITS and _INTEGER.fullmatch(self.text):
-            return int(self.text)
-        return self.text
-
-
-class Sequence(Struct, frozen=True):
-    """A list."""
-
-    at: SourceLocation
-    items: tuple["Node", ...]
-    shown: str = "a list"
-
-
-class Mapping(Struct, frozen=True):
-    """Keys with their values and places. A key that is written twice keeps its first value."""
-
-    at: SourceLocation
-    items: dict[str, "Node"]
-    places: dict[str, SourceLocation]
-    shown: str = "a section with keys"
-
-
-Node = Scalar | Sequence | Mapping
 
 
 def parse_tree(file: str, text: str, problems: list[ConfigProblem], *, largest: int = MAX_BYTES) -> Node | None:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol, final
 import yaml
 from msgspec import Struct
 
-from reconciler.settings.yaml import (
+from reconciler.settings.nodes import (
     ConfigProblem,
     Mapping,
     Node,

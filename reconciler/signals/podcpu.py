@@ -187,6 +187,11 @@ class PodCpu:
         return share, own_ns, sure
 
 
+def pod_cpu(shared: SharedReaders) -> PodCpu:
+    """The one reader of the pods' CPU time."""
+    return shared.reader(PodCpu, lambda: PodCpu(shared.means.hierarchy, files=shared.fd_cache))
+
+
 def build(shared: SharedReaders) -> Reader:
     """The reader, for `reconciler.signals.catalog`."""
-    return shared.cpu
+    return pod_cpu(shared)

@@ -22,7 +22,6 @@ from reconciler.runtime.format import duration
 from reconciler.runtime.stints import in_worker
 from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
-from reconciler.signals.psi import SIGNALS
 from state.model import Pod
 from state.undo import RestoreOutcome, RestoreResult
 
@@ -62,11 +61,11 @@ class PrivateGroups:
     def directory(self, uid: str) -> str | None:
         return self._directories.get(uid)
 
-    def problems(self) -> Mapping[str, str]:
-        problem = self._problem
+    @property
+    def problem(self) -> str | None:
         if self._lane.busy_s() > _HANGS_S:
-            problem = f"moving processes into a private cgroup2 group takes {duration(self._lane.busy_s())} so far"
-        return dict.fromkeys(SIGNALS, problem) if problem else {}
+            return f"moving processes into a private cgroup2 group takes {duration(self._lane.busy_s())} so far"
+        return self._problem
 
     def update(self, pods: Mapping[str, Pod], now: float) -> None:
         try:

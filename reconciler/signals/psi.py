@@ -24,7 +24,7 @@ from cgroupfs.pressure import PressureResource
 from cgroupfs.private import private_tree
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, CounterIncrease
-from reconciler.signals.podcpu import QuotaLookup
+from reconciler.signals.podcpu import QuotaLookup, pod_cpu
 from reconciler.signals.processes import same_groups
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
@@ -58,7 +58,9 @@ class PressureGroups(Protocol):
     def update(self, pods: Mapping[str, Pod], now: float) -> None:
         """The pods that there are: make and fill what is missing, in its own time."""
 
-    def problems(self) -> Mapping[str, str]: ...
+    @property
+    def problem(self) -> str | None:
+        """Why not all of them are filled."""
 
     async def aclose(self) -> None: ...
 
@@ -119,7 +121,8 @@ class Psi:
         self._problems: dict[str, str] = {}
 
     def problems(self) -> Mapping[str, str]:
-        return {**self._problems, **(self._private.problems() if self._private is not None else {})}
+        private = self._private.problem if self._private is not None else None
+        return {**self._problems, **(dict.fromkeys(SIGNALS, private) if private is not None else {})}
 
     async def aclose(self) -> None:
         if self._private is not None:
@@ -278,4 +281,4 @@ def build(shared: SharedReaders) -> Reader:
     means = shared.means
     tree = private_tree(means.hierarchy) if means.root == "/" else None
     groups = PrivateGroups(tree, shared.processes, wanted=means.private_cgroup2) if tree is not None else None
-    return Psi(means.hierarchy, shared.cpu, private=groups, root=means.root, files=shared.fd_cache)
+    return Psi(means.hierarchy, pod_cpu(shared), private=groups, root=means.root, files=shared.fd_cache)

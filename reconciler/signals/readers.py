@@ -7,7 +7,7 @@ dropped for removed subjects.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, final, runtime_checkable
 
 import trio
 from msgspec import Struct
@@ -24,8 +24,9 @@ from state.memory import MemoryPlan
 from state.model import NodeView, Pools
 
 if TYPE_CHECKING:
-    from reconciler.signals.podcpu import PodCpu
     from reconciler.signals.processes import PodProcesses
+
+_R = TypeVar("_R", bound="Reader")
 
 
 class SampleContext(Struct, frozen=True, kw_only=True):
@@ -126,7 +127,7 @@ class SharedReaders:
     def __init__(self, means: ReaderContext) -> None:
         self.means = means
         self._processes: PodProcesses | None = None
-        self._cpu: PodCpu | None = None
+        self._readers: list[Reader] = []
         self.vmstat = VmStat(means.root, means.files)
         self._kept = FdCache() if means.files is REAL else None
         self._pass: float | None = None
@@ -156,11 +157,10 @@ class SharedReaders:
             self._processes = PodProcesses(self.means.hierarchy, self.means.files)
         return self._processes
 
-    @property
-    def cpu(self) -> "PodCpu":
-        """The reader of the pods' CPU time."""
-        if self._cpu is None:
-            from reconciler.signals.podcpu import PodCpu  # loaded with its first reader
-
-            self._cpu = PodCpu(self.means.hierarchy, files=self.fd_cache)
-        return self._cpu
+    def reader(self, kind: type[_R], make: Callable[[], _R]) -> _R:
+        """The reader of this class that others take from, too: made by the first that needs it."""
+        for reader in self._readers:
+            if isinstance(reader, kind):
+                return reader
+        self._readers.append(made := make())
+        return made

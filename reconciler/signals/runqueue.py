@@ -22,7 +22,7 @@ from cgroupfs.files import REAL, FileOps
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.growth import SHORTEST_S, CounterDelta
-from reconciler.signals.podcpu import QuotaLookup
+from reconciler.signals.podcpu import QuotaLookup, pod_cpu
 from reconciler.signals.processes import OUTSIDE, PodProcesses
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.taskstats import Delays, Taskstats
@@ -257,4 +257,4 @@ def parse_schedstat(text: str) -> Delays:
 
 def build(shared: SharedReaders) -> Reader:
     """The reader, for `reconciler.signals.catalog`."""
-    return RunQueue(shared.processes, shared.cpu, root=shared.means.root, files=shared.means.files)
+    return RunQueue(shared.processes, pod_cpu(shared), root=shared.means.root, files=shared.means.files)

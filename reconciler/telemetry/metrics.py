@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from reconciler.alerts.service import AlertNumbers
 from reconciler.control.pod_minutes import CpuSeconds
-from reconciler.interference.service import InterferenceCounters
-from reconciler.runtime.counters import CounterValues
+from reconciler.runtime.counters import CounterValues, InterferenceCounters
 from reconciler.runtime.own_group import OwnGroupStatus, Placement
 from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.stints import StintValues

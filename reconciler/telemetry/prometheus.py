@@ -19,9 +19,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.utils import floatToGoString
 
 from reconciler.control.pod_minutes import CpuSeconds
-from reconciler.interference.service import InterferenceCounters
 from reconciler.runtime.cooperative import Steps
-from reconciler.runtime.counters import HistogramValues
+from reconciler.runtime.counters import HistogramValues, InterferenceCounters
 from reconciler.runtime.priority import PriorityState
 from reconciler.runtime.supervisor import ComponentHealth
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics

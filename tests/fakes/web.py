@@ -6,7 +6,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, InputError
 from reconciler.runtime.cooperative import Steps
 from reconciler.settings.binder import ConfigError
-from reconciler.settings.yaml import ConfigProblem, SourceLocation
+from reconciler.settings.nodes import ConfigProblem, SourceLocation
 from reconciler.telemetry.metrics import MetricsSnapshot
 from reconciler.web.interface import AlertTest, HoldRequest, OffRequest, RestoreRequest
 from state.model import Hold

@@ -1,4 +1,4 @@
-"""Sets files of the node outside of every cgroup (`reconciler.actuators.files.catalog`). An auxiliary actuator.
+"""Sets files of the node outside of every cgroup (`reconciler.actuators.file_catalog`). An auxiliary actuator.
 
 The original is durable before the first write, together with every value of ours that the file may have after a crash.
 A value that is neither was written by another program (sysctl, tuned, the kernel itself as memory is plugged in): it is
@@ -23,7 +23,7 @@ from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
-from reconciler.actuators.files.catalog import FILES, NodeFile
+from reconciler.actuators.file_catalog import FILES, NodeFile
 from reconciler.actuators.holds import holding
 from state.entry import LedgerEntry
 from state.kinds import FILE, SYSCTL

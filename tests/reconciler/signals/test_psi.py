@@ -50,6 +50,7 @@ class Private:
         self.directories = dict(directories)
         self.updated = 0
         self.closed = False
+        self.refused: str | None = None
 
     def directory(self, uid: str) -> str | None:
         return self.directories.get(uid)
@@ -57,8 +58,9 @@ class Private:
     def update(self, pods: Mapping[str, Pod], now: float) -> None:
         self.updated += 1
 
-    def problems(self) -> Mapping[str, str]:
-        return {}
+    @property
+    def problem(self) -> str | None:
+        return self.refused
 
     async def aclose(self) -> None:
         self.closed = True

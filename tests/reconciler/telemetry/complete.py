@@ -8,8 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.alerts.service import AlertNumbers, SinkNumbers
 from reconciler.control.pod_minutes import CpuSeconds
-from reconciler.interference.service import InterferenceCounters
-from reconciler.runtime.counters import AgentCounters
+from reconciler.runtime.counters import AgentCounters, InterferenceCounters
 from reconciler.runtime.own_group import OwnGroupStatus, Placement
 from reconciler.runtime.stints import ComponentWork, StintValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus

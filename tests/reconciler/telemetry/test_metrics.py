@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.control.pod_minutes import CpuSeconds
-from reconciler.interference.service import InterferenceCounters
-from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram
+from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram, InterferenceCounters
 from reconciler.runtime.own_group import OwnGroupStatus, Placement
 from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
