@@ -11,7 +11,7 @@ from reconciler.config import load
 from reconciler.config.docs import explain, in_force, preset_in_force, show
 from reconciler.config.model import Config
 from reconciler.config.presets import NodeOffers
-from reconciler.runtime.streams import write
+from reconciler.runtime.streams import complain_lines, write
 from reconciler.settings.binder import ConfigError
 from reconciler.settings.schema import Schema, section_of, settings
 
@@ -31,6 +31,7 @@ def run(options: Namespace) -> int:
         loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    complain_lines(loaded.removed)
     short = options.action == "show" and options.output == "table"
     node = _node_offers(options, loaded) if loaded.config.protect is not None and not short else None
     try:

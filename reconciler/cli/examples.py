@@ -5,11 +5,11 @@ from typing import Final
 
 PROGRAM: Final = "bypassctl"
 EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
-    "status": (("status", "the node on one screen"), ("status -o jsonpath={.agent.mode}", "the mode alone")),
+    "status": (("status", "the node on one screen"), ("status -o json", "the same for a program such as jq")),
     "pods": (
         ("pods --class reclaimed --sort use", "the BE pods, the largest consumer first"),
         ("pods -n shop -w", "the pods of a namespace, again each second"),
-        ("pods --interval 0 -o jsonpath={.pods[*].uid}", "the uids of all pods"),
+        ("pods --interval 0 -o json", "all pods for a program, such as jq -r .pods[].uid"),
     ),
     "top": (
         ("top", "the node, live; ? shows the keys"),

@@ -10,8 +10,7 @@ from reconciler.cli.examples import PROGRAM, epilog
 from reconciler.runtime.streams import Parser
 from state.machine_syntax import SYNTAX
 
-JSONPATH: Final = "jsonpath="
-SHORT_FORMATS: Final = ("table", "wide", "json", "yaml", JSONPATH)
+SHORT_FORMATS: Final = ("table", "wide", "json", "yaml")
 FORMATS: Final = (*SHORT_FORMATS, "msgpack")
 _WIDE: Final = frozenset({"pods", "events", "hold", "off", "diff", "plan"})
 """Commands whose ``wide`` has more than their ``table``."""
@@ -45,26 +44,12 @@ class CliCommand(NamedTuple):
     add: Callable[[argparse.ArgumentParser], None] | None = None
 
 
-class _Formats(tuple[str, ...]):
-    """The choices of ``-o``. They contain every ``jsonpath=TEMPLATE``."""
-
-    __slots__ = ()
-
-    def __contains__(self, value: object) -> bool:
-        return super().__contains__(value) or (isinstance(value, str) and value.startswith(JSONPATH))
-
-
 def _format(command: CliCommand) -> Callable[[str], str]:
     """Reads ``-o``: ``wide`` is ``table`` where a command has nothing more to show."""
 
     def read(text: str) -> str:
-        if text.startswith(JSONPATH):
-            from reconciler.cli.jsonpath import parse  # only for this form
-
-            try:
-                parse(text.removeprefix(JSONPATH))
-            except ValueError as exc:
-                raise argparse.ArgumentTypeError(f"jsonpath: {exc}") from exc
+        if text.startswith("jsonpath="):
+            raise argparse.ArgumentTypeError("jsonpath is removed; write -o json and select with jq")
         return "table" if text == "wide" and command.name not in _WIDE else text
 
     return read
@@ -419,11 +404,10 @@ def parser(only: str | None = None, name: str = PROGRAM) -> argparse.ArgumentPar
                 "--output",
                 "-o",
                 type=_format(command),
-                choices=_Formats(command.formats),
+                choices=command.formats,
                 default="table",
                 metavar="FORMAT",
-                help=f"{', '.join(name for name in command.formats if name != JSONPATH)} or jsonpath=TEMPLATE, such as "
-                "jsonpath={.x[*].y} (default: table)",
+                help=f"{', '.join(command.formats[:-1])} or {command.formats[-1]} (default: table)",
             )
             item.add_argument("--no-headers", action="store_true", help="tables without their headings")
         places = item.add_argument_group("places")

@@ -3,23 +3,14 @@
 from collections.abc import Mapping
 
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.options import JSONPATH
 from reconciler.runtime.streams import guarded
 
 
 def emit(fields: Mapping[str, object], form: str) -> None:
-    """Write a document to standard output as ``json``, ``yaml``, ``msgpack`` or ``jsonpath=TEMPLATE``.
+    """Write a document to standard output as ``json``, ``yaml`` or ``msgpack``.
 
-    Errors: `CliError` for msgpack on a terminal: it is binary, and a terminal would obey it, and for a template that
-    is wrong or selects what the document lacks; `OutputError`.
+    Errors: `CliError` for msgpack on a terminal: it is binary, and a terminal would obey it; `OutputError`.
     """
-    if form.startswith(JSONPATH):
-        from reconciler.cli.jsonpath import select
-
-        text = select(form.removeprefix(JSONPATH), fields)
-        with guarded() as out:
-            out.write(text if text.endswith("\n") else f"{text}\n")
-        return
     from state.dump import render  # msgpack: 5 ms that tables do not pay
 
     with guarded() as out:

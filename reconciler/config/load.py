@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
-from reconciler.config.model import RENAMED, AgentMode, Config, Protection
+from reconciler.config.model import AgentMode, Config, Protection
+from reconciler.config.removed import RemovedKeys
 from reconciler.settings import binder
 from reconciler.settings.binder import BoundConfig, ConfigError, Text
 from reconciler.settings.nodes import ConfigProblem, SourceLocation
@@ -25,7 +26,8 @@ DEFAULT_PATH: Final = "/etc/bypassd/config.yaml"
 class Loaded(Struct, frozen=True, kw_only=True):
     """A configuration in use. ``files`` were read, in order; ``origins`` has the place of each given setting.
 
-    ``preset``: the settings that are as ``protect`` has them, as no file has them.
+    ``preset``: the settings that are as ``protect`` has them, as no file has them. ``removed``: keys of earlier
+    versions in the files, which are not used, each with what applies.
     """
 
     config: Config = Config()
@@ -33,6 +35,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     origins: Mapping[str, SourceLocation] = {}
     preset: frozenset[str] = frozenset()
+    removed: tuple[ConfigProblem, ...] = ()
 
 
 def load(
@@ -49,8 +52,9 @@ def load(
     if edited is not None:
         kept = [edited if text.name == edited.name else text for text in texts]
         texts = kept if edited in kept else [edited, *kept]
+    removed = RemovedKeys()
     try:
-        bound = binder.bind(Config, texts, renamed=RENAMED, below=_preset, section=top)
+        bound = binder.bind(Config, texts, prune=removed.prune, below=_preset, section=top)
     except ConfigError as exc:
         raise ConfigError((*problems, *exc.problems)) from exc
     if problems:
@@ -59,7 +63,14 @@ def load(
     origins = {name: at for name, at in bound.origins.items() if at.file in files}
     _check_mode(bound.value, origins)
     preset = bound.origins.keys() - origins.keys()
-    return Loaded(config=_with_places(bound), path=path, files=files, origins=origins, preset=frozenset(preset))
+    return Loaded(
+        config=_with_places(bound),
+        path=path,
+        files=files,
+        origins=origins,
+        preset=frozenset(preset),
+        removed=tuple(removed.found),
+    )
 
 
 def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:

@@ -28,12 +28,6 @@ _SECRET_PATH_RESTART: Final = {"path": True, "restart": True, "secret": True}
 _Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
-RENAMED: Final = {
-    "interference.rules.*.mode": "enabled: false for off, dry_run: true for shadow, dry_run: false for enforce",
-}
-"""Keys of older versions (``*`` for a name), and what to write instead."""
-
-
 class AgentMode(StrEnum):
     """Whether anything is written."""
 

@@ -286,6 +286,7 @@ class Daemon:
         logs.setup(config.log.level, config.log.format)
         if self.agent is not None:
             self.agent.reconfigure(config)
+        _warn_of_removed(loaded)
         for name in kept:
             self._log.warning("needs a restart to take effect", setting=name)
         self._log.info("reloaded", mode=config.mode.value)
@@ -338,15 +339,22 @@ def _main(arguments: Sequence[str] | None) -> int:
         complain_lines(exc.problems)
         return EXIT_USAGE
     if options.command == "check-config":
+        complain_lines(loaded.removed)
         write(f"{', '.join(loaded.files) or 'no file, defaults apply'}: OK ({_counts(loaded)})\n")
         finish()
         return 0
     logs.setup(loaded.config.log.level, loaded.config.log.format)
     sys.excepthook = logs.uncaught
+    _warn_of_removed(loaded)
     # Before any thread: a thread has the namespace of its creator.
     if loaded.config.node.root == "/" and (problem := join_host_cgroups()) is not None:
         get_log("daemon").warning(problem)
     return _run(Daemon(loaded, observe=options.observe))
+
+
+def _warn_of_removed(loaded: Loaded) -> None:
+    for problem in loaded.removed:
+        get_log("daemon").warning("key of an earlier version in the configuration", problem=str(problem))
 
 
 def _counts(loaded: Loaded) -> str:

@@ -71,7 +71,7 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name, rule in self.rules.items():
             if not _NAME.fullmatch(name):
                 raise ValueError(f"rules: {name!r} is not a rule name; expected letters, digits, dots, _ and -")
-            if not rule.when and name not in SHIPPED_RULES:
+            if rule.enabled and not rule.when and name not in SHIPPED_RULES:
                 raise ValueError(
                     f"rules.{name}: no detectors (when), and no shipped rule has this name ({', '.join(SHIPPED_RULES)})"
                 )

@@ -23,7 +23,6 @@ DETECTORS: Final[Registry[AnyDetector]] = Registry(
     ("cache", "reconciler.detectors.cache:DETECTOR"),
     ("bandwidth", "reconciler.detectors.bandwidth:DETECTOR"),
     ("ewma", "reconciler.detectors.ewma:DETECTOR"),
-    ("expression", "reconciler.detectors.expression:DETECTOR"),
     check=check_detector,
 )
 

@@ -8,7 +8,6 @@ converted, the innermost first, which also runs the structs' own checks (``__pos
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Annotated, Final, Generic, NamedTuple, TypeVar, final
 
 import msgspec
@@ -78,19 +77,19 @@ def bind(
     model: type[T],
     texts: Iterable[Text],
     *,
-    renamed: Mapping[str, str] = {},
+    prune: Callable[[Node], Node] | None = None,
     below: Callable[[Mapping[str, object]], Text | None] | None = None,
     section: Schema | None = None,
 ) -> BoundConfig[T]:
     """Read all ``texts`` into one ``model``.
 
-    ``renamed``: keys of older versions (dotted, ``*`` for a name) -> what to write instead, for the message.
+    ``prune``: gets each text's tree and returns the tree to read, such as one without the keys of older versions.
     ``below``: from the single values at the top level, a text whose settings apply where ``texts`` have none.
     ``section``: the schema of ``model``, if the caller has it.
     Errors: `ConfigError` with every problem of every text.
     """
     section = section_of(model) if section is None else section
-    binder = _Binder(renamed)
+    binder = _Binder(prune)
     merged = _Checked({}, SourceLocation("", 1, 1))
     order: dict[str, int] = {}
     for text in texts:
@@ -175,8 +174,8 @@ def _origins(checked: _Checked, path: str = "") -> dict[str, SourceLocation]:
 class _Binder:
     """Collects problems while nodes become values."""
 
-    def __init__(self, renamed: Mapping[str, str] = {}) -> None:
-        self._renamed = renamed
+    def __init__(self, prune: Callable[[Node], Node] | None = None) -> None:
+        self._prune = prune
         self.problems: list[ConfigProblem] = []
         # Settings without a usable value. An unknown key is a problem, but takes nothing from its section.
         self._lost: list[str] = []
@@ -189,7 +188,7 @@ class _Binder:
         if schema.struct is not None and not isinstance(tree, nodes.Mapping):
             self.problems.append(ConfigProblem(tree.at, "", f"expected settings as 'key: value'; got {tree.shown}"))
             return None
-        return self.check(tree, schema, "")
+        return self.check(tree if self._prune is None else self._prune(tree), schema, "")
 
     def check(self, node: Node, schema: Schema, path: str, *, secret: bool = False) -> _Checked | None:
         """A node as a value of ``schema``; None (and a problem) where it is not one. A ``secret`` one is not shown."""
@@ -218,9 +217,7 @@ class _Binder:
             shown_key = _redacted_key(key, secret)
             name = f"{path}.{shown_key}" if path else shown_key
             if field is None:
-                instead = next((text for old, text in self._renamed.items() if fnmatchcase(name, old)), None)
-                message = _unknown(shown_key, fields) if instead is None else f"renamed; write {instead}"
-                self.problems.append(ConfigProblem(node.places[key], name, message))
+                self.problems.append(ConfigProblem(node.places[key], name, _unknown(shown_key, fields)))
                 continue
             if isinstance(child, Scalar) and child.null and not child.text and field.schema.many:
                 continue  # "overrides:" with all its entries commented out, as a section of which nothing is written

@@ -31,7 +31,6 @@ from reconciler.config import load
 from reconciler.control.effect_hours import load_effect
 from reconciler.control.owner_ledger import load_hours
 from reconciler.control.persistence import decode_plan, encoded, read_classes, read_holds, read_plan
-from reconciler.detectors import formula
 from reconciler.headroom.report import read_kept as read_headroom
 from reconciler.interference import recording
 from reconciler.interference.engine import EngineState, _learned
@@ -773,7 +772,6 @@ PARSERS: Final[tuple[Parser, ...]] = (
         )
     ),
     of_text("reconciler.responses.eviction.exemptions:policy_allows", feed_spared, (), b'["evictLoad"]'),
-    of_text("reconciler.detectors.formula:parse", formula.parse, VALUE, b"avg(cpu.wait, 10s) > 5% and cpu.use < 3"),
     # reconciler: signals
     of_text("reconciler.signals.cpu:parse_stat", cpu.parse_stat, VALUE, STAT),
     of_text("reconciler.signals.psi:parse_totals", psi.parse_totals, VALUE, PSI),
@@ -969,7 +967,6 @@ EXCEPTED: Final = {
     r"reconciler\.responses\.eviction\.limits:load_history": "takes what was decoded",
     r"reconciler\.responses\.means\.api:parse_reply": "by kube:status_of",
     r"reconciler\.control\.hour_rows:load_rows": "by load_hours and load_effect",
-    r"reconciler\.cli\.jsonpath:parse": "the user's own text, bounded; tests/reconciler/cli/test_output.py",
     r"reconciler\.cli\.kernel:read_value": "the text alone",
     r"reconciler\.cli\.nodeview:read_(text|number)": "here as nodeview",
     r"reconciler\.cli\.unpack:unpack": "here as archive",

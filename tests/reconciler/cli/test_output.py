@@ -1,4 +1,4 @@
-"""``-o jsonpath``, ``-o wide``, ``--no-headers``: the same for every command."""
+"""``-o json``, ``-o wide``, ``--no-headers``: the same for every command."""
 
 import json
 
@@ -6,66 +6,17 @@ import pytest
 
 from reconciler.cli.blocks import Table
 from reconciler.cli.examples import EXAMPLES
-from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text, file_text
-from reconciler.cli.jsonpath import LONGEST, parse, select
 from reconciler.cli.options import COMMANDS, parser
 from reconciler.cli.screen import plain
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
-DOCUMENT = {
-    "a": {"b": [10, 20, 30], "x.y": True},
-    "items": [{"x": "one"}, {"y": 2}, {"x": None}, {"x": {"z": 1}}],
-}
-
-
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        ("{.a.b[0]}", "10"),
-        ("{.a.b[-1]}", "30"),
-        ("{$.a.b}", "[10, 20, 30]"),
-        ("{.items[*].x}", 'one null {"z": 1}'),
-        ("{.a['x.y']}", "true"),
-        (r"{.a.x\.y}", "true"),
-        ('n={.a.b[1]}{"\\n"}{.items[0].x}', "n=20\none"),
-        ("{.a.b[*]}", "10 20 30"),
-        ("{.a.b.*}", "10 20 30"),
-    ],
-)
-def test_what_kubectl_prints(template: str, text: str) -> None:
-    assert select(template, DOCUMENT) == text
-
-
-@pytest.mark.parametrize(
-    "template", ["", "text", "{.a", "{.a[?(@.x)]}", "{range .items[*]}{.x}{end}", "{..x}", "}{.a}", "{.a[1:2]}", "{a}"]
-)
-def test_what_is_not_of_the_subset_is_refused(template: str) -> None:
-    with pytest.raises(ValueError, match=r"\S"):
-        parse(template)
-
-
-def test_a_template_is_bounded() -> None:
-    with pytest.raises(ValueError, match="longer"):
-        parse("{.a}" + " " * LONGEST)
-
-
-@pytest.mark.parametrize("template", ["{.c}", "{.a.b[3]}", "{.a.b.c}", "{.a[0]}"])
-def test_what_the_document_lacks_is_an_error(template: str) -> None:
-    with pytest.raises(CliError) as caught:
-        select(template, DOCUMENT)
-    assert caught.value.code is Exit.NOT_FOUND
-
-
-def test_values_are_one_line_for_a_terminal() -> None:
-    assert select("{.a}", {"a": "x\x1b[2J\ny"}) == "x\\x1b[2J\\ny"
-
 
 def test_every_command_with_forms_has_the_same(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["holds"] = [{"target": "node", "until": None, "by": "ana", "reason": "r"}]
-    assert run("holds", "--socket", daemon.socket, "-o", "jsonpath={.holds[*].by}").out == "ana\n"
-    assert run("-o", "jsonpath={.holds[0].by}", "holds", "--socket", daemon.socket).out == "ana\n"
+    assert json.loads(run("-o", "json", "holds", "--socket", daemon.socket).out)["holds"][0]["by"] == "ana"
     table = run("holds", "--socket", daemon.socket).out
     assert run("holds", "--socket", daemon.socket, "-o", "wide").out == table
     assert run("holds", "--socket", daemon.socket, "--no-headers").out.split() == table.split()[4:]
@@ -73,14 +24,21 @@ def test_every_command_with_forms_has_the_same(run: Run, daemon: FakeDaemon) -> 
     assert json.loads(run("holds", "--socket", daemon.socket, "-o", "json").out)["holds"][0]["by"] == "ana"
     for command in COMMANDS:
         if len(command.formats) > 1:
-            assert {"table", "wide", "json", "yaml", "jsonpath="} <= set(command.formats), command.name
+            assert {"table", "wide", "json", "yaml"} <= set(command.formats), command.name
 
 
-@pytest.mark.parametrize("form", ["xml", "jsonpath={.a", "jsonpath"])
-def test_a_wrong_form_is_a_usage_error(run: Run, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("xml", "'xml', expected one of table, wide, json, yaml"),
+        ("jsonpath={.a}", "jsonpath is removed; write -o json and select with jq"),
+    ],
+)
+def test_a_wrong_form_is_a_usage_error(run: Run, form: str, message: str) -> None:
     ran = run("holds", "-o", form)
     assert ran.code == Exit.USAGE
     assert ran.out == ""
+    assert message in ran.err
 
 
 def test_every_command_has_examples_that_can_be_parsed(run: Run) -> None:

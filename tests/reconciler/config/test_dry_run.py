@@ -3,11 +3,10 @@
 import pytest
 
 from reconciler.config.dry_run import dry_run_parts
-from reconciler.config.load import load
-from reconciler.config.model import RENAMED, Config
+from reconciler.config.model import Config
 from reconciler.daemon.main import main
 from reconciler.policies.table import POLICIES
-from reconciler.settings.binder import ConfigError, Text, bind
+from reconciler.settings.binder import Text, bind
 from reconciler.settings.schema import section_of, settings
 
 
@@ -49,17 +48,6 @@ def test_no_setting_says_it_by_another_word() -> None:
         assert not {"shadow", "dry-run"} & set(field.schema.choices), path
         if "observe" in field.schema.choices:
             assert path in {"mode", "protect"}  # the preset of that name sets the mode
-
-
-def test_a_renamed_key_says_what_to_write_instead(tmp_path: object) -> None:
-    path = f"{tmp_path}/config.yaml"
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("interference:\n  rules:\n    cpu: {mode: enforce}\n")
-    with pytest.raises(ConfigError) as caught:
-        load(path)
-    (problem,) = caught.value.problems
-    assert (problem.place.line, problem.path) == (3, "interference.rules.cpu.mode")
-    assert problem.message == f"renamed; write {RENAMED['interference.rules.*.mode']}"
 
 
 def test_the_option_of_an_older_version_says_what_to_write_instead(capsys: pytest.CaptureFixture[str]) -> None:
