@@ -1,7 +1,7 @@
 """Loads and reloads the configuration files: a whole new value, or every problem of every file and nothing changed."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
 from reconciler.config.model import AgentMode, Config, Protection
-from reconciler.config.removed import RemovedKeys
 from reconciler.settings import binder
 from reconciler.settings.binder import BoundConfig, ConfigError, Text
-from reconciler.settings.nodes import ConfigProblem, SourceLocation
+from reconciler.settings.nodes import ConfigProblem, Node, SourceLocation
 from reconciler.settings.schema import Schema, section_of, settings
 from reconciler.settings.yaml import MAX_BYTES
 
@@ -52,9 +51,9 @@ def load(
     if edited is not None:
         kept = [edited if text.name == edited.name else text for text in texts]
         texts = kept if edited in kept else [edited, *kept]
-    removed = RemovedKeys()
+    removed: list[ConfigProblem] = []
     try:
-        bound = binder.bind(Config, texts, prune=removed.prune, below=_preset, section=top)
+        bound = binder.bind(Config, texts, prune=_prune_into(removed) if texts else None, below=_preset, section=top)
     except ConfigError as exc:
         raise ConfigError((*problems, *exc.problems)) from exc
     if problems:
@@ -69,7 +68,7 @@ def load(
         files=files,
         origins=origins,
         preset=frozenset(preset),
-        removed=tuple(removed.found),
+        removed=tuple(removed),
     )
 
 
@@ -173,6 +172,12 @@ def _texts(path: str, *, required: bool, problems: list[ConfigProblem]) -> Itera
             line = content.count(b"\n", 0, exc.start) + 1
             column = exc.start - content.rfind(b"\n", 0, exc.start)
             problems.append(ConfigProblem(SourceLocation(file, line, column), "", "not UTF-8 text"))
+
+
+def _prune_into(found: list[ConfigProblem]) -> Callable[[Node], Node]:
+    from reconciler.config.removed import RemovedKeys  # only where there is a file
+
+    return RemovedKeys(found).prune
 
 
 def _preset(given: Mapping[str, object]) -> Text | None:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, final
 
-from reconciler.settings.yaml import ConfigProblem, Node, Scalar, Sequence, SourceLocation
-from reconciler.settings.yaml import Mapping as Section
+from reconciler.settings.nodes import ConfigProblem, Node, Scalar, Sequence, SourceLocation
+from reconciler.settings.nodes import Mapping as Section
 
 _CONDITIONS: Final = (
     "write the comparisons as `threshold` detectors: those of one group must all agree (and), one group is enough (or)"
@@ -26,11 +26,11 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @final
 class RemovedKeys:
-    """Takes the keys of `REMOVED` out of files, and notes them."""
+    """Takes the keys of `REMOVED` out of files, and adds each to ``found``."""
 
-    def __init__(self, table: Mapping[str, str] = REMOVED) -> None:
+    def __init__(self, found: list[ConfigProblem], table: Mapping[str, str] = REMOVED) -> None:
         self._table = {tuple(path.split(".")): text for path, text in table.items()}
-        self.found: list[ConfigProblem] = []
+        self._found = found
 
     def prune(self, tree: Node) -> Node:
         """The file without them."""
@@ -42,7 +42,7 @@ class RemovedKeys:
             return node
         if isinstance(node, Sequence):
             return Sequence(node.at, tuple(self._pruned(item, path) for item in node.items))
-        before = len(self.found)
+        before = len(self._found)
         items = {}
         for key, value in node.items.items():
             inner = (*path, key)
@@ -51,7 +51,7 @@ class RemovedKeys:
                 items[key] = self._pruned(value, inner)
             else:
                 self._note(node.places[key], inner, text)
-        if len(path) == _RULE and path[:2] == ("interference", "rules") and len(self.found) > before:
+        if len(path) == _RULE and path[:2] == ("interference", "rules") and len(self._found) > before:
             return Section(node.at, {"enabled": Scalar(node.at, "false", quoted=False)}, {"enabled": node.at})
         return Section(node.at, items, node.places)
 
@@ -59,7 +59,7 @@ class RemovedKeys:
         # A name may be a misplaced secret.
         shown = ".".join(name if _PLAIN.fullmatch(name) else "*" for name in path)
         effect = "the rule is off" if path[:2] == ("interference", "rules") else "ignored"
-        self.found.append(ConfigProblem(at, shown, f"no longer a setting, {effect}; {text}"))
+        self._found.append(ConfigProblem(at, shown, f"no longer a setting, {effect}; {text}"))
 
 
 def _matches(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:

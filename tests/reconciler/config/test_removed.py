@@ -12,7 +12,8 @@ from reconciler.daemon.main import main
 from reconciler.detectors.rule import effective
 from reconciler.settings.binder import ConfigError
 from reconciler.settings.schema import Schema, section_of
-from reconciler.settings.yaml import Mapping, parse_tree
+from reconciler.settings.nodes import ConfigProblem, Mapping
+from reconciler.settings.yaml import parse_tree
 
 RULES = """\
 interference:
@@ -61,9 +62,9 @@ def test_a_mistake_beside_a_removed_key_is_still_an_error(tmp_path: Path) -> Non
 def test_a_name_that_may_be_a_secret_is_not_shown() -> None:
     tree = parse_tree("f", 'a: {"b c\\e[2J": {old: 1, new: 2}, d: {old: 1}}', [])
     assert tree is not None
-    removed = RemovedKeys({"a.*.old": "write new"})
-    kept = removed.prune(tree)
-    assert [problem.path for problem in removed.found] == ["a.*.old", "a.d.old"]
+    found: list[ConfigProblem] = []
+    kept = RemovedKeys(found, {"a.*.old": "write new"}).prune(tree)
+    assert [problem.path for problem in found] == ["a.*.old", "a.d.old"]
     assert isinstance(kept, Mapping)
     names = kept.items["a"]
     assert isinstance(names, Mapping)
