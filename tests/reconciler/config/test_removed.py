@@ -11,8 +11,8 @@ from reconciler.config.removed import REMOVED, RemovedKeys
 from reconciler.daemon.main import main
 from reconciler.detectors.rule import effective
 from reconciler.settings.binder import ConfigError
-from reconciler.settings.schema import Schema, section_of
 from reconciler.settings.nodes import ConfigProblem, Mapping
+from reconciler.settings.schema import Schema, section_of
 from reconciler.settings.yaml import parse_tree
 
 RULES = """\
