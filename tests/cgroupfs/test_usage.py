@@ -187,7 +187,7 @@ def test_a_real_spinner_under_a_real_quota_is_measured_and_seen_throttled() -> N
         if hierarchy.version("cpu") != 1:
             pytest.skip("needs the v1 cpu controller on this machine")
         reader = UsageReader(hierarchy)
-        inode = os.stat(hierarchy.trigger_directory(group)).st_ino
+        inode = os.stat(hierarchy.identity_directory(group)).st_ino
         Path(hierarchy.directory("cpu", group), "cpu.cfs_quota_us").write_text("20000")
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
             try:

@@ -69,9 +69,14 @@ def thawed(containerd_node: Node, request: pytest.FixtureRequest) -> Iterator[No
 
 
 async def evicted(
-    node: Node, pod: RunningPod, directory: Path, *means: EvictionMethodName, server: str | None = None
+    node: Node,
+    pod: RunningPod,
+    directory: Path,
+    *means: EvictionMethodName,
+    server: str | None = None,
+    critical: bool = False,
 ) -> tuple[EvictionCase, list[Alert]]:
-    """The pod's case when it has ended, and all that was told."""
+    """The pod's case when it has ended, and all alerts. ``critical``: of a shortage that lasts until then."""
     alerts: list[Alert] = []
 
     async def stage(batch: StoreBatch, alert: Alert) -> Callable[[], None]:
@@ -111,9 +116,11 @@ async def evicted(
         owner=None,
         cause="test",
         evidence="because",
+        critical=critical,
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(evictor.run)
+        evictor.measured({(order.cause, order.subject)} if critical else ())
         evictor.submit(order)
         with trio.fail_after(120):
             while True:
@@ -135,7 +142,9 @@ def check_ended(
 ) -> None:
     hierarchy, group = Hierarchy.detect(), node.cgroups.pod_group(pod.spec)
     assert case.outcome is outcome, case
-    assert [alert.kind for alert in alerts] == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]
+    # The durable alert before a means that knows no budget.
+    unguarded = [AlertKind.EVICTION_UNGUARDED] if case.order.critical else []
+    assert [alert.kind for alert in alerts] == [AlertKind.EVICTION_PLANNED, *unguarded, AlertKind.EVICTION_DONE]
     with Subtree.open(hierarchy, group) as tree:
         assert not any(tree.scan())
     assert not frozen(hierarchy, group)
@@ -223,7 +232,28 @@ async def test_by_an_api_server_that_refuses_fails_and_accepts(
     nursery.cancel_scope.cancel()
 
 
-async def test_by_the_runtime_where_the_api_server_hangs(
+async def test_by_no_means_that_knows_no_budget_where_the_api_server_hangs(
+    containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    pod = run_pod(crunching())
+    server = HttpPeer([Reply(json.dumps(LISTED).encode()), Reply(hang_s=60)])
+    port = await nursery.start(server.serve)
+    case, alerts = await evicted(
+        containerd_node,
+        pod,
+        tmp_path,
+        EvictionMethodName.API,
+        EvictionMethodName.CRI,
+        server=f"http://127.0.0.1:{port}",
+    )
+    assert case.outcome is EvictionOutcome.REFUSED
+    assert [alert.kind for alert in alerts] == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_REFUSED]
+    with Subtree.open(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec)) as tree:
+        assert any(tree.scan())
+    nursery.cancel_scope.cancel()
+
+
+async def test_by_the_runtime_where_the_api_server_hangs_and_online_pods_would_be_killed(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     pod, other = run_pod(crunching()), run_pod(best_effort("other"))
@@ -237,6 +267,7 @@ async def test_by_the_runtime_where_the_api_server_hangs(
         EvictionMethodName.API,
         EvictionMethodName.CRI,
         server=f"http://127.0.0.1:{port}",
+        critical=True,
     )
     check_ended(containerd_node, pod, other, case, alerts)
     assert (case.means, case.detail) == (EvictionMethodName.CRI, "containers stopped by the runtime")
