@@ -97,6 +97,7 @@ class EvictionCase(Struct, frozen=True, kw_only=True):
     API server's message when a disruption budget refused; empty: none has. ``unasked``: why no disruption budget could
     be asked; empty: it was, or the node has no API server. ``announced``: the alert that it is ended without its
     budget is stored. ``reply``: the API server's last reply, or why there was none; ``requests``: how many were sent.
+    ``stopped``: the containers and sandboxes that the runtime is to stop; those that it has later are restarts.
     """
 
     order: EvictionOrder
@@ -112,6 +113,7 @@ class EvictionCase(Struct, frozen=True, kw_only=True):
     budget: str = ""
     unasked: str = ""
     announced: bool = False
+    stopped: tuple[str, ...] = ()
     reply: str = ""
     requests: int = 0
     rounds: int = 0

@@ -39,7 +39,7 @@ Absent: only the store's own version and later ones.
 RUNNING: Final = "running"
 """Row of META: a daemon works with the store; it is still there after a SIGKILL."""
 UNRECORDED: Final = "unrecorded"
-"""Row of META: the store began without a record, and values of an earlier run were not looked for to the end."""
+"""Row of META: the store began without a record, and these groups (path, inode) may have values of an earlier run."""
 NO_COPY: Final = "its second copy is missing: the last changes may be lost"
 PLACES: Final = "places"
 """Row of META: the directories that the last daemon worked with, for a restore while none runs."""

@@ -37,10 +37,10 @@ from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.clients.token_life import life_of, token_of
 from reconciler.clients.urls import MASK
 from reconciler.config.environment import kubelet_peer, node_name
-from reconciler.headroom.report import replace_file
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
 from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.runtime.whole_files import replace_file
 from reconciler.sources.kubelet_api import decode_pods
 from state.eviction import EvictionMethodName
 
@@ -158,10 +158,10 @@ def render(access: ApiAccess) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """Atomically, readable for root alone. Errors: `CliError`."""
+    """Atomically and durably, readable for root alone. Errors: `CliError`."""
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o755, exist_ok=True)
-        replace_file(path, text.encode(), mode=0o600)
+        replace_file(path, text.encode(), mode=0o600, durable=True)
     except OSError as exc:
         raise CliError(f"{path}: {errno_name(exc.errno)}", Exit.REFUSED) from exc
 

@@ -130,16 +130,23 @@ def in_pod(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def belongs_to_cluster(
-    config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
+    config: ApiServer,
+    *,
+    root: str = "/",
+    kubelets: str | None = None,
+    standalone: bool = False,
+    environ: Mapping[str, str] = os.environ,
 ) -> bool:
-    """Whether the node has an API server: configured, or named by a pod's environment, a kubelet or a kubeconfig.
+    """Whether the node has an API server; True unless the opposite is known.
 
-    Also true where its credentials are missing or unusable (a pod whose token is not mounted), and false where
-    ``enabled: false`` says that it is not to be used. As `find_peer`; no request is sent.
+    Also where its credentials are missing or unusable (a pod whose token is not mounted), and where the kubelet was
+    not found or has the API server from another program (KubeEdge). False where ``enabled: false`` says that it is not
+    to be used, and for a kubelet that is known to have none (``standalone``), without a configured server and any
+    kubeconfig. As `find_peer`; no request is sent.
     """
     if not config.enabled:
         return False
-    if config.server is not None or config.identity is not ApiIdentity.AUTO or kubelets:
+    if not standalone or config.server is not None or config.identity is not ApiIdentity.AUTO or kubelets:
         return True
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return True

@@ -83,10 +83,14 @@ class KubeApi:
         *,
         root: str = "/",
         kubelets: str | None = None,
+        standalone: bool = False,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
+        """``standalone``: the kubelet is known to have no API server (`KubeletConfig.standalone`)."""
         self._api_peer = ApiPeer(config, root=root, kubelets=kubelets, environ=environ)
-        self._expected = partial(belongs_to_cluster, config, root=root, kubelets=kubelets, environ=environ)
+        self._expected = partial(
+            belongs_to_cluster, config, root=root, kubelets=kubelets, standalone=standalone, environ=environ
+        )
         self._session: HttpSession | None = None
         self._peer: HttpEndpoint | None = None
         self._turn = trio.Lock()

@@ -13,6 +13,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.actuators.cgroup.control_files import MEMORY_PAIR
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.control.reconciler import Reconciler
+from reconciler.runtime.format import first_of
 from state.cpu import QuotaFloor
 from state.model import ContainerKind, Pod, PodClass, SourceStatus
 from state.setting_state import SettingState
@@ -42,9 +43,7 @@ def bound_problems(reconciler: Reconciler) -> Iterator[BoundProblem]:
 def bounds_status(reconciler: Reconciler) -> SourceStatus:
     """Whether every bound is in force."""
     texts = [problem.text for problem in bound_problems(reconciler)]
-    detail = "; ".join(texts[:_SHOWN]) or "every bound is in force"
-    if len(texts) > _SHOWN:
-        detail += f"; and {len(texts) - _SHOWN} more"
+    detail = first_of(texts, _SHOWN) or "every bound is in force"
     return SourceStatus(name=NAME, ok=not texts, age_s=0.0, detail=detail)
 
 

@@ -22,7 +22,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import Layout, QosClass
 from reconciler.actuators.cgroup.control_files import SUBTREE_CONTROL
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.format import plural
+from reconciler.runtime.format import first_of, plural
 from reconciler.runtime.stints import in_worker
 from state.model import Pod, SourceStatus
 
@@ -80,12 +80,12 @@ class ControllerCheck:
         there = {path for path, _ in directories(self._layout, below)}
         self._repaired = {path: times for path, times in self._repaired.items() if path in there}
         if repaired:
-            self._alert(f"{_listed(repaired)}; put back")
+            self._alert(f"{first_of(repaired, _SHOWN)}; put back")
         return bool(repaired)
 
     def status(self) -> SourceStatus:
         """Whether every directory passes the controllers on."""
-        detail = _listed([text for _, text in self._missing]) or "passed on to every pod"
+        detail = first_of([text for _, text in self._missing], _SHOWN) or "passed on to every pod"
         if self._missing:
             detail += "; its settings are not in force there"
         return SourceStatus(name=NAME, ok=not self._missing, age_s=0.0, detail=detail)
@@ -157,8 +157,3 @@ def without_prefix(hierarchy: Hierarchy, files: FileOps = REAL) -> str:
 def not_passed_on(path: str, lacks: Sequence[str]) -> str:
     """The sentence of one directory."""
     return f"{' and '.join(lacks)} {'is' if len(lacks) == 1 else 'are'} not in {SUBTREE_CONTROL} of {path}"
-
-
-def _listed(texts: list[str]) -> str:
-    more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return "; ".join(texts[:_SHOWN]) + more

@@ -4,11 +4,16 @@ Such a value is not the node's own: a quota of the besteffort directory would bo
 it and no ledger has its original. A start without any record compares the files of the groups of BE work with what
 every kubelet and the runtime's own record leave there: a BestEffort pod has 2 shares and no quota, no pod is in the
 idle class, the besteffort directory has no quota and no soft bound, a container what its record says. A difference is
-entered in the ledger as bypassd's, with that value as the original, so that it follows the plan or is restored; one
+entered in the ledger as bypassd's, with that value as the original, so that it follows the plan or is restored; an
 alert names what was found. In a mode that writes nothing, and while it cannot be recorded, it is a problem, also after
 a restart (`reconciler.control.persistence`).
+
+Only groups that were there at the first pass can have such values. A pod whose class is not known yet, and a container
+that is being created or whose record has not been read, is examined as soon as it can be, for ten minutes at most; what
+has gone meanwhile needs no examination.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, final
 
@@ -17,19 +22,31 @@ from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import FileWrite, GroupTarget
 from reconciler.control.inventory import Inventory
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.format import plural
+from reconciler.runtime.format import first_of
 from state.model import ContainerKind, CpuPolicy, GroupRef, Phase, SourceStatus
 
 NAME: Final = "values of an earlier run"
 _SHOWN: Final = 3
 _OF_DIRECTORY: Final = ("cpu.quota", "memory.high", "memory.soft")
 _OF_POD: Final = ("cpu.idle", "cpu.quota", "cpu.weight")
-_OF_CONTAINER: Final = ("cpu.quota", "cpu.weight", "memory.max")
+_OF_CONTAINER: Final = ("cpu.quota", "cpu.weight", "memory.max", "memory.swap")
+_PATIENCE_S: Final = 600.0
+"""After this time a source that would make a group known is taken for missing, and its values for the node's own."""
+
+
+Unexamined = frozenset[tuple[str, int]] | None
+"""The groups (path, inode) that may have values of an earlier run; None: all that are there at the first pass."""
 
 
 class _Candidate(NamedTuple):
+    """A group; ``knobs`` None: it cannot be examined yet."""
+
     target: GroupTarget
-    knobs: tuple[str, ...]
+    knobs: tuple[str, ...] | None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.target.group.path, self.target.group.inode
 
 
 @final
@@ -41,42 +58,57 @@ class EarlierRun:
         actuator: CgroupActuator,
         inventory: Inventory,
         *,
-        unrecorded: bool,
+        unexamined: Unexamined,
         inode: Callable[[str], int],
         alert: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``unrecorded``: the store has nothing of an earlier run. ``inode``: of a group's directory, 0: gone."""
+        """``unexamined``: None where the store has nothing of an earlier run. ``inode``: of a directory, 0: gone."""
         self._actuator = actuator
         self._inventory = inventory
-        self._open = unrecorded
         self._inode = inode
         self._alert = alert
+        self._clock = clock
+        self._pending = unexamined
+        self._until: float | None = None
         self._left = ""
 
     async def check(self) -> None:
-        """Enter what is found, once; in a mode that writes nothing only report it."""
-        if not self._open:
+        """Enter what is found, once for each group; in a mode that writes nothing only report it."""
+        if not self.is_open:
             return
         judge, slices = self._actuator.judge, TimeSlice()
+        candidates = list(self._candidates())
+        if self._until is None:
+            self._until = self._clock() + _PATIENCE_S
         found: list[FileWrite] = []
-        for candidate in self._candidates():
-            found += judge.unrecorded_values(candidate.target, candidate.knobs)
+        left: set[tuple[str, int]] = set()
+        for candidate in candidates:
+            if self._pending is not None and candidate.key not in self._pending:
+                continue
+            if candidate.knobs is None:
+                if self._clock() < self._until:
+                    left.add(candidate.key)
+            elif there := judge.unrecorded_values(candidate.target, candidate.knobs):
+                found += there
+                left.add(candidate.key)
             await slices.checkpoint()
-        text = _text(found)
-        if not judge.enforce:
-            self._left = text
-            return
-        if not found or await self._actuator.take_over(found):
-            self._open, self._left = False, ""
-            if found:
-                self._alert(f"{text}: taken as left by an earlier bypassd; those are the originals now")
-        else:
-            self._left = text
+        self._left = _text(found)
+        if found and judge.enforce and await self._actuator.take_over(found):
+            self._alert(f"{self._left}: taken as left by an earlier bypassd; those are the originals now")
+            self._left = ""
+            left -= {(write.target.group.path, write.target.group.inode) for write in found}
+        self._pending = frozenset(left)
 
     @property
     def is_open(self) -> bool:
-        """Whether values of an earlier run may be there that no record has: for the next run, too."""
-        return self._open
+        """Whether values of an earlier run may be there that no record has."""
+        return self._pending is None or bool(self._pending)
+
+    @property
+    def unexamined(self) -> Unexamined:
+        """What is left for the next run."""
+        return self._pending
 
     def status(self) -> SourceStatus:
         """Whether values are in force that no record explains."""
@@ -90,19 +122,20 @@ class EarlierRun:
         if inode := self._inode(path):
             yield _Candidate(GroupTarget(group=GroupRef(path=path, inode=inode)), _OF_DIRECTORY)
         for pod in list(self._inventory.pods.values()):
-            if pod.qos is not QosClass.BESTEFFORT and pod.pod_class.online:
+            known = pod.qos is QosClass.BESTEFFORT or pod.classification.certain
+            if known and pod.qos is not QosClass.BESTEFFORT and pod.pod_class.online:
                 continue
-            yield _Candidate(GroupTarget(group=pod.group, pod_uid=pod.uid), _OF_POD)
+            yield _Candidate(GroupTarget(group=pod.group, pod_uid=pod.uid), _OF_POD if known else None)
             for item in pod.containers:
-                if item.kind is not ContainerKind.SANDBOX and item.phase is Phase.SETTLED and item.spec is not None:
-                    yield _Candidate(GroupTarget(group=item.group, pod_uid=pod.uid, container=item), of_container)
+                if item.kind is ContainerKind.SANDBOX:
+                    continue
+                ready = known and item.phase is Phase.SETTLED and item.spec is not None
+                target = GroupTarget(group=item.group, pod_uid=pod.uid, container=item)
+                yield _Candidate(target, of_container if ready else None)
 
 
 def _text(found: list[FileWrite]) -> str:
-    parts = [
-        f"{write.key[1]}/{write.key[2]} is {write.actual}, kubelet and runtime leave {write.text}"
-        for write in found[:_SHOWN]
+    texts = [
+        f"{write.key[1]}/{write.key[2]} is {write.actual}, kubelet and runtime leave {write.text}" for write in found
     ]
-    if len(found) > _SHOWN:
-        parts.append(f"and {plural(len(found) - _SHOWN, 'more file')}")
-    return "; ".join(parts)
+    return first_of(texts, _SHOWN, "files")

@@ -25,7 +25,7 @@ from cgroupfs.errors import CgroupError
 from cgroupfs.naming import Layout, QosClass
 from reconciler.actuators.cgroup.control_files import ControlFileCache
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.format import size
+from reconciler.runtime.format import first_of, size
 from state.ledger import Ledger
 from state.model import Container, ContainerKind, CpuPolicy, Phase, Pod, SourceStatus
 
@@ -83,9 +83,7 @@ class LimitCheck:
     def status(self) -> SourceStatus:
         """Whether every limit in a record is the file's."""
         texts = [f"{item.title}: {item.text}" for item in self._lasting]
-        detail = "; ".join(texts[:_SHOWN]) or "every limit and CPU set is as recorded"
-        if len(texts) > _SHOWN:
-            detail += f"; and {len(texts) - _SHOWN} more"
+        detail = first_of(texts, _SHOWN) or "every limit and CPU set is as recorded"
         return SourceStatus(name=NAME, ok=not texts, age_s=0.0, detail=detail)
 
     def problems(self, uid: str) -> list[str]:

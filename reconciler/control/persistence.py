@@ -20,6 +20,7 @@ from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import StoreError
 from cgroupfs.log import get_log
 from reconciler.alerts.agent_alerts import STORE_IS_WELL
+from reconciler.control.earlier_run import Unexamined
 from reconciler.control.reconciler import Reconciler
 from reconciler.headroom.report import HEADROOM, HeadroomState
 from reconciler.runtime.stints import in_worker
@@ -146,14 +147,24 @@ def read_classes(store: Store) -> dict[str, LastClass]:
     return classes
 
 
+_decode_groups: Final = msgspec.msgpack.Decoder(list[tuple[str, int]] | None).decode
+
+
 def was_killed(store: Store) -> bool:
     """Whether the last daemon on this store ended without a word. Only true when none runs now."""
     return any(key == RUNNING for key, _ in store.rows(META))
 
 
-def is_unrecorded(store: Store) -> bool:
-    """Whether an earlier run began without a record and has not looked for that one's values to the end."""
-    return any(key == UNRECORDED for key, _ in store.rows(META))
+def read_unexamined(store: Store) -> Unexamined:
+    """What an earlier run that began without a record has not examined yet; empty: none did."""
+    for key, row in store.rows(META):
+        if key == UNRECORDED:
+            try:
+                groups = decoded(_decode_groups, row)
+            except ValueError:
+                return None
+            return None if groups is None else frozenset(groups)
+    return frozenset()
 
 
 def read_holds(store: Store) -> dict[str, Hold]:
@@ -208,8 +219,8 @@ class StateWriter:
         self.damage: str | None = None
         """What was found wrong with the store while it was in use, and when; until the daemon ends."""
         self._promised: HeadroomState | None = None
-        self._unrecorded = False
-        """Whether the store has the row `UNRECORDED`."""
+        self._unexamined: Unexamined = frozenset()
+        """The row `UNRECORDED` of the store; empty: it has none."""
         self._settings: dict[str, Setting] = {}
         self._plan: NodePlan | None = None
         self._pods: dict[str, Pod] = {}
@@ -330,11 +341,12 @@ class StateWriter:
         promised = self._headroom()
         if promised is not None and (self._fresh or promised != self._promised):
             batch.put(ASSIGNMENTS, HEADROOM, encoded(promised))
-        unrecorded = self._reconciler.earlier_run.is_open
-        if unrecorded and (self._fresh or not self._unrecorded):
-            batch.put(META, UNRECORDED, encoded(True))
-        elif not unrecorded and (self._fresh or self._unrecorded):
-            batch.delete(META, UNRECORDED)
+        unexamined = self._reconciler.earlier_run.unexamined
+        if self._fresh or unexamined != self._unexamined:
+            if unexamined is None or unexamined:
+                batch.put(META, UNRECORDED, encoded(None if unexamined is None else sorted(unexamined)))
+            else:
+                batch.delete(META, UNRECORDED)
         holds = dict(self._holds)
         for target, hold in holds.items():
             if hold is None:
@@ -345,7 +357,7 @@ class StateWriter:
         def settle() -> None:
             self._holds = {key: hold for key, hold in self._holds.items() if key not in holds or hold != holds[key]}
             self._settings, self._plan, self._pods, self._fresh = settings, plan, pods, False
-            self._promised, self._unrecorded = promised, unrecorded
+            self._promised, self._unexamined = promised, unexamined
 
         return batch, settle
 

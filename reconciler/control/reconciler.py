@@ -22,7 +22,7 @@ from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.control.controllers import ControllerCheck
-from reconciler.control.earlier_run import EarlierRun
+from reconciler.control.earlier_run import EarlierRun, Unexamined
 from reconciler.control.event_notes import plan_event
 from reconciler.control.inventory import Inventory, PodChange
 from reconciler.control.planner import plan_node, plan_parents, plan_pod
@@ -75,9 +75,11 @@ class Reconciler:
         verify_s: float,
         plan: NodePlan | None,
         counters: AgentCounters,
-        unrecorded: bool,
+        unexamined: Unexamined,
     ) -> None:
-        """``plan``: the last plan of an earlier run, so that a restart moves nothing. ``unrecorded``: no store has one.
+        """``plan``: the last plan of an earlier run, so that a restart moves nothing.
+
+        ``unexamined``: groups that may have values of an earlier run that no store has.
 
         ``planned`` is called after each pass with its input; it must not wait. ``kubelet``: the kubelet's allocations,
         given the pods that exist. ``updated`` is called for each runtime event: container id, monotonic seconds, and
@@ -120,7 +122,7 @@ class Reconciler:
         self.earlier_run = EarlierRun(
             actuator,
             knowledge,
-            unrecorded=unrecorded,
+            unexamined=unexamined,
             inode=self._inode,
             alert=lambda message: actuator.judge.alert("earlier run", message, None),
         )

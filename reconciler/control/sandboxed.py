@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from reconciler.control.planner import SANDBOXED
+from reconciler.runtime.format import first_of
 from state.model import Pod, Refusal, SourceStatus
 
 NAME: Final = "pods in gVisor or kata"
@@ -25,7 +26,5 @@ def sandboxed_status(refusals: Mapping[str, Sequence[Refusal]], pods: Mapping[st
         if knobs and pod is not None:
             costs = "; ".join(f"no {knob}{f' ({cost})' if (cost := _COST.get(knob)) else ''}" for knob in knobs)
             texts.append(f"{pod.title} in {pod.sandbox}: {costs}")
-    detail = "; ".join(texts[:_SHOWN]) or "every setting is applied to the pod as a whole"
-    if len(texts) > _SHOWN:
-        detail += f"; and {len(texts) - _SHOWN} more pods"
+    detail = first_of(texts, _SHOWN, "pods") or "every setting is applied to the pod as a whole"
     return SourceStatus(name=NAME, ok=not texts, age_s=0.0, detail=detail)

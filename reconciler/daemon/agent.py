@@ -54,7 +54,7 @@ from reconciler.control.owner_check import NAME as OWNER_CHECK
 from reconciler.control.owner_check import OwnerCheck
 from reconciler.control.owner_ledger import NAME as OWNERS
 from reconciler.control.owner_ledger import OwnerLedger
-from reconciler.control.persistence import StateWriter, is_unrecorded, read_classes, read_holds, read_plan, was_killed
+from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, read_unexamined, was_killed
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.control.sandboxed import sandboxed_status
@@ -285,7 +285,9 @@ class Agent:
             resync_s=config.node.resync_s,
             verify_s=config.writes.verify_s,
             plan=plan,
-            unrecorded=self.judge.lost or is_unrecorded(self.store) or not (plan is not None or len(self.ledger)),
+            unexamined=None
+            if self.judge.lost or not (plan is not None or len(self.ledger))
+            else read_unexamined(self.store),
             counters=self.counters,
             planned=self._planned,
         )

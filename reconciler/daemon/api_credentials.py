@@ -17,6 +17,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, final
 from urllib.parse import quote
 
@@ -33,9 +34,10 @@ from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.token_life import LONGEST_TOKEN, TokenLife, life_of, token_of
-from reconciler.headroom.report import replace_file
 from reconciler.runtime.format import clock, duration
 from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.runtime.stints import in_worker
+from reconciler.runtime.whole_files import replace_file
 from state.model import SourceStatus
 
 NAME: Final = "api token"
@@ -168,7 +170,7 @@ class ApiCredentials:
         try:
             text = _own_file(os.path.join(self._root, path.lstrip("/")), endpoint.inline.token or "")
             token = await self._request(endpoint, life)
-            self._store(os.path.join(self._root, path.lstrip("/")), text, token, life)
+            await self._store(os.path.join(self._root, path.lstrip("/")), text, token, life)
         except _RenewalError as exc:
             if exc.refused:
                 self._next_s = self._clock() + _REFUSED_S
@@ -211,14 +213,18 @@ class ApiCredentials:
             # Without the cause: it may quote the token.
             raise _RenewalError("the answer has no usable token") from None
 
-    def _store(self, path: str, text: str, token: str, life: TokenLife) -> None:
-        """Write it if it ends later. Errors: `_RenewalError`."""
+    async def _store(self, path: str, text: str, token: str, life: TokenLife) -> None:
+        """Write it if it ends later, durably: a crash must not leave the node without credentials.
+
+        Errors: `_RenewalError`.
+        """
         new = life_of(token)
         if new is None or new.expires_s <= life.expires_s:
             ends = "at an unknown time" if new is None else f"at {clock(new.expires_s)}"
             raise _RenewalError(f"the API server granted one that ends {ends}", refused=True)
         try:
-            replace_file(path, _TOKEN_LINE.sub(lambda _: f"    token: {json.dumps(token)}", text).encode(), mode=0o600)
+            content = _TOKEN_LINE.sub(lambda _: f"    token: {json.dumps(token)}", text).encode()
+            await in_worker(partial(replace_file, path, content, mode=0o600, durable=True))
         except OSError as exc:
             raise _RenewalError(f"{path}: {errno_name(exc.errno)}") from exc
         self._problem = ""

@@ -8,7 +8,6 @@ whole, with the time until which it is valid, so that the file of a stopped agen
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final, final
 
 import msgspec
@@ -196,6 +195,8 @@ class HeadroomReport:
         if self.config.file is None:
             self.problem = None
             return
+        from reconciler.runtime.whole_files import replace_file  # only where a file is configured
+
         path = os.path.join(self._root, self.config.file.lstrip("/"))
         content = msgspec.json.encode(self.document()) + b"\n"
         try:
@@ -207,24 +208,3 @@ class HeadroomReport:
             self.problem = problem
         else:
             self.problem = None
-
-
-def replace_file(path: str, content: bytes, *, mode: int = 0o644) -> None:
-    """Replace a whole file atomically: a reader sees the old or the new one.
-
-    Not durable, as it is soon outdated. Errors: `OSError`; the old file is then unchanged, and no temporary file
-    remains.
-    """
-    temporary = f"{path}.{os.getpid()}"
-    try:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise

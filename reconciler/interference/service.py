@@ -134,7 +134,12 @@ class InterferenceService:
             store=node.store,
             lane=node.store_lane,
             stage=self._telling.stage,
-            api=KubeApi(config.apiserver, root=place.root, kubelets=place.kubelet.kubeconfig),
+            api=KubeApi(
+                config.apiserver,
+                root=place.root,
+                kubelets=place.kubelet.kubeconfig,
+                standalone=place.kubelet.standalone,
+            ),
             cri=cri,
             kubelet_dir=os.path.join(place.root, place.kubelet.root_dir.lstrip("/")),
             pods=self._pod,

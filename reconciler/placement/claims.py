@@ -11,7 +11,7 @@ from msgspec import Struct, to_builtins
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.churn import by_pool
 from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_milli, request_milli
-from reconciler.runtime.format import plural
+from reconciler.runtime.format import first_of, plural
 from state.cpu import OwnerCpus
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, SourceStatus
 from state.topology import Topology
@@ -208,7 +208,5 @@ def _nodes(cpus: CpuSet, topology: Topology) -> tuple[int, ...]:
 def claims_status(claims: tuple[CpuClaim, ...]) -> SourceStatus:
     """Whether every claim got what it requested; if not, which did not, and why."""
     missing = [claim.message for claim in claims if claim.cut]
-    detail = "; ".join(missing[:_CUT_SHOWN]) or "all claims on CPUs are met"
-    if len(missing) > _CUT_SHOWN:
-        detail += f"; and {len(missing) - _CUT_SHOWN} more"
+    detail = first_of(missing, _CUT_SHOWN) or "all claims on CPUs are met"
     return SourceStatus(name=PLACEMENT, ok=not missing, age_s=0.0, detail=detail)

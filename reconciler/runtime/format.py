@@ -5,6 +5,7 @@ formats (control files, JSON, metrics, configuration) are not made here.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 _DURATIONS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -103,6 +104,14 @@ def until(at: object) -> str:
 def plural(count: int, singular: str, many: str = "") -> str:
     """``1 file``, ``2 files``."""
     return f"{count} {singular if count == 1 else many or singular + 's'}"
+
+
+def first_of(texts: Sequence[str], most: int, noun: str = "") -> str:
+    """``a; b; and 3 more``, with a noun ``3 more pods``: a list of any length in one line; empty without any."""
+    text = "; ".join(texts[:most])
+    if len(texts) <= most:
+        return text
+    return f"{text}; and {len(texts) - most} more{f' {noun}' if noun else ''}"
 
 
 def _short(value: float) -> str:

@@ -13,6 +13,7 @@ from zlib import crc32
 import trio
 
 from cgroupfs.errors import SourceError
+from reconciler.runtime.format import first_of
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.probe_source import ProbeResult, ProbeSource
@@ -109,10 +110,7 @@ class LatencyReader:
         """See `Reader`: the first few targets that fail."""
         known = {**self._targets.problems, **self._failures}
         parts = [known[key] for key in sorted(known)]
-        if not parts:
-            return {}
-        more = f"; and {len(parts) - _TOLD} more" if len(parts) > _TOLD else ""
-        return {SIGNAL: "; ".join(parts[:_TOLD]) + more}
+        return {SIGNAL: first_of(parts, _TOLD)} if parts else {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a task for each target until cancelled."""

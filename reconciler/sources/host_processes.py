@@ -73,10 +73,11 @@ class HostProcess(Struct, frozen=True, kw_only=True):
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
-    """A process that has the name and failed the verification, with the reason."""
+    """A process that has the name and failed the verification, with the reason. ``name``: of which program."""
 
     pid: int
     reason: str
+    name: str = "kubelet"
 
 
 class HostSearch(Struct, frozen=True, kw_only=True):
@@ -106,15 +107,18 @@ class HostSearch(Struct, frozen=True, kw_only=True):
                 "set kubelet.executable to the program of this node's kubelet"
             )
         texts += [
-            f"process {rejected.pid} is named kubelet but not trusted: {rejected.reason}" for rejected in self.rejected
+            f"process {rejected.pid} is named {rejected.name} but not trusted: {rejected.reason}"
+            for rejected in self.rejected
         ]
         if more := self.rejections - len(self.rejected):
-            texts.append(f"{more} more processes are named kubelet but not trusted")
+            texts.append(f"{more} more processes have a kubelet's name but are not trusted")
         return tuple(texts)
 
 
 class _RefusedError(Exception):
-    """The process is rejected; the text has the reason."""
+    """The process is rejected; the text has the reason. ``name``: of the program that it should be."""
+
+    name = "kubelet"
 
 
 class _GoneError(Exception):
@@ -143,18 +147,20 @@ def find_host_process(
     candidates: list[HostProcess] = []
     rejected: list[Rejected] = []
     rejections = 0
-    for pid in pids:
-        try:
-            if search.has_name(pid):
-                candidates.append(search.verified(pid))
-        except _GoneError:
-            continue
-        except _RefusedError as exc:
-            rejections += 1
-            if len(rejected) < _MOST_SHOWN:
-                rejected.append(Rejected(pid=pid, reason=str(exc)))
-    if not candidates:
-        candidates = [process for pid in pids if (process := search.with_kubelet_inside(pid)) is not None]
+    for look in (search.kubelet, search.with_kubelet_inside):
+        for pid in pids:
+            try:
+                process = look(pid)
+            except _GoneError:
+                continue
+            except _RefusedError as exc:
+                rejections += 1
+                if len(rejected) < _MOST_SHOWN:
+                    rejected.append(Rejected(pid=pid, reason=str(exc), name=exc.name))
+            else:
+                candidates += [process] if process is not None else []
+        if candidates:
+            break
     candidates = _without_children(candidates)
     return HostSearch(
         process=candidates[0] if len(candidates) == 1 else None,
@@ -205,7 +211,11 @@ class _Search:
         except OSError:
             pass  # none is accepted
 
-    def has_name(self, pid: int) -> bool:
+    def kubelet(self, pid: int) -> HostProcess | None:
+        """A kubelet of its own, verified; None: it is none. Errors: `_RefusedError`, `_GoneError`."""
+        return self.verified(pid) if self._has_name(pid) else None
+
+    def _has_name(self, pid: int) -> bool:
         """Whether it calls itself so, or runs the named program. Cheap, and no proof."""
         try:
             if self._executable is not None:
@@ -217,7 +227,11 @@ class _Search:
         return _arguments(parts, self._programs, None) is not None
 
     def with_kubelet_inside(self, pid: int) -> HostProcess | None:
-        """A program of root's that runs a kubelet inside, verified; None: it is none."""
+        """A program of root's that runs a kubelet inside, verified; None: it is none.
+
+        Errors: `_GoneError`; `_RefusedError` for one in another mount namespace (a strictly confined snap) and the
+        like.
+        """
         directory = f"{self._proc}/{pid}"
         try:
             link = os.readlink(f"{directory}/exe")
@@ -225,9 +239,13 @@ class _Search:
                 return None
             if os.stat(directory).st_uid != 0 or not _has_command(row, _titled(_read(f"{directory}/cmdline", _HEAD))):
                 return None
-            return self.verified(pid, row)
-        except (OSError, _GoneError, _RefusedError):
+        except OSError:
             return None
+        try:
+            return self.verified(pid, row)
+        except _RefusedError as exc:
+            exc.name = row.name
+            raise
 
     def verified(self, pid: int, inside: KubeletProgram | None = None) -> HostProcess:
         """The process, if it is verified. Errors: `_RefusedError`, `_GoneError`."""

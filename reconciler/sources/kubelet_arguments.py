@@ -57,7 +57,10 @@ class KubeletArguments(Struct, frozen=True, kw_only=True):
 def kubelet_arguments(
     program: KubeletProgram, pid: int, words: tuple[str, ...], unit: str, root: str = "/"
 ) -> KubeletArguments:
-    """``words``: the arguments of its process; ``unit``: its service where these show nothing. Errors: none."""
+    """Of a program with a kubelet inside; a kubelet's own arguments are its flags. Errors: none.
+
+    ``words``: the arguments of its process; ``unit``: its service where these show nothing.
+    """
     reading = _ProgramFiles(f"{program.name} (process {pid}) runs this node's kubelet inside", root)
     return _READERS[program.source](program, words, unit, reading)
 
@@ -148,12 +151,15 @@ _UNITS: Final = (
 """systemd's directories of units; the first that has a name counts."""
 _K3S_DATA: Final = "/var/lib/rancher/k3s"
 _K3S_STATE: Final = "/run/k3s"
-_SHORT: Final = {"c": "config", "d": "data-dir", "t": "token", "s": "server", "v": "v", "i": "node-ip"}
+_SHORT: Final = {"c": "config", "d": "data-dir"}
 """Short names of k3s' flags."""
 _ENVIRONMENT: Final = {"K3S_CONFIG_FILE": "config", "K3S_DATA_DIR": "data-dir", "K3S_NODE_NAME": "node-name"}
 """Variables that stand for flags; no other one is kept, for an environment file has the cluster's token."""
-_SWITCHES: Final = frozenset({"docker", "with-node-id", "rootless", "debug", "alsologtostderr"})
-"""Flags without a value of their own: the next word is not theirs. Others of k3s' switches have no part here."""
+_SWITCHES: Final = frozenset({"docker", "with-node-id"})
+"""Flags without a value of their own: the next word is not theirs."""
+_READ: Final = frozenset({"kubelet-arg", "config", "data-dir", "container-runtime-endpoint", "node-name"})
+"""Flags with a value. All others have no part here, and may have secrets."""
+_UNIT_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))", re.ASCII)
 
 
 def _k3s(program: KubeletProgram, words: tuple[str, ...], unit: str, reading: _ProgramFiles) -> KubeletArguments:
@@ -233,17 +239,13 @@ def _flags(arguments: tuple[str, ...]) -> dict[str, list[str]]:
     for word in words:
         if not word.startswith("-") or word.strip("-") == "":
             continue
-        name, equals, value = word.lstrip("-").partition("=")
-        name = _SHORT.get(name, name)
+        name, (_, equals, value) = _flag_name(word), word.partition("=")
         if name in _SWITCHES:
             value = value if equals else "true"
         elif not equals:
             value = next(words, "") if name in _READ else ""
         flags.setdefault(name, []).append(value)
     return flags
-
-
-_READ: Final = frozenset({"kubelet-arg", "config", "data-dir", "container-runtime-endpoint", "node-name"})
 
 
 def _k3s_config(path: str, reading: _ProgramFiles) -> dict[str, list[str]]:
@@ -281,12 +283,39 @@ def _unit_arguments(
         start = next((index for index, name in enumerate(names) if name in program.programs), None)
         if start is None or tuple(words[start + 1 : start + 2]) != command:
             continue
-        arguments = words[start + 2 :]
-        if variable := next((word for word in arguments if "$" in word.replace("$$", "")), None):
-            reading.miss(f"{unit}: ExecStart has a variable: {variable[:_SHOWN]}")
-        return tuple(word.replace("$$", "$").replace("%%", "%") for word in arguments if "$" not in word)
+        return tuple(_without_variables(words[start + 2 :], unit, reading))
     reading.miss(f"{unit}: no ExecStart with {program.name} {' '.join(command)} was found")
     return ()
+
+
+def _without_variables(words: list[str], unit: str, reading: _ProgramFiles) -> list[str]:
+    """The words without those that have a variable, each with its flag; ``$$`` means ``$``.
+
+    A value may be a secret: a problem names the variable alone. A flag that is not read makes none.
+    """
+    kept: list[str] = []
+    for word in words:
+        variable = _UNIT_VARIABLE.search(word.replace("$$", ""))
+        if variable is None:
+            kept.append(word.replace("$$", "$").replace("%%", "%"))
+            continue
+        flag, equals, _ = word.partition("=")
+        if not equals or not flag.startswith("-"):
+            flag = kept.pop() if kept and _awaits_value(kept[-1]) else ""
+        # Where it is all of a word, systemd makes any number of words of it, unless it has braces.
+        several = variable[0] == word and variable[2] is not None
+        if several or not flag or "$" in flag or _flag_name(flag) in _READ | _SWITCHES:
+            reading.miss(f"{unit}: ExecStart has the variable {(variable[1] or variable[2])[:_SHOWN]}")
+    return kept
+
+
+def _awaits_value(word: str) -> bool:
+    return word.startswith("-") and "=" not in word and _flag_name(word) not in _SWITCHES
+
+
+def _flag_name(word: str) -> str:
+    name = word.lstrip("-").partition("=")[0]
+    return _SHORT.get(name, name)
 
 
 def _exec_starts(unit: str, reading: _ProgramFiles) -> list[str]:
@@ -373,6 +402,8 @@ def _args_file(program: KubeletProgram, words: tuple[str, ...], _unit: str, read
         for word in raw.replace('"', "").replace("'", "").split():
             unknown = [name for name in (a or b for a, b in _VARIABLE.findall(word)) if name not in variables]
             if unknown:
+                if not word.startswith("-") and arguments and _awaits_value(arguments[-1]):
+                    arguments.pop()
                 reading.miss(f"{path[:_SHOWN]} has the variable {unknown[0][:_SHOWN]}")
                 continue
             arguments.append(_VARIABLE.sub(lambda match: variables[match[1] or match[2]], word))
@@ -396,18 +427,12 @@ _EDGED: Final = ("modules", "edged")
 _TAILORED: Final = "tailoredKubeletConfig"
 _EDGED_FLAGS: Final = {"hostnameOverride": "hostname-override", "rootDirectory": "root-dir"}
 _EDGED_DEFAULTS: Final = {
-    "address": "127.0.0.1",
-    "readOnlyPort": "10350",
-    "staticPodPath": "/etc/kubeedge/manifests",
-    "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+    "address": "--address=127.0.0.1",
+    "readOnlyPort": "--read-only-port=10350",
+    "containerRuntimeEndpoint": "--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
 }
 """Of a configuration without them, by the key of a KubeletConfiguration. Source: v1alpha2, default.go."""
-_DEFAULT_FLAGS: Final = {
-    "address": "address",
-    "readOnlyPort": "read-only-port",
-    "staticPodPath": "pod-manifest-path",
-    "containerRuntimeEndpoint": "container-runtime-endpoint",
-}
+_EDGED_MANIFESTS: Final = "/etc/kubeedge/manifests"
 _FIRST_FLAGS: Final = {
     "cgroupDriver": "cgroup-driver",
     "cgroupRoot": "cgroup-root",
@@ -433,22 +458,15 @@ def _edgecore(program: KubeletProgram, words: tuple[str, ...], _unit: str, readi
         return reading.result(("--root-dir=/var/lib/edged", *(f"--{name}={value}" for name, value in first.items())))
     arguments = [f"--{flag}={edged[key]}" for key, flag in _EDGED_FLAGS.items() if isinstance(edged.get(key), str)]
     section = tailored if isinstance(tailored, dict) else {}
-    arguments += [
-        f"--{_DEFAULT_FLAGS[key]}={value}"
-        for key, value in _EDGED_DEFAULTS.items()
-        if section.get(key) is None and (key != "staticPodPath" or reading.is_directory(value))
-    ]
+    arguments += [flag for key, flag in _EDGED_DEFAULTS.items() if section.get(key) is None]
+    if section.get("staticPodPath") is None and reading.is_directory(_EDGED_MANIFESTS):
+        arguments.append(f"--pod-manifest-path={_EDGED_MANIFESTS}")
     return reading.result(tuple(arguments), path, *_EDGED, _TAILORED)
-
-
-def _own(_program: KubeletProgram, words: tuple[str, ...], _unit: str, reading: _ProgramFiles) -> KubeletArguments:
-    return reading.result(words)
 
 
 _READERS: Final[
     Mapping[ArgumentSource, Callable[[KubeletProgram, tuple[str, ...], str, _ProgramFiles], KubeletArguments]]
 ] = {
-    ArgumentSource.OWN: _own,
     ArgumentSource.K3S: _k3s,
     ArgumentSource.ARGS_FILE: _args_file,
     ArgumentSource.EDGECORE: _edgecore,

@@ -85,6 +85,14 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
         return self.cpu_manager_options.get("strict-cpu-reservation", "").lower() == "true"
 
     @property
+    def standalone(self) -> bool:
+        """Whether this kubelet is known to belong to no cluster: its own flags were read, and name no kubeconfig.
+
+        A kubelet inside another program has its API server from that program.
+        """
+        return self.pid is not None and self.inside is None and self.kubeconfig is None
+
+    @property
     def cgroups(self) -> dict[str, object]:
         """The kubelet's cgroup settings, by the keys of its file, for finding the tree; only those that were set."""
         document: dict[str, object] = {"cgroupDriver": str(self.cgroup_driver), "cgroupRoot": self.cgroup_root}
@@ -219,10 +227,11 @@ def read_kubelet_config(
         rule, section = FileRule.OPERATOR, ()
     if path is None and kubelet is None and os.path.exists(_under(root, STANDARD_CONFIG)):
         path = STANDARD_CONFIG
+    if path is None and kubelet is not None:
+        # Drop-ins alone are merged into the defaults of the flags, not into those of a file.
+        read.values["read_only_port"] = _READ_ONLY_PORT
     if path is not None or flags.get("config-dir"):
         read.read_files(path, rule, flags.get("config-dir"), section)
-    elif kubelet is not None:
-        read.values["read_only_port"] = _READ_ONLY_PORT
     for option in _OPTIONS:
         if option.flag in flags:
             read.set(option, flags[option.flag], f"{who} --{option.flag}")

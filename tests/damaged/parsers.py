@@ -30,7 +30,7 @@ from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config import load
 from reconciler.control.effect_hours import load_effect
 from reconciler.control.owner_ledger import load_hours
-from reconciler.control.persistence import decode_plan, encoded, read_classes, read_holds, read_plan
+from reconciler.control.persistence import decode_plan, encoded, read_classes, read_holds, read_plan, read_unexamined
 from reconciler.headroom.report import read_kept as read_headroom
 from reconciler.interference import recording
 from reconciler.interference.engine import EngineState, _learned
@@ -490,6 +490,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
     Parser("reconciler.control.persistence:read_classes", feed_row("pod:1", read_classes), (), ROWS, BYTES),
     Parser("reconciler.control.persistence:decode_plan", feed_data(decode_plan), VALUE, (POOLS, *ROWS), BYTES),
     Parser("reconciler.control.persistence:read_plan", feed_row("pools", read_plan), (), ROWS, BYTES),
+    Parser(
+        "reconciler.control.persistence:read_unexamined",
+        feed_row("unrecorded", read_unexamined),
+        (),
+        (msgpack.packb([["/kubepods/besteffort", 1]]),),
+        BYTES,
+    ),
     Parser(
         "reconciler.control.persistence:read_holds",
         feed_row("node", read_holds),

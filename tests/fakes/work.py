@@ -33,7 +33,12 @@ class FakeWork:
         self._before = before
 
     async def step(
-        self, step: EvictionStep, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None
+        self,
+        step: EvictionStep,
+        *,
+        accepted: bool = False,
+        pid_starts: Mapping[int, int] | None = None,
+        stopped: tuple[str, ...] | None = None,
     ) -> None:
         self._before(step)
         if self.resumed is step:
@@ -42,7 +47,12 @@ class FakeWork:
         self.steps.append(step)
         starts = self.case.pid_starts if pid_starts is None else {str(pid): at for pid, at in pid_starts.items()}
         self.case = replace(
-            self.case, step=step, step_s=time.time(), accepted=accepted or self.case.accepted, pid_starts=starts
+            self.case,
+            step=step,
+            step_s=time.time(),
+            accepted=accepted or self.case.accepted,
+            pid_starts=starts,
+            stopped=self.case.stopped if stopped is None else stopped,
         )
 
     async def replied(self, message: str, *, budget: bool = False) -> None:

@@ -83,7 +83,8 @@ class SingleTurn:
         """Give the turn back; the next begins after ``rest_s``. Harmless for an order that never had it."""
         if order in self._holders:
             self._holders.discard(order)
-            self._free_at = trio.current_time() + rest_s
+            # Of several orders of an earlier run the last one may end first: no rest cuts another short.
+            self._free_at = max(self._free_at, trio.current_time() + rest_s)
 
 
 class _CaseEnd(Exception):
@@ -156,7 +157,12 @@ class CaseRunner:
         return max(0.0, self._tools.clock() - self._case.step_s)
 
     async def step(
-        self, step: EvictionStep, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None
+        self,
+        step: EvictionStep,
+        *,
+        accepted: bool = False,
+        pid_starts: Mapping[int, int] | None = None,
+        stopped: tuple[str, ...] | None = None,
     ) -> None:
         """See `EvictionWork`."""
         if accepted:
@@ -174,6 +180,8 @@ class CaseRunner:
         )
         if pid_starts is not None:
             case = replace(case, pid_starts={str(pid): start for pid, start in pid_starts.items()})
+        if stopped is not None:
+            case = replace(case, stopped=stopped)
         await self._write(case)
         self._stepped = trio.current_time()
 
@@ -224,6 +232,7 @@ class CaseRunner:
             detail=detail,
             ended_s=self._tools.clock(),
             pid_starts={},
+            stopped=(),
         )
         await self._write(case, alerts.ended(case))
         return case
@@ -347,6 +356,9 @@ class CaseRunner:
         while True:
             result = await way.terminate(self)
             self._resumed = None
+            if result.returned:
+                await self._count_return()
+                continue
             if result.outcome is None:
                 self._give_up(way.means, result)
                 return
@@ -389,7 +401,7 @@ class CaseRunner:
 
     async def _count_return(self) -> None:
         rounds = self._case.rounds + 1
-        self._case = replace(self._case, rounds=rounds, pid_starts={})
+        self._case = replace(self._case, rounds=rounds, pid_starts={}, stopped=())
         if self._case.unguarded:
             raise _CaseEnd(
                 EvictionOutcome.FAILED,

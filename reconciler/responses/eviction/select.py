@@ -31,7 +31,7 @@ from reconciler.responses.eviction.triggers.table import TRIGGERS
 from reconciler.responses.eviction.victims import Candidate, Ranking, pick_minimum, rank, render
 from reconciler.runtime import format as fmt
 from state.evidence import NODE, PodSnapshot
-from state.model import Hold
+from state.model import Hold, PodClass
 
 
 class RefusalReason(StrEnum):
@@ -122,7 +122,18 @@ class _Selector:
         self._leaving = dict(grounds.leaving)
         self._spared = {uid: reason for uid, pod in scene.frame.pods.items() if (reason := self._stays(pod))}
         pods = scene.frame.pods
-        self._unasked = {uid for uid in self._spared if self._stays(pods[uid], critical=True) is None}
+        self._unasked = {
+            uid
+            for uid in self._spared
+            # An online pod's order is not critical: it would be refused again at once.
+            if pods[uid].pod_class is PodClass.RECLAIMED and self._stays(pods[uid], critical=True) is None
+        }
+        self._no_budget = unasked_block(config.limits, past, scene.now)
+        self._refused = {
+            uid: f"its disruption budget cannot be asked: {self._no_budget}"
+            for uid, pod in pods.items()
+            if self._no_budget is not None and pod.pod_class is not PodClass.RECLAIMED
+        }
         self._picks: list[Victim] = []
         self._refusals: list[EvictionRefusal] = []
 
@@ -168,6 +179,7 @@ class _Selector:
         spared: Mapping[str, str] = self._spared
         if pressure.critical:
             spared = {uid: reason for uid, reason in spared.items() if uid not in self._unasked}
+            spared = {**self._refused, **spared}
         weighed = rank(config, scene, pressure, need=need, spared=spared, features=features)
         classes = "/".join(cls for cls in config.classes if cls in pressure.classes)
         if not weighed.candidates:
@@ -251,8 +263,9 @@ class _Selector:
         rest = cooldown_left(grounds.past, pressure.trigger, config.cooldown_s, now)
         if rest > 0:
             return RefusalReason.COOLING, f"cooldown after the last eviction: {fmt.duration(math.ceil(rest))} left"
-        if not pressure.critical and (why := unasked_block(grounds.config.limits, grounds.past, now)) is not None:
-            return RefusalReason.UNASKED, f"disruption budgets cannot be asked, and no online pod is in danger: {why}"
+        if not pressure.critical and self._no_budget is not None:
+            message = f"disruption budgets cannot be asked, and no online pod is in danger: {self._no_budget}"
+            return RefusalReason.UNASKED, message
         return None
 
     def _coming(self, pressure: Shortage) -> tuple[float, list[str]]:

@@ -215,7 +215,10 @@ class ApiEviction:
             return EvictionResult(
                 outcome=EvictionOutcome.GONE, detail=f"the pod no longer exists at the API server ({message})"
             )
-        return EvictionResult(outcome=None, detail=f"the pod does not exist at the API server, but it runs ({message})")
+        # As from another cluster, or an older etcd: what it does not know has no budget there, and may have one.
+        return EvictionResult(
+            outcome=None, detail=f"the pod does not exist at the API server, but it runs ({message})", unasked=True
+        )
 
     async def _once(self, work: EvictionWork) -> EvictionReply:
         """One request; two where the version was not what we took it for. Errors: `SourceError`."""

@@ -58,12 +58,14 @@ class EvictionResult(Struct, frozen=True, kw_only=True):
     """Result of one method. ``outcome`` None: it did not work here, the next may.
 
     DONE: no process is left in the pod's groups now; the caller watches whether the kubelet starts it again.
-    ``unasked``: no disruption budget could be asked, which ``detail`` explains.
+    ``unasked``: no disruption budget could be asked, which ``detail`` explains. ``returned``: the kubelet has started
+    the pod again while it was ended; whether it is ended again is the caller's decision.
     """
 
     outcome: EvictionOutcome | None
     detail: str
     unasked: bool = False
+    returned: bool = False
 
 
 class EvictionWork(Protocol):
@@ -90,7 +92,12 @@ class EvictionWork(Protocol):
         """What this pod gets to end by itself."""
 
     async def step(
-        self, step: EvictionStep, *, accepted: bool = False, pid_starts: Mapping[int, int] | None = None
+        self,
+        step: EvictionStep,
+        *,
+        accepted: bool = False,
+        pid_starts: Mapping[int, int] | None = None,
+        stopped: tuple[str, ...] | None = None,
     ) -> None:
         """Journal the next action; returns when that is durable. To be called before each action.
 

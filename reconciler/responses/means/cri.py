@@ -1,7 +1,9 @@
 """Ending a pod through the container runtime: StopContainer for all its containers at once, then StopPodSandbox.
 
 This is what the kubelet does to a pod that is deleted. The kubelet is not informed and starts the containers again by
-the pod's restart policy: the caller watches for that.
+the pod's restart policy: the caller watches for that. Only the containers of the first read, which are in the journal,
+are stopped: one that the kubelet has started while others were stopping is reported, and its sandbox is not stopped,
+which would be a SIGKILL for it.
 
 Source: Kubernetes' CRI; the kubelet's killPodWithSyncResult.
 """
@@ -10,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-import msgspec
 import trio
 
 from cgroupfs.errors import CgroupError, SourceError
@@ -29,9 +30,6 @@ from state.model import PodMeta
 
 _SANDBOX_S: Final = 30.0
 """Taking a pod's network down is part of stopping its sandbox, and may be slow."""
-_ROUNDS: Final = 3
-"""How often to ask containers that the kubelet has started meanwhile: their sandbox's end gives them no grace."""
-
 _NO_SOCKET: Final = "no CRI socket"
 
 
@@ -58,12 +56,18 @@ class CriEviction:
         client = self._client()
         if client is None:
             return EvictionResult(outcome=None, detail=_NO_SOCKET)
-        await work.step(EvictionStep.STOP)
         try:
+            pod = await client.pod(work.case.order.uid)
+            journalled = work.case.stopped if work.resumed is EvictionStep.STOP else ()
+            chosen = journalled or _ids(pod)
+            await work.step(EvictionStep.STOP, stopped=chosen)
             # runc cannot end a container that is stopped, and would wait for it.
             await work.thaw()
-            pod = await client.pod(work.case.order.uid)
-            problems = [] if pod is None else await self._stop(client, pod, work)
+            problems = [] if pod is None else await self._stop(client, pod, frozenset(chosen), work)
+            if problems is None:
+                return EvictionResult(
+                    outcome=None, detail="restarted by the kubelet while it was stopped", returned=True
+                )
             if await work.wait_empty(self._config.margin_s):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="containers stopped by the runtime")
         except (SourceError, CgroupError) as exc:
@@ -71,39 +75,50 @@ class CriEviction:
         text = "; ".join(problems) if pod is not None else "pod unknown to the runtime"
         return EvictionResult(outcome=None, detail=text or "the runtime reports it stopped, but processes are running")
 
-    async def _stop(self, client: CriClient, pod: PodMeta, work: EvictionWork) -> Sequence[str]:
-        """Both calls, and what went wrong. A container that cannot be stopped does not keep the sandbox from it."""
+    async def _stop(
+        self, client: CriClient, pod: PodMeta, chosen: frozenset[str], work: EvictionWork
+    ) -> Sequence[str] | None:
+        """Both calls, and what went wrong; None: it has a container that was started meanwhile.
+
+        A container that cannot be stopped does not keep the sandbox from it.
+        """
         own_s = work.case.target.grace_s if work.case.target.grace_s is not None else pod.grace_s
         grace_s = grace_of(work.case.order, own_s, self._config)
         problems: list[str] = []
-        failed: set[str] = set()
 
         async def container(identifier: str, left_s: float) -> None:
             try:
                 await client.stop_container(identifier, math.ceil(left_s), timeout_s=left_s + self._config.margin_s)
             except SourceError as exc:
                 problems.append(str(exc))
-                failed.add(identifier)
 
-        for _ in range(_ROUNDS):
-            live = {meta.id for meta in pod.containers if meta.id is not None} - failed
-            if not live:
-                break
-            left_s = grace_left(grace_s, work.elapsed_s())
-            async with trio.open_nursery() as nursery:
-                for identifier in live:
-                    nursery.start_soon(container, identifier, left_s)
-            try:
-                pod = await client.pod(pod.uid) or msgspec.structs.replace(pod, containers=())
-            except SourceError as exc:
-                problems.append(str(exc))
-                break
+        left_s = grace_left(grace_s, work.elapsed_s())
+        async with trio.open_nursery() as nursery:
+            for meta in pod.containers:
+                if meta.id is not None and meta.id in chosen:
+                    nursery.start_soon(container, meta.id, left_s)
+        # Without this read the end of the sandbox might kill a container that was started meanwhile.
+        try:
+            now = await client.pod(pod.uid)
+        except SourceError as exc:
+            return [*problems, str(exc)]
+        if not chosen.issuperset(_ids(now)):
+            return None
         for sandbox in pod.sandbox_ids:
+            if sandbox not in chosen:
+                continue
             try:
                 await client.stop_sandbox(sandbox, timeout_s=_SANDBOX_S)
             except SourceError as exc:
                 problems.append(str(exc))
         return problems
+
+
+def _ids(pod: PodMeta | None) -> tuple[str, ...]:
+    """What of a pod can be stopped: its running containers, and its sandboxes."""
+    if pod is None:
+        return ()
+    return (*(meta.id for meta in pod.containers if meta.id is not None), *pod.sandbox_ids)
 
 
 def build(setup: MethodSetup) -> EvictionMethod:

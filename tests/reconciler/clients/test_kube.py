@@ -311,14 +311,16 @@ def test_pods_are_watched_with_credentials_that_were_given_for_it(
 @pytest.mark.parametrize(
     ("config", "files", "kubelets", "environ", "expected"),
     [
-        # A node without a cluster, and one whose operator switched the API server off: no budget exists for us.
-        ({}, set(), None, {}, False),
+        # A node whose kubelet has no cluster, and one whose operator switched the API server off: no budget exists.
+        ({}, set(), "none", {}, False),
         ({"enabled": False}, {OWN_KUBECONFIG}, "/k", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
         # A cluster whose credentials are there, or are missing.
         ({}, {OWN_KUBECONFIG}, None, {}, True),
         ({}, {"/etc/kubernetes/kubelet.conf"}, None, {}, True),
         ({}, set(), "/lost/kubelet.conf", {}, True),
-        ({}, set(), None, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),  # a pod without a token
+        ({}, {"/etc/kubernetes/kubelet.conf"}, "none", {}, True),
+        ({}, set(), "none", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),  # a pod without a token
+        ({}, set(), None, {}, True),  # the kubelet was not found, or is KubeEdge's
         ({"identity": ApiIdentity.OWN}, set(), None, {}, True),
         ({"identity": ApiIdentity.KUBELET}, set(), None, {}, True),
         ({"kubeconfig": "/lost"}, set(), None, {}, True),
@@ -335,7 +337,8 @@ def test_an_api_server_that_cannot_be_asked_is_not_taken_for_none(
 ) -> None:
     for file in files:
         write(tmp_path, file, simple_kubeconfig("https://h"))
-    api = KubeApi(ApiServer(**config), root=str(tmp_path), kubelets=kubelets, environ=environ)
+    standalone, given = kubelets == "none", None if kubelets == "none" else kubelets
+    api = KubeApi(ApiServer(**config), root=str(tmp_path), kubelets=given, standalone=standalone, environ=environ)
     assert api.expected is expected
 
 

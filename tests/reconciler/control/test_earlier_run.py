@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,17 @@ def limited(live: LiveNode, path: str) -> bool:
     if live.kernel.mode == "v1":
         return live.quota(path) != "-1"
     return not live.read(path, "cpu", "cpu.max").startswith("max")
+
+
+def without_record(live: LiveNode) -> Path:
+    """The runtime's record of the BE container is not there (yet); where it is to be."""
+    (Path(live.bundles) / container_id(BATCH) / "config.json").unlink()
+    record = Path(live.runc_root) / container_id(BATCH) / "state.json"
+    return record.rename(record.with_name("away")).with_name("state.json")
+
+
+def waiting(agent: Agent) -> set[str]:
+    return {path for path, _ in agent.reconciler.earlier_run.unexamined or ()}
 
 
 def problem(agent: Agent) -> str:
@@ -129,6 +141,78 @@ async def test_a_pod_left_in_the_idle_class_gets_its_weight_back(live: LiveNode)
         assert all(result.ok for result in await agent.restore())
         assert live.read(group(BATCH), "cpu", "cpu.idle").strip() == "0"
         assert live.read(group(BATCH), "cpu", file) == weight
+
+
+async def test_a_container_whose_record_comes_later_is_examined_then(live: LiveNode) -> None:
+    limit(live, BOX, 50)
+    record = without_record(live)
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        await agent.keeper.flush()
+        assert limited(live, BOX)
+        assert BOX in waiting(agent)
+        record.with_name("away").rename(record)
+        agent.inventory.refresh(container_id(BATCH))
+        await live.look(agent)
+        await live.look(agent)
+        assert not limited(live, BOX)
+        assert agent.alerts["earlier run"] == 1
+        assert BOX not in waiting(agent)
+
+
+async def test_what_is_left_over_a_restart_is_what_was_not_examined(live: LiveNode) -> None:
+    limit(live, BOX, 50)
+    record = without_record(live)
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        await agent.keeper.flush()
+        assert waiting(agent)
+    record.with_name("away").rename(record)
+    limit(live, BE, 300)
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        assert not limited(live, BOX)
+        assert limited(live, BE), "examined by the run before: it is another program's"
+
+
+async def test_what_is_never_known_is_given_up_after_a_while(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_record(live)
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        assert BOX in waiting(agent)
+        monkeypatch.setattr(agent.reconciler.earlier_run, "_clock", lambda: time.monotonic() + 601)
+        await live.look(agent)
+        assert not waiting(agent)
+        limit(live, BE, 300)
+        await live.look(agent)
+        assert limited(live, BE), "another program's"
+
+
+async def test_a_group_that_is_made_later_has_no_values_of_an_earlier_run(live: LiveNode) -> None:
+    without_record(live)
+    with live.agent(without_quota(live)) as agent:
+        await live.look(agent)
+        assert agent.reconciler.earlier_run.is_open
+        limit(live, BE, 300)
+        await live.look(agent)
+        assert limited(live, BE), "examined once, what another program writes then stays"
+        assert not agent.alerts["earlier run"]
+
+
+async def test_the_bound_of_memory_and_swap_is_taken_over_too(live: LiveNode) -> None:
+    if live.kernel.mode == "v1":
+        live.write(BOX, "memory", "memory.limit_in_bytes", str(64 << 20))
+        live.write(BOX, "memory", "memory.memsw.limit_in_bytes", str(64 << 20))
+    else:
+        live.write(BOX, "memory", "memory.max", str(64 << 20))
+        live.write(BOX, "memory", "memory.swap.max", "0")
+    with live.agent(without_quota(live)) as agent:
+        for _ in range(2):
+            await live.look(agent)
+        files = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+        files = files if live.kernel.mode == "v1" else ("memory.max", "memory.swap.max")
+        texts = [live.read(BOX, "memory", file) for file in files]
+    assert all(text == "max" or int(text) > 1 << 50 for text in texts), texts
 
 
 async def test_a_whole_run_whose_state_directory_is_lost_leaves_nothing_behind(live: LiveNode) -> None:

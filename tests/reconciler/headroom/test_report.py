@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.control.persistence import encoded
 from reconciler.headroom.cpu import HeadroomConfig
-from reconciler.headroom.report import HEADROOM, HeadroomReport, HeadroomState, read_kept, replace_file
+from reconciler.headroom.report import HEADROOM, HeadroomReport, HeadroomState, read_kept
 from reconciler.telemetry.metrics import MetricsSnapshot
 from state.model import Pools
 from state.schema import ASSIGNMENTS
@@ -182,19 +182,3 @@ def test_a_new_configuration_takes_hold_at_once() -> None:
     assert headroom_report.state.total == 4000
     look(headroom_report, clock, 4, known=False)
     assert headroom_report.state.total == 0
-
-
-def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
-    target = tmp_path / "headroom.json"
-    target.mkdir()
-    with pytest.raises(OSError, match="headroom"):
-        replace_file(str(target), b"{}")
-    assert os.listdir(tmp_path) == ["headroom.json"]
-
-
-def test_the_file_is_not_written_through_a_link_that_waits_under_a_temporary_name(tmp_path: Path) -> None:
-    victim, target = tmp_path / "victim", tmp_path / "headroom.json"
-    victim.write_text("mine")
-    Path(f"{target}.{os.getpid()}").symlink_to(victim)
-    replace_file(str(target), b"{}")
-    assert (victim.read_text(), target.read_text(), target.is_symlink()) == ("mine", "{}", False)

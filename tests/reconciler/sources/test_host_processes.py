@@ -159,6 +159,29 @@ def test_anything_else_of_such_a_name_is_none(tree: Tree, argv: tuple[str, ...],
     assert tree.search().candidates == ()
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"spaces": {"mnt": "mnt:[2]"}}, "it is not in the mnt namespace of process 1"),
+        ({"cgroup": POD}, "it is in a pod's cgroup"),
+    ],
+)
+def test_one_that_is_not_trusted_is_reported_where_no_kubelet_was_found(
+    tree: Tree, more: dict[str, Any], reason: str
+) -> None:
+    """A strictly confined snap has a mount namespace of its own; the operator may name its program."""
+    path = tree.program("bin/kubelite")
+    tree.add(40, path, argv=(str(path),), **more)
+    search = tree.search()
+    assert (search.process, search.rejections) == (None, 1)
+    assert search.problems == (f"process 40 is named microk8s but not trusted: {reason}",)
+    (Path(tree.root) / "proc/40/root").symlink_to("/")
+    named = tree.search(path)
+    assert (named.process is not None) is ("mnt" in reason)
+    tree.add(41, tree.program())
+    assert tree.search().problems == ()
+
+
 def test_two_programs_with_a_kubelet_inside_are_the_operators_to_choose(tree: Tree) -> None:
     tree.add(40, tree.program("bin/k3s"), argv=("k3s", "server"))
     tree.add(41, tree.program("bin/edgecore"), argv=("edgecore",))

@@ -202,7 +202,12 @@ def test_drop_ins_of_a_unit_and_its_environment_count_as_systemd_reads_them(tmp_
         ({}, "0::/\n", "no service unit", False),
         ({}, GROUP, "no ExecStart with k3s agent was found", False),
         ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s server\n"}, GROUP, "no ExecStart", False),
-        ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s agent $ARGS --kubelet-arg=v=2\n"}, GROUP, "$ARGS", False),
+        (
+            {K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s agent $ARGS --kubelet-arg=v=2\n"},
+            GROUP,
+            "the variable ARGS",
+            False,
+        ),
         ({K3S_UNIT: "[Service]\nExecStart=/usr/local/bin/k3s agent 'open\n"}, GROUP, "No closing quotation", True),
         ({K3S_UNIT: UNIT, K3S_CONFIG: "a: [\n"}, GROUP, K3S_CONFIG, True),
         ({K3S_UNIT: UNIT, K3S_CONFIG: "- list\n"}, GROUP, "a mapping", True),
@@ -225,6 +230,32 @@ def test_what_of_k3s_cannot_be_read_is_a_problem_that_says_what_to_set(
     assert (named.problems, named.unread, str(named.reserved_cpus)) == ((), False, "0-1")
 
 
+@pytest.mark.parametrize(
+    ("words", "cpus", "said"),
+    [
+        ("--kubelet-arg=reserved-cpus=0-1 --token=a$$b$$", "0-1", ""),
+        ("--kubelet-arg=node-labels=price=5$$ --kubelet-arg reserved-cpus=0-1", "0-1", ""),
+        ("--token=SECRET$X --kubelet-arg=reserved-cpus=0-1", "0-1", ""),
+        ("--token ${X} --kubelet-arg=reserved-cpus=0-1", "0-1", ""),
+        ("--token SECRET-${X} --kubelet-arg=reserved-cpus=0-1", "0-1", ""),
+        ("--kubelet-arg=reserved-cpus=0-1 --token $MORE", "0-1", "the variable MORE"),
+        ("--kubelet-arg=reserved-cpus=0-1 --kubelet-arg ${X} --data-dir /srv", "0-1", "the variable X"),
+        ("--kubelet-arg=reserved-cpus=0-1 --kubelet-arg=system-reserved=cpu=SECRET$X", "0-1", "the variable X"),
+        ("--docker ${X} --kubelet-arg=reserved-cpus=0-1", "0-1", "the variable X"),
+        ("--kubelet-arg=reserved-cpus=0-1 --kubelet-arg=v=$$$X", "0-1", "the variable X"),
+    ],
+)
+def test_a_variable_in_the_unit_costs_its_own_flag_alone_and_no_secret_is_printed(
+    tmp_path: Path, words: str, cpus: str, said: str
+) -> None:
+    config = read(tmp_path, K3S, {K3S_UNIT: f"[Service]\nExecStart=/usr/local/bin/k3s agent {words}\n"})
+    assert str(config.reserved_cpus) == cpus
+    text = "\n".join(config.problems)
+    assert said in text
+    assert bool(config.problems) is bool(said)
+    assert "SECRET" not in repr(config)
+
+
 def test_kubelite_reads_its_file_of_arguments_with_the_snaps_variables(tmp_path: Path) -> None:
     argv = ("/snap/microk8s/6089/kubelite", "--kubelet-args-file=/var/snap/microk8s/6089/args/kubelet")
     config = read(tmp_path, argv, {"/var/snap/microk8s/6089/args/kubelet": KUBELITE})
@@ -236,6 +267,17 @@ def test_kubelite_reads_its_file_of_arguments_with_the_snaps_variables(tmp_path:
     assert config.cert_dir == "/var/snap/microk8s/6089/certs"
     assert config.runtime_endpoint == "/var/snap/microk8s/common/run/containerd.sock"
     assert config.read_only_port == 0
+
+
+def test_a_variable_that_is_not_known_does_not_make_the_next_flag_a_value(tmp_path: Path) -> None:
+    text = "--node-ip $IP --reserved-cpus=0-1\n--root-dir $DIR\n--cpu-manager-policy=static\n"
+    config = read(tmp_path, ("kubelite",), {"/var/snap/microk8s/current/args/kubelet": text})
+    assert (str(config.reserved_cpus), config.root_dir, config.cpu_manager_policy) == (
+        "0-1",
+        "/var/lib/kubelet",
+        "static",
+    )
+    assert len(config.problems) == 2
 
 
 def test_kubelite_without_the_flag_has_the_usual_file(tmp_path: Path) -> None:

@@ -105,6 +105,28 @@ def test_a_kubelet_without_a_file_has_its_flags_defaults(tmp_path: Path) -> None
     assert config.loopback == "127.0.0.1"
 
 
+@pytest.mark.parametrize(("text", "port"), [("port: 1\n", 10255), ("port: 1\nreadOnlyPort: 0\n", 0)])
+def test_drop_ins_without_a_file_are_laid_over_the_flags_defaults(tmp_path: Path, text: str, port: int) -> None:
+    config = read_kubelet_config(node(tmp_path, {"/etc/k.d/1.conf": text}, p5=("kubelet", "--config-dir=/etc/k.d")))
+    assert (config.problems, config.port, config.read_only_port) == ((), 1, port)
+
+
+@pytest.mark.parametrize(
+    ("argv", "standalone"),
+    [
+        (("kubelet", "--pod-manifest-path=/etc/m"), True),
+        (("kubelet", "--kubeconfig=/etc/k"), False),
+        (("edgecore",), False),
+        (("other",), False),
+    ],
+)
+def test_a_kubelet_is_standalone_only_where_its_own_flags_say_so(
+    tmp_path: Path, argv: tuple[str, ...], standalone: bool
+) -> None:
+    """What is not known, and a kubelet that another program connects, counts as a cluster's."""
+    assert read_kubelet_config(node(tmp_path, p5=argv)).standalone is standalone
+
+
 def test_without_a_kubelet_its_usual_file_still_tells(tmp_path: Path) -> None:
     config = read_kubelet_config(node(tmp_path, {"/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\n"}))
     assert (config.pid, config.cgroup_driver, config.read_only_port) == (None, Driver.SYSTEMD, 0)

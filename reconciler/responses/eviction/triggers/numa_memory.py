@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from reconciler.responses.eviction.config import NumaMemoryTriggerConfig
 from reconciler.responses.eviction.resources import EvictedResource
-from reconciler.responses.eviction.samples import EvictionContext
+from reconciler.responses.eviction.samples import EvictionContext, is_nearly_out
 from reconciler.responses.eviction.triggers.base import (
     EVERY,
     RECLAIMED,
@@ -129,7 +129,8 @@ def _judge(
                     need=marks.low - marks.free,
                     least=_LEAST_PART * marks.total,
                     hard=True,
-                    critical=marks.exhausted,
+                    # While other nodes have memory, only pods that are bound to this one are in danger.
+                    critical=marks.exhausted and is_nearly_out(scene),
                     classes=EVERY if every else RECLAIMED,
                     evidence=f"{text}, for {count} passes{', below the min watermark' if marks.critical else ''}",
                 )
@@ -144,7 +145,15 @@ TRIGGER: Final = Trigger(
     summary="a NUMA node is short of free memory",
     config_type=NumaMemoryTriggerConfig,
     memory_type=ShortPasses,
-    signals=("memory.free", "memory.total", "memory.low", "memory.min", "memory.inactive_file", "memory.numa_rss"),
+    signals=(
+        "memory.available",
+        "memory.free",
+        "memory.total",
+        "memory.low",
+        "memory.min",
+        "memory.inactive_file",
+        "memory.numa_rss",
+    ),
     judge=_judge,
     features=("BEMemoryEvict", "MemoryEvict"),
 )

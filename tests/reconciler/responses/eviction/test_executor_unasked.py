@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.responses.eviction.case import SingleTurn
 from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.means.base import EvictionResult, EvictionWork
 from reconciler.responses.means.config import ApiMeans, RestartRules
@@ -244,6 +246,41 @@ async def test_after_one_that_the_kubelet_has_started_again_the_next_waits_until
     assert [case.outcome for case in cases] == [EvictionOutcome.FAILED] * 2
     first, second = times
     assert second - first >= 0.6
+
+
+async def test_what_the_kubelet_started_again_while_it_was_stopped_is_not_ended_again(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    cri = ScriptedWay(CRI, lambda _: EvictionResult(outcome=None, detail="restarted", returned=True))
+    last = ScriptedWay(SIGNAL, ends(pod))
+    (case,) = await carried_out(bench.evictor(refused_token(), cri, last), critical("a"))
+    assert (case.outcome, case.rounds, cri.log, last.log) == (EvictionOutcome.FAILED, 1, ["a"], [])
+    assert "restarted by the kubelet after it was ended; not ended again" in case.detail
+    assert pod.alive
+
+
+async def test_with_a_budget_that_was_asked_it_is_ended_again_a_few_times(bench: Bench) -> None:
+    pod = bench.node.add("a")
+    back = EvictionResult(outcome=None, detail="restarted", returned=True)
+    cri = ScriptedWay(CRI, lambda _: back, lambda _: back, ends(pod))
+    (case,) = await carried_out(bench.evictor(cri), order_for("a"))
+    assert (case.outcome, case.rounds, cri.log) == (EvictionOutcome.DONE, 2, ["a"] * 3)
+    endless = bench.node.add("b")
+    cri = ScriptedWay(CRI, lambda _: back)
+    config = replace(CONFIG, restarts=RestartRules(watch_s=0.0, times=2))
+    cases = await carried_out(bench.evictor(cri, config=config), order_for("b"))
+    assert (cases[-1].outcome, len(cri.log), endless.alive) == (EvictionOutcome.FAILED, 3, True)
+
+
+async def test_the_pause_after_a_restarted_pod_is_not_cut_short_by_another_order_that_ends(
+    bench: Bench, autojump_clock: trio.testing.MockClock
+) -> None:
+    turn = SingleTurn()
+    turn.resume(["a", "b"])  # of an earlier run, both had acted
+    turn.release("a", rest_s=15.0)
+    turn.release("b")
+    assert not turn.take("c")
+    await trio.sleep(15.0)
+    assert turn.take("c")
 
 
 async def test_one_that_waits_is_refused_as_soon_as_the_shortage_is_not_critical_any_more(bench: Bench) -> None:

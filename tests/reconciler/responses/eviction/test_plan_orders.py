@@ -274,6 +274,33 @@ def test_a_shortage_that_kills_online_pods_is_served_all_the_same_by_the_pods_th
     assert planner.step().orders == (), "one order for each pod"
 
 
+def test_an_online_pod_is_not_ordered_again_and_again_where_no_budget_can_be_asked() -> None:
+    """Its order is not critical: each would be refused, with two alerts each time."""
+    world = full(
+        *(be(f"web{n}", cls=PodClass.SHARED) for n in range(5)), used=99.5, **{f"web{n}": 13.0 for n in range(5)}
+    )
+    world.put(memory__free=1, memory__low=GI, memory__pressure=50)
+    for pod in world.pods.values():
+        world.put(pod.subject, memory__pressure=20)
+    limits = LimitsConfig(per_minute=1000, per_10_minutes=1000, per_owner=1000, per_pass=5, retry_s=120)
+    config = only(
+        "memory_pressure",
+        MemoryPressureConfig(reclaimed_s=0, all_s=0, cooldown_s=0),
+        classes=(PodClass.RECLAIMED, PodClass.SHARED),
+        limits=limits,
+    )
+    planner = Planner(world, config)
+    made: list[EvictionOrder] = []
+    for _ in range(110):
+        orders = planner.step().orders
+        made += orders
+        planner.cases += [unasked(planner, order) for order in orders]
+    assert any(shortage.critical for shortage in planner.decision.pressures)
+    assert [order.critical for order in made] == [False] * 2, "two, by which it is known that none can be asked"
+    why = "\n".join(line for refusal in planner.decision.refusals for line in refusal.ranking)
+    assert "its disruption budget cannot be asked: HTTP 401: Unauthorized" in why
+
+
 def test_no_online_pod_is_ended_without_its_budget_to_save_others() -> None:
     world = full(be("web", cls=PodClass.SHARED), web=50, used=99.5)
     world.put(memory__free=1, memory__low=GI)

@@ -83,8 +83,17 @@ def test_a_numa_node_is_critical_when_its_page_cache_does_not_help_either(
     free: float, cache: float | None, critical: bool
 ) -> None:
     world = numa(free * MI, cache=None if cache is None else cache * MI)
+    world.put(memory__total=256 * GI, memory__available=0.9 * GI)
     result = Judge(numa_memory.TRIGGER, world).after(12 * 5, 5)
     assert [shortage.critical for shortage in result.pressures] == [critical]
+
+
+@pytest.mark.parametrize("available", [None, 1.1 * GI, 128 * GI])
+def test_a_numa_node_is_not_critical_while_the_other_nodes_have_memory(available: float | None) -> None:
+    world = numa(200 * MI, cache=900 * MI)
+    world.put(memory__total=256 * GI, memory__available=available)
+    result = Judge(numa_memory.TRIGGER, world).after(12 * 5, 5)
+    assert [shortage.critical for shortage in result.pressures] == [False]
 
 
 def numa(free: float, *, total: float = 128 * GI, cache: float | None = 5 * GI) -> World:

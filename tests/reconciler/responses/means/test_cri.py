@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.base import EvictionResult
@@ -101,31 +102,54 @@ async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ag
     assert set(stops[:-1]) == {(text, 2) for text in ids(runtime)}
 
 
-async def test_a_container_that_is_started_meanwhile_gets_its_grace_too(
-    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
-) -> None:
-    """The end of their sandbox is a SIGKILL for those that nobody asked."""
-    stops = recording(runtime, tmp_path)
-    first = sorted(ids(runtime))
+def restarting(runtime: FakeRuntime, stops: list[tuple[str, int]], *identifiers: str) -> None:
+    """The kubelet starts these again as soon as they have ended."""
     before = runtime.on_stop
 
     def on_stop(identifier: str, grace: int) -> None:
         before(identifier, grace)
-        if identifier == first[0]:
+        if identifier in identifiers:
             late = cri_pb2.Container()
             late.CopyFrom(next(container for container in runtime.containers if container.id == identifier))
-            late.id, late.state = "late", cri_pb2.CONTAINER_RUNNING
+            late.id, late.state = f"{identifier}+", cri_pb2.CONTAINER_RUNNING
             runtime.containers.append(late)
 
     runtime.on_stop = on_stop
+
+
+async def test_a_container_that_is_started_meanwhile_is_reported_and_neither_stopped_nor_killed_with_its_sandbox(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    stops = recording(runtime, tmp_path)
+    first = sorted(ids(runtime))
+    restarting(runtime, stops, first[0])
+    work = FakeWork(EvictionCase(order=order()), tree)
     async with CriClient(str(runtime.socket)) as cri:
-        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
-    assert result.outcome is EvictionOutcome.DONE
-    assert stops[-2:] == [("late", 2), (SANDBOX, -1)]
-    assert sorted(identifier for identifier, _ in stops[:-2]) == first
+        result = await CriEviction(CONFIG, lambda: cri).terminate(work)
+        assert (result.outcome, result.returned) == (None, True)
+        assert sorted(identifier for identifier, _ in stops) == first
+        assert set(work.case.stopped) == {*first, SANDBOX}
+        # The caller decides that it is ended again, with its own grace, before the sandbox.
+        work.case = replace(work.case, stopped=())
+        again = await CriEviction(CONFIG, lambda: cri).terminate(work)
+    assert (again.outcome, again.returned) == (EvictionOutcome.DONE, False)
+    assert stops[2:] == [(f"{first[0]}+", 2), (SANDBOX, -1)]
 
 
-async def test_a_runtime_whose_containers_never_end_is_not_asked_without_end(
+async def test_taken_up_again_what_the_kubelet_has_started_since_the_first_read_is_not_stopped(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    stops = recording(runtime, tmp_path)
+    first = min(ids(runtime))
+    case = EvictionCase(
+        order=order(), step=EvictionStep.STOP, step_s=time.time(), stopped=(first, "ended before", SANDBOX)
+    )
+    async with CriClient(str(runtime.socket)) as cri:
+        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(case, tree, resumed=EvictionStep.STOP))
+    assert (result.outcome, result.returned, [identifier for identifier, _ in stops]) == (None, True, [first])
+
+
+async def test_where_the_runtime_does_not_list_the_pod_again_its_sandbox_is_left_to_the_next_method(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
     stops = recording(runtime, tmp_path)
@@ -133,17 +157,14 @@ async def test_a_runtime_whose_containers_never_end_is_not_asked_without_end(
 
     def on_stop(identifier: str, grace: int) -> None:
         before(identifier, grace)
-        if grace >= 0:
-            again = cri_pb2.Container()
-            again.CopyFrom(next(container for container in runtime.containers if container.id == identifier))
-            again.id, again.state = f"{identifier}+", cri_pb2.CONTAINER_RUNNING
-            runtime.containers.append(again)
+        runtime.refusal = (grpc.StatusCode.UNAVAILABLE, "restarting")
 
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
-    assert (result.outcome, stops[-1]) == (EvictionOutcome.DONE, (SANDBOX, -1))
-    assert len(stops) == 3 * 2 + 1
+    assert (result.outcome, result.returned) == (None, False)
+    assert "restarting" in result.detail
+    assert all(grace >= 0 for _, grace in stops)
 
 
 async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from_it(
@@ -160,7 +181,7 @@ async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from
     runtime.on_stop = on_stop
     async with CriClient(str(runtime.socket)) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
-    assert (result.outcome, stops) == (EvictionOutcome.DONE, [(SANDBOX, -1)])
+    assert (result.outcome, stops) == (EvictionOutcome.DONE, [(SANDBOX, -1)]), "and its containers with it"
 
 
 async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next_means(
@@ -202,8 +223,12 @@ async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
         assert pod is not None
         runtime.hang_s = 0.7
         problems = await CriEviction(EvictionMeans(margin_s=0.2), lambda: cri)._stop(
-            cri, pod, FakeWork(EvictionCase(order=order(0.1), target=EvictionTarget(grace_s=0.1)), tree)
+            cri,
+            pod,
+            frozenset((*ids(runtime), *pod.sandbox_ids)),
+            FakeWork(EvictionCase(order=order(0.1), target=EvictionTarget(grace_s=0.1)), tree),
         )
+    assert problems is not None
     assert len(problems) == len(ids(runtime))
     assert all("StopContainer: no answer within" in problem for problem in problems)
 
