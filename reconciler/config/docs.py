@@ -192,10 +192,10 @@ def markdown() -> str:
         "a CPU, `_percent`); a unit may be written: `200ms`, `10s`, `5m`, `1h`; `512Mi`, `4Gi`; `500m`, `2cpu`;",
         "`75%`. Text is taken as it is written (`on`, `010` and `12:30` stay text). Anchors, aliases, tags and a",
         "second document are refused. `classes.yaml` (`operator_file`) and the `--pods` list of `bypassctl plan` are",
-        "read by the same rules.",
+        "read by the same rules. Behind a default, in brackets: bounds, choices, and whether null is permitted where",
+        "it is not the default.",
         "",
-        "`bypassctl config schema` writes the same as JSON Schema. An editor with the YAML language server completes",
-        "and checks the file with it, once its first line is `# yaml-language-server: $schema=` and the schema's path.",
+        "`bypassctl config schema` writes the same as JSON Schema, for editors ([bypassctl.1.md](bypassctl.1.md)).",
         "",
         "Example of rules that name classes:",
         "",
@@ -204,7 +204,7 @@ def markdown() -> str:
         "```",
         *_presets(),
     ]
-    lines += _tables(root, "", "Top level")
+    lines += _tables(root, "", "Top level", {})
     return "\n".join(lines) + "\n"
 
 
@@ -235,25 +235,33 @@ def _presets() -> list[str]:
     return lines
 
 
-def _tables(section: Schema, path: str, title: str) -> list[str]:
+def _tables(section: Schema, path: str, title: str, written: dict[str, str]) -> list[str]:
+    """The section and those within it. ``written``: the tables so far with their titles: an equal one is named."""
     plain = [field for field in section.fields.values() if field.schema.struct is None]
     lines = ["", f"## {title}", ""]
     if path:
         lines += [_summary(path, section), ""]
     if plain:
-        lines += ["| setting | default | what | accepts |", "|---|---|---|---|"]
-        lines += [_row(field) for field in plain]
+        table = ["| setting | default | what |", "|---|---|---|", *(_row(field) for field in plain)]
+        if (same := written.setdefault("\n".join(table), title)) != title:
+            table = [f"The settings of [{same}](#{_anchor(same)})."]
+        lines += table
     elif not section.fields:
         lines += ["Nothing can be set here."]
     for field in section.fields.values():
         inner = f"{path}.{field.name}" if path else field.name
         if field.schema.struct is not None:
-            lines += _tables(field.schema, inner, f"`{inner}`")
+            lines += _tables(field.schema, inner, f"`{inner}`", written)
         else:
             mark, item = _item(field.schema)
             if item is not None:
-                lines += _tables(item, f"{inner}{mark}", f"`{inner}{mark}`")
+                lines += _tables(item, f"{inner}{mark}", f"`{inner}{mark}`", written)
     return lines
+
+
+def _anchor(title: str) -> str:
+    """The anchor of a heading, as code hosts make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _item(schema: Schema) -> tuple[str, Schema | None]:
@@ -268,8 +276,23 @@ def _item(schema: Schema) -> tuple[str, Schema | None]:
 def _row(field: FieldSchema) -> str:
     name = f"`{field.name}`" + (" ↻" if field.restart else "")
     default = "required" if field.required else f"`{shown(field.default, field)}`"
-    cells = [name, default, field.description, accepts(field)]
+    limits = _limits(field)
+    cells = [name, f"{default} ({limits})" if limits else default, field.description]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _limits(field: FieldSchema) -> str:
+    """`accepts`, without what the default and the description show: the kind, null where it is the default, choices."""
+    schema = field.schema
+    limits = schema.bounds.removeprefix("from ")
+    if not limits and schema.choices and not all(_is_word_of(choice, field.description) for choice in schema.choices):
+        limits = ", ".join(schema.choices)
+    nullable = schema.optional and field.default is not None
+    return ", ".join(filter(None, (limits, "or null" if nullable else "")))
+
+
+def _is_word_of(word: str, text: str) -> bool:
+    return re.search(rf"(?<![\w+-]){re.escape(word)}(?![\w+-])", text) is not None
 
 
 def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None, top: Schema | None = None) -> str:
