@@ -190,9 +190,11 @@ def test_the_units_rights_are_enough_for_what_belongs_to_programs_that_are_not_r
 
 
 def test_the_unit_thaws_after_every_end_by_a_command_that_there_is() -> None:
-    program, *parts = settings_of(UNIT)["ExecStopPost"].split()
-    assert program == "-/opt/bypassd/bin/bypassctl"
-    assert parser().parse_args(parts).command == "thaw"
+    commands = [line.split() for line in re.findall(r"^ExecStopPost=(.*)$", UNIT, re.MULTILINE)]
+    assert {program for program, *_ in commands} == {"-/opt/bypassd/bin/bypassctl"}
+    options = [parser().parse_args(parts) for _, *parts in commands]
+    assert [item.command for item in options] == ["thaw", "headroom"]
+    assert options[1].withdraw
 
 
 def test_what_is_not_on_without_a_drop_in_is_on_with_it(tmp_path: Path) -> None:

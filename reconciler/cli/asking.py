@@ -204,14 +204,22 @@ async def ask_api(node: InspectedNode, results: QueryResults) -> None:
 
 
 async def denied(
-    api: KubeApi, verb: str, resource: str, *, timeout_s: float, namespace: str = "", name: str = ""
+    api: KubeApi,
+    verb: str,
+    resource: str,
+    *,
+    timeout_s: float,
+    group: str = "",
+    namespace: str = "",
+    name: str = "",
 ) -> str:
     """Why a request would be refused, by a review of rights; empty: it would not.
 
-    ``resource`` is one of the core group, its subresource after a slash. ``name`` empty: for all objects.
+    ``resource`` is one of the ``group`` (empty: the core group), its subresource after a slash. ``name`` empty: for all
+    objects.
     """
     kind, _, part = resource.partition("/")
-    wanted = {"verb": verb, "resource": kind, "subresource": part, "namespace": namespace, "name": name}
+    wanted = {"verb": verb, "group": group, "resource": kind, "subresource": part, "namespace": namespace, "name": name}
     wanted = {key: text for key, text in wanted.items() if text}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

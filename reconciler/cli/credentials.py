@@ -37,6 +37,7 @@ from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.clients.token_life import life_of, token_of
 from reconciler.clients.urls import MASK
 from reconciler.config.environment import kubelet_peer, node_name
+from reconciler.headroom.shapes import ClusterTarget
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
 from reconciler.runtime.safe_files import FileRule, read_file
@@ -48,6 +49,11 @@ _TIMEOUT_S: Final = 10.0
 _TEST_S: Final = 5.0
 _LONGEST_TOKEN: Final = 64 * 1024
 _DAY_S: Final = 86_400
+_OF_HEADROOM: Final = {
+    RightsUse.NODE: {ClusterTarget.NODE, ClusterTarget.AUTO},
+    RightsUse.KOORDINATOR: {ClusterTarget.KOORDINATOR, ClusterTarget.AUTO},
+    RightsUse.KATALYST: {ClusterTarget.KATALYST, ClusterTarget.AUTO},
+}
 
 
 class _TokenStatus(Struct, frozen=True, rename="camel"):
@@ -122,7 +128,7 @@ def _uses(node: InspectedNode) -> list[RightsUse]:
         uses.append(RightsUse.EVICTION)
     if any(getattr(sink, "kubernetes", None) is not None for sink in config.alerts.sinks.values()):
         uses.append(RightsUse.EVENTS)
-    return uses
+    return uses + [use for use, targets in _OF_HEADROOM.items() if config.headroom.publish in targets]
 
 
 # The kubeconfig
@@ -270,7 +276,7 @@ async def test_access(node: InspectedNode, config: ApiServer) -> list[AccessTest
     try:
         tests = [await _list_pods(api, node, RightsUse.PODS in uses)]
         reviewed = [right for right in RIGHTS if right.use not in {RightsUse.KUBELET, RightsUse.RENEWAL}]
-        tests += [await _review(api, right, right.use in uses) for right in reviewed]
+        tests += [await _review(api, right, node_name(node.kubelet), right.use in uses) for right in reviewed]
         tests += [test async for test in _token_tests(api, node, config)]
         tests.append(await _get_node(api, node))
     finally:
@@ -303,9 +309,14 @@ async def _get(api: KubeApi, path: str) -> str:
     return "" if answer.ok else f"{NAME}: HTTP {answer.status} {' '.join(message.split())[:200]}".rstrip()
 
 
-async def _review(api: KubeApi, right: AccessRight, wanted: bool) -> AccessTest:
+async def _review(api: KubeApi, right: AccessRight, node: str, wanted: bool) -> AccessTest:
     """A review of rights, which changes nothing; for the group that is used by default."""
-    refused = [text for verb in right.verbs if (text := await denied(api, verb, right.resource, timeout_s=_TEST_S))]
+    refused: list[str] = []
+    for verb in right.verbs:
+        # Rights to objects of this node's name may be for these alone; POST has no name yet.
+        name = node if right.use in _OF_HEADROOM and verb != "create" else ""
+        why = await denied(api, verb, right.resource, timeout_s=_TEST_S, group=right.groups[0], name=name)
+        refused += [why] if why else []
     name = f"{', '.join(right.verbs)} {right.resource}"
     return AccessTest(name=name, wanted=wanted, problem=refused[0] if refused else "")
 

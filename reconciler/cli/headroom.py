@@ -1,5 +1,6 @@
-"""``bypassctl headroom``: what BE pods may be promised: CPU by NUMA node, and memory."""
+"""``bypassctl headroom``: what BE pods may be promised: CPU by NUMA node, and memory; where that is published."""
 
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 
@@ -14,6 +15,10 @@ from reconciler.runtime import format as fmt
 
 def run(options: Namespace) -> int:
     """Show it. Errors: `CliError` when a store without a daemon holds none."""
+    if options.withdraw:
+        from reconciler.cli.withdrawal import withdraw  # the loop and the HTTP client
+
+        return withdraw(options)
     document = fetch(options, ("headroom",))
     headroom: Row | None = document.body.get("headroom")
     if headroom is None:
@@ -42,7 +47,28 @@ def _blocks(headroom: Row) -> list[Block]:
         line(StyledText(f"reason: {headroom['reason']}", "dim")),
         Table(("NUMA NODE", "ALLOCATABLE", "AVAILABLE", "CPUS"), rows, right=frozenset({0, 1, 2})),
         *_memory(headroom.get("memory")),
+        *_published(headroom.get("published")),
     ]
+
+
+def _published(published: Row | None) -> Iterator[Block]:
+    """``published``: None: of a store, or an older daemon."""
+    if published is None:
+        return
+    if published["problem"]:
+        yield line(StyledText("not published", "bad"), f": {published['problem']}")
+    elif published["target"] is None:
+        yield line("not published to the cluster (headroom.publish)")
+    elif published["cpu_milli"] is None:
+        yield line(f"published to {published['target']}: not read back yet")
+    else:
+        age = fmt.duration(max(0.0, time.time() - published["at"]))
+        amounts = f"{fmt.cpu(published['cpu_milli'])}, {fmt.size(published['memory_bytes'])} memory"
+        yield line(
+            f"published to {published['target']}: ",
+            StyledText(amounts, "head"),
+            StyledText(f" (read back {age} ago: {published['detail']})", "dim"),
+        )
 
 
 def _memory(memory: Row | None) -> Iterator[Block]:

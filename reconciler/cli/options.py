@@ -232,6 +232,14 @@ def _capture(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _headroom(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--withdraw",
+        action="store_true",
+        help="take back what a daemon that does not run any more has published to the cluster; for its unit",
+    )
+
+
 def _evictions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="complete rankings, and disabled triggers")
     _in_namespace(parser, "only evictions of pods of this namespace")
@@ -302,7 +310,10 @@ def _init(parser: argparse.ArgumentParser) -> None:
         "--use",
         dest="uses",
         action="append",
-        choices=("pods", "kubelet", "eviction", "events", "renewal"),
+        choices=(
+            *("pods", "kubelet", "eviction", "events", "renewal"),
+            *("headroom-node", "headroom-koordinator", "headroom-katalyst"),
+        ),
         help="rights to print; may be repeated (default: those of the configuration, without kubelet and renewal)",
     )
     parser.add_argument("--test", action="store_true", help="test the credentials in force, change nothing")
@@ -359,7 +370,7 @@ COMMANDS: Final = (
     CliCommand("hold", "suspend management of a pod, a knob, a group or the node", "hold", add=_hold),
     CliCommand("release", "end a hold", "release", add=_release),
     CliCommand("holds", "list active holds", "holds", add=_holds),
-    CliCommand("headroom", "CPU and memory allocatable to BE pods", "headroom"),
+    CliCommand("headroom", "CPU and memory allocatable to BE pods", "headroom", add=_headroom),
     CliCommand("owners", "CPU time of BE pods by owner: sold, taken back, lost to evictions", "owners"),
     CliCommand(
         "evictions",

@@ -24,7 +24,7 @@ from reconciler.config.docs import preset_in_force, shown
 from reconciler.config.level_line import with_level
 from reconciler.config.model import AgentMode, Config, Protection
 from reconciler.config.presets import ROWS, LevelEffect, NodeOffers, effects
-from reconciler.runtime.replaced import replace_durably
+from reconciler.runtime.whole_files import replace_file
 from reconciler.settings.binder import ConfigError, Text
 from reconciler.settings.yaml import MAX_BYTES
 
@@ -101,7 +101,7 @@ def _planned(path: str, level: Protection) -> _LevelChange:
 def _write(file: str, content: bytes) -> None:
     try:
         # A link, as a configuration management may make it, stays one.
-        replace_durably(os.path.realpath(file), content, mode=_MODE)
+        replace_file(os.path.realpath(file), content, mode=_MODE, durable=True, keep_owner=True)
     except PermissionError as exc:
         raise CliError(f"{file}: permission denied: run with sudo", Exit.REFUSED) from exc
     except OSError as exc:

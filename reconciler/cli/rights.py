@@ -18,6 +18,9 @@ class RightsUse(StrEnum):
     EVICTION = "eviction"
     EVENTS = "events"
     RENEWAL = "renewal"
+    NODE = "headroom-node"
+    KOORDINATOR = "headroom-koordinator"
+    KATALYST = "headroom-katalyst"
 
 
 class AccessRight(NamedTuple):
@@ -78,6 +81,57 @@ RIGHTS: Final = (
         "account alone. Optional: every holder of a token with this right can renew it, too. The DaemonSet does not "
         "need it: the kubelet renews its token.",
         (ACCOUNT,),
+    ),
+    AccessRight(
+        RightsUse.NODE,
+        ("get",),
+        "nodes",
+        ("",),
+        "GET /api/v1/nodes/NAME of this node, for headroom.publish: node. RBAC cannot restrict the DaemonSet's rights "
+        "to one node; those of a service account for each node it can, by resourceNames.",
+    ),
+    AccessRight(
+        RightsUse.NODE,
+        ("patch",),
+        "nodes/status",
+        ("",),
+        "PATCH of its status. Broad: of a DaemonSet it is the status of every node, conditions included.",
+    ),
+    AccessRight(
+        RightsUse.KOORDINATOR,
+        ("get",),
+        "nodes",
+        ("",),
+        "GET of this node, for headroom.publish: koordinator: what the manager has computed last.",
+    ),
+    AccessRight(
+        RightsUse.KOORDINATOR,
+        ("get",),
+        "nodemetrics",
+        ("slo.koordinator.sh",),
+        "GET of the NodeMetric of this node: its intervals, and whether a koordlet writes it.",
+    ),
+    AccessRight(
+        RightsUse.KOORDINATOR,
+        ("patch",),
+        "nodemetrics/status",
+        ("slo.koordinator.sh",),
+        "PATCH of its status, as koordlet does.",
+    ),
+    AccessRight(
+        RightsUse.KATALYST,
+        ("get", "create"),
+        "customnoderesources",
+        ("node.katalyst.kubewharf.io",),
+        "GET of the CustomNodeResource of this node, for headroom.publish: katalyst, and POST where no Katalyst agent "
+        "has made it.",
+    ),
+    AccessRight(
+        RightsUse.KATALYST,
+        ("patch",),
+        "customnoderesources/status",
+        ("node.katalyst.kubewharf.io",),
+        "PATCH of its status.",
     ),
 )
 

@@ -33,7 +33,7 @@ from state.memory import MemoryPlan
 from state.model import Hold, LastClass, Pod, PodClass, Pools, Setting
 from state.network import NetworkRequest
 from state.plan import NodePlan
-from state.schema import ASSIGNMENTS, HOLDS, META, RUNNING, SETTINGS, UNRECORDED
+from state.schema import ASSIGNMENTS, HOLDS, META, PUBLISHED, RUNNING, SETTINGS, UNRECORDED
 from state.store import Store, StoreBatch
 from state.summary import pod_facts, pool_lists
 
@@ -167,6 +167,15 @@ def read_unexamined(store: Store) -> Unexamined:
     return frozenset()
 
 
+def read_published(store: Store) -> str | None:
+    """Where an earlier run published the headroom without having withdrawn it; None: nowhere."""
+    row = dict(store.rows(META)).get(PUBLISHED)
+    try:
+        return None if row is None else decoded(msgspec.msgpack.Decoder(str).decode, row)
+    except ValueError:
+        return None
+
+
 def read_holds(store: Store) -> dict[str, Hold]:
     """The holds, by target."""
     holds: dict[str, Hold] = {}
@@ -221,6 +230,7 @@ class StateWriter:
         self._promised: HeadroomState | None = None
         self._unexamined: Unexamined = frozenset()
         """The row `UNRECORDED` of the store; empty: it has none."""
+        self._published = read_published(store)
         self._settings: dict[str, Setting] = {}
         self._plan: NodePlan | None = None
         self._pods: dict[str, Pod] = {}
@@ -310,6 +320,16 @@ class StateWriter:
         batch.delete(HOLDS, target)
         await in_worker(self._store.apply, batch, limiter=self._lane)
 
+    async def published(self, target: str | None) -> None:
+        """Make durable where the headroom is published; None: nowhere. Errors: `StoreError`."""
+        batch = StoreBatch()
+        if target is None:
+            batch.delete(META, PUBLISHED)
+        else:
+            batch.put(META, PUBLISHED, encoded(target))
+        await in_worker(self._store.apply, batch, limiter=self._lane)
+        self._published = target
+
     def hold_soon(self, target: str, hold: Hold | None) -> None:
         """Make a hold (None: its end) durable with a flush of its own, soon; no caller waits for it."""
         self._holds[target] = hold
@@ -347,6 +367,8 @@ class StateWriter:
                 batch.put(META, UNRECORDED, encoded(None if unexamined is None else sorted(unexamined)))
             else:
                 batch.delete(META, UNRECORDED)
+        if self._fresh and self._published is not None:
+            batch.put(META, PUBLISHED, encoded(self._published))
         holds = dict(self._holds)
         for target, hold in holds.items():
             if hold is None:

@@ -54,7 +54,15 @@ from reconciler.control.owner_check import NAME as OWNER_CHECK
 from reconciler.control.owner_check import OwnerCheck
 from reconciler.control.owner_ledger import NAME as OWNERS
 from reconciler.control.owner_ledger import OwnerLedger
-from reconciler.control.persistence import StateWriter, read_classes, read_holds, read_plan, read_unexamined, was_killed
+from reconciler.control.persistence import (
+    StateWriter,
+    read_classes,
+    read_holds,
+    read_plan,
+    read_published,
+    read_unexamined,
+    was_killed,
+)
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.sampler import Sampler
 from reconciler.control.sandboxed import sandboxed_status
@@ -64,7 +72,9 @@ from reconciler.daemon.effect import effect_hours_of
 from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.daemon.pod_off import restore_control_files
 from reconciler.daemon.pod_sources import PodSources
+from reconciler.headroom import publisher
 from reconciler.headroom.memory_sampler import MemoryHeadroom
+from reconciler.headroom.publisher import Meter, publisher_of
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.interference import service
 from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims
@@ -363,6 +373,17 @@ class Agent:
             held=self.holds.all.values,
         )
         self.holds.keeper = self.keeper
+        self.publisher = publisher_of(
+            self.headroom,
+            self._node_use,
+            config.apiserver,
+            node=node,
+            root=place.root,
+            kubelets=place.kubelet.kubeconfig,
+            writes=self.enforces,
+            note=self.keeper.published,
+            noted=read_published(self.store),
+        )
         self._apply_config(config)
         self.notes.known(active(self.holds.all.values(), time.time()))
         self.holds.refresh()
@@ -407,6 +428,7 @@ class Agent:
                 Component(name="ticker", run=self.sampler.run),
                 Component(name="memory headroom", run=self.memory_headroom.run),
                 Component(name="headroom", run=self.headroom.run),
+                Component(name=publisher.NAME, run=self.publisher.run),
                 Component(name=OWNERS, run=self.owners.run),
                 Component(name=OWNER_CHECK, run=self.owner_check.run),
                 Component(name=pod_minutes.NAME, run=self.minutes.run),
@@ -463,6 +485,12 @@ class Agent:
 
         return OnlineWait(self.place.hierarchy, root=self.place.root, files=self.files)
 
+    def _node_use(self) -> Meter:
+        """Loaded where the headroom is published only."""
+        from reconciler.signals.node_use import NodeUseMeter
+
+        return NodeUseMeter(self.usage, self.inventory, root=self.place.root)
+
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         pools, topology = self.reconciler.pools, self.inventory.readings.topology
         self.headroom.update(pools, topology, cpu, now)
@@ -512,6 +540,7 @@ class Agent:
             self.attribution.status(),
             self.sampler.status(),
             *self.headroom.statuses(),
+            *self.publisher.statuses(),
             *self.watching.statuses(),
             self.hotplug.status(),
             *([self.disks.status()] if self.config.policies.disk.devices else []),
@@ -661,6 +690,7 @@ class Agent:
     def set_enforce(self, *, enforce: bool) -> None:
         """Write, or only say what would be written."""
         self.judge.enforce = enforce
+        self.publisher.changed()
         self.notes.mode("enforce" if enforce else "observe", "command")
         if not enforce:
             self.lane.clear()
@@ -681,6 +711,7 @@ class Agent:
         self.foreign.rules = config.writes.foreign
         self.alert_service.reconfigure(config.alerts, config.apiserver)
         self.headroom.config = self.memory_headroom.config = config.headroom
+        self.publisher.changed()
         if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
             self.operator_files.open(config)
         self._apply_config(config)

@@ -246,7 +246,7 @@ class StatusReport:
                 if self._agent.reconciler.pools is not None
                 else {}
             ),
-            "headroom": self._agent.headroom.status,
+            "headroom": lambda: {**self._agent.headroom.status(), "published": self._agent.publisher.status()},
             "sides": lambda: {side.name: side.status() for side in self._agent.sides},
             "pods": lambda: self._pod_parts(pods),
             "settings": lambda: (

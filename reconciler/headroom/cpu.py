@@ -22,6 +22,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.headroom.shapes import ClusterTarget
 from reconciler.headroom.smoothing import SmoothingConfig
 from reconciler.runtime.format import cpu
 from state.model import NodeCpu, Pools
@@ -78,6 +79,13 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             extra={"path": True},
         ),
     ] = None
+    publish: Annotated[
+        ClusterTarget,
+        Meta(
+            description="object of the cluster that gets the headroom: Koordinator's NodeMetric, Katalyst's "
+            "CustomNodeResource, or resources of the node's own status; auto: the first that exists for this node"
+        ),
+    ] = ClusterTarget.OFF
     memory: MemoryHeadroomConfig = MemoryHeadroomConfig()
 
     @property

@@ -19,6 +19,7 @@ from cgroupfs.errors import errno_name
 from cgroupfs.log import get_log
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom
+from reconciler.headroom.shapes import Offer
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
@@ -82,6 +83,7 @@ class HeadroomReport:
         self._clock = clock
         self._wall = wall
         self._changed = WakeUp()
+        self._follow: Callable[[], None] = _nothing
         self._sample: HeadroomSample | None = None
         self._kept = kept
         self.state = SmoothedAmount()
@@ -102,8 +104,19 @@ class HeadroomReport:
             self.changed()
 
     def changed(self) -> None:
-        """A promise is another one: the file follows."""
+        """A promise is another one: the file follows, and the cluster (`follow`)."""
         self._changed.set()
+        self._follow()
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` when a promise is another one."""
+        self._follow = changed
+
+    def offer(self) -> Offer:
+        """What is promised now."""
+        return Offer(
+            cpu_milli=self.state.total, memory_bytes=self._memory.state.total if self._memory is not None else None
+        )
 
     def persisted(self) -> HeadroomState | None:
         """What the store is to hold. Equal until a promise changes or half its time is over: the disk may sleep."""
@@ -208,3 +221,7 @@ class HeadroomReport:
             self.problem = problem
         else:
             self.problem = None
+
+
+def _nothing() -> None:
+    pass

@@ -13,7 +13,7 @@ annotation. A limit bounds the pod itself only, so it applies in either case. Mi
 
 Source: reference values of ``kubernetes.io/batch-*``, ``kubernetes.io/mid-*`` and
 ``resource.katalyst.kubewharf.io/reclaimed_*`` (all count thousandths of a CPU, and bytes); Koordinator's annotation
-``node.koordinator.sh/extended-resource-spec``.
+``node.koordinator.sh/extended-resource-spec``. ``bypassd/batch-*`` are those of `reconciler.headroom.shapes`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -46,11 +46,13 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[str | int], int]], ...]]]
     "batch_cpu_milli": (
         ("kubernetes.io/batch-cpu", whole),
         ("resource.katalyst.kubewharf.io/reclaimed_millicpu", whole),
+        ("bypassd/batch-cpu", whole),
         ("kubernetes.io/mid-cpu", whole),
     ),
     "batch_memory_bytes": (
         ("kubernetes.io/batch-memory", whole),
         ("resource.katalyst.kubewharf.io/reclaimed_memory", whole),
+        ("bypassd/batch-memory", whole),
         ("kubernetes.io/mid-memory", whole),
     ),
 }

@@ -243,6 +243,12 @@ def test_each_rule_has_its_reason_above_it_and_no_right_is_wider_than_its_reques
         "pods/eviction": {"create"},
         "events": {"create", "patch"},
         "serviceaccounts/token": {"create"},
+        "nodes": {"get"},
+        "nodes/status": {"patch"},
+        "nodemetrics": {"get"},
+        "nodemetrics/status": {"patch"},
+        "customnoderesources": {"get", "create"},
+        "customnoderesources/status": {"patch"},
     }
     (renewal,) = roles(text)["bypassd-renewal"]["rules"]
     assert renewal["resourceNames"] == ["bypassd"]

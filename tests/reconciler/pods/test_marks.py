@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from reconciler.config.model import Config
 from reconciler.config.read_keys import read_keys
+from reconciler.headroom.shapes import OWN_CPU, OWN_MEMORY, VALID_UNTIL
 from reconciler.pods import marks
 from reconciler.pods.marks import ANNOTATIONS, LABELS, MarkReader, ReadKeys
 from reconciler.settings.binder import Text, bind
@@ -21,6 +22,8 @@ KEY: Final = re.compile(
     r'"((?:[a-z0-9-]+\.)*(?:koordinator\.sh|kubewharf\.io|volcano\.sh|bypassd)/[A-Za-z_.-]+)(?:=\w+)?"'
 )
 RESOURCES: Final = re.compile(r"resource\.katalyst|reclaimed_")
+OWN: Final = {OWN_CPU, OWN_MEMORY, VALID_UNTIL}
+"""Resources, and a node's annotation."""
 
 
 def test_every_key_that_the_code_names_is_among_those_that_are_kept() -> None:
@@ -29,7 +32,7 @@ def test_every_key_that_the_code_names_is_among_those_that_are_kept() -> None:
         for file in PACKAGE.rglob("*.py")
         if file.name != "marks.py"
         for key in KEY.findall(file.read_text())
-        if not RESOURCES.search(key)
+        if not RESOURCES.search(key) and key not in OWN
     }
     assert named - LABELS - ANNOTATIONS.keys() == set()
     assert {"koordinator.sh/qosClass", "katalyst.kubewharf.io/qos_level"} <= named

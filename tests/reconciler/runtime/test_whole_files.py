@@ -62,3 +62,19 @@ def test_a_content_that_does_not_reach_the_disk_leaves_the_old_file(
     with pytest.raises(OSError, match="Input/output error"):
         replace_file(str(target), b"new", durable=True)
     assert (target.read_text(), os.listdir(tmp_path)) == ("old", ["token"])
+
+
+def test_a_file_that_exists_keeps_owner_and_mode_where_that_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+    path.chmod(0o604)
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 4321)
+    was = path.stat()
+    replace_file(str(path), b"new", mode=0o644, keep_owner=True)
+    now = path.stat()
+    assert path.read_bytes() == b"new"
+    assert (now.st_uid, now.st_gid, stat.S_IMODE(now.st_mode)) == (was.st_uid, was.st_gid, 0o604)
+    replace_file(str(path), b"newer", mode=0o640)
+    now = path.stat()
+    assert (now.st_uid, stat.S_IMODE(now.st_mode)) == (os.geteuid(), 0o640)

@@ -1,0 +1,291 @@
+"""Publishes the headroom to the cluster: finds the object, writes when it changes and before it is outdated, withdraws.
+
+What is published falls at once and rises with the headroom's own steps. A fall waits for `FALL_S` after the last
+write, anything else for `RISE_S`; usually there is one a minute. An error is reported, and tried again after a growing
+time; that of missing rights or of another writer after `REFUSED_S`.
+
+It is withdrawn when the daemon stops, observes, or no longer may publish; by ``bypassctl headroom --withdraw`` of a
+daemon that was killed (the unit's ExecStopPost); by the next start, which finds the note in the store. In the node's
+status an annotation has the time until which the value counts; Koordinator's manager resets what is old by itself.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, Protocol, final
+
+import trio
+
+from cgroupfs.errors import AgentError, SourceError
+from cgroupfs.log import get_log
+from reconciler.clients.kube_config import ApiServer
+from reconciler.headroom.report import HeadroomReport
+from reconciler.headroom.shapes import ClusterTarget, NodeUse, Offer
+from reconciler.runtime.format import cpu, size
+from reconciler.runtime.wakeup import WakeUp
+from state.model import SourceStatus
+
+NAME: Final = "published headroom"
+FALL_S: Final = 2.0
+RISE_S: Final = 10.0
+REFUSED_S: Final = 300.0
+_FAILED_S: Final = 5.0
+_WITHDRAW_S: Final = 3.0
+"""The stop of the daemon may not wait for an API server; the unit's next step tries again."""
+_LOG: Final = get_log("publisher")
+_AUTO: Final = (ClusterTarget.KOORDINATOR, ClusterTarget.KATALYST, ClusterTarget.NODE)
+
+
+class PublishError(AgentError):
+    """It was not published. ``missing``: the object, or its kind, does not exist. ``busy``: later it may be."""
+
+    def __init__(self, message: str, *, missing: bool = False, busy: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+        self.busy = busy
+
+
+class Published(NamedTuple):
+    """What the API server answered: the amounts as they are there now. ``next_s``: when it is to be written again."""
+
+    offer: Offer
+    detail: str
+    next_s: float
+
+
+class Meter(Protocol):
+    """Measures the use of the node and of its pods (`reconciler.signals.node_use`)."""
+
+    async def measure(self, window_s: float) -> NodeUse | None:
+        """The means of this many seconds; None: not known yet."""
+
+
+class PublishTarget(Protocol):
+    """One control plane's object. Errors: `PublishError`; `cgroupfs.errors.SourceError` without an answer."""
+
+    name: ClusterTarget
+
+    async def find(self) -> None:
+        """Read the object; nothing is written. Errors: as of the class, also where another writer is seen."""
+
+    async def publish(self, offer: Offer) -> Published:
+        """Write, and return what is there then."""
+
+    async def withdraw(self) -> None:
+        """Take it back."""
+
+
+@final
+class HeadroomPublisher:
+    """A component; see the module's text. ``wanted`` may be replaced while it runs."""
+
+    def __init__(
+        self,
+        make: Callable[[ClusterTarget], PublishTarget],
+        *,
+        wanted: Callable[[], ClusterTarget],
+        offer: Callable[[], Offer],
+        writes: Callable[[], bool],
+        note: Callable[[ClusterTarget | None], Awaitable[None]],
+        noted: ClusterTarget | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``make``: a target's object, called once for each. ``offer``: the headroom as promised now.
+
+        ``writes``: whether this mode changes anything. ``note``: makes durable where something is published (None:
+        nowhere), before the first write and after the withdrawal; ``noted``: what an earlier run noted.
+        """
+        self._make = make
+        self._targets: dict[ClusterTarget, PublishTarget] = {}
+        self._wanted = wanted
+        self._offer = offer
+        self._writes = writes
+        self._note = note
+        self._noted = noted
+        self._wall = wall
+        self._changed = WakeUp()
+        self._found: ClusterTarget | None = None
+        self._sent: Offer | None = None
+        self._published: Published | None = None
+        self._published_at: float | None = None
+        self._problem = ""
+        self._failures = 0
+
+    def changed(self) -> None:
+        """The headroom, the mode or the setting is another one."""
+        self._changed.set()
+
+    def status(self) -> dict[str, object]:
+        """The state document's part: what was read back, and when."""
+        there = self._published
+        return {
+            "target": self._noted.value if self._noted is not None else None,
+            "cpu_milli": there.offer.cpu_milli if there is not None else None,
+            "memory_bytes": there.offer.memory_bytes if there is not None else None,
+            "detail": there.detail if there is not None else None,
+            "at": self._published_at,
+            "problem": self._problem or None,
+        }
+
+    def statuses(self) -> list[SourceStatus]:
+        """Whether it is published, where that is wanted, or still is published where it is not."""
+        if self._wanted() is ClusterTarget.OFF and self._noted is None:
+            return []
+        age_s = None if self._published_at is None else max(0.0, self._wall() - self._published_at)
+        return [SourceStatus(name=NAME, ok=not self._problem, age_s=age_s, detail=self._problem or self._detail())]
+
+    def _detail(self) -> str:
+        if self._published is None or self._noted is None:
+            return "nothing is published: bypassd observes" if not self._writes() else "not published yet"
+        offer = self._published.offer
+        return f"{self._noted.value}: {cpu(offer.cpu_milli)}, {size(offer.memory)} ({self._published.detail})"
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Publish until cancelled, then withdraw."""
+        task_status.started()
+        try:
+            while True:
+                wait_s = await self._round()
+                await self._wait(wait_s)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _WITHDRAW_S):
+                await self._withdraw()
+
+    async def _wait(self, wait_s: float) -> None:
+        """Until the next write is due, or sooner after a change: a fall soon, a rise later, nothing after a refusal."""
+        begun = trio.current_time()
+        end = begun + wait_s
+        while trio.current_time() < end:
+            if not await self._changed.wait_until(end):
+                return
+            if self._problem and self._wanted() is not ClusterTarget.OFF and self._writes():
+                continue
+            soonest = begun + (FALL_S if self._falls() or not self._active() else RISE_S)
+            if trio.current_time() < soonest:
+                await trio.sleep_until(min(soonest, end))
+            return
+
+    def _falls(self) -> bool:
+        offer, sent = self._offer(), self._sent
+        return sent is None or offer.cpu_milli < sent.cpu_milli or offer.memory < sent.memory
+
+    def _active(self) -> bool:
+        return self._writes() and self._wanted() is not ClusterTarget.OFF
+
+    async def _round(self) -> float:
+        """One write, or the withdrawal; the seconds until the next."""
+        if not self._active():
+            return await self._withdrawn()
+        try:
+            wanted = self._wanted()
+            target = await self._find() if wanted is ClusterTarget.AUTO else wanted
+            if self._noted is not target:
+                if self._noted is not None:
+                    await self._target(self._noted).withdraw()
+                await self._note(target)
+                self._noted = target
+            offer = self._offer()
+            self._published = await self._target(target).publish(offer)
+        except AgentError as exc:
+            return self._failed(exc)
+        if self._problem:
+            _LOG.info("the headroom is published", target=target.value)
+        self._sent, self._published_at, self._problem, self._failures = offer, self._wall(), "", 0
+        return self._published.next_s
+
+    def _target(self, name: ClusterTarget) -> PublishTarget:
+        if name not in self._targets:
+            self._targets[name] = self._make(name)
+        return self._targets[name]
+
+    async def _find(self) -> ClusterTarget:
+        """The first control plane that knows this node. Errors: `AgentError`: unknown is not absent."""
+        if self._found is None:
+            for name in _AUTO:
+                try:
+                    await self._target(name).find()
+                except PublishError as exc:
+                    if exc.missing and name is not _AUTO[-1]:
+                        continue
+                    raise
+                self._found = name
+                break
+        assert self._found is not None
+        return self._found
+
+    async def _withdrawn(self) -> float:
+        """Nothing is to be published. The seconds until that is tried again."""
+        self._found = None
+        if self._noted is None:
+            self._problem = ""
+            return REFUSED_S
+        try:
+            await self._withdraw_noted()
+        except AgentError as exc:
+            return self._failed(exc)
+        return REFUSED_S
+
+    async def _withdraw_noted(self) -> None:
+        if self._noted is None:
+            return
+        try:
+            await self._target(self._noted).withdraw()
+        except PublishError as exc:
+            if not exc.missing:
+                raise
+        await self._note(None)
+        self._noted = self._published = self._published_at = self._sent = None
+        self._problem = ""
+
+    async def _withdraw(self) -> None:
+        """At the end. Errors: none: the unit's next step, or the next start, tries again."""
+        try:
+            await self._withdraw_noted()
+        except AgentError as exc:
+            _LOG.warning("the published headroom was not withdrawn", error=str(exc))
+
+    def _failed(self, exc: AgentError) -> float:
+        self._found = None
+        self._failures += 1
+        text = str(exc)
+        if self._problem != text:
+            _LOG.warning("the headroom was not published", error=text)
+        self._problem = text
+        if isinstance(exc, SourceError) or (isinstance(exc, PublishError) and exc.busy):
+            return min(REFUSED_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6))
+        return REFUSED_S
+
+
+def publisher_of(
+    report: HeadroomReport,
+    meter: Callable[[], Meter],
+    apiserver: ApiServer,
+    *,
+    node: str,
+    root: str,
+    kubelets: str | None,
+    writes: Callable[[], bool],
+    note: Callable[[str | None], Awaitable[None]],
+    noted: str | None,
+) -> HeadroomPublisher:
+    """The publisher of a node's report. ``node``: the name of its Node object; ``kubelets``: the kubelet's kubeconfig.
+
+    The HTTP client is loaded when something is published or withdrawn.
+    """
+
+    def make(name: ClusterTarget) -> PublishTarget:
+        from reconciler.clients.kube import KubeApi  # most nodes have no credentials
+        from reconciler.headroom.targets import target_of
+
+        api = KubeApi(apiserver, root=root, kubelets=kubelets)
+        return target_of(name, api, node, meter(), valid_s=lambda: report.config.unknown_hold_s)
+
+    publisher = HeadroomPublisher(
+        make,
+        wanted=lambda: report.config.publish,
+        offer=report.offer,
+        writes=writes,
+        note=lambda target: note(None if target is None else target.value),
+        noted=ClusterTarget(noted) if noted in set(ClusterTarget) else None,
+    )
+    report.follow(publisher.changed)
+    return publisher

@@ -1,0 +1,302 @@
+"""Writes the headroom to the object of this node that a control plane reads, and reads back what is there.
+
+Each write is a merge patch that names only our fields, so that it conflicts with no other; another writer of the same
+fields is found by the object's ``managedFields``, which the API server keeps: a koordlet or a Katalyst agent that runs
+on the node. Against it nothing is written. Rights: `get` and `patch` of the status of one object with this node's name;
+docs/kubernetes.md has what RBAC can restrict.
+
+Source: Kubernetes API concepts, "Server-Side Apply" (``managedFields``) and "Updates to existing resources".
+"""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, final
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from cgroupfs.bounded import decoded
+from reconciler.clients.http import HttpResponse
+from reconciler.clients.kube import KubeApi, status_of
+from reconciler.headroom.publisher import Meter, Published, PublishError, PublishTarget
+from reconciler.headroom.shapes import (
+    KATALYST_CPU,
+    KATALYST_MEMORY,
+    KOORDINATOR_CPU,
+    KOORDINATOR_MEMORY,
+    OWN_CPU,
+    OWN_MEMORY,
+    ClusterTarget,
+    Offer,
+    katalyst_status,
+    koordinator_status,
+    node_status,
+    withheld,
+)
+from reconciler.settings.quantity import whole
+
+_MERGE: Final = "application/merge-patch+json"
+_MANAGER: Final = "bypassd"
+_NODES: Final = "/api/v1/nodes"
+_METRICS: Final = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
+_RESOURCES: Final = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
+_MOST: Final = 2 * 1024 * 1024
+"""A Node names up to 50 images, a NodeMetric each pod."""
+_LONGEST: Final = 200
+_FOREIGN_S: Final = 300.0
+"""So long after its last write another writer counts as running: five of koordlet's reports."""
+_AGGREGATE_S: Final = 300
+_INTERVAL_S: Final = 60.0
+_LEAST_INTERVAL_S: Final = 30
+_MOST_INTERVAL_S: Final = 600
+
+
+class _Field(Struct, frozen=True):
+    manager: str = ""
+    subresource: str = ""
+    time: str = ""
+
+
+class _Meta(Struct, frozen=True, rename="camel"):
+    managed_fields: list[_Field] = []
+
+
+class _Policy(Struct, frozen=True, rename="camel"):
+    aggregate_duration_seconds: int = _AGGREGATE_S
+    report_interval_seconds: int = int(_INTERVAL_S)
+
+
+class _Spec(Struct, frozen=True, rename="camel"):
+    metric_collect_policy: _Policy | None = None
+
+
+class _Amounts(Struct, frozen=True):
+    allocatable: dict[str, str | int] | None = None
+
+
+class _Status(Struct, frozen=True):
+    allocatable: dict[str, str | int] | None = None
+    resources: _Amounts | None = None
+
+
+class _Object(Struct, frozen=True):
+    metadata: _Meta = _Meta()
+    spec: _Spec = _Spec()
+    status: _Status | None = None
+
+
+_decode: Final = msgspec.json.Decoder(_Object).decode
+
+
+@final
+class ClusterObject:
+    """One object of this node's name: get and patch its status. ``path`` without the name, of the API server."""
+
+    def __init__(self, api: KubeApi, path: str, node: str, wall: Callable[[], float] = time.time) -> None:
+        self._api = api
+        self._path = f"{path}/{quote(node, safe='')}"
+        self._wall = wall
+        self.requests = 0
+
+    async def get(self) -> _Object:
+        """As the API server has it in its cache. Errors: as of `reconciler.headroom.publisher.PublishTarget`."""
+        return self._read("get", await self._request("GET", f"{self._path}?resourceVersion=0"))
+
+    async def patch_status(self, patch: object) -> _Object:
+        """The object after the patch. Errors: as of `PublishTarget`."""
+        path = f"{self._path}/status?fieldManager={_MANAGER}"
+        return self._read("patch", await self._request("PATCH", path, patch, _MERGE))
+
+    async def create(self, body: object) -> None:
+        """Make it. Errors: as of `PublishTarget`."""
+        path = self._path.rpartition("/")[0]
+        self._read("create", await self._request("POST", f"{path}?fieldManager={_MANAGER}", body))
+
+    def other_writer(self, found: _Object) -> str | None:
+        """Who else has written the status in the last minutes."""
+        now = self._wall()
+        for field in found.metadata.managed_fields:
+            if field.subresource != "status" or field.manager == _MANAGER:
+                continue
+            if (at := _epoch(field.time)) is not None and now - at < _FOREIGN_S:
+                return field.manager[:_LONGEST]
+        return None
+
+    async def _request(
+        self, method: str, path: str, body: object | None = None, kind: str = "application/json"
+    ) -> HttpResponse:
+        self.requests += 1
+        return await self._api.request(method, path, body, content_type=kind, most=_MOST)
+
+    def _read(self, verb: str, answer: HttpResponse) -> _Object:
+        if not answer.ok:
+            status = status_of(answer)
+            words = " ".join((status.message or answer.excerpt).split())[:_LONGEST]
+            hint = "; rights: docs/kubernetes.md" if answer.status in {401, 403} else ""
+            busy = answer.status in {409, 429} or answer.status >= 500
+            raise PublishError(f"{verb}: HTTP {answer.status}: {words}{hint}", missing=answer.status == 404, busy=busy)
+        try:
+            return decoded(_decode, answer.body)
+        except ValueError as exc:
+            raise PublishError(f"{verb}: the answer is not the object ({exc})") from exc
+
+
+@final
+class NodeTarget:
+    """`PublishTarget` in the node's own status, with names of ours."""
+
+    name = ClusterTarget.NODE
+
+    def __init__(self, api: KubeApi, node: str, *, valid_s: Callable[[], float], wall: Callable[[], float]) -> None:
+        """``valid_s``: how long what is written now is current without a further word."""
+        self.object = ClusterObject(api, _NODES, node, wall)
+        self._valid_s = valid_s
+        self._wall = wall
+
+    async def find(self) -> None:
+        """See `PublishTarget`."""
+        await self.object.get()
+
+    async def publish(self, offer: Offer) -> Published:
+        """See `PublishTarget`."""
+        valid_s = self._valid_s()
+        found = await self.object.patch_status(node_status(offer, _rfc3339(self._wall() + valid_s)))
+        amounts = (found.status.allocatable if found.status is not None else None) or {}
+        there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
+        return Published(there, f"{OWN_CPU}, {OWN_MEMORY} of the node", min(_INTERVAL_S, max(1.0, valid_s / 3)))
+
+    async def withdraw(self) -> None:
+        """See `PublishTarget`."""
+        await self.object.patch_status(node_status(None, None))
+
+
+@final
+class KatalystTarget:
+    """`PublishTarget` in the node's CustomNodeResource, which is made where no Katalyst agent has made it."""
+
+    name = ClusterTarget.KATALYST
+
+    def __init__(self, api: KubeApi, node: str, *, wall: Callable[[], float]) -> None:
+        self.object = ClusterObject(api, _RESOURCES, node, wall)
+        self._node = node
+
+    async def find(self) -> None:
+        """See `PublishTarget`."""
+        self._check(await self.object.get())
+
+    async def publish(self, offer: Offer) -> Published:
+        """See `PublishTarget`."""
+        try:
+            self._check(await self.object.get())
+        except PublishError as exc:
+            if not exc.missing:
+                raise
+            kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
+            await self.object.create({**kind, "metadata": {"name": self._node}})
+        found = await self.object.patch_status(katalyst_status(offer))
+        resources = found.status.resources if found.status is not None else None
+        amounts = (resources.allocatable if resources is not None else None) or {}
+        there = Offer(cpu_milli=_whole(amounts.get(KATALYST_CPU)), memory_bytes=_whole(amounts.get(KATALYST_MEMORY)))
+        return Published(there, "reclaimed_millicpu, reclaimed_memory of the CustomNodeResource", _INTERVAL_S)
+
+    async def withdraw(self) -> None:
+        """See `PublishTarget`."""
+        await self.object.patch_status(katalyst_status(None))
+
+    def _check(self, found: _Object) -> None:
+        if (other := self.object.other_writer(found)) is not None:
+            raise PublishError(f"{other} writes the status of the CustomNodeResource, too: left to it")
+
+
+@final
+class KoordinatorTarget:
+    """`PublishTarget` in the node's NodeMetric, in koordlet's place; the offer is what the manager made of it."""
+
+    name = ClusterTarget.KOORDINATOR
+
+    def __init__(self, api: KubeApi, node: str, meter: Meter, *, wall: Callable[[], float]) -> None:
+        self.object = ClusterObject(api, _METRICS, node, wall)
+        self._nodes = ClusterObject(api, _NODES, node, wall)
+        self._meter = meter
+        self._wall = wall
+        self._held = Offer()
+        self._policy = _Policy()
+
+    async def find(self) -> None:
+        """See `PublishTarget`."""
+        self._check(await self.object.get())
+
+    async def publish(self, offer: Offer) -> Published:
+        """See `PublishTarget`."""
+        self._check(await self.object.get())
+        interval_s = float(min(max(self._policy.report_interval_seconds, _LEAST_INTERVAL_S), _MOST_INTERVAL_S))
+        use = await self._meter.measure(min(max(self._policy.aggregate_duration_seconds, 60), 3600))
+        node = await self._nodes.get()
+        amounts = (node.status.allocatable if node.status is not None else None) or {}
+        computed = None
+        if KOORDINATOR_CPU in amounts:
+            computed = Offer(
+                cpu_milli=_whole(amounts.get(KOORDINATOR_CPU)), memory_bytes=_whole(amounts.get(KOORDINATOR_MEMORY))
+            )
+        there = computed or Offer()
+        if use is None:
+            return Published(there, "NodeMetric: the use of the first interval is being measured", _LEAST_INTERVAL_S)
+        held = withheld(offer, use, computed, self._held)
+        await self.object.patch_status(koordinator_status(use, held, _rfc3339(self._wall())))
+        self._held = held
+        return Published(there, "NodeMetric; batch-cpu, batch-memory are the manager's last result", interval_s)
+
+    async def withdraw(self) -> None:
+        """See `PublishTarget`."""
+        await self.object.patch_status(koordinator_status(None, Offer(), ""))
+
+    def _check(self, found: _Object) -> None:
+        self._policy = found.spec.metric_collect_policy or _Policy()
+        if (other := self.object.other_writer(found)) is not None:
+            raise PublishError(f"{other} writes the status of the NodeMetric, too: left to it")
+
+
+async def withdraw_from(name: ClusterTarget, api: KubeApi, node: str) -> None:
+    """Take back what a daemon that has ended left there; an object that is gone has nothing. Errors: as `withdraw`."""
+    patch, path = {
+        ClusterTarget.KOORDINATOR: (koordinator_status(None, Offer(), ""), _METRICS),
+        ClusterTarget.KATALYST: (katalyst_status(None), _RESOURCES),
+    }.get(name, (node_status(None, None), _NODES))
+    try:
+        await ClusterObject(api, path, node).patch_status(patch)
+    except PublishError as exc:
+        if not exc.missing:
+            raise
+
+
+def _whole(text: str | int | None) -> int:
+    try:
+        return max(0, whole(text)) if text is not None else 0
+    except ValueError:
+        return 0
+
+
+def _rfc3339(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _epoch(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def target_of(
+    name: ClusterTarget, api: KubeApi, node: str, meter: Meter, *, valid_s: Callable[[], float]
+) -> PublishTarget:
+    """The object of one control plane. ``node``: the name of its Node object."""
+    match name:
+        case ClusterTarget.KOORDINATOR:
+            return KoordinatorTarget(api, node, meter, wall=time.time)
+        case ClusterTarget.KATALYST:
+            return KatalystTarget(api, node, wall=time.time)
+        case _:
+            return NodeTarget(api, node, valid_s=valid_s, wall=time.time)

@@ -1,0 +1,124 @@
+"""An API server with single objects: get, create, and merge patches of ``status``, with ``managedFields``.
+
+As strict as the real one (Kubernetes 1.26): a status patch of a custom resource changes nothing but its status, of a
+Node also its metadata; amounts of a Node are quantities; an object or a kind that does not exist is 404; rights are
+asked before existence. Source: Kubernetes documentation, API concepts; RFC 7386.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import trio
+
+from tests.fakes.http_listener import Request, listen, talk
+
+Object = dict[str, Any]  # the JSON of the API
+NODES = "/api/v1/nodes"
+_QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+|[mkMGTPE]|[KMGTPE]i)?")
+
+
+class ObjectServer:
+    """``kinds``: collections that exist, by path. ``denied``: ``METHOD path-prefix`` that gets 403.
+
+    ``trouble``: a status for every answer. ``wall``: the server's clock.
+    """
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self.kinds: set[str] = {NODES}
+        self.objects: dict[str, Object] = {}
+        self.denied: set[str] = set()
+        self.trouble = 0
+        self.requests: list[str] = []
+        self.port = 0
+        self.wall = wall
+
+    def make(self, path: str, **content: Any) -> Object:
+        """An object as someone else has made it."""
+        name = path.rpartition("/")[2]
+        self.objects[path] = {"metadata": {"name": name, "managedFields": []}, **content}
+        return self.objects[path]
+
+    def patch(self, path: str, patch: Object, *, manager: str, status: bool = True) -> int:
+        """A merge patch by this manager; the HTTP status."""
+        found = self.objects[path]
+        merged = _merged(found, patch)
+        if status:
+            kept = copy.deepcopy(found)
+            kept["status"] = merged.get("status", {})
+            if path.startswith(NODES):
+                kept["metadata"] = {**merged["metadata"], "managedFields": found["metadata"]["managedFields"]}
+            merged = kept
+        if path.startswith(NODES) and not _are_quantities(merged.get("status", {})):
+            return 422
+        fields = merged["metadata"]["managedFields"]
+        subresource = "status" if status else ""
+        fields[:] = [
+            entry for entry in fields if (entry["manager"], entry.get("subresource", "")) != (manager, subresource)
+        ]
+        at = datetime.fromtimestamp(self.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        fields.append({"manager": manager, "operation": "Update", "time": at, "subresource": subresource})
+        self.objects[path] = merged
+        return 200
+
+    async def serve(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
+        listeners, self.port = await listen(0, None)
+        task_status.started(self.port)
+        await trio.serve_listeners(partial(talk, answer=self._one), listeners)
+
+    async def _one(self, stream: trio.abc.Stream, request: Request) -> bool:
+        method, target, _ = request.first.split(" ")
+        url = urlsplit(target)
+        self.requests.append(f"{method} {url.path}")
+        code, item = self._answer(method, url.path, parse_qs(url.query), request)
+        if code >= 300:
+            item = {"kind": "Status", "code": code, "message": f"{method} {url.path}: {code}"}
+        body = json.dumps(item).encode()
+        head = f"HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        await stream.send_all(head.encode() + body)
+        return True
+
+    def _answer(self, method: str, path: str, query: dict[str, list[str]], request: Request) -> tuple[int, Object]:
+        if self.trouble:
+            return self.trouble, {}
+        if any(f"{method} {path}".startswith(text) for text in self.denied):
+            return 403, {}
+        status = path.endswith("/status")
+        path = path.removesuffix("/status")
+        if method == "POST":
+            if path not in self.kinds:
+                return 404, {}
+            body = json.loads(request.body)
+            place = f"{path}/{body['metadata']['name']}"
+            return (409, {}) if place in self.objects else (201, self.make(place))
+        if path.rpartition("/")[0] not in self.kinds or path not in self.objects:
+            return 404, {}
+        if method == "GET":
+            return 200, self.objects[path]
+        if method != "PATCH" or request.headers.get("content-type") != "application/merge-patch+json":
+            return 415, {}
+        manager = query.get("fieldManager", ["unknown"])[0]
+        code = self.patch(path, json.loads(request.body), manager=manager, status=status)
+        return code, self.objects[path]
+
+
+def _merged(target: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged(result.get(key), value)
+    return result
+
+
+def _are_quantities(status: Object) -> bool:
+    amounts = [*status.get("capacity", {}).values(), *status.get("allocatable", {}).values()]
+    return all(isinstance(text, str) and _QUANTITY.fullmatch(text) for text in amounts)

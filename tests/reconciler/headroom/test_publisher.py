@@ -1,0 +1,228 @@
+"""The publisher in time: what is due when, what is noted before it is written, and how it ends."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+import trio
+import trio.testing
+
+from cgroupfs.errors import AgentError, SourceError
+from reconciler.headroom.publisher import FALL_S, NAME, REFUSED_S, RISE_S, HeadroomPublisher, Published, PublishError
+from reconciler.headroom.shapes import ClusterTarget, Offer
+
+
+class Target:
+    """A target that keeps what it gets, with the time."""
+
+    def __init__(self, name: ClusterTarget, journal: list[str]) -> None:
+        self.name = name
+        self.error: AgentError | None = None
+        self.missing = False
+        self.writes: list[tuple[float, Offer]] = []
+        self.withdrawn = 0
+        self._journal = journal
+
+    async def find(self) -> None:
+        if self.missing:
+            raise PublishError("none", missing=True)
+        if self.error is not None:
+            raise self.error
+
+    async def publish(self, offer: Offer) -> Published:
+        await self.find()
+        self._journal.append(f"publish {self.name}")
+        self.writes.append((trio.current_time(), offer))
+        return Published(offer, "there", 60.0)
+
+    async def withdraw(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self._journal.append(f"withdraw {self.name}")
+        self.withdrawn += 1
+
+
+class Scene:
+    def __init__(self, wanted: ClusterTarget, noted: ClusterTarget | None) -> None:
+        self.journal: list[str] = []
+        self.targets = {name: Target(name, self.journal) for name in list(ClusterTarget)[2:]}
+        self.wanted = wanted
+        self.offer = Offer(cpu_milli=2000, memory_bytes=1)
+        self.writes = True
+        self.publisher = HeadroomPublisher(
+            self.targets.__getitem__,
+            wanted=lambda: self.wanted,
+            offer=lambda: self.offer,
+            writes=lambda: self.writes,
+            note=self.note,
+            noted=noted,
+            wall=trio.current_time,
+        )
+
+    async def note(self, name: ClusterTarget | None) -> None:
+        self.journal.append(f"note {name}")
+
+    def change(self, *, cpu_milli: int | None = None, writes: bool | None = None) -> None:
+        if cpu_milli is not None:
+            self.offer = Offer(cpu_milli=cpu_milli, memory_bytes=1)
+        if writes is not None:
+            self.writes = writes
+        self.publisher.changed()
+
+    @property
+    def node(self) -> Target:
+        return self.targets[ClusterTarget.NODE]
+
+
+@asynccontextmanager
+async def running(
+    wanted: ClusterTarget = ClusterTarget.NODE, noted: ClusterTarget | None = None
+) -> AsyncIterator[Scene]:
+    scene = Scene(wanted, noted)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scene.publisher.run)
+        yield scene
+        nursery.cancel_scope.cancel()
+
+
+async def test_it_is_noted_before_it_is_written(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as scene:
+        await trio.sleep(1)
+        assert scene.journal == ["note node", "publish node"]
+        assert scene.publisher.status()["cpu_milli"] == 2000
+    assert scene.journal[2:] == ["withdraw node", "note None"]
+
+
+async def test_a_fall_is_written_soon_and_a_rise_later(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as scene:
+        await trio.sleep(1)
+        scene.change(cpu_milli=1000)
+        await trio.sleep(FALL_S)
+        assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000]
+        scene.change(cpu_milli=3000)
+        await trio.sleep(FALL_S + 1)
+        assert len(scene.node.writes) == 2
+        await trio.sleep(RISE_S)
+        assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000, 3000]
+
+
+async def test_writes_are_bounded_however_often_it_changes(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as scene:
+        for number in range(600):
+            scene.change(cpu_milli=2000 + number % 7)
+            await trio.sleep(0.1)
+        assert 2 < len(scene.node.writes) <= 60 / FALL_S + 1
+        times = [at for at, _ in scene.node.writes]
+        assert min(later - at for at, later in pairwise(times)) >= FALL_S - 1e-6
+
+
+async def test_it_is_written_again_before_it_is_outdated(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as scene:
+        await trio.sleep(3600)
+        assert 59 <= len(scene.node.writes) <= 61
+
+
+async def test_nothing_is_published_where_nothing_may_be_written(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as scene:
+        await trio.sleep(1)
+        scene.change(writes=False)
+        await trio.sleep(FALL_S)
+        assert scene.journal[2:] == ["withdraw node", "note None"]
+        assert scene.publisher.status()["target"] is None
+        (status,) = scene.publisher.statuses()
+        assert (status.name, status.ok) == (NAME, True)
+        scene.change(writes=True)
+        await trio.sleep(FALL_S)
+        assert scene.journal[4:] == ["note node", "publish node"]
+
+
+async def test_what_an_earlier_run_published_elsewhere_is_withdrawn_first(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with running(noted=ClusterTarget.KATALYST) as scene:
+        await trio.sleep(1)
+        assert scene.journal == ["withdraw katalyst", "note node", "publish node"]
+
+
+async def test_an_earlier_run_is_withdrawn_where_it_is_switched_off(autojump_clock: trio.testing.MockClock) -> None:
+    async with running(ClusterTarget.OFF, noted=ClusterTarget.NODE) as scene:
+        await trio.sleep(1)
+        assert scene.journal == ["withdraw node", "note None"]
+        assert scene.publisher.statuses() == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "found"),
+    [
+        ((), ClusterTarget.KOORDINATOR),
+        ((ClusterTarget.KOORDINATOR,), ClusterTarget.KATALYST),
+        ((ClusterTarget.KOORDINATOR, ClusterTarget.KATALYST), ClusterTarget.NODE),
+    ],
+)
+async def test_the_control_plane_that_knows_the_node_is_found(
+    autojump_clock: trio.testing.MockClock, missing: tuple[ClusterTarget, ...], found: ClusterTarget
+) -> None:
+    scene = Scene(ClusterTarget.AUTO, None)
+    for name in missing:
+        scene.targets[name].missing = True
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scene.publisher.run)
+        await trio.sleep(1)
+        assert scene.journal == [f"note {found}", f"publish {found}"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_unknown_is_not_absent(autojump_clock: trio.testing.MockClock) -> None:
+    """A manager that cannot be asked about may be there: writing another object would be beside it."""
+    scene = Scene(ClusterTarget.AUTO, None)
+    scene.targets[ClusterTarget.KOORDINATOR].error = PublishError("HTTP 403")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scene.publisher.run)
+        await trio.sleep(1)
+        assert scene.journal == []
+        (status,) = scene.publisher.statuses()
+        assert (status.ok, status.detail) == (False, "HTTP 403")
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "least", "most"),
+    [(SourceError("api", "silent"), 5, 12), (PublishError("503", busy=True), 5, 12), (PublishError("403"), 0, 0)],
+)
+async def test_errors_are_tried_again_with_growing_pauses(
+    autojump_clock: trio.testing.MockClock, error: AgentError, least: int, most: int
+) -> None:
+    async with running() as scene:
+        await trio.sleep(1)
+        scene.node.error = error
+        asked: list[float] = []
+        find = scene.node.find
+
+        async def counted() -> None:
+            asked.append(trio.current_time())
+            await find()
+
+        scene.node.find = counted  # type: ignore[method-assign]
+        await trio.sleep(60 + REFUSED_S - 10)
+        assert not scene.publisher.statuses()[0].ok
+        assert least <= len(asked) - 1 <= most
+        scene.node.error = None
+        await trio.sleep(2 * REFUSED_S)
+        assert scene.publisher.statuses()[0].ok
+
+
+async def test_a_stop_does_not_wait_for_the_api_server(autojump_clock: trio.testing.MockClock) -> None:
+    scene = Scene(ClusterTarget.NODE, None)
+
+    async def hung() -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scene.publisher.run)
+        await trio.sleep(1)
+        scene.node.withdraw = hung  # type: ignore[method-assign]
+        begun = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - begun < 5
+    assert "note None" not in scene.journal

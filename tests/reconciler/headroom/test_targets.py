@@ -1,0 +1,207 @@
+"""Objects of the three control planes on a strict API server: what is written, read back, refused and withdrawn."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from reconciler.clients.kube import KubeApi
+from reconciler.clients.kube_config import ApiServer
+from reconciler.headroom.publisher import PublishError
+from reconciler.headroom.shapes import (
+    KATALYST_CPU,
+    KOORDINATOR_CPU,
+    KOORDINATOR_MEMORY,
+    OWN_CPU,
+    OWN_MEMORY,
+    VALID_UNTIL,
+    WITHHELD,
+    NodeUse,
+    Offer,
+    PodUse,
+)
+from reconciler.headroom.targets import KatalystTarget, KoordinatorTarget, NodeTarget
+from tests.fakes.object_server import NODES, ObjectServer
+
+GI = 1 << 30
+CNR = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
+METRICS = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
+NOW = 1_795_000_000.0
+OFFER = Offer(cpu_milli=2400, memory_bytes=GI)
+USE = NodeUse(
+    cpus_milli=8000,
+    total_bytes=32 * GI,
+    cpu_milli=2500,
+    memory_bytes=6 * GI,
+    pods=(PodUse(namespace="a", name="b", cpu_milli=1500, memory_bytes=GI, priority="koord-prod", qos="LS"),),
+)
+
+
+class Meter:
+    def __init__(self, use: NodeUse | None) -> None:
+        self.use = use
+        self.windows: list[float] = []
+
+    async def measure(self, window_s: float) -> NodeUse | None:
+        self.windows.append(window_s)
+        return self.use
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[ObjectServer, KubeApi]]:
+    server = ObjectServer(lambda: NOW)
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(server.serve)
+        api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=5))
+        yield server, api
+        await api.aclose()
+        nursery.cancel_scope.cancel()
+
+
+def node(server: ObjectServer, **allocatable: str) -> str:
+    amounts = {"cpu": "8", **allocatable}
+    server.make(f"{NODES}/n1", spec={"x": 1}, status={"allocatable": dict(amounts), "capacity": dict(amounts)})
+    return f"{NODES}/n1"
+
+
+async def test_the_node_has_names_of_its_own_beside_what_others_have() -> None:
+    async with serving() as (server, api):
+        path = node(server)
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW)
+        await target.find()
+        published = await target.publish(OFFER)
+        assert published.offer == OFFER
+        assert 0 < published.next_s <= 80
+        found = server.objects[path]
+        assert found["status"]["allocatable"] == {"cpu": "8", OWN_CPU: "2400", OWN_MEMORY: str(GI)}
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(NOW + 240))
+        assert found["metadata"]["annotations"] == {VALID_UNTIL: until}
+        await target.withdraw()
+        found = server.objects[path]
+        assert (found["status"]["allocatable"], found["status"]["capacity"]) == ({"cpu": "8"}, {"cpu": "8"})
+        assert VALID_UNTIL not in found["metadata"]["annotations"]
+
+
+async def test_what_another_writer_has_made_of_it_is_what_is_reported() -> None:
+    async with serving() as (server, api):
+        path = node(server)
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW)
+        original = server.patch
+
+        def less(path: str, patch: Any, *, manager: str, status: bool = True) -> int:
+            code = original(path, patch, manager=manager, status=status)
+            return original(path, {"status": {"allocatable": {OWN_CPU: "7"}}}, manager="webhook") and code
+
+        server.patch = less  # type: ignore[method-assign]
+        assert (await target.publish(OFFER)).offer.cpu_milli == 7
+        assert server.objects[path]["status"]["capacity"][OWN_CPU] == "2400"
+
+
+@pytest.mark.parametrize("made", [True, False])
+async def test_katalysts_resource_is_made_where_it_is_missing(made: bool) -> None:
+    async with serving() as (server, api):
+        server.kinds.add(CNR)
+        path = f"{CNR}/n1"
+        if made:
+            server.make(path, status={"topologyPolicy": "None", "resources": {"allocatable": {"x": "1"}}})
+        target = KatalystTarget(api, "n1", wall=lambda: NOW)
+        published = await target.publish(OFFER)
+        assert published.offer == OFFER
+        allocatable = server.objects[path]["status"]["resources"]["allocatable"]
+        assert allocatable[KATALYST_CPU] == "2400"
+        assert ("x" in allocatable) is made
+        assert ("POST " + CNR in server.requests) is not made
+        await target.withdraw()
+        assert server.objects[path]["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
+
+
+async def test_the_manager_gets_use_and_its_last_result_is_what_is_reported() -> None:
+    async with serving() as (server, api):
+        server.kinds.add(METRICS)
+        node(server, **{KOORDINATOR_CPU: "5000", KOORDINATOR_MEMORY: str(20 * GI)})
+        policy = {"aggregateDurationSeconds": 120, "reportIntervalSeconds": 45}
+        path = f"{METRICS}/n1"
+        server.make(path, spec={"metricCollectPolicy": policy}, status={})
+        meter = Meter(USE)
+        target = KoordinatorTarget(api, "n1", meter, wall=lambda: NOW)
+        published = await target.publish(OFFER)
+        assert published.offer == Offer(cpu_milli=5000, memory_bytes=20 * GI)
+        assert (published.next_s, meter.windows) == (45.0, [120])
+        status = server.objects[path]["status"]
+        assert status["updateTime"] == time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(NOW))
+        (held,) = status["hostApplicationMetric"]
+        assert (held["name"], held["usage"]["cpu"]) == (WITHHELD, "2600m")
+        # Its spec is not ours.
+        assert server.objects[path]["spec"] == {"metricCollectPolicy": policy}
+        await target.publish(Offer())
+        (held,) = server.objects[path]["status"]["hostApplicationMetric"]
+        assert held["usage"] == {"cpu": "8000m", "memory": str(32 * GI)}
+        await target.withdraw()
+        assert "updateTime" not in server.objects[path]["status"]
+
+
+async def test_nothing_is_reported_before_it_is_measured() -> None:
+    async with serving() as (server, api):
+        server.kinds.add(METRICS)
+        node(server)
+        server.make(f"{METRICS}/n1", status={})
+        target = KoordinatorTarget(api, "n1", Meter(None), wall=lambda: NOW)
+        published = await target.publish(OFFER)
+        assert published.offer == Offer()
+        assert server.objects[f"{METRICS}/n1"]["status"] == {}
+
+
+@pytest.mark.parametrize(("age_s", "left"), [(60, True), (3600, False)])
+async def test_an_object_that_another_agent_writes_is_left_to_it(age_s: float, left: bool) -> None:
+    async with serving() as (server, api):
+        server.kinds |= {METRICS, CNR}
+        node(server)
+        for path in (f"{METRICS}/n1", f"{CNR}/n1"):
+            server.make(path, status={})
+            server.wall = lambda: NOW - age_s
+            server.patch(path, {"status": {"a": 1}}, manager="koordlet")
+        server.wall = lambda: NOW
+        before = {path: dict(item["status"]) for path, item in server.objects.items()}
+        targets = (
+            KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: NOW),
+            KatalystTarget(api, "n1", wall=lambda: NOW),
+        )
+        for target in targets:
+            if left:
+                with pytest.raises(PublishError, match="koordlet") as caught:
+                    await target.publish(OFFER)
+                assert not caught.value.missing
+            else:
+                await target.publish(OFFER)
+        same = {path: item["status"] for path, item in server.objects.items()} == before
+        assert same is left
+
+
+@pytest.mark.parametrize(
+    ("trouble", "denied", "busy", "missing"),
+    [(0, f"PATCH {NODES}", False, False), (503, "", True, False), (429, "", True, False), (404, "", False, True)],
+)
+async def test_a_refusal_has_its_reason(trouble: int, denied: str, busy: bool, missing: bool) -> None:
+    async with serving() as (server, api):
+        node(server)
+        server.trouble = trouble
+        server.denied = {denied} if denied else set()
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW)
+        with pytest.raises(PublishError) as caught:
+            await target.publish(OFFER)
+        assert (caught.value.busy, caught.value.missing) == (busy, missing)
+        assert ("docs/kubernetes.md" in str(caught.value)) is bool(denied)
+
+
+@pytest.mark.parametrize("name", ["n1/../../secrets/x", "n 1", "n1?x=y", "n1#"])
+async def test_a_nodes_name_is_one_part_of_the_path(name: str) -> None:
+    async with serving() as (server, api):
+        target = NodeTarget(api, name, valid_s=lambda: 240.0, wall=lambda: NOW)
+        with pytest.raises(PublishError):
+            await target.find()
+        (request,) = server.requests
+        assert request.startswith(f"GET {NODES}/n")
+        assert request.count("/") == 4
