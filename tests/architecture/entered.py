@@ -28,6 +28,7 @@ class EnteredFiles:
         self._written: Callable[[], bool] = bool
         self._called: CodeType | None = None
         self._functions: dict[str, Counter[str]] = {}
+        self._order: dict[str, None] = {}
         self.finished = threading.Event()
 
     @contextmanager
@@ -51,8 +52,13 @@ class EnteredFiles:
         """Count from now on, up to the call of ``function``, a Python function; its own file counts."""
         self._start(called=function.__code__)
 
+    def until_ended(self) -> None:
+        """Count from now on, up to the end of `installed`."""
+        self._start()
+
     def _start(self, *, written: Callable[[], bool] = bool, called: CodeType | None = None) -> None:
         self._functions.clear()
+        self._order.clear()
         self._written, self._called = written, called
         self.finished.clear()
         self._active = True
@@ -62,13 +68,20 @@ class EnteredFiles:
         """The functions entered, by file; files as paths below the checkout, both in the order of first entry."""
         return {file: list(functions) for file, functions in self._functions.items()}
 
+    @property
+    def order(self) -> list[str]:
+        """Every function entered, as ``file:qualified name``, in the order of first entry."""
+        return list(self._order)
+
     def _observe(self, frame: FrameType, event: str, arg: Any) -> None:  # arg: whatever the interpreter passes
         if not self._active:
             return
         if event == "call":
             code = frame.f_code
             if code.co_filename.startswith(self._prefixes):
-                self._functions.setdefault(os.path.relpath(code.co_filename, ROOT), Counter())[code.co_qualname] += 1
+                file = os.path.relpath(code.co_filename, ROOT)
+                self._functions.setdefault(file, Counter())[code.co_qualname] += 1
+                self._order[f"{file}:{code.co_qualname}"] = None
             if code is self._called:
                 self._finish()
         elif event == "c_return" and arg in _WRITES and _writes_control_file(frame) and self._written():

@@ -1,25 +1,34 @@
-"""The two scenes whose files are counted: a foreign CPU set put back, and an eviction from its signal to the order."""
+"""Scenes whose functions are recorded.
+
+The files of two are counted: a foreign CPU set put back, and an eviction from its signal to the order. The functions of
+three are compared with the journeys of docs/architecture.md: a container's start, an eviction to its end, a reload.
+"""
 
 import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import trio
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, Directory
+from reconciler.config import load
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.main import Daemon
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.rule import RuleConfig
 from reconciler.detectors.table import DetectorEntry
 from reconciler.detectors.threshold import ThresholdConfig
+from reconciler.responses.eviction.alerts import ended
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig, NodeMemoryConfig, TriggersConfig
 from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
+from reconciler.runtime.supervisor import Supervisor
 from state.evidence import ContendedResource
 from state.measures import Response
 from tests.architecture.entered import EnteredFiles
@@ -36,6 +45,9 @@ EVICTION_FILES: Final = 90
 CGROUP_ROOT: Final = f"/bypassd-test-architecture-{os.getpid()}"
 _WITHIN_S: Final = 30.0
 _SETTLE_S: Final = 2.5
+_IDLE_S: Final = 0.5
+_QUIET_S: Final = 60.0
+"""Between two samples: nothing but the scene's own events is entered."""
 _GI: Final = 1 << 30
 _MEMINFO: Final = f"""\
 MemTotal: {16 << 20} kB
@@ -91,10 +103,15 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 def eviction(directory: str) -> dict[str, list[str]]:
     """An online pod's signal rises: the files from its next reading, through rule and ladder, to the order."""
-    return trio.run(_eviction, Path(directory))
+    return trio.run(_eviction, Path(directory), Evictor.submit).files
 
 
-async def _eviction(directory: Path) -> dict[str, list[str]]:
+def whole_eviction(directory: str) -> list[str]:
+    """The same to the end of the case: the functions in the order of their first entry."""
+    return trio.run(_eviction, Path(directory), ended).order
+
+
+async def _eviction(directory: Path, last: Callable[..., Any]) -> EnteredFiles:
     live, entered = LiveNode(directory), EnteredFiles()
     rule = RuleConfig(
         dry_run=False,
@@ -135,8 +152,72 @@ async def _eviction(directory: Path) -> dict[str, list[str]]:
         async with trio.open_nursery() as nursery:
             await nursery.start(agent.watching.run)
             await trio.sleep(_SETTLE_S)
-            entered.until_called(Evictor.submit)
+            entered.until_called(last)
             charge(WEB, 2 * _GI)
-            assert await trio.to_thread.run_sync(entered.finished.wait, _WITHIN_S), "no eviction is ordered"
+            assert await trio.to_thread.run_sync(entered.finished.wait, _WITHIN_S), f"{last.__name__} is not called"
             nursery.cancel_scope.cancel()
-    return entered.files
+    return entered
+
+
+def container_start(directory: str) -> list[str]:
+    """A second container of a BE pod starts: the functions in the order of their first entry, to its last write."""
+    return trio.run(_container_start, Path(directory))
+
+
+async def _container_start(directory: Path) -> list[str]:
+    live, entered = LiveNode(directory), EnteredFiles()
+
+    def start() -> None:
+        pod = live.pods[BATCH]
+        box = live.create(pod, "second", {"cpu": {"shares": 2, "cpus": "0-6"}})
+        _wait(lambda: "reconciler/actuators/cgroup/fastpath.py:FastPath.prepare" in entered.order)
+        live.settle(box)
+        _wait(lambda: live.cpus(box) != "0-6")
+        time.sleep(_SETTLE_S)
+
+    config = replace(live.config, node=replace(live.config.node, sample_s=_QUIET_S))
+    with entered.installed(), live.agent(config) as agent:
+        async with _running(agent):
+            entered.until_ended()
+            await trio.to_thread.run_sync(start)
+    return entered.order
+
+
+def reload(directory: str) -> list[str]:
+    """A configuration file gets another level and is read again: the functions, to the first write that follows."""
+    return trio.run(_reload, Path(directory))
+
+
+async def _reload(directory: Path) -> list[str]:
+    live, entered = LiveNode(directory), EnteredFiles()
+    file = directory / "config.yaml"
+    rest = {
+        "operator_file": None,
+        "node": {"root": live.root, "sample_s": _QUIET_S},
+        "kubelet": {"endpoint": "off"},
+        "runtime": {"cri": "off"},
+        "store": {"path": live.store},
+    }
+    file.write_text(json.dumps({"protect": "observe", **rest}))
+    daemon = Daemon(load.load(str(file)))
+    with entered.installed(), live.agent(daemon.config) as agent:
+        daemon.agent = agent
+        async with _running(agent):
+            before = live.quota(live.besteffort)
+            file.write_text(json.dumps({"protect": "cpu", **rest}))
+            entered.until_ended()
+            assert daemon.reload() == ()
+            await trio.to_thread.run_sync(_wait, lambda: live.quota(live.besteffort) != before)
+    return entered.order
+
+
+@contextlib.asynccontextmanager
+async def _running(agent: Agent) -> AsyncIterator[None]:
+    """The agent's components, ready and idle."""
+    supervisor = Supervisor(agent.components())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        await agent.reconciler.ready.wait()
+        await trio.sleep(_IDLE_S)
+        yield
+        supervisor.stop("the end of the scene")
