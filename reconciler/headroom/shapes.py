@@ -116,10 +116,9 @@ def koordinator_status(use: NodeUse | None, held: Offer, now: str) -> dict[str, 
     if use is None:
         return {"status": {"updateTime": None}}
     cpu, memory = use.system
-    applications = []
-    if held.cpu_milli or held.memory:
-        usage = _resources(held.cpu_milli, held.memory)
-        applications.append({"name": WITHHELD, "usage": usage, "priority": "koord-prod", "qos": "LS"})
+    # Also without use: it is the mark of who has written this.
+    usage = _resources(held.cpu_milli, held.memory)
+    applications = [{"name": WITHHELD, "usage": usage, "priority": "koord-prod", "qos": "LS"}]
     return {
         "status": {
             "updateTime": now,

@@ -1,9 +1,10 @@
 """Writes the headroom to the object of this node that a control plane reads, and reads back what is there.
 
-Each write is a merge patch that names only our fields, so that it conflicts with no other; another writer of the same
-fields is found by the object's ``managedFields``, which the API server keeps: a koordlet or a Katalyst agent that runs
-on the node. Against it nothing is written. Rights: `get` and `patch` of the status of one object with this node's name;
-docs/kubernetes.md has what RBAC can restrict.
+Each write is a merge patch that names only our fields, so that it conflicts with no other. Another writer of the same
+fields, a koordlet or a Katalyst agent that runs on the node, is found by the object's ``managedFields``, which not each
+API server keeps of custom resources, and by what it has written over ours. Against it nothing is written.
+
+Rights: `get` and `patch` of the status of one object with this node's name (docs/kubernetes.md).
 
 Source: Kubernetes API concepts, "Server-Side Apply" (``managedFields``) and "Updates to existing resources".
 """
@@ -28,6 +29,7 @@ from reconciler.headroom.shapes import (
     KOORDINATOR_MEMORY,
     OWN_CPU,
     OWN_MEMORY,
+    WITHHELD,
     ClusterTarget,
     Offer,
     katalyst_status,
@@ -76,9 +78,15 @@ class _Amounts(Struct, frozen=True):
     allocatable: dict[str, str | int] | None = None
 
 
-class _Status(Struct, frozen=True):
+class _Application(Struct, frozen=True):
+    name: str = ""
+
+
+class _Status(Struct, frozen=True, rename="camel"):
     allocatable: dict[str, str | int] | None = None
     resources: _Amounts | None = None
+    update_time: str = ""
+    host_application_metric: list[_Application] | None = None
 
 
 class _Object(Struct, frozen=True):
@@ -100,9 +108,13 @@ class ClusterObject:
         self._wall = wall
         self.requests = 0
 
-    async def get(self) -> _Object:
-        """As the API server has it in its cache. Errors: as of `reconciler.headroom.publisher.PublishTarget`."""
-        return self._read("get", await self._request("GET", f"{self._path}?resourceVersion=0"))
+    async def get(self, *, cached: bool = False) -> _Object:
+        """The object. ``cached``: as the API server has it in its cache, seconds old.
+
+        Errors: as of `reconciler.headroom.publisher.PublishTarget`.
+        """
+        version = "?resourceVersion=0" if cached else ""
+        return self._read("get", await self._request("GET", f"{self._path}{version}"))
 
     async def patch_status(self, patch: object) -> _Object:
         """The object after the patch. Errors: as of `PublishTarget`."""
@@ -157,7 +169,7 @@ class NodeTarget:
 
     async def find(self) -> None:
         """See `PublishTarget`."""
-        await self.object.get()
+        await self.object.get(cached=True)
 
     async def publish(self, offer: Offer) -> Published:
         """See `PublishTarget`."""
@@ -181,6 +193,7 @@ class KatalystTarget:
     def __init__(self, api: KubeApi, node: str, *, wall: Callable[[], float]) -> None:
         self.object = ClusterObject(api, _RESOURCES, node, wall)
         self._node = node
+        self._wrote: Offer | None = None
 
     async def find(self) -> None:
         """See `PublishTarget`."""
@@ -195,10 +208,7 @@ class KatalystTarget:
                 raise
             kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
             await self.object.create({**kind, "metadata": {"name": self._node}})
-        found = await self.object.patch_status(katalyst_status(offer))
-        resources = found.status.resources if found.status is not None else None
-        amounts = (resources.allocatable if resources is not None else None) or {}
-        there = Offer(cpu_milli=_whole(amounts.get(KATALYST_CPU)), memory_bytes=_whole(amounts.get(KATALYST_MEMORY)))
+        self._wrote = there = _reclaimed(await self.object.patch_status(katalyst_status(offer)))
         return Published(there, "reclaimed_millicpu, reclaimed_memory of the CustomNodeResource", _INTERVAL_S)
 
     async def withdraw(self) -> None:
@@ -206,7 +216,11 @@ class KatalystTarget:
         await self.object.patch_status(katalyst_status(None))
 
     def _check(self, found: _Object) -> None:
-        if (other := self.object.other_writer(found)) is not None:
+        other = self.object.other_writer(found)
+        if other is None and self._wrote is not None and _reclaimed(found) != self._wrote:
+            # Once: then it is tried again, after the time for refusals.
+            self._wrote, other = None, "another program"
+        if other is not None:
             raise PublishError(f"{other} writes the status of the CustomNodeResource, too: left to it")
 
 
@@ -222,6 +236,7 @@ class KoordinatorTarget:
         self._meter = meter
         self._wall = wall
         self._held = Offer()
+        self._wrote = ""
         self._policy = _Policy()
 
     async def find(self) -> None:
@@ -233,7 +248,7 @@ class KoordinatorTarget:
         self._check(await self.object.get())
         interval_s = float(min(max(self._policy.report_interval_seconds, _LEAST_INTERVAL_S), _MOST_INTERVAL_S))
         use = await self._meter.measure(min(max(self._policy.aggregate_duration_seconds, 60), 3600))
-        node = await self._nodes.get()
+        node = await self._nodes.get(cached=True)
         amounts = (node.status.allocatable if node.status is not None else None) or {}
         computed = None
         if KOORDINATOR_CPU in amounts:
@@ -244,8 +259,9 @@ class KoordinatorTarget:
         if use is None:
             return Published(there, "NodeMetric: the use of the first interval is being measured", _LEAST_INTERVAL_S)
         held = withheld(offer, use, computed, self._held)
-        await self.object.patch_status(koordinator_status(use, held, _rfc3339(self._wall())))
-        self._held = held
+        at = _rfc3339(self._wall())
+        await self.object.patch_status(koordinator_status(use, held, at))
+        self._held, self._wrote = held, at
         return Published(there, "NodeMetric; batch-cpu, batch-memory are the manager's last result", interval_s)
 
     async def withdraw(self) -> None:
@@ -254,8 +270,22 @@ class KoordinatorTarget:
 
     def _check(self, found: _Object) -> None:
         self._policy = found.spec.metric_collect_policy or _Policy()
-        if (other := self.object.other_writer(found)) is not None:
+        other = self.object.other_writer(found)
+        status = found.status or _Status()
+        if other is None and status.update_time not in {"", self._wrote}:
+            at = _epoch(status.update_time)
+            marked = any(application.name == WITHHELD for application in status.host_application_metric or ())
+            # What is marked is of our own earlier run, as long as this one has not written.
+            if at is not None and self._wall() - at < _FOREIGN_S and (self._wrote or not marked):
+                other = "another program (koordlet?)"
+        if other is not None:
             raise PublishError(f"{other} writes the status of the NodeMetric, too: left to it")
+
+
+def _reclaimed(found: _Object) -> Offer:
+    resources = found.status.resources if found.status is not None else None
+    amounts = (resources.allocatable if resources is not None else None) or {}
+    return Offer(cpu_milli=_whole(amounts.get(KATALYST_CPU)), memory_bytes=_whole(amounts.get(KATALYST_MEMORY)))
 
 
 async def withdraw_from(name: ClusterTarget, api: KubeApi, node: str) -> None:

@@ -26,7 +26,8 @@ _QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+|[mkMGTPE]|[KMGTP
 class ObjectServer:
     """``kinds``: collections that exist, by path. ``denied``: ``METHOD path-prefix`` that gets 403.
 
-    ``trouble``: a status for every answer. ``wall``: the server's clock.
+    ``trouble``: a status for every answer. ``tracks``: whether ``managedFields`` of custom resources are kept.
+    ``wall``: the server's clock.
     """
 
     def __init__(self, wall: Callable[[], float]) -> None:
@@ -34,6 +35,7 @@ class ObjectServer:
         self.objects: dict[str, Object] = {}
         self.denied: set[str] = set()
         self.trouble = 0
+        self.tracks = True
         self.requests: list[str] = []
         self.port = 0
         self.wall = wall
@@ -56,6 +58,9 @@ class ObjectServer:
             merged = kept
         if path.startswith(NODES) and not _are_quantities(merged.get("status", {})):
             return 422
+        if not self.tracks and not path.startswith(NODES):
+            self.objects[path] = merged
+            return 200
         fields = merged["metadata"]["managedFields"]
         subresource = "status" if status else ""
         fields[:] = [

@@ -58,7 +58,7 @@ def test_the_system_is_what_no_pod_accounts_for() -> None:
             "qos": "LS",
         }
     ]
-    assert status["hostApplicationMetric"] == []
+    assert [item["usage"] for item in status["hostApplicationMetric"]] == [{"cpu": "0m", "memory": "0"}]
     assert koordinator_status(None, Offer(), "") == {"status": {"updateTime": None}}
 
 

@@ -180,6 +180,47 @@ async def test_an_object_that_another_agent_writes_is_left_to_it(age_s: float, l
         assert same is left
 
 
+@pytest.mark.parametrize("tracked", [True, False])
+async def test_who_writes_over_ours_is_found_also_without_managed_fields(tracked: bool) -> None:
+    """Not every API server keeps managedFields of custom resources."""
+    now = NOW
+    async with serving() as (server, api):
+        server.kinds |= {METRICS, CNR}
+        server.tracks = tracked
+        server.wall = lambda: now
+        node(server)
+        metric, resource = f"{METRICS}/n1", f"{CNR}/n1"
+        server.make(metric, status={})
+        server.make(resource, status={})
+
+        def targets() -> tuple[KoordinatorTarget, KatalystTarget]:
+            return KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: now), KatalystTarget(
+                api, "n1", wall=lambda: now
+            )
+
+        for _ in range(2):
+            # The second is a restart a minute later: what is there is its own.
+            for target in (*targets(), *targets()):
+                await target.publish(OFFER)
+            now += 60
+        first = targets()
+        for target in first:
+            await target.publish(OFFER)
+        now += 30
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+        server.objects[metric]["status"] = {"updateTime": at}
+        server.objects[resource]["status"] = {"resources": {"allocatable": {KATALYST_CPU: "99"}}}
+        for target in first:
+            with pytest.raises(PublishError, match="left to it"):
+                await target.publish(OFFER)
+        with pytest.raises(PublishError, match="left to it"):
+            await targets()[0].publish(OFFER)
+        # The other one has ended.
+        now += 301
+        for target in (*first, *targets()):
+            await target.publish(OFFER)
+
+
 @pytest.mark.parametrize(
     ("trouble", "denied", "busy", "missing"),
     [(0, f"PATCH {NODES}", False, False), (503, "", True, False), (429, "", True, False), (404, "", False, True)],
