@@ -12,8 +12,6 @@ from msgspec import Meta, Struct
 
 from state.evidence import Sample
 
-_Percent = Annotated[int, Meta(ge=1, le=100)]
-
 CACHE: Final = "cache"
 """The policy that divides caches and memory bandwidth."""
 RESCTRL_GROUP: Final = "resctrl.group"
@@ -80,14 +78,14 @@ class ShareLevel(Struct, frozen=True, kw_only=True):
 
 
 class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """rubik's three sizes: a BE pod requests one by annotation; they also bound the dynamic share."""
+    """rubik's three sizes, in percent: a BE pod requests one by annotation; they also bound the dynamic share."""
 
-    low_cache_percent: Annotated[_Percent, Meta(description="low: ways, rounded down, at least the minimum")] = 20
-    low_mba_percent: Annotated[_Percent, Meta(description="low: memory bandwidth")] = 10
-    middle_cache_percent: Annotated[_Percent, Meta(description="middle: ways")] = 30
-    middle_mba_percent: Annotated[_Percent, Meta(description="middle: memory bandwidth")] = 30
-    high_cache_percent: Annotated[_Percent, Meta(description="high: ways")] = 50
-    high_mba_percent: Annotated[_Percent, Meta(description="high: memory bandwidth")] = 50
+    low_cache_percent: int = 20
+    low_mba_percent: int = 10
+    middle_cache_percent: int = 30
+    middle_mba_percent: int = 30
+    high_cache_percent: int = 50
+    high_mba_percent: int = 50
 
     @property
     def low(self) -> ShareLevel:
@@ -104,58 +102,28 @@ class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """The largest."""
         return ShareLevel(cache_percent=self.high_cache_percent, mba_percent=self.high_mba_percent)
 
-    def __post_init__(self) -> None:
-        for name in ("cache_percent", "mba_percent"):
-            values = [getattr(level, name) for level in (self.low, self.middle, self.high)]
-            if values != sorted(values):
-                raise ValueError(f"{name} of low, middle, high is {values}; expected no fall from one to the next")
-
 
 class LevelControl(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How BE's share moves between the levels low and high in mode dynamic."""
 
-    miss_high_per_1000: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1000,
-            description="cache misses of an online pod per 1000 instructions above which the BE share decreases",
-        ),
-    ] = 10.0
-    miss_low_per_1000: Annotated[
-        float,
-        Meta(
-            ge=0, le=1000, description="cache misses of all counted online pods below which the BE share may increase"
-        ),
-    ] = 5.0
-    bandwidth_high_percent: Annotated[
-        float, Meta(ge=1, le=100, description="memory bandwidth use of a domain above which the BE share decreases")
-    ] = 80.0
-    bandwidth_low_percent: Annotated[
-        float,
-        Meta(ge=0, le=100, description="memory bandwidth use of all domains below which the BE share may increase"),
-    ] = 60.0
-    suspect_percent: Annotated[
-        float, Meta(ge=0, le=100, description="by bandwidth only while BE uses at least this share of it")
-    ] = 5.0
-    step_down_percent: Annotated[int, Meta(ge=1, le=100, description="size of a step down in percentage points")] = 50
-    step_up_percent: Annotated[int, Meta(ge=1, le=100, description="size of a step up in percentage points")] = 5
-    calm_s: Annotated[float, Meta(ge=0, le=3600, description="time below the thresholds before each step up")] = 5.0
-    stale_s: Annotated[
-        float, Meta(ge=1, le=600, description="age limit of bandwidth readings; without newer ones no step up")
-    ] = 10.0
-    miss_stale_s: Annotated[
-        float, Meta(ge=1, le=3600, description="age limit of cache miss counts, which cover a part of each minute")
-    ] = 180.0
-
-    def __post_init__(self) -> None:
-        for low_name, high_name in (
-            ("miss_low_per_1000", "miss_high_per_1000"),
-            ("bandwidth_low_percent", "bandwidth_high_percent"),
-        ):
-            low, high = getattr(self, low_name), getattr(self, high_name)
-            if low >= high:
-                raise ValueError(f"{low_name} {low} is not below {high_name} {high}")
+    # Cache misses of an online pod per 1000 instructions above which BE's share falls, and of all counted online pods
+    # below which it may rise: between them it rests.
+    miss_high_per_1000: float = 10.0
+    miss_low_per_1000: float = 5.0
+    # The same for the use of a domain's memory bandwidth.
+    bandwidth_high_percent: float = 80.0
+    bandwidth_low_percent: float = 60.0
+    # By bandwidth only while BE uses at least this share of it: otherwise a smaller share frees nothing.
+    suspect_percent: float = 5.0
+    # Percentage points: down at once by half of everything, up in ten steps.
+    step_down_percent: int = 50
+    step_up_percent: int = 5
+    # Below the thresholds before each step up.
+    calm_s: float = 5.0
+    # Bandwidth is read each second; without newer readings no step up.
+    stale_s: float = 10.0
+    # Cache misses are counted in a part of each minute.
+    miss_stale_s: float = 180.0
 
 
 class CacheRequest(Struct, frozen=True, kw_only=True):

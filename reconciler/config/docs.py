@@ -103,6 +103,23 @@ classes:
 """
 
 
+TWELVE: Final[Mapping[str, str]] = {
+    "protect": "always: begin with `observe`, then `cpu`; see [Presets](#presets)",
+    "mode": "`observe` beside a higher `protect` shows what it would write",
+    "classes.selectors": "BE pods without marks of their own, by namespace, label or priority class",
+    "policies.reserve.cpus": "system daemons or interrupts need CPUs that no pod uses",
+    "policies.reclaimed.budget.limit_percent": "how full the CPUs may become, where BE pods are not in the idle class",
+    "policies.reclaimed.minimum_cpus": "BE work must progress on a full node, too",
+    "policies.disk.devices": "BE work reads or writes disks that online pods use",
+    "policies.network.interfaces": "BE work sends through interfaces that online pods use",
+    "eviction.dry_run": "`false`, once `bypassctl evictions` has shown only pods that you would have chosen",
+    "eviction.spared.namespaces": "pods of other namespaces must never be evicted",
+    "alerts.sinks": "alerts are sent to Alertmanager, a webhook or a file",
+    "http.address": "Prometheus scrapes from another machine (with `http.allow_remote`)",
+}
+"""What most sites decide about, and when."""
+
+
 def shown(value: object, field: FieldSchema | None = None) -> str:
     """A value as one would write it in the file."""
     match value:
@@ -178,6 +195,7 @@ def example() -> str:
 def markdown() -> str:
     """docs/config.md: every setting in tables, one per section."""
     root = section_of(Config)
+    fields = dict(settings(root))
     lines = [
         "# Configuration",
         "",
@@ -196,6 +214,16 @@ def markdown() -> str:
         "it is not the default.",
         "",
         "`bypassctl config schema` writes the same as JSON Schema, for editors ([bypassctl.1.md](bypassctl.1.md)).",
+        "",
+        "## The twelve settings you need",
+        "",
+        "| setting | default | set it when |",
+        "|---|---|---|",
+        *(f"| `{path}` | `{shown(fields[path].default, fields[path])}` | {when} |" for path, when in TWELVE.items()),
+        "",
+        "All others have defaults that fit most nodes. Numbers of the control laws that no two nodes need to differ",
+        "are constants; a file of an earlier version that still has such a key is read without it, and `bypassd",
+        "check-config` says what applies.",
         "",
         "Example of rules that name classes:",
         "",

@@ -6,7 +6,7 @@ and docs/config.md derive from these structs through `reconciler.settings.schema
 
 import ipaddress
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -250,24 +250,12 @@ class WritesSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How values are written to the kernel, and what happens when another program changes them."""
 
     foreign: ForeignRules = ForeignRules()
-    verify_s: Annotated[
-        float,
-        Meta(
-            ge=0.01,
-            le=60,
-            description="without a runtime event: time for which a new container's values are verified",
-            extra=_RESTART,
-        ),
-    ] = 2.0
-    slow_timeout_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=600,
-            description="a slow write (a lowered memory limit) is reported as stuck after this",
-            extra=_RESTART,
-        ),
-    ] = 30.0
+
+    # Constants: no two nodes need them to differ.
+    # Without a runtime event: a runtime that writes later than this was killed in between.
+    verify_s: ClassVar[float] = 2.0
+    # Reclaiming a whole memory limit takes seconds; after this the write is reported as stuck.
+    slow_timeout_s: ClassVar[float] = 30.0
 
 
 class Lower(StrEnum):
@@ -356,14 +344,14 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reader_socket: Annotated[
         str, Meta(description="unix socket for readers, without control commands", extra=_PATH_RESTART)
     ] = "/run/bypassd/reader.sock"
-    max_connections: Annotated[
-        int,
-        Meta(ge=1, le=1024, description="most connections per socket; further ones are closed", extra=_RESTART),
-    ] = 32
     pod_metrics: Annotated[bool, Meta(description="metrics per pod; off: only sums per class")] = True
     pod_metrics_limit: Annotated[
         int, Meta(ge=1, le=2_000, description="most pods with metrics of their own, online ones first")
     ] = 250
+
+    # Constants: no two nodes need them to differ.
+    # Per socket; a scraper, an operator and a page need three, the rest are closed.
+    max_connections: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
         if not _address(self.address).is_loopback and not self.allow_remote:
@@ -437,6 +425,6 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name, seconds in windows.items():
             if seconds > LENGTH * sample_s:
                 raise ValueError(
-                    f"{name} is {seconds:g} s; expected at most {LENGTH * sample_s:g} s: of each signal {LENGTH} "
-                    f"samples are kept, and interference.sample_s is {sample_s:g} s"
+                    f"{name} needs {seconds:g} s of samples, and {LENGTH} of {sample_s:g} s (interference.sample_s) "
+                    f"are kept; expected at least {seconds / LENGTH:g} s"
                 )

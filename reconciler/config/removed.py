@@ -14,14 +14,111 @@ from reconciler.settings.nodes import Mapping as Section
 _CONDITIONS: Final = (
     "write the comparisons as `threshold` detectors: those of one group must all agree (and), one group is enough (or)"
 )
-REMOVED: Final[Mapping[str, str]] = {
-    "interference.rules.*.mode": "write enabled: false for off, dry_run: true for shadow, dry_run: false for enforce",
-    "interference.rules.*.when.expression": _CONDITIONS,
+_SWITCHES: Final = "write enabled: false for off, dry_run: true for shadow, dry_run: false for enforce"
+# The numbers of laws that no two nodes need to differ: constants beside the settings of the same class, each with its
+# reason. Section -> "key value, key value".
+_FIXED: Final[Mapping[str, str]] = {
+    "policies.exclusive": "remember 256, prefer_cpu true",
+    "policies.shared.size": (
+        "grow_step_cpus 10, grow_step_percent 50%, grow_interval_s 1s, shrink_step_cpus 2, "
+        "shrink_step_percent 10%, shrink_interval_s 30s, whole_cores true"
+    ),
+    "policies.shared.provision.estimate": "half_life_s 5m, ramp_up_s 30s, stale_after_s 15s, fallback_milli 1cpu",
+    "policies.shared.provision.pid.cpu_sched_wait": "up 0.5, down 0.09, above 0.05, below 0.2",
+    "policies.shared.provision.pid.cpi": "up 1, down 0.4, above 0, below 0.02, stale_after_s 130s",
+    "policies.shared.provision.pid": "up_milli 10cpu, down_milli 2cpu, settle_s 5s, stale_after_s 15s",
+    "policies.shared.isolation": "over_percent 150%, over_milli 2cpu, minimum_milli 1cpu, pods_percent 50%",
+    "policies.idle_buffer": "interval_s 100ms, grow_after_s 1s, grow_milli 1cpu",
+    "policies.reclaimed.budget.harm": (
+        "clear_factor 4, quiet_percent 50%, interval_s 100ms, calm_interval_s 500ms, pods_per_round 64, "
+        "processes_per_round 512, cut_percent 25%, clear_cut_percent 50%, settle_s 250ms, blame_s 2s, "
+        "backoff_s 1m, compare_s 10s, compare_after_s 1m"
+    ),
+    "policies.reclaimed.budget": "grain_percent 2%, grow_interval_s 2s, stale_after_s 3s, unknown_hold_s 30s",
+    "policies.reclaimed.start": "seconds 5, exec_s 100ms, share_percent 10%, burst_s 30s, late_s 5s",
+    "policies.quota_burst": "unused_s 1m",
+    "policies.quota_turbo": "interval_s 100ms, grow_percent 1%, swing_percent 10%, swing_window_s 1m, window_looks 60",
+    "policies.group_identity": "online 2, reclaimed -1",
+    "policies.be_memory": "clear_percent 200%, shrink_percent 10%, grow_percent 1%, grow_after_s 1m",
+    "policies.cache": "dwell_s 30s",
+    "policies.memory_reclaim": "rest_s 1m, swap_percent 80%, most_bytes 256Mi, least_bytes 64Mi",
+    "policies.capacity": "window_s 5m",
+    "policies.node_daemons": "need_percent 200%, floor_shares 50, window_s 1m, hold_s 10s",
+    "headroom": "stale_after_s 3s, unknown_hold_s 4m",
+    "headroom.memory": "growth_percent 10%, min_step_bytes 300Mi, max_step_bytes 5Gi",
+    "owners": "most 32, fair_hours 4",
+    "interference.perf": "descriptors 2048",
+    "interference.responses": "better_percent 10%, min_score 0.2",
+    "interference.promotion": "verdicts 20, actions 5, rest_days 7",
+    "interference.record": "file_s 1h",
+    "eviction": "fresh_s 15s, owned_percent 25%, least_percent 1%, credit_s 1m",
+    "eviction.triggers.cpu_satisfaction": (
+        "grace_s the pod's own, cooldown_s 20s, window_s 1m, use_percent 90%, upper_percent 80%"
+    ),
+    "eviction.triggers.suppression": "grace_s the pod's own, cooldown_s 1m, for_s 5m",
+    "eviction.triggers.pool_load": (
+        "grace_s the pod's own, cooldown_s 5m, soft_ratio 1, samples 10, sample_s 10s, met_percent 80%"
+    ),
+    "eviction.triggers.numa_cpu": "grace_s the pod's own, cooldown_s 1m, samples 4, sample_s 15s, met_percent 70%",
+    "eviction.triggers.node_cpu": "grace_s the pod's own, cooldown_s 20s, window_s 30s",
+    "eviction.triggers.node_memory": "grace_s the pod's own, cooldown_s 4s",
+    "eviction.triggers.numa_memory": (
+        "grace_s 10s, cooldown_s 10s, urgent_bytes 1Gi, inactive_file_bytes 4Gi, droppable_percent 10%, "
+        "fallback_percent 0.1%"
+    ),
+    "eviction.triggers.memory_pressure": (
+        "grace_s 10s, cooldown_s 35s, droppable_percent 10%, pod_percent 1%, pods 3, mean_percent 4%"
+    ),
+    "eviction.triggers.rss_overuse": "grace_s the pod's own, cooldown_s 1m, for_s 30s",
+    "eviction.triggers.disk": "grace_s the pod's own, cooldown_s 1m, margin_percent 2%, smallest_bytes 10Gi, for_s 10s",
+    "eviction.triggers.reclaimed_resource": "grace_s 1m, cooldown_s 1m, lower_percent 100%, for_s 1m",
+    "eviction.triggers.interference": "grace_s the pod's own",
+    "eviction.means": "kill_s 30s",
+    "eviction.means.api": "refused_s 2m, failing_s 30s, first_wait_s 2s, longest_wait_s 30s",
+    "eviction.means.restarts": "times 3",
+    "writes.foreign": "systemd_per_minute 60",
+    "writes": "verify_s 2s, slow_timeout_s 30s",
+    "http": "max_connections 32",
 }
-"""Dotted keys (``*`` for a name, without the indexes of lists), and what to write instead."""
+REMOVED: Final[Mapping[str, str]] = {
+    "interference.rules.*.mode": _SWITCHES,
+    "interference.rules.*.when.expression": _CONDITIONS,
+    "interference.responses.squeeze": "the sizes of steps and what a pod keeps are fixed",
+    "interference.responses.partition": "always to 50, 25 and 10 % of BE's share",
+    "policies.exclusive.placement.combinations": "always 16",
+    "policies.reclaimed.placement.combinations": "always 16",
+    "policies.shared.provision.pid.cpu_usage_ratio": "its gains are fixed; provision.target_percent is the target",
+    "policies.memory_qos.system": "pods of the system have what other online pods have",
+    "policies.cache.system": "pods of the system have the whole cache",
+    "policies.cache.levels": "low, middle, high: always 20, 30, 50 % of the cache and 10, 30, 50 % of the bandwidth",
+    "policies.cache.law": "its thresholds and steps are fixed",
+    **{
+        f"{section}.{key}": f"always {value}"
+        for section, keys in _FIXED.items()
+        for key, _, value in (item.partition(" ") for item in keys.split(", "))
+    },
+}
+"""Dotted keys (``*`` for a name, without the indexes of lists), and what to write instead, or what applies."""
 _RULE: Final = 3
 """Names in the path of a rule, ``interference.rules.NAME``: it is off without a key of it that is in the table."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class _RemovedTree(dict[str, "_RemovedTree | str"]):
+    """The table by section; a text is what applies instead of the key."""
+
+
+def _tree(table: Mapping[str, str]) -> _RemovedTree:
+    top = _RemovedTree()
+    for path, text in table.items():
+        *sections, key = path.split(".")
+        below = top
+        for section in sections:
+            inner = below.setdefault(section, _RemovedTree())
+            assert isinstance(inner, _RemovedTree)
+            below = inner
+        below[key] = text
+    return top
 
 
 @final
@@ -29,28 +126,26 @@ class RemovedKeys:
     """Takes the keys of `REMOVED` out of files, and adds each to ``found``."""
 
     def __init__(self, found: list[ConfigProblem], table: Mapping[str, str] = REMOVED) -> None:
-        self._table = {tuple(path.split(".")): text for path, text in table.items()}
+        self._table = _tree(table)
         self._found = found
 
     def prune(self, tree: Node) -> Node:
         """The file without them."""
-        return self._pruned(tree, ())
+        return self._pruned(tree, (), self._table)
 
-    def _pruned(self, node: Node, path: tuple[str, ...]) -> Node:
-        # Most sections have nothing in the table: they are not copied.
-        if isinstance(node, Scalar) or not any(_below(path, pattern) for pattern in self._table):
+    def _pruned(self, node: Node, path: tuple[str, ...], table: _RemovedTree) -> Node:
+        if isinstance(node, Scalar):
             return node
         if isinstance(node, Sequence):
-            return Sequence(node.at, tuple(self._pruned(item, path) for item in node.items))
+            return Sequence(node.at, tuple(self._pruned(item, path, table) for item in node.items))
         before = len(self._found)
         items = {}
         for key, value in node.items.items():
-            inner = (*path, key)
-            text = next((text for pattern, text in self._table.items() if _matches(inner, pattern)), None)
-            if text is None:
-                items[key] = self._pruned(value, inner)
+            below = table.get(key, table.get("*"))
+            if isinstance(below, str):
+                self._note(node.places[key], (*path, key), below)
             else:
-                self._note(node.places[key], inner, text)
+                items[key] = value if below is None else self._pruned(value, (*path, key), below)
         if len(path) == _RULE and path[:2] == ("interference", "rules") and len(self._found) > before:
             return Section(node.at, {"enabled": Scalar(node.at, "false", quoted=False)}, {"enabled": node.at})
         return Section(node.at, items, node.places)
@@ -60,12 +155,3 @@ class RemovedKeys:
         shown = ".".join(name if _PLAIN.fullmatch(name) else "*" for name in path)
         effect = "the rule is off" if path[:2] == ("interference", "rules") else "ignored"
         self._found.append(ConfigProblem(at, shown, f"no longer a setting, {effect}; {text}"))
-
-
-def _matches(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    return len(path) == len(pattern) and _below(path, pattern)
-
-
-def _below(path: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Whether ``pattern`` is ``path``, or begins with it."""
-    return len(path) <= len(pattern) and all(wanted in {"*", name} for name, wanted in zip(path, pattern, strict=False))

@@ -5,7 +5,7 @@ Rules with their detectors, and probes, are loaded when the first of them is con
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -32,7 +32,10 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str | None, Meta(description="directory of the recordings; null: none", extra={"path": True})
     ] = None
     max_bytes: Annotated[int, Meta(ge=1 << 20, description="total size limit; the oldest are deleted")] = 256 << 20
-    file_s: Annotated[float, Meta(ge=60, le=86_400, description="interval at which a new file starts")] = 3600.0
+
+    # Constants: no two nodes need them to differ.
+    # A file of an hour is some MiB, and the oldest is deleted as a whole.
+    file_s: ClassVar[float] = 3600.0
 
 
 class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ apart, smallest and largest step). Differences, and why:
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -45,14 +45,16 @@ class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reserve_bytes: Annotated[
         int, Meta(ge=0, le=1 << 50, description="bytes that are never offered to BE; the larger of the two applies")
     ] = 0
-    growth_percent: Annotated[
-        int, Meta(ge=0, le=200, description="also kept free, in percent of the use of all other work, for its growth")
-    ] = 10
-    min_step_bytes: Annotated[int, Meta(ge=0, le=1 << 40, description="smallest increase")] = 300 << 20
-    max_step_bytes: Annotated[
-        int,
-        Meta(ge=1 << 20, le=1 << 50, description="largest increase per step; decreases are not limited"),
-    ] = 5 << 30
+
+    # Constants: no two nodes need them to differ.
+    # Katalyst's: smaller increases change no placement.
+    min_step_bytes: ClassVar[int] = 300 << 20
+    # Katalyst's; decreases are not limited.
+    max_step_bytes: ClassVar[int] = 5 << 30
+
+    # Constants: no two nodes need them to differ.
+    # Kept free for the growth of all other work, of its use.
+    growth_percent: ClassVar[int] = 10
 
 
 class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,12 +68,6 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_step_milli: Annotated[
         int, Meta(ge=1, le=8_192_000, description="largest increase per step; decreases are not limited")
     ] = 4000
-    stale_after_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds after which a CPU reading is too old to count")
-    ] = 3.0
-    unknown_hold_s: Annotated[
-        float, Meta(ge=0, le=86400, description="seconds without a valid reading before the headroom drops to 0")
-    ] = 240.0
     file: Annotated[
         str | None,
         Meta(
@@ -87,6 +83,12 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = ClusterTarget.OFF
     memory: MemoryHeadroomConfig = MemoryHeadroomConfig()
+
+    # Constants: no two nodes need them to differ.
+    # Three readings of one second.
+    stale_after_s: ClassVar[float] = 3.0
+    # Katalyst's: pods are not lost for a restart of the agent.
+    unknown_hold_s: ClassVar[float] = 240.0
 
     @property
     def smoothing(self) -> SmoothingConfig:

@@ -125,7 +125,6 @@ class PluginChain(Struct, frozen=True, kw_only=True):
     """The enabled plug-ins in their order, loaded and checked."""
 
     plugins: tuple[EnabledPlugin, ...]
-    combinations: int = 16
 
 
 def load(config: PlacementConfig, where: str = "placement.plugins") -> PluginChain:
@@ -135,17 +134,17 @@ def load(config: PlacementConfig, where: str = "placement.plugins") -> PluginCha
     """
     enabled = {**weights(), **config.plugins}
     plugins = tuple(_enabled(name, weight, where) for name, weight in enabled.items() if weight > 0)
-    return PluginChain(plugins=plugins, combinations=config.combinations)
+    return PluginChain(plugins=plugins)
 
 
 def loaded(config: PlacementConfig) -> PluginChain:
     """The same, cached: a configuration is used at every plan, and loaded once. Errors: as `load`."""
-    return _loaded(tuple(config.plugins.items()), config.combinations)
+    return _loaded(tuple(config.plugins.items()))
 
 
 @cache
-def _loaded(plugins: tuple[tuple[str, float], ...], combinations: int) -> PluginChain:
-    return load(PlacementConfig(plugins=dict(plugins), combinations=combinations))
+def _loaded(plugins: tuple[tuple[str, float], ...]) -> PluginChain:
+    return load(PlacementConfig(plugins=dict(plugins)))
 
 
 def _enabled(name: str, weight: float, where: str) -> EnabledPlugin:

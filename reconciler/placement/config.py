@@ -47,6 +47,3 @@ class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "custom rule is named package.module:Class"
         ),
     ] = field(default_factory=weights)
-    combinations: Annotated[
-        int, Meta(ge=1, le=64, description="most combinations of CPUs compared for one container")
-    ] = 16

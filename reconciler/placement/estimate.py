@@ -15,7 +15,7 @@ why:
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -30,23 +30,16 @@ class EstimateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How the need of a pool's pods is estimated."""
 
     margin_percent: Annotated[int, Meta(ge=0, le=400, description="margin added to the CPU use of online pods")] = 25
-    half_life_s: Annotated[
-        float, Meta(ge=1, le=86400, description="half-life in seconds of a pod's remembered peak use")
-    ] = 300.0
-    ramp_up_s: Annotated[
-        float, Meta(ge=0, le=3600, description="seconds for which a new pod counts with at least its request")
-    ] = 30.0
-    stale_after_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds after which a pod's CPU reading is ignored")
-    ] = 15.0
-    fallback_milli: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=64_000,
-            description="CPU of a container (thousandths of a CPU) if neither use nor request is known",
-        ),
-    ] = 1000
+
+    # Constants: no two nodes need them to differ.
+    # A peak counts half after this: online load repeats within minutes.
+    half_life_s: ClassVar[float] = 300.0
+    # A new pod's use says nothing yet.
+    ramp_up_s: ClassVar[float] = 30.0
+    # Fifteen readings of a second.
+    stale_after_s: ClassVar[float] = 15.0
+    # Of a container with neither use nor request: one CPU, as an unlimited service uses at its start.
+    fallback_milli: ClassVar[int] = 1000
 
 
 class DemandEstimate(NamedTuple):

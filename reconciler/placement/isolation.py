@@ -13,7 +13,7 @@ not isolated; CPUs that others request are never used.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -41,21 +41,6 @@ class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "request; the interference monitor's readers measure them"
         ),
     ] = False
-    over_percent: Annotated[
-        int,
-        Meta(ge=100, le=10_000, description="runnable threads, in percent of the request, above which a sample counts"),
-    ] = 150
-    over_milli: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_000_000,
-            description="the same as an amount above the request, in thousandths; either of the two is enough",
-        ),
-    ] = 2000
-    minimum_milli: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="runnable threads, in thousandths, below which no sample counts")
-    ] = 1000
     samples: Annotated[
         int, Meta(ge=1, le=1000, description="samples in a row above the limits before a pod is isolated")
     ] = 3
@@ -68,9 +53,16 @@ class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cpus_percent: Annotated[
         _Percent, Meta(description="CPUs of isolated pods together, in percent of the online pools' CPUs")
     ] = 20
-    pods_percent: Annotated[
-        _Percent, Meta(description="pods isolated at the same time, in percent of the pods that could be")
-    ] = 50
+
+    # Constants: no two nodes need them to differ.
+    # Katalyst's: half more runnable threads than requested CPUs.
+    over_percent: ClassVar[int] = 150
+    # The same for large requests; either of the two is enough.
+    over_milli: ClassVar[int] = 2000
+    # One runnable thread disturbs no other pod.
+    minimum_milli: ClassVar[int] = 1000
+    # Where most pods would be isolated, isolation separates nothing.
+    pods_percent: ClassVar[_Percent] = 50
 
 
 class IsolatedPods(NamedTuple):

@@ -11,6 +11,7 @@ from reconciler.placement.demand import CpuDemand
 
 _GROUPS_BY_MASK: Final = 12
 _POOLS: Final = 4
+_COMBINATIONS: Final = 16  # compared for one container: more cost time in the path of a start and win nothing
 _SAME: Final = 9  # digits: what differs behind these is the order of additions
 
 T = TypeVar("T")
@@ -24,7 +25,6 @@ class PluginRunner:
         self.context = context
         self.errors: dict[str, str] = {}
         self.steps = 0
-        self._limit = chain.combinations
         self._failed: set[tuple[str, str]] = set()
         self._at: dict[str, list[tuple[str, float, Plugin]]] = {point: [] for point in POINTS}
         for plugin in chain.plugins:
@@ -142,14 +142,14 @@ class PluginRunner:
         for _, _, given in self._asked(
             "select",
             question.demand,
-            lambda plugin: _combinations(plugin.select(question, self.context), question, self._limit),
+            lambda plugin: _combinations(plugin.select(question, self.context), question, _COMBINATIONS),
         ):
             values.update(dict.fromkeys(given))
         fitter = self.context.fitter
         if not values:
             # Whatever is switched off or broken, there is a result.
             values[fitter.anywhere(question.count, question.pools[0].mask, question.kept.mask)] = None
-        masks = list(values)[: self._limit]
+        masks = list(values)[:_COMBINATIONS]
         if question.demand.full_cores:
             masks = list(dict.fromkeys(fitter.round_up(mask, question.candidates.mask) for mask in masks))
         return [CpuSet.from_mask(mask) for mask in masks]

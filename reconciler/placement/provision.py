@@ -34,7 +34,7 @@ Differences, and why:
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -70,21 +70,18 @@ class ProvisionPolicy(StrEnum):
     DYNAMIC_QUOTA = "dynamic_quota"
 
 
-_Up = Annotated[
-    float, Meta(ge=0, le=2, description="gain above the target: pool size times this, per factor e of excess")
-]
-_Down = Annotated[float, Meta(ge=0, le=2, description="gain below the target")]
-_Above = Annotated[float, Meta(ge=0, le=10, description="no change while it exceeds the target by at most this share")]
-_Below = Annotated[float, Meta(ge=0, le=1, description="no change while it is below the target by at most this share")]
-
-
 class PidGains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an indicator moves the size of a pool."""
 
-    up: _Up = 1.0
-    down: _Down = 0.4
-    above: _Above = 0.01
-    below: _Below = 0.06
+    # Constants: no two nodes need them to differ. They are Katalyst's.
+    # Gain above the target: pool size times this, per factor e of excess.
+    up: ClassVar[float] = 1.0
+    # Gain below the target.
+    down: ClassVar[float] = 0.4
+    # No change while it exceeds the target by at most this share.
+    above: ClassVar[float] = 0.01
+    # No change while it is below the target by at most this share.
+    below: ClassVar[float] = 0.06
 
 
 # A section's defaults are those of its type: each row of the table that differs is a type of its own.
@@ -98,10 +95,10 @@ class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "by their own quotas is not counted; null: not measured and not used",
         ),
     ] = None
-    up: _Up = 0.5
-    down: _Down = 0.09
-    above: _Above = 0.05
-    below: _Below = 0.20
+    up: ClassVar[float] = 0.5
+    down: ClassVar[float] = 0.09
+    above: ClassVar[float] = 0.05
+    below: ClassVar[float] = 0.20
 
 
 class CpiGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,32 +111,29 @@ class CpiGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "used",
         ),
     ] = None
-    stale_after_s: Annotated[
-        float,
-        Meta(gt=0, le=3600, description="seconds after which it is too old; each pod is counted once in perf.period_s"),
-    ] = 130.0
-    above: _Above = 0.0
-    below: _Below = 0.02
+
+    above: ClassVar[float] = 0.0
+    below: ClassVar[float] = 0.02
+    # Each pod is counted once in perf.period_s, a minute: two of them, and some.
+    stale_after_s: ClassVar[float] = 130.0
 
 
 class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pid policy: gains by indicator, and the largest step."""
 
-    cpu_usage_ratio: PidGains = PidGains()
     cpu_sched_wait: WaitGains = WaitGains()
     cpi: CpiGains = CpiGains()
-    up_milli: Annotated[
-        int, Meta(ge=0, le=1_024_000, description="largest increase per step, in thousandths of a CPU")
-    ] = 10_000
-    down_milli: Annotated[
-        int, Meta(ge=0, le=1_024_000, description="largest decrease per step, in thousandths of a CPU")
-    ] = 2000
-    settle_s: Annotated[
-        float, Meta(ge=0, le=3600, description="seconds after a change of size before an indicator counts again")
-    ] = 5.0
-    stale_after_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds after which an indicator, except cpi, is too old")
-    ] = 15.0
+
+    # Constants: no two nodes need them to differ.
+    cpu_usage_ratio: ClassVar[PidGains] = PidGains()
+    # Katalyst's largest step up.
+    up_milli: ClassVar[int] = 10_000
+    # Katalyst's largest step down.
+    down_milli: ClassVar[int] = 2000
+    # What is measured sooner is partly of the time before the change.
+    settle_s: ClassVar[float] = 5.0
+    # Fifteen samples; cpi has its own.
+    stale_after_s: ClassVar[float] = 15.0
 
 
 class ProvisionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

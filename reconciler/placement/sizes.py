@@ -17,7 +17,7 @@ apart, even numbers with SMT) and its proportional cut of pools that do not fit.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -42,20 +42,24 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(ge=0, le=1_000_000, description="smallest margin added to a pool's demand, in thousandths of a CPU"),
     ] = 1000
     minimum_cpus: Annotated[int, Meta(ge=1, le=1024, description="smallest pool size in CPUs")] = 2
-    grow_step_cpus: Annotated[_Step, Meta(description="largest increase per step, in CPUs")] = 10
-    grow_step_percent: Annotated[
-        _Percent, Meta(description="the same in percent of the pool size; the larger of the two applies")
-    ] = 50
-    grow_interval_s: Annotated[_Seconds, Meta(description="seconds between a change and the next increase")] = 1.0
-    shrink_step_cpus: Annotated[_Step, Meta(description="largest decrease per step, in CPUs")] = 2
-    shrink_step_percent: Annotated[
-        Annotated[int, Meta(ge=0, le=100)],
-        Meta(description="the same in percent of the pool size; the larger of the two applies"),
-    ] = 10
-    shrink_interval_s: Annotated[_Seconds, Meta(description="seconds between a change and the next decrease")] = 30.0
-    whole_cores: Annotated[
-        bool, Meta(description="round sizes to whole cores on CPUs with several threads per core")
-    ] = True
+
+    # Constants: no two nodes need them to differ.
+    # Katalyst's: a pool in need grows at once by what a service may start.
+    grow_step_cpus: ClassVar[_Step] = 10
+    # The same for large pools; the larger of the two.
+    grow_step_percent: ClassVar[_Percent] = 50
+    # As often as the use is measured.
+    grow_interval_s: ClassVar[_Seconds] = 1.0
+    # Katalyst's: demand returns sooner than a pool should lose its CPUs.
+    shrink_step_cpus: ClassVar[_Step] = 2
+    # The same for large pools; the larger of the two.
+    shrink_step_percent: ClassVar[Annotated[int, Meta(ge=0, le=100)]] = 10
+    # A dip of the load is shorter than this.
+    shrink_interval_s: ClassVar[_Seconds] = 30.0
+
+    # Constants: no two nodes need them to differ.
+    # A pool that ends in the middle of a core shares the core's caches with its neighbour.
+    whole_cores: ClassVar[bool] = True
 
 
 class NextSizes(NamedTuple):

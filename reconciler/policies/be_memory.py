@@ -18,7 +18,7 @@ Source: rubik's fssr (a reserve; a step down at once, small steps up after good 
 - A hard limit is never lowered below what is in use (see ``memory.lower``).
 """
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -50,22 +50,7 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     reserve_bytes: Annotated[
         int, Meta(ge=0, le=1 << 50, description="memory reserve in bytes; the larger of the two applies")
     ] = 0
-    clear_percent: Annotated[
-        int,
-        Meta(
-            ge=100,
-            le=1000,
-            description="BE work gets more memory while at least this percentage of the reserve is available",
-        ),
-    ] = 200
     interval_s: Annotated[float, Meta(ge=1, le=600, description="seconds between two measurements")] = 5.0
-    shrink_percent: Annotated[
-        int, Meta(ge=1, le=100, description="smallest step down, as a share of the node's memory")
-    ] = 10
-    grow_percent: Annotated[int, Meta(ge=1, le=100, description="step up, as a share of the node's memory")] = 1
-    grow_after_s: Annotated[float, Meta(ge=0, le=86400, description="seconds without pressure before each step up")] = (
-        60.0
-    )
     floor_percent: Annotated[
         int, Meta(ge=0, le=90, description="minimum for BE work as a share of the node's memory, even under pressure")
     ] = 10
@@ -77,6 +62,16 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
             description="hard limit this percentage above the soft bound; BE processes are killed at it; 0: none",
         ),
     ] = 0
+
+    # Constants: no two nodes need them to differ.
+    # Between the reserve and this, nothing moves: growth would end in a shrink.
+    clear_percent: ClassVar[int] = 200
+    # Of the node's memory; a smaller step is used up before the next measurement.
+    shrink_percent: ClassVar[int] = 10
+    # Of the node's memory: growth is ten times slower than shrinking.
+    grow_percent: ClassVar[int] = 1
+    # Without pressure, before each step up.
+    grow_after_s: ClassVar[float] = 60.0
 
 
 class MemorySample(Struct, frozen=True, kw_only=True):

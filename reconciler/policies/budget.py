@@ -14,7 +14,7 @@ Volcano's CPU throttle (capacity x limit - online use - system use, growth by at
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -57,18 +57,9 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     floor_percent: Annotated[
         Percent, Meta(description="minimum BE budget as a share of all CPUs of the node; the larger of the two applies")
     ] = 2
-    grain_percent: Annotated[
-        int, Meta(ge=0, le=25, description="budgets are multiples of this share of all CPUs of the node")
-    ] = 2
     grow_percent: Annotated[
         int, Meta(ge=1, le=100, description="largest increase per step, as a share of all CPUs of the node")
     ] = 10
-    grow_interval_s: Annotated[
-        float, Meta(ge=0, le=3600, description="seconds between a change and the next increase")
-    ] = 2.0
-    stale_after_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds after which a CPU reading is too old to increase the budget")
-    ] = 3.0
     arrival_s: Annotated[
         float,
         Meta(
@@ -78,10 +69,16 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "measured only afterwards; 0: off",
         ),
     ] = 5.0
-    unknown_hold_s: Annotated[
-        float,
-        Meta(ge=0, le=86400, description="seconds without a valid reading before the budget drops to the minimum"),
-    ] = 30.0
+
+    # Constants: no two nodes need them to differ.
+    # Smaller changes are noise, and each is a write of a quota.
+    grain_percent: ClassVar[int] = 2
+    # Two readings of the use with the budget of the last step.
+    grow_interval_s: ClassVar[float] = 2.0
+    # Three readings of one second; an older one must not raise the budget.
+    stale_after_s: ClassVar[float] = 3.0
+    # A kubelet or a daemon under load misses readings for some seconds; BE work must not collapse for that.
+    unknown_hold_s: ClassVar[float] = 30.0
 
 
 class Budget(Struct, frozen=True, kw_only=True):

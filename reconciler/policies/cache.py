@@ -11,7 +11,7 @@ control file: `cacheplan` computes the groups, `reconciler.actuators.resctrl.act
 Source: Koordinator's resctrl-qos and its pod annotation, rubik's dynCache, kernel documentation filesystems/resctrl.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -54,7 +54,6 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     dedicated: ClassShare = ClassShare()
     shared: ClassShare = ClassShare()
     reclaimed: ReclaimedShare = ReclaimedShare()
-    system: ClassShare = ClassShare()
     layout: Annotated[
         CacheLayout,
         Meta(
@@ -69,8 +68,6 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
             "of online pods"
         ),
     ] = CacheMode.STATIC
-    levels: ShareLevels = ShareLevels()
-    law: LevelControl = LevelControl()
     l2: Annotated[bool, Meta(description="apply the ranges to L2 caches too, if the hardware can partition them")] = (
         False
     )
@@ -100,10 +97,19 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
             "too few groups"
         ),
     ] = True
-    dwell_s: Annotated[float, Meta(ge=2, le=3600, description="time per turn if pods take turns (s)")] = 30.0
     sweep_s: Annotated[
         float, Meta(ge=0.5, le=300, description="interval of the search for threads that exec added to a container (s)")
     ] = 2.0
+
+    # Constants: no two nodes need them to differ.
+    # Pods of the system are not limited.
+    system: ClassVar[ClassShare] = ClassShare()
+    # Rubik's three sizes, that a BE pod requests by annotation; they bound the dynamic share.
+    levels: ClassVar[ShareLevels] = ShareLevels()
+    # See `LevelControl`.
+    law: ClassVar[LevelControl] = LevelControl()
+    # A turn of a pod, where monitoring groups are fewer than pods: several readings of ten seconds.
+    dwell_s: ClassVar[float] = 30.0
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CachePolicyConfig) -> NodePlan:

@@ -15,7 +15,7 @@ The file names no other pod: its reader is a tenant.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -57,10 +57,6 @@ class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
         bool, Meta(description="write a capacity file for BE pods with the annotation bypassd/capacity: volume:NAME")
     ] = False
     file: Annotated[str, Meta(description="name of the file in the pod's volume")] = "capacity.json"
-    window_s: Annotated[
-        float,
-        Meta(ge=30, le=3600, description="the likely minimum follows from the least that BE work had in this time"),
-    ] = 300.0
     notice_s: Annotated[
         float,
         Meta(
@@ -70,6 +66,10 @@ class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
             "0: at once",
         ),
     ] = 2.0
+
+    # Constants: no two nodes need them to differ.
+    # The least of the last five minutes: a batch program plans its next piece of work with it.
+    window_s: ClassVar[float] = 300.0
 
     def __post_init__(self) -> None:
         if not is_name(self.file):

@@ -18,7 +18,7 @@ Source: kubelet CPU manager, static policy and its options; Katalyst, dedicated_
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -67,9 +67,6 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     prefer_l3: Annotated[
         bool, Meta(description="prefer CPUs under one L3 cache (prefer-align-cpus-by-uncorecache)")
     ] = True
-    remember: Annotated[
-        int, Meta(ge=0, le=4096, description="number of ended containers whose CPUs are remembered for a restart")
-    ] = 256
     topology_policy: Annotated[
         TopologyPolicy,
         Meta(
@@ -78,13 +75,6 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             "would reject is reported"
         ),
     ] = TopologyPolicy.BEST_EFFORT
-    prefer_cpu: Annotated[
-        bool,
-        Meta(
-            description="prefer a preferred single-node CPU hint over a merged hint that no resource prefers "
-            "(kubernetes 106270)"
-        ),
-    ] = True
     avoid_irqs: Annotated[
         tuple[Interface, ...],
         Meta(
@@ -93,6 +83,13 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = ()
     placement: PlacementConfig = PlacementConfig()
+
+    # Constants: no two nodes need them to differ.
+    # Ended containers whose CPUs a restart must not take for free; the oldest are forgotten.
+    remember: ClassVar[int] = 256
+    # Kubernetes 106270: a preferred single-node CPU hint is better than a merged hint that no resource
+    # prefers.
+    prefer_cpu: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Load a site's plug-ins. Errors: `InputError` naming the plug-in that cannot be loaded."""

@@ -10,7 +10,7 @@ kubepods, which contains the other two). Differences: the besteffort directory i
 it, and containers are written too, as a group that was made below another identity keeps it.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -32,10 +32,12 @@ class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     enabled: Annotated[
         bool, Meta(description="mark online and BE groups for the scheduler; Anolis and Alibaba Cloud kernels only")
     ] = False
-    online: Annotated[
-        Identity, Meta(description="identity of online pods, 2 is the highest; system pods are unchanged")
-    ] = 2
-    reclaimed: Annotated[Identity, Meta(description="identity of BE pods, -1 is the lowest")] = -1
+
+    # Constants: no two nodes need them to differ.
+    # The highest of Anolis kernels; system pods are unchanged.
+    online: ClassVar[Identity] = 2
+    # The lowest.
+    reclaimed: ClassVar[Identity] = -1
 
     def __post_init__(self) -> None:
         if self.reclaimed > self.online:

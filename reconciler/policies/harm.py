@@ -25,7 +25,7 @@ Units: thousandths of a CPU; seconds on the monotonic clock. Arithmetic only.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -88,71 +88,38 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "these; harm is above all limits",
         ),
     ] = 100.0
-    clear_factor: Annotated[
-        float, Meta(ge=1, le=100, description="harm of so many times all limits needs no second sample")
-    ] = 4.0
-    quiet_percent: Annotated[
-        int, Meta(ge=0, le=100, description="no increase while the waiting is above this share of a limit")
-    ] = 50
-    interval_s: Annotated[float, Meta(ge=0.1, le=1, description="seconds between two measurements")] = 0.1
-    calm_interval_s: Annotated[
-        float,
-        Meta(
-            ge=0.1,
-            le=1,
-            description="the same while BE work has all it may have and no online pod has waited for two seconds: each "
-            "measurement takes a CPU for up to a millisecond",
-        ),
-    ] = 0.5
-    pods_per_round: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=4096,
-            description="online pods measured each time, first those that waited and the busiest; the others in turn",
-        ),
-    ] = 64
-    processes_per_round: Annotated[
-        int, Meta(ge=1, le=65536, description="processes measured each time, where the kernel has no pressure of pods")
-    ] = 512
-    cut_percent: Annotated[int, Meta(ge=1, le=90, description="share of its use that BE work loses at small harm")] = 25
-    clear_cut_percent: Annotated[
-        int, Meta(ge=1, le=90, description="share of its use that BE work loses at clear harm")
-    ] = 50
-    settle_s: Annotated[float, Meta(ge=0, le=10, description="seconds between two cuts")] = 0.25
     raise_percent: Annotated[
         int, Meta(ge=1, le=100, description="a step up, as a share of the CPUs that BE work may use")
     ] = 10
     calm_s: Annotated[float, Meta(ge=0, le=600, description="seconds without harm before each step up")] = 1.0
-    blame_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60,
-            description="harm within so many seconds after a step up is caused by it; longer for a step of a whole CPU",
-        ),
-    ] = 2.0
-    backoff_s: Annotated[
-        float, Meta(ge=0, le=3600, description="longest time before a step up that has failed is tried again")
-    ] = 60.0
-    compare_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60,
-            description="where cuts do not end the harm: seconds that BE work is at its minimum, to learn what online "
-            "pods wait without it; up to three times as long while that changes nothing; 0: never",
-        ),
-    ] = 10.0
-    compare_after_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=86400,
-            description="seconds of repeated cuts before that; doubled while that changes nothing, up to sixteen times "
-            "as many",
-        ),
-    ] = 60.0
+
+    # Constants: no two nodes need them to differ.
+    # Harm of so many times all limits cannot be noise: it needs no second sample.
+    clear_factor: ClassVar[float] = 4.0
+    # Between this share of a limit and the limit nothing rises: a step up would end in a cut.
+    quiet_percent: ClassVar[int] = 50
+    # A cut must come before online requests queue up for long.
+    interval_s: ClassVar[float] = 0.1
+    # With all CPUs lent and two quiet seconds, a measurement, which takes a CPU for up to 1 ms, is rarer.
+    calm_interval_s: ClassVar[float] = 0.5
+    # Bounds a measurement: first the pods that waited and the busiest, the others in turn.
+    pods_per_round: ClassVar[int] = 64
+    # The same where the kernel has no pressure files of pods.
+    processes_per_round: ClassVar[int] = 512
+    # Small harm may be noise, and a wrong cut costs BE work several calm seconds.
+    cut_percent: ClassVar[int] = 25
+    # Clear harm ends within two cuts.
+    clear_cut_percent: ClassVar[int] = 50
+    # A sample may still be of the time before the cut.
+    settle_s: ClassVar[float] = 0.25
+    # Harm this soon after a step up is that step's; a step of a whole CPU has longer.
+    blame_s: ClassVar[float] = 2.0
+    # A step up that failed is tried again at the latest after this.
+    backoff_s: ClassVar[float] = 60.0
+    # BE work is at its minimum for this long to learn what online pods wait without it; see `_MOST_LONGER`.
+    compare_s: ClassVar[float] = 10.0
+    # Of repeated cuts, before that; see `_MOST_PAUSE`.
+    compare_after_s: ClassVar[float] = 60.0
 
 
 class HarmSample(Struct, frozen=True, kw_only=True):

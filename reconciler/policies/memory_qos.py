@@ -18,7 +18,7 @@ if unlimited, never below ``min``; ``low`` is raised to ``min``. BE pods' reques
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -91,7 +91,10 @@ class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     dedicated: OnlineMemory = OnlineMemory()
     shared: OnlineMemory = OnlineMemory()
     reclaimed: ReclaimedMemory = ReclaimedMemory()
-    system: OnlineMemory = OnlineMemory()
+
+    # Constants: no two nodes need them to differ.
+    # As other online pods.
+    system: ClassVar[OnlineMemory] = OnlineMemory()
 
 
 class MemoryAmounts(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ Nothing permanent is written into control files: the actuator of this name
 cgroup v1 all page cache of a container is dropped at once.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -40,27 +40,19 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     probe_percent: Annotated[
         float, Meta(ge=0.01, le=10, description="largest share of a container's memory reclaimed per step")
     ] = 1.0
-    rest_s: Annotated[
-        float, Meta(ge=0, le=86400, description="seconds without reclaim after a container waited for memory")
-    ] = 60.0
-    swap_percent: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=100,
-            description="below this swap usage anonymous pages are swapped; above it only page cache is "
-            "reclaimed (enforced from Linux 6.9)",
-        ),
-    ] = 80
-    most_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=_BYTES, description="largest amount reclaimed by one action (cgroup v2 only)")
-    ] = 256 << 20
-    least_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=_BYTES, description="minimum page cache of a container worth dropping")
-    ] = 64 << 20
     leave_bytes: Annotated[int, Meta(ge=0, le=_BYTES, description="a container is not reclaimed below this")] = (
         100 << 20
     )
+
+    # Constants: no two nodes need them to differ.
+    # After a container waited for memory: senpai's back-off.
+    rest_s: ClassVar[float] = 60.0
+    # Above this use of the swap only page cache is reclaimed (enforced from Linux 6.9).
+    swap_percent: ClassVar[int] = 80
+    # By one action: more holds the kernel's locks for long (cgroup v2 only).
+    most_bytes: ClassVar[int] = 256 << 20
+    # Of page cache: less is not worth a write.
+    least_bytes: ClassVar[int] = 64 << 20
 
 
 def decide_resources(

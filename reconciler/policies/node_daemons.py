@@ -14,13 +14,13 @@ Off by default: it changes a file that belongs to systemd.
 """
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.codecs import weight_to_shares
-from reconciler.policies.base import SHARES_MIN, Policy, PolicyConfig
+from reconciler.policies.base import Policy, PolicyConfig
 from state.daemons import DaemonGroup
 from state.model import NodeView, Setting
 from state.plan import NodePlan
@@ -41,20 +41,16 @@ class NodeDaemonsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
         tuple[str, ...],
         Meta(description="groups directly below the root of the CPU hierarchy, never that of the pods", max_length=16),
     ] = ("system.slice",)
-    need_percent: Annotated[
-        int,
-        Meta(ge=200, le=1000, description="share of a group's need that its weight assures while every CPU is busy"),
-    ] = 200
-    floor_shares: Annotated[
-        int, Meta(ge=SHARES_MIN, le=1024, description="least weight, in cpu.shares (a service has 1024)")
-    ] = 50
-    window_s: Annotated[
-        float,
-        Meta(ge=10, le=3600, description="seconds over which the need is measured: the largest use of one second"),
-    ] = 60.0
-    hold_s: Annotated[
-        float, Meta(ge=1, le=600, description="seconds with the group's own weight after a container was created")
-    ] = 10.0
+
+    # Constants: no two nodes need them to differ.
+    # Twice the need: what a daemon needs is measured while it may be held back.
+    need_percent: ClassVar[int] = 200
+    # A twentieth of a service's weight: an idle daemon answers within milliseconds.
+    floor_shares: ClassVar[int] = 50
+    # The largest use of a second of the last minute: a kubelet's sync is periodic.
+    window_s: ClassVar[float] = 60.0
+    # A container's creation needs the runtime at full speed.
+    hold_s: ClassVar[float] = 10.0
 
     def __post_init__(self) -> None:
         for name in self.groups:

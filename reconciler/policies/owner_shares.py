@@ -8,7 +8,7 @@ owner in debt up to twice.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -32,9 +32,6 @@ class OwnersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         LabelKey | None,
         Meta(description="label of pods whose value is the owner; null: the namespace"),
     ] = None
-    most: Annotated[
-        int, Meta(ge=1, le=256, description="owners that have an account of their own; others share one")
-    ] = 32
     days: Annotated[int, Meta(ge=1, le=31, description="days for which the hourly accounts are kept")] = 7
     fair_shares: Annotated[
         bool,
@@ -43,7 +40,12 @@ class OwnersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "that is repaid: up to twice their requests"
         ),
     ] = False
-    fair_hours: Annotated[int, Meta(ge=1, le=48, description="hours over which debts are counted")] = 4
+
+    # Constants: no two nodes need them to differ.
+    # Owners with an account of their own; the document and the store stay small.
+    most: ClassVar[int] = 32
+    # Older debts are forgotten: a tenant that was idle for a day has no claim on the next one.
+    fair_hours: ClassVar[int] = 4
 
 
 class OwnerDemand(NamedTuple):

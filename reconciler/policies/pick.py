@@ -67,7 +67,7 @@ def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *,
     Rules that leave none are not followed: BE pods run already, and have to run somewhere.
     """
     plugins = tuple(config.plugins.items())
-    cpu_preference = _preference(_SameShape(topology), candidates, (plugins, config.combinations), interrupts)
+    cpu_preference = _preference(_SameShape(topology), candidates, plugins, interrupts)
     text = "".join(f"; plug-in {name} failed and was skipped: {error}" for name, error in cpu_preference.errors.items())
     allowed = CpuSet.union(cpu_preference.tiers)
     if not allowed:
@@ -99,13 +99,13 @@ class _SameShape:
 
 @lru_cache(maxsize=8)
 def _preference(
-    machine: _SameShape, cpus: CpuSet, rules: tuple[tuple[tuple[str, float], ...], int], interrupts: CpuSet
+    machine: _SameShape, cpus: CpuSet, rules: tuple[tuple[str, float], ...], interrupts: CpuSet
 ) -> "CpuPreference":
     """Once for all plans that ask about the same CPUs: budgets change each second, candidates seldom."""
     from reconciler.placement.allocate import preference
     from reconciler.placement.chain import loaded  # see `placement.config`
 
-    chain = loaded(PlacementConfig(plugins=dict(rules[0]), combinations=rules[1]))
+    chain = loaded(PlacementConfig(plugins=dict(rules)))
     return preference(cpus, machine.topology, chain, interrupts=interrupts)
 
 

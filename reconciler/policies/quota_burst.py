@@ -21,7 +21,7 @@ of it; a guard on the use of the shared CPUs; a token bucket for each container)
 import zlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -88,14 +88,10 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
         int,
         Meta(ge=1, le=100, description="use of the online pods' CPUs above which all loans are returned"),
     ] = 50
-    unused_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=86_400,
-            description="a container that is not throttled and does not use its loan for this long returns it",
-        ),
-    ] = 60.0
+
+    # Constants: no two nodes need them to differ.
+    # A loan that is not needed for a minute is returned.
+    unused_s: ClassVar[float] = 60.0
 
 
 class NodeCpuState(StrEnum):

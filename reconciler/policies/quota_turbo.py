@@ -18,7 +18,7 @@ mark on, growth only while the node's load is steady. Differences:
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -49,26 +49,27 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     every_online_pod: Annotated[
         bool, Meta(description='all online pods with a quota take part; the annotation "false" excludes a pod')
     ] = False
-    interval_s: Annotated[float, Meta(ge=0.1, le=10, description="seconds between two measurements")] = 0.1
     high_percent: Annotated[
         int, Meta(ge=1, le=99, description="CPU use of the node above which unused loans are returned slowly")
     ] = 60
     alarm_percent: Annotated[
         int, Meta(ge=2, le=100, description="CPU use of the node above which loans are revoked at once")
     ] = 80
-    grow_percent: Annotated[float, Meta(gt=0, le=10, description="largest share of the node's CPUs lent per step")] = (
-        1.0
-    )
-    swing_percent: Annotated[
-        float, Meta(gt=0, le=100, description="no lending while the CPU use of the node varied by more than this")
-    ] = 10.0
-    swing_window_s: Annotated[float, Meta(ge=1, le=600, description="time over which the variation is measured")] = 60.0
     ceiling_percent: Annotated[
         int, Meta(ge=100, le=1000, description="largest quota of a container, in percent of its limit")
     ] = 200
-    window_looks: Annotated[
-        int, Meta(ge=2, le=600, description="measurements over which a container's mean use stays within its limit")
-    ] = 60
+
+    # Constants: no two nodes need them to differ.
+    # OpenEuler's: one period of the quota.
+    interval_s: ClassVar[float] = 0.1
+    # OpenEuler's step: of the node's CPUs.
+    grow_percent: ClassVar[float] = 1.0
+    # OpenEuler's: a node whose use varies by more is not lent on.
+    swing_percent: ClassVar[float] = 10.0
+    # OpenEuler's minute.
+    swing_window_s: ClassVar[float] = 60.0
+    # OpenEuler's: measurements over which a container's mean use stays within its limit.
+    window_looks: ClassVar[int] = 60
 
     def __post_init__(self) -> None:
         if self.high_percent >= self.alarm_percent:

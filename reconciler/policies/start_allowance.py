@@ -14,7 +14,7 @@ Arithmetic only. Units: thousandths of a CPU, seconds; times are on the view's c
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -55,15 +55,6 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "whatever its budget is; 0: no start allowance",
         ),
     ] = 1000
-    seconds: Annotated[float, Meta(gt=0, le=60, description="longest allowance for the creation of one container")] = (
-        5.0
-    )
-    exec_s: Annotated[
-        float,
-        Meta(
-            ge=0, le=10, description="seconds after the runtime's signal that still count, for the exec of the program"
-        ),
-    ] = 0.1
     command_s: Annotated[
         float,
         Meta(
@@ -73,16 +64,18 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "exec of a probe or a stop, while more than half of burst_s is left; 0: none",
         ),
     ] = 0.3
-    share_percent: Annotated[
-        int, Meta(ge=0, le=100, description="largest share of the time in which the allowance is in force on the node")
-    ] = 10
-    burst_s: Annotated[
-        float, Meta(ge=0, le=600, description="seconds in which it may be in force beyond that share, once saved up")
-    ] = 30.0
-    late_s: Annotated[
-        float,
-        Meta(gt=0, le=3600, description="seconds after which a throttled start of a BE container is an alert"),
-    ] = 5.0
+
+    # Constants: no two nodes need them to differ.
+    # The runtime's own timeout of a start is minutes; a slower start is throttled as other work.
+    seconds: ClassVar[float] = 5.0
+    # The program's exec comes after the runtime's signal.
+    exec_s: ClassVar[float] = 0.1
+    # So starts in a row do not turn the budget off.
+    share_percent: ClassVar[int] = 10
+    # Saved up: a node that starts ten pods at once is usual.
+    burst_s: ClassVar[float] = 30.0
+    # A throttled start of this length fails probes.
+    late_s: ClassVar[float] = 5.0
 
 
 class _Window(NamedTuple):

@@ -178,9 +178,7 @@ class _Escalation:
         if waiting is not None:
             if self._frame.at_s - _begun_s(waiting) < self._patience(waiting):
                 return climb
-            larger = (
-                None if climb.shadow or self._better(waiting, finding) else intensified(waiting, self._config.squeeze)
-            )
+            larger = None if climb.shadow or self._better(waiting, finding) else intensified(waiting)
             if larger is not None:
                 larger = replace(larger, at_s=self._frame.at_s)
                 self._tell(Transition.APPLIED, climb, f"{larger.describe} ({_by(waiting, finding)})", larger)

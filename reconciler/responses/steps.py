@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from reconciler.responses.config import LadderConfig, SqueezeConfig
+from reconciler.responses.config import LadderConfig
 from reconciler.runtime import format as fmt
 from reconciler.signals.history import History
 from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, SampleFrame, Suspect, signature
@@ -23,6 +23,18 @@ from state.model import PodClass
 SIGNALS: Final = ("be.budget", "be.use", "cpu.use", "memory.use", "disk.read", "disk.write")
 """What the sizes of steps go by."""
 _MOST_OF_IT: Final = 0.5
+_LEAST_CPU_MILLI: Final = 50
+"""With less a squeezed pod cannot even end in its grace period."""
+_LEAST_MEMORY_BYTES: Final = 64 << 20
+"""With less a language's runtime thrashes instead of giving way."""
+_LEAST_DISK_BPS: Final = 1 << 20
+"""With less a pod cannot even write its last state; per disk, for reads and for writes."""
+_LEAST_STEP: Final = 0.1
+"""Of the suspect's use: smaller squeezes have no effect that can be distinguished from noise."""
+_UNKNOWN_STEP: Final = 0.5
+"""Of the suspect's use: a squeeze where the shortage has no size, or a smaller one had no effect."""
+_PARTITIONS: Final = (50, 25, 10)
+"""Percent of its share of the caches that BE keeps, step by step, to the smallest share that hardware accepts."""
 _DISK_KNOBS: Final = frozenset({"io.max", "blkio.read_bps"})
 
 
@@ -169,7 +181,6 @@ def _only_left(chance: ActionContext) -> bool:
 
 
 def _tighter(chance: ActionContext, suspect: Suspect, pod: PodSnapshot, what: Dimension) -> ResponseStep | None:
-    squeeze = chance.config.squeeze
     if key_of(chance.finding, Response.SQUEEZE, what, pod, chance.frame) in chance.useless:
         return None
     own = chance.finding.resource is _LACKING.get(what)
@@ -181,16 +192,16 @@ def _tighter(chance: ActionContext, suspect: Suspect, pod: PodSnapshot, what: Di
     if use is None:
         return None
     gap = chance.finding.gap if own else None
-    take = gap if gap is not None else use * squeeze.unknown_percent / 100
-    amount = max(_floor(what, squeeze), use - max(take, use * squeeze.least_percent / 100))
+    take = gap if gap is not None else use * _UNKNOWN_STEP
+    amount = max(_floor(what), use - max(take, use * _LEAST_STEP))
     last = [step.amount for step in chance.taken if step.suspect == pod.uid and step.what is what]
     bound = min([use, *last])
-    if amount > _felt(bound, squeeze):
+    if amount > _felt(bound):
         return None  # at the bottom already: no change that could be felt
     return _step(chance, Response.SQUEEZE, what, (amount, use), suspect)
 
 
-def intensified(step: ResponseStep, squeeze: SqueezeConfig) -> ResponseStep | None:
+def intensified(step: ResponseStep) -> ResponseStep | None:
     """The same squeeze, as large as for an unknown shortage. None: it is that large, or no squeeze.
 
     A victim's shortage is measured while the suspect causes it and the rest of the node uses every gap: a small step
@@ -198,24 +209,24 @@ def intensified(step: ResponseStep, squeeze: SqueezeConfig) -> ResponseStep | No
     """
     if step.response is not Response.SQUEEZE:
         return None
-    amount = max(_floor(step.what, squeeze), step.before * (1 - squeeze.unknown_percent / 100))
-    return replace(step, amount=amount) if amount <= _felt(step.amount, squeeze) else None
+    amount = max(_floor(step.what), step.before * (1 - _UNKNOWN_STEP))
+    return replace(step, amount=amount) if amount <= _felt(step.amount) else None
 
 
-def _floor(what: Dimension, squeeze: SqueezeConfig) -> float:
+def _floor(what: Dimension) -> float:
     """What a suspect keeps in any case."""
     match what:
         case Dimension.MEMORY:
-            return squeeze.min_memory_bytes
+            return _LEAST_MEMORY_BYTES
         case Dimension.DISK:
-            return squeeze.min_disk_bps
+            return _LEAST_DISK_BPS
         case _:
-            return squeeze.min_cpu_milli
+            return _LEAST_CPU_MILLI
 
 
-def _felt(bound: float, squeeze: SqueezeConfig) -> float:
+def _felt(bound: float) -> float:
     """The largest amount below a bound that could be felt."""
-    return bound * (1 - squeeze.least_percent / 200)
+    return bound * (1 - _LEAST_STEP / 2)
 
 
 def _partition(chance: ActionContext) -> ResponseStep | None:
@@ -224,7 +235,7 @@ def _partition(chance: ActionContext) -> ResponseStep | None:
     if key_of(chance.finding, Response.PARTITION, Dimension.CACHE, None, chance.frame) in chance.useless:
         return None
     now = min([step.amount for step in chance.taken if step.what is Dimension.CACHE], default=100.0)
-    lower = [percent for percent in chance.config.partition.percents if percent < now]
+    lower = [percent for percent in _PARTITIONS if percent < now]
     return _step(chance, Response.PARTITION, Dimension.CACHE, (lower[0], now)) if lower else None
 
 

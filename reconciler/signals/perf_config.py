@@ -1,6 +1,6 @@
 """How processor events are counted: the settings of `reconciler.signals.perf`."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -10,14 +10,10 @@ class PerfConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     window_s: Annotated[float, Meta(ge=0.5, le=60, description="measurement time per pod")] = 10.0
     period_s: Annotated[float, Meta(ge=1, le=120, description="interval between two measurements of a pod")] = 60.0
-    descriptors: Annotated[
-        int,
-        Meta(
-            ge=8,
-            le=65536,
-            description="most open counters; a pod needs three per CPU that it may run on",
-        ),
-    ] = 2048
+
+    # Constants: no two nodes need them to differ.
+    # Open counters of one CPU each; half of a usual file limit of 4096.
+    descriptors: ClassVar[int] = 2048
 
     def __post_init__(self) -> None:
         if self.window_s > self.period_s:

@@ -12,6 +12,7 @@ from typing import Any, final
 import pytest
 import trio
 import yaml
+from msgspec.structs import replace
 
 from cgroupfs.files import REAL, Directory
 from reconciler.config import load
@@ -21,6 +22,7 @@ from reconciler.daemon.agent import Agent
 from reconciler.runtime.supervisor import Supervisor
 from tests.daemon.process import configuration
 from tests.daemon.writers import Scribe
+from tests.fakes.constants import varied
 from tests.fakes.node import Box, DirectoryNode, NodePod
 
 LIMIT = 10_000
@@ -220,10 +222,12 @@ async def test_quota_turbo_lends_what_was_saved_and_no_more(node: DirectoryNode,
     pod, machine = web(node, annotations={"volcano.sh/quota-turbo": "true"}), Machine()
     other = node.add("other", qos="burstable", shares=102, quota_us=LIMIT, limits={"cpu": "100m"})
     quotas = Quotas(node, pod)
-    turbo = {"enabled": True, "swing_window_s": 1, "grow_percent": 2, "window_looks": 40}
+    config = config_of(node, tmp_path, quota_turbo={"enabled": True})
+    turbo = varied(config.policies.quota_turbo, swing_window_s=1.0, grow_percent=2.0, window_looks=40)
+    config = replace(config, policies=replace(config.policies, quota_turbo=turbo))
     with burning(node, pod.main) as program, burning(node, other.main):
         program.send_signal(signal.SIGSTOP)
-        async with running(config_of(node, tmp_path, quota_turbo=turbo), machine) as agent:
+        async with running(config, machine) as agent:
 
             def saved() -> int:
                 state = agent.sampler.bursts.turbo.get(pod.main.group)

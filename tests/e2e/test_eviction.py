@@ -28,6 +28,7 @@ from tests.e2e.cri import CriError
 from tests.e2e.criapi import runtime_pb2 as pb
 from tests.e2e.node import Node, RunningPod
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, new_uid
+from tests.fakes.constants import varied
 from tests.fakes.http_peer import HttpPeer, Reply
 
 pytestmark = pytest.mark.containerd
@@ -94,7 +95,7 @@ async def evicted(
     evictor = Evictor(
         EvictionMeans(
             order=means,
-            api=ApiMeans(first_wait_s=0.1, failing_s=1.0),
+            api=varied(ApiMeans(), first_wait_s=0.1, failing_s=1.0),
             restarts=RestartRules(watch_s=2.0 if means == (EvictionMethodName.CRI,) else 0.0),
         ),
         hierarchy=Hierarchy.detect(),

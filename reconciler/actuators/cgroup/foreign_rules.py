@@ -1,6 +1,6 @@
 """The configuration of `reconciler.actuators.cgroup.conflict`; its import loads no actuator."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -26,16 +26,6 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
     retry_yielded_s: Annotated[
         float, Meta(ge=1, le=604800, description="time after which bypassd tries a given-up file again")
     ] = 3600.0
-    systemd_per_minute: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10000,
-            description="writes of a file by systemd in a minute that are corrected at once and not counted (it writes "
-            "all values of a unit again at daemon-reload and when the kubelet sets one of them); further ones are "
-            "corrected after backoff_s",
-        ),
-    ] = 60
     hold_person_s: Annotated[
         float,
         Meta(
@@ -44,3 +34,8 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
             description="duration of a hold on a value set manually, and on a pod after restore --pod",
         ),
     ] = 3600.0
+
+    # Constants: no two nodes need them to differ.
+    # Systemd writes all values of a unit again at daemon-reload and when the kubelet changes one: corrected
+    # at once and not counted.
+    systemd_per_minute: ClassVar[int] = 60

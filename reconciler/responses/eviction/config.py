@@ -4,7 +4,7 @@ Off by default; switched on it is a dry run until ``dry_run`` is false. The defa
 Katalyst and of Koordinator's koordlet, where they have some; a comment gives the reason for each difference.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -17,29 +17,10 @@ _MI: Final = 1 << 20
 
 Enabled = Annotated[bool, Meta(description="evaluate this trigger")]
 DryRun = Annotated[bool, Meta(description="only report the pods it would evict, whatever eviction.dry_run says")]
-Grace = Annotated[
-    Annotated[float, Meta(ge=1, le=86400)] | None,
-    Meta(
-        description="upper bound for the victim's grace period; null: the pod's own. Never 0: a pod killed "
-        "without notice loses its unsaved work and repeats it",
-    ),
-]
-Cooldown = Annotated[
-    float,
-    Meta(
-        ge=0,
-        le=3600,
-        description="pause after a successful eviction for this trigger; refused and failed evictions start no pause",
-    ),
-]
 Lower = Annotated[
     Annotated[float, Meta(gt=0, le=100)] | None,
     Meta(description="evict until use falls to this; null: threshold_percent - 2"),
 ]
-
-Samples = Annotated[int, Meta(ge=2, le=120, description="number of samples evaluated")]
-SampleLength = Annotated[float, Meta(ge=1, le=60, description="length of one sample; the load is averaged over it")]
-Met = Annotated[float, Meta(gt=0, le=100, description="share of the samples that must exceed the threshold")]
 
 
 def _left(lower: float | None, threshold: float) -> float:
@@ -56,34 +37,36 @@ class TriggerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     enabled: Enabled = True
     dry_run: DryRun = False
-    grace_s: Grace = None
-    cooldown_s: Cooldown = 60.0
+
+    # Constants: no two nodes need them to differ.
+    # Pause after a successful eviction for this trigger; refused and failed evictions start no pause.
+    _cooldown_s: ClassVar[float] = 60.0
+    # Upper bound for the victim's grace period; None: the pod's own. Never 0: a pod killed without notice
+    # loses its unsaved work and repeats it.
+    grace_s: ClassVar[float | None] = None
+
+    @property
+    def cooldown_s(self) -> float:
+        """The pause after a successful eviction."""
+        return self._cooldown_s
 
 
 class CpuSatisfactionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """BE work gets much less CPU than it has requested, and uses what it gets (koordlet's BE satisfaction)."""
 
     enabled: Enabled = False
-    cooldown_s: Cooldown = 20.0
-    window_s: Annotated[
-        float, Meta(ge=5, le=600, description="window; both its mean and the last sample must exceed the threshold")
-    ] = 60.0
-    use_percent: Annotated[
-        float, Meta(gt=0, le=100, description="BE pods must use at least this share of their current limit")
-    ] = 90.0
+    _cooldown_s: ClassVar[float] = 20.0
     lower_percent: Annotated[
         float, Meta(gt=0, le=60, description="threshold: the BE limit as a share of the BE requests")
     ] = 60.0
-    upper_percent: Annotated[
-        float,
-        Meta(gt=0, le=99, description="evict until the limit covers this share of the remaining requests"),
-    ] = 80.0
 
-    def __post_init__(self) -> None:
-        if self.upper_percent < self.lower_percent:
-            raise ValueError(
-                f"upper_percent is {self.upper_percent:g}; expected at least lower_percent ({self.lower_percent:g})"
-            )
+    # Constants: no two nodes need them to differ.
+    # Koordlet's window; its mean and the last sample must both exceed the threshold.
+    window_s: ClassVar[float] = 60.0
+    # Koordlet's: BE pods that do not use what they have suffer from nothing.
+    use_percent: ClassVar[float] = 90.0
+    # Koordlet's: the limit then covers this share of what the others request.
+    upper_percent: ClassVar[float] = 80.0
 
 
 class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,21 +82,28 @@ class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
             "suppression_tolerance_rate of the pod applies",
         ),
     ] = 5.0
-    for_s: Annotated[
-        float, Meta(ge=1, le=86400, description="time for which the threshold must be exceeded without interruption")
-    ] = 300.0
+
+    # Constants: no two nodes need them to differ.
+    # Katalyst's: a shorter suppression is the price of BE.
+    for_s: ClassVar[float] = 300.0
 
 
 class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An online pool has more runnable tasks than CPUs: one of its own pods is evicted (Katalyst)."""
 
     enabled: Enabled = False
-    cooldown_s: Cooldown = 300.0
+    _cooldown_s: ClassVar[float] = 300.0
     hard_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU for a hard trigger")] = 1.8
-    soft_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU for a soft trigger")] = 1.0
-    samples: Samples = 10
-    sample_s: SampleLength = 10.0
-    met_percent: Met = 80.0
+
+    # Constants: no two nodes need them to differ.
+    # Katalyst's: more tasks than CPUs is soft.
+    soft_ratio: ClassVar[float] = 1.0
+    # Katalyst's ring.
+    samples: ClassVar[int] = 10
+    # Katalyst's; the load is averaged over each.
+    sample_s: ClassVar[float] = 10.0
+    # Katalyst's share of the samples that must exceed the threshold.
+    met_percent: ClassVar[float] = 80.0
 
     def __post_init__(self) -> None:
         if self.hard_ratio < self.soft_ratio:
@@ -124,14 +114,15 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
     """The node uses nearly all of its CPU time (koordlet's CPU use)."""
 
     enabled: Enabled = False
-    cooldown_s: Cooldown = 20.0
-    window_s: Annotated[
-        float, Meta(ge=5, le=600, description="window; both its mean and the last sample must exceed the threshold")
-    ] = 30.0
+    _cooldown_s: ClassVar[float] = 20.0
     threshold_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: share of all CPU time in use")] = (
         95.0
     )
     lower_percent: Lower = None
+
+    # Constants: no two nodes need them to differ.
+    # Koordlet's window; its mean and the last sample must both exceed the threshold.
+    window_s: ClassVar[float] = 30.0
 
     def __post_init__(self) -> None:
         _below(self.lower_percent, self.threshold_percent)
@@ -151,9 +142,6 @@ class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
         float, Meta(gt=0, le=100, description="threshold: share of the node's CPU time in use")
     ] = 90.0
     lower_percent: Lower = None
-    samples: Samples = 4
-    sample_s: SampleLength = 15.0
-    met_percent: Met = 70.0
     online_pods: Annotated[
         bool,
         Meta(
@@ -161,6 +149,14 @@ class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
             "false: BE pods alone"
         ),
     ] = False
+
+    # Constants: no two nodes need them to differ.
+    # Katalyst's ring.
+    samples: ClassVar[int] = 4
+    # Katalyst's; the use is averaged over each.
+    sample_s: ClassVar[float] = 15.0
+    # Katalyst's share of the samples that must exceed the threshold.
+    met_percent: ClassVar[float] = 70.0
 
     def __post_init__(self) -> None:
         _below(self.lower_percent, self.threshold_percent)
@@ -175,7 +171,7 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
     """The node uses more of its memory, page cache apart, than a threshold (koordlet's memory use)."""
 
     enabled: Enabled = False
-    cooldown_s: Cooldown = 4.0
+    _cooldown_s: ClassVar[float] = 4.0
     threshold_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: share of all memory in use")] = 70.0
     lower_percent: Lower = None
 
@@ -191,8 +187,7 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A NUMA node is short of free memory, by the kernel's watermarks (Katalyst)."""
 
-    grace_s: Grace = 10.0
-    cooldown_s: Cooldown = 10.0
+    _cooldown_s: ClassVar[float] = 10.0
     margin_bytes: Annotated[
         int,
         Meta(
@@ -200,40 +195,25 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
             description="added to the low watermark: free memory below the sum is a shortage; at most 5 % of the node",
         ),
     ] = 256 * _MI
-    urgent_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="added to the min watermark: free memory below the sum triggers at once, without waiting "
-            "for further passes; at most 5 % of the node",
-        ),
-    ] = _GI
-    inactive_file_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="if the reclaimable page cache is below this, urgent_bytes is added to the low "
-            "watermark; at most 10 % of the node",
-        ),
-    ] = 4 * _GI
-    droppable_percent: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="no shortage if this share of the node's memory is reclaimable page cache (the kernel "
-            "lets the cache fill free memory); 100: evaluate free memory only",
-        ),
-    ] = 10.0
-    fallback_percent: Annotated[
-        float, Meta(gt=0, le=50, description="low watermark as a share of the node's memory if the real one is unknown")
-    ] = 0.1
     reclaimed_passes: Annotated[
         int, Meta(ge=1, le=1000, description="passes with a shortage before BE pods are evicted")
     ] = 6
     all_passes: Annotated[
         int, Meta(ge=1, le=1000, description="passes with a shortage before pods of all eviction.classes are evicted")
     ] = 12
+
+    # Constants: no two nodes need them to differ.
+    # Memory runs out within seconds.
+    grace_s: ClassVar[float | None] = 10.0
+    # Katalyst's, above the min watermark: at once; at most 5 % of the node.
+    urgent_bytes: ClassVar[int] = _GI
+    # Katalyst's: with less page cache to reclaim urgent_bytes is added to the low watermark; at most 10 % of
+    # the node.
+    inactive_file_bytes: ClassVar[int] = 4 * _GI
+    # The kernel lets the cache fill free memory: with this share of the node to drop there is room.
+    droppable_percent: ClassVar[float] = 10.0
+    # Katalyst's low watermark where the real one is unknown.
+    fallback_percent: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
         if self.all_passes < self.reclaimed_passes:
@@ -245,26 +225,11 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
 class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The node as a whole is out of free memory, or its pods stall for lack of it (Katalyst)."""
 
-    grace_s: Grace = 10.0
-    cooldown_s: Cooldown = 35.0
+    _cooldown_s: ClassVar[float] = 35.0
     free_bytes: Annotated[
         int, Meta(ge=0, description="BE pods are evicted if free memory is below this, or below the low watermark")
     ] = 0
-    droppable_percent: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="no shortage if this share of the node's memory is reclaimable page cache; 100: evaluate "
-            "free memory only",
-        ),
-    ] = 10.0
     node_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: memory pressure of the node")] = 15.0
-    pod_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: memory pressure of an online pod")] = 1.0
-    pods: Annotated[int, Meta(ge=1, le=1000, description="number of online pods that must exceed pod_percent")] = 3
-    mean_percent: Annotated[
-        float, Meta(gt=0, le=100, description="mean memory pressure of all online pods that must also be reached")
-    ] = 4.0
     reclaimed_s: Annotated[
         float, Meta(ge=0, le=3600, description="time above the thresholds before BE pods are evicted")
     ] = 15.0
@@ -272,6 +237,18 @@ class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unkn
         float,
         Meta(ge=0, le=3600, description="time above the thresholds before pods of all eviction.classes are evicted"),
     ] = 45.0
+
+    # Constants: no two nodes need them to differ.
+    # Memory runs out within seconds.
+    grace_s: ClassVar[float | None] = 10.0
+    # The kernel lets the cache fill free memory: with this share of the node to drop there is room.
+    droppable_percent: ClassVar[float] = 10.0
+    # Katalyst's: pressure of an online pod that counts.
+    pod_percent: ClassVar[float] = 1.0
+    # Katalyst's: so many online pods above pod_percent; one alone may be at its own limit.
+    pods: ClassVar[int] = 3
+    # Katalyst's: and the mean of all online pods.
+    mean_percent: ClassVar[float] = 4.0
 
     def __post_init__(self) -> None:
         if self.all_s < self.reclaimed_s:
@@ -291,9 +268,10 @@ class RssOveruseConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
             "rss_overuse_threshold takes precedence",
         ),
     ] = 1.05
-    for_s: Annotated[
-        float, Meta(ge=0, le=3600, description="time for which the threshold must be exceeded without interruption")
-    ] = 30.0
+
+    # Constants: no two nodes need them to differ.
+    # A peak of half a minute harms no one.
+    for_s: ClassVar[float] = 30.0
 
 
 class FsMinimum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -326,19 +304,19 @@ class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
     # A little above the kubelet's own thresholds (10, 15 and 5 %): below those it evicts by its own order.
     nodefs: FsMinimum = FsMinimum()
     imagefs: ImageFsMinimum = ImageFsMinimum()
-    margin_percent: Annotated[
-        float, Meta(ge=0, le=50, description="share of the file system that is freed beyond the minimum")
-    ] = 2.0
-    smallest_bytes: Annotated[int, Meta(ge=0, description="smaller file systems are not evaluated")] = 10 * _GI
-    for_s: Annotated[
-        float, Meta(ge=0, le=3600, description="time for which the threshold must be exceeded without interruption")
-    ] = 10.0
+
+    # Constants: no two nodes need them to differ.
+    # Freed beyond the minimum, so that the next write does not trigger again.
+    margin_percent: ClassVar[float] = 2.0
+    # Katalyst's: smaller file systems hold no pods' data.
+    smallest_bytes: ClassVar[int] = 10 * _GI
+    # A temporary file is gone by then.
+    for_s: ClassVar[float] = 10.0
 
 
 class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """BE pods have been promised far more than there is for them now (Katalyst)."""
 
-    grace_s: Grace = 60.0
     cpu_ratio: Annotated[
         float,
         Meta(gt=0, le=1000, description="threshold: CPU requests of BE pods divided by the CPU available to them"),
@@ -349,21 +327,25 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
             gt=0, le=1000, description="threshold: memory requests of BE pods divided by the memory available to them"
         ),
     ] = 5.0
-    lower_percent: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100,
-            description="pods are evicted until the requests are at this share of the threshold, so that the next pod "
-            "does not exceed it again",
-        ),
-    ] = 100
     # Katalyst acts at once, by a smoothed figure; this figure follows online work within a second.
-    for_s: Annotated[float, Meta(ge=0, le=3600, description="window; its highest availability is compared")] = 60.0
+
+    # Constants: no two nodes need them to differ.
+    # Katalyst's.
+    grace_s: ClassVar[float | None] = 60.0
+    # Down to the threshold itself: Katalyst's ratio leaves room for the next pod.
+    lower_percent: ClassVar[int] = 100
+    # Its highest availability is compared: a dip of the headroom evicts no pod.
+    for_s: ClassVar[float] = 60.0
 
 
 class RequestedEvictionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The last step of the responses to interference: the suspect that a rule names."""
+
+    # Several rules end here: how often a site lets them differs.
+    cooldown_s: Annotated[
+        float,
+        Meta(ge=0, le=3600, description="pause after a successful eviction; refused and failed ones start no pause"),
+    ] = 60.0
 
 
 class TriggersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -435,44 +417,30 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = (PodClass.RECLAIMED,)
     interval_s: Annotated[float, Meta(ge=1, le=60, description="time between two evaluations of all triggers")] = 5.0
-    fresh_s: Annotated[
-        float, Meta(ge=1, le=600, description="age limit of a sample; an unknown value evicts no pod")
-    ] = 15.0
-    owned_percent: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="no pod is evicted if all candidates together could not free this share of the shortage",
-        ),
-    ] = 25.0
-    least_percent: Annotated[
-        float,
-        Meta(ge=0, le=100, description="a pod that would free less than this share of the shortage is no candidate"),
-    ] = 1.0
-    credit_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3600,
-            description="the usage of a pod that is terminating for another reason counts as being freed until "
-            "this long after its grace period",
-        ),
-    ] = 60.0
     triggers: TriggersConfig = TriggersConfig()
     spared: ExemptionsConfig = ExemptionsConfig()
     limits: LimitsConfig = LimitsConfig()
     means: EvictionMeans = EvictionMeans()
 
+    # Constants: no two nodes need them to differ.
+    # Three samples of the slowest reader; an unknown value evicts no pod.
+    fresh_s: ClassVar[float] = 15.0
+    # Where all candidates together free less than a quarter of the shortage, evicting them helps no one.
+    owned_percent: ClassVar[float] = 25.0
+    # A pod that would free less changes nothing.
+    least_percent: ClassVar[float] = 1.0
+    # After its grace period, what a terminating pod uses counts as being freed for this long.
+    credit_s: ClassVar[float] = 60.0
+
     @property
     def windows(self) -> dict[str, float]:
-        """How much history the enabled triggers need: seconds by setting."""
+        """How much history the enabled triggers need: seconds by trigger."""
         satisfaction, cpu = self.triggers.cpu_satisfaction, self.triggers.node_cpu
         reclaimed = self.triggers.reclaimed_resource
         values = {
-            "cpu_satisfaction.window_s": satisfaction.window_s if satisfaction.enabled else 0.0,
-            "node_cpu.window_s": cpu.window_s if cpu.enabled else 0.0,
-            "reclaimed_resource.for_s": reclaimed.for_s if reclaimed.enabled else 0.0,
+            "cpu_satisfaction": satisfaction.window_s if satisfaction.enabled else 0.0,
+            "node_cpu": cpu.window_s if cpu.enabled else 0.0,
+            "reclaimed_resource": reclaimed.for_s if reclaimed.enabled else 0.0,
         }
         return {f"eviction.triggers.{name}": seconds for name, seconds in values.items()} if self.enabled else {}
 

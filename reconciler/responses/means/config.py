@@ -2,7 +2,7 @@
 
 import signal
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -79,27 +79,6 @@ def signal_number(name: str) -> int:
 class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The API server's Eviction."""
 
-    refused_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3600,
-            description="retry time if a disruption budget refuses; the interval is the one in its answer",
-        ),
-    ] = 120.0
-    failing_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=600,
-            description="retry time if the API server fails; then the eviction is refused, or for a critical "
-            "shortage the next method is used",
-        ),
-    ] = 30.0
-    first_wait_s: Annotated[
-        float, Meta(ge=0.1, le=60, description="first retry interval if the API server names none; doubled each time")
-    ] = 2.0
-    longest_wait_s: Annotated[float, Meta(ge=0.1, le=600, description="longest retry interval")] = 30.0
     hard_over_budget: Annotated[
         bool,
         Meta(
@@ -107,6 +86,16 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "asked. This violates the budget"
         ),
     ] = False
+
+    # Constants: no two nodes need them to differ.
+    # A disruption budget that refuses so long is not about to allow it.
+    refused_s: ClassVar[float] = 120.0
+    # An API server that restarts is back by then.
+    failing_s: ClassVar[float] = 30.0
+    # Doubled each time, if the API server names no time.
+    first_wait_s: ClassVar[float] = 2.0
+    # So a budget that opens is used within half a minute.
+    longest_wait_s: ClassVar[float] = 30.0
 
     def __post_init__(self) -> None:
         if self.longest_wait_s < self.first_wait_s:
@@ -120,16 +109,10 @@ class RestartRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float,
         Meta(ge=0, le=600, description="a pod without processes is watched this long before it counts as ended"),
     ] = 15.0
-    times: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=20,
-            description="how often a restarted pod is ended again; the kubelet's back-off grows each time (10 s, "
-            "20 s, up to 5 min). After that the eviction has failed and is reported as failed. Never, if its "
-            "disruption budget could not be asked",
-        ),
-    ] = 3
+
+    # Constants: no two nodes need them to differ.
+    # The kubelet's back-off grows each time (10 s, 20 s, up to 5 min): a fourth end frees little more.
+    times: ClassVar[int] = 3
 
 
 class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,12 +136,13 @@ class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     margin_s: Annotated[
         float, Meta(ge=1, le=600, description="time after the grace period before a method counts as failed")
     ] = 15.0
-    kill_s: Annotated[float, Meta(ge=1, le=600, description="processes alive this long after SIGKILL are reported")] = (
-        30.0
-    )
     api: ApiMeans = ApiMeans()
     restarts: RestartRules = RestartRules()
     notice: NoticeConfig = NoticeConfig()
+
+    # Constants: no two nodes need them to differ.
+    # A process that is alive so long after SIGKILL hangs in the kernel: reported.
+    kill_s: ClassVar[float] = 30.0
 
     def __post_init__(self) -> None:
         if not self.order or len(set(self.order)) != len(self.order):

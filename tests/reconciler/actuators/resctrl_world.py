@@ -25,6 +25,7 @@ from state.evidence import Sample
 from state.ledger import Ledger
 from state.model import Hold, Pod
 from state.store import Store
+from tests.fakes.constants import varied
 from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_shapes import INTEL, Shape
 from tests.reconciler.nodes import node, online, pod
@@ -35,11 +36,9 @@ BE = f"{MOUNT}/bypassd-be"
 
 
 NO_MONITOR = CachePolicyConfig(enabled=True, monitor=False)
-SYSTEM = CachePolicyConfig(
-    enabled=True,
+SYSTEM = varied(
+    CachePolicyConfig(enabled=True, shared=ClassShare(cat_range_start_percent=40), avoid_shared=True),
     system=ClassShare(cat_range_start_percent=30),
-    shared=ClassShare(cat_range_start_percent=40),
-    avoid_shared=True,
 )
 
 

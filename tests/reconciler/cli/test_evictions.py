@@ -13,6 +13,7 @@ from reconciler.responses.eviction.config import (
 )
 from reconciler.responses.eviction.status import section
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
+from tests.fakes.constants import varied
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
 from tests.reconciler.responses.eviction.world import GI, WALL, Planner, World, be
@@ -20,7 +21,7 @@ from tests.reconciler.responses.eviction.world import GI, WALL, Planner, World, 
 CONFIG = EvictionConfig(
     enabled=True,
     triggers=TriggersConfig(
-        node_memory=NodeMemoryConfig(enabled=True, cooldown_s=600),
+        node_memory=varied(NodeMemoryConfig(enabled=True), _cooldown_s=600),
         numa_memory=NumaMemoryTriggerConfig(enabled=False),
     ),
 )

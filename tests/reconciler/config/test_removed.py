@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from reconciler.cli.main import main as bypassctl
 from reconciler.config.load import Loaded, load, reload
@@ -13,6 +14,7 @@ from reconciler.detectors.rule import effective
 from reconciler.settings.binder import ConfigError
 from reconciler.settings.nodes import ConfigProblem, Mapping
 from reconciler.settings.schema import Schema, section_of
+from reconciler.settings.units import format_number, unit_of
 from reconciler.settings.yaml import parse_tree
 
 RULES = """\
@@ -101,3 +103,27 @@ def test_no_setting_is_in_the_table_and_each_is_of_a_section_that_exists_or_is_i
     steps = path.split(".")
     assert not _exists(top, steps)
     assert any(".".join(steps[:end]) in REMOVED for end in range(1, len(steps))) or _exists(top, steps[:-1])
+
+
+def _struct_at(path: str) -> type[Struct]:
+    schema = section_of(Config)
+    for step in path.split("."):
+        schema = schema.fields[step].schema
+    assert schema.struct is not None
+    return schema.struct
+
+
+FIXED = [path for path, text in REMOVED.items() if text.startswith("always ") and "placement" not in path]
+
+
+@pytest.mark.parametrize("path", [path for path in FIXED if path != "interference.responses.partition"])
+def test_the_value_that_always_applies_is_the_laws_constant(path: str) -> None:
+    section, _, key = path.rpartition(".")
+    value = getattr(_struct_at(section), "_cooldown_s" if key == "cooldown_s" else key)
+    if value is None:
+        text = "the pod's own"
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = format_number(value, unit_of(key))
+    assert REMOVED[path] == f"always {text}"

@@ -22,12 +22,13 @@ from reconciler.signals.runqueue import DelaySource
 from reconciler.signals.taskstats import Delays
 from state.daemons import DaemonGroup
 from state.setting_state import SettingState
+from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, LiveNode
 from tests.fakes.node import mounts_of
 
 SLICE: Final = "/system.slice"
-ON: Final = NodeDaemonsConfig(enabled=True, window_s=10)
+ON: Final = varied(NodeDaemonsConfig(enabled=True), window_s=10)
 USE_NS: Final = 50_000_000
 """Of each second: 5 % of a CPU."""
 

@@ -25,6 +25,7 @@ from reconciler.runtime.workqueue import DirtyBatch
 from state.cpu import HarmReading
 from state.model import NodeCpu, NodeView, Pod
 from state.plan import NodePlan
+from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, WEB, LiveNode, group
 
@@ -198,7 +199,7 @@ async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
 
 
 async def test_a_comparison_is_at_the_minimum_is_explained_and_ends(node: LiveNode) -> None:
-    harm = HarmConfig(compare_s=1.0, compare_after_s=2.0)
+    harm = varied(HarmConfig(), compare_s=1.0, compare_after_s=2.0)
     law = ReclaimedConfig(budget=BudgetConfig(harm=harm), form=ReclaimedForm.QUOTA)
     async with watching(node, PoliciesConfig(idle_class=IdleClassConfig(enabled=True), reclaimed=law)) as rounds:
         await rounds.next(150)

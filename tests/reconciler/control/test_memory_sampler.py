@@ -7,9 +7,10 @@ import pytest
 from cgroupfs.usage import MemoryUsage
 from reconciler.control.memory_sampler import MemorySampler
 from reconciler.policies.be_memory import BeMemoryConfig
+from tests.fakes.constants import varied
 
 GIGA = 1 << 30
-CONFIG = BeMemoryConfig(enabled=True, grow_after_s=0.0)
+CONFIG = varied(BeMemoryConfig(enabled=True), grow_after_s=0.0)
 
 
 class Machine:

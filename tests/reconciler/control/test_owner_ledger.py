@@ -18,6 +18,7 @@ from state.model import PodClass
 from state.owners import OTHER, UNKNOWN, OwnerAccount
 from state.schema import META
 from state.store import StoreBatch
+from tests.fakes.constants import varied
 from tests.fakes.livenode import BATCH, LiveNode, container_id, group
 from tests.reconciler.responses.bench import until
 
@@ -176,7 +177,7 @@ async def test_hours_of_a_clock_that_was_set_back_and_damaged_rows_are_dropped(b
 
 
 async def test_owners_beyond_the_number_share_one_account(books: Books) -> None:
-    books.config = OwnersConfig(most=2)
+    books.config = varied(OwnersConfig(), most=2)
     pods, pod = books.agent.inventory.pods, books.agent.inventory.pods[BATCH]
     for number in range(5):
         pods[BATCH] = replace(pod, namespace=f"team-{number}")
@@ -188,7 +189,7 @@ async def test_owners_beyond_the_number_share_one_account(books: Books) -> None:
 
 
 async def test_owners_with_throw_away_names_do_not_take_the_accounts_of_those_that_consume(books: Books) -> None:
-    books.config = OwnersConfig(most=4)
+    books.config = varied(OwnersConfig(), most=4)
     pods, pod = books.agent.inventory.pods, books.agent.inventory.pods[BATCH]
 
     async def use(owner: str, seconds: float) -> None:

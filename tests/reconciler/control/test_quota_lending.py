@@ -17,6 +17,7 @@ from reconciler.policies.quota_burst import QuotaBurstConfig
 from reconciler.policies.quota_turbo import QuotaTurboConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.workqueue import DirtyBatch
+from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 
@@ -24,7 +25,7 @@ MAIN = f"{group(WEB)}/{container_id(WEB)}"
 OFF = PoliciesConfig()
 BURST = PoliciesConfig(quota_burst=QuotaBurstConfig(enabled=True))
 TURBO = PoliciesConfig(
-    quota_turbo=QuotaTurboConfig(enabled=True, every_online_pod=True, swing_window_s=2.0, interval_s=1.0)
+    quota_turbo=varied(QuotaTurboConfig(enabled=True, every_online_pod=True), swing_window_s=2.0, interval_s=1.0)
 )
 LIMIT, POD = 10_000, 30_000
 """The pod's directory has more than its container: another one may come, and there is overhead."""

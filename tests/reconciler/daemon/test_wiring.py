@@ -29,6 +29,7 @@ from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.sources import pressure_events
 from state.cache import CacheMode
 from state.evidence import pod_subject
+from tests.fakes.constants import varied
 from tests.fakes.livenode import WEB, LiveNode, group
 from tests.fakes.web import FakePulse
 from tests.reconciler.actuators.resctrl_world import World
@@ -251,7 +252,7 @@ async def test_what_online_pods_wait_and_their_cpi_move_the_size_of_their_pool(
     """From the readers to the reason of the pool's size, with nothing else that asks for the signals."""
     monkeypatch.setattr("reconciler.signals.perf.PerfReader", lambda *_: Counted())
     monkeypatch.setattr("reconciler.signals.runqueue.RunQueue", lambda *_, **__: Waiting())
-    provision = ProvisionConfig(policy=ProvisionPolicy.PID, pid=replace(pid, settle_s=0.0))
+    provision = ProvisionConfig(policy=ProvisionPolicy.PID, pid=varied(pid, settle_s=0.0))
     shared = SharedConfig(mode=SharedPoolMode.SEPARATE, sizing=PoolSizing.MEASURED, provision=provision)
     config = replace(live.config, policies=replace(live.config.policies, shared=shared))
     with agent_on(live, config) as agent:

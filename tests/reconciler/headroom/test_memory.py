@@ -9,15 +9,18 @@ from reconciler.headroom.cpu import HeadroomConfig, MemoryHeadroomConfig
 from reconciler.headroom.memory import WHOLE, smoothing_of, update
 from reconciler.headroom.smoothing import SmoothedAmount, step
 from state.memory import NodeMemoryReading
+from tests.fakes.constants import varied
 
 GIGA = 1 << 30
 CONFIG = HeadroomConfig(report_s=30, window_s=120)
 NODE = NodeMemoryReading(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
 
 
-def supply(node: NodeMemoryReading | None, be_kept: int | None, **own: int) -> float | None:
+def supply(
+    node: NodeMemoryReading | None, be_kept: int | None, *, growth_percent: int = 10, **own: int
+) -> float | None:
     """In GiB."""
-    config = replace(CONFIG, memory=MemoryHeadroomConfig(**own))
+    config = replace(CONFIG, memory=varied(MemoryHeadroomConfig(**own), growth_percent=growth_percent))
     numbers = update(node, be_kept, None, config, stale_after_s=10.0).supply
     return None if numbers is None else numbers[WHOLE] / GIGA
 

@@ -15,6 +15,7 @@ from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass, Pools
 from state.plan import NodePlan
 from tests.fakes.clock import Clock
+from tests.fakes.constants import varied
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.nodes import pod
 
@@ -73,7 +74,7 @@ def machine(tmp_path: object) -> Machine:
 
 async def test_be_pods_count_wherever_they_are_and_online_ones_nowhere(machine: Machine) -> None:
     machine.memory.config = replace(
-        machine.memory.config, memory=replace(machine.memory.config.memory, max_step_bytes=1 << 50)
+        machine.memory.config, memory=varied(machine.memory.config.memory, max_step_bytes=1 << 50)
     )
     machine.add("be", PodClass.RECLAIMED, QosClass.BESTEFFORT, 4)
     machine.add("executor", PodClass.RECLAIMED, QosClass.BURSTABLE, 6)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.control.persistence import encoded
@@ -21,6 +20,7 @@ from state.schema import ASSIGNMENTS
 from state.store import Store, StoreBatch
 from state.topology import uniform
 from tests.fakes.clock import Clock
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import cpu, cpus
 from tests.reconciler.telemetry.rendered import render
 
@@ -177,7 +177,7 @@ def test_a_new_configuration_takes_hold_at_once() -> None:
     clock = Clock()
     headroom_report = report(clock)
     look(headroom_report, clock)
-    headroom_report.config = replace(headroom_report.config, unknown_hold_s=5.0)
+    headroom_report.config = varied(headroom_report.config, unknown_hold_s=5.0)
     look(headroom_report, clock, 4, known=False)
     assert headroom_report.state.total == 4000
     look(headroom_report, clock, 4, known=False)

@@ -14,11 +14,12 @@ from reconciler.interference.recording import read
 from reconciler.responses.config import PromotionConfig
 from reconciler.responses.promotion import DAY_S, EvidenceMemory, RuleRecord
 from state.measures import Restrictions
+from tests.fakes.constants import varied
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.interference.test_monitor import Stage, certain, configured, stage
 
 ENFORCING = RuleRecord(enforcing=True)
-PROMOTION = PromotionConfig(enabled=True, days=1, verdicts=1, actions=1)
+PROMOTION = varied(PromotionConfig(enabled=True, days=1), verdicts=1, actions=1)
 
 
 def by_evidence(live: LiveNode, *, dry_run: bool = True, promote: bool = True, enabled: bool = True) -> Config:

@@ -21,6 +21,7 @@ from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin, pack
 from state.evidence import PodSnapshot, Sample, SampleFrame
 from state.model import PodClass, Resources
+from tests.fakes.constants import varied
 from tests.reconciler.interference.recorded import frames
 
 number = st.floats(allow_nan=False, allow_infinity=False)
@@ -100,7 +101,7 @@ def test_what_was_learned_stands_before_the_frames_and_an_older_file_has_none() 
 
 
 async def test_each_file_begins_with_what_was_learned_by_then(tmp_path: Path) -> None:
-    config, recorder = RecordConfig(directory=str(tmp_path), file_s=100), Recorder()
+    config, recorder = varied(RecordConfig(directory=str(tmp_path)), file_s=100), Recorder()
     for second in range(150):
         raw = msgspec.Raw(msgspec.msgpack.encode(second))
         recorder.add(config, a_second(second), lambda raw=raw: LearnedState({"cpi": {"a": raw}}))  # type: ignore[misc]
@@ -167,7 +168,7 @@ def a_second(second: float) -> SampleFrame:
 
 
 async def test_a_night_in_files_of_an_hour_reads_back_in_order(tmp_path: Path) -> None:
-    config, recorder = RecordConfig(directory=str(tmp_path / "rec"), file_s=100), Recorder()
+    config, recorder = varied(RecordConfig(directory=str(tmp_path / "rec")), file_s=100), Recorder()
     for second in range(250):
         recorder.add(config, a_second(second))
         # A disk may be slow here; in the daemon there is half a minute for each block.
@@ -188,7 +189,7 @@ async def test_a_night_in_files_of_an_hour_reads_back_in_order(tmp_path: Path) -
 
 async def test_a_clock_that_is_set_back_begins_a_file(tmp_path: Path) -> None:
     """Else one file takes everything until that time is there again, whatever ``max_bytes`` is."""
-    config, recorder = RecordConfig(directory=str(tmp_path), file_s=100), Recorder()
+    config, recorder = varied(RecordConfig(directory=str(tmp_path)), file_s=100), Recorder()
     recorder.add(config, a_second(0))
     for second in (1, 50):
         recorder.add(config, replace(a_second(second), wall_s=1.6e9 + second))
@@ -200,7 +201,7 @@ async def test_a_clock_that_is_set_back_begins_a_file(tmp_path: Path) -> None:
 
 
 async def test_the_oldest_recordings_make_room(tmp_path: Path) -> None:
-    config, recorder = RecordConfig(directory=str(tmp_path), max_bytes=1 << 20, file_s=60), Recorder()
+    config, recorder = varied(RecordConfig(directory=str(tmp_path), max_bytes=1 << 20), file_s=60), Recorder()
     for number_, size in enumerate((600_000, 600_000, 300_000)):
         (tmp_path / f"bypassd-20200101T00000{number_}Z.rec").write_bytes(b"x" * size)
     (tmp_path / "mine.rec").write_bytes(b"x" * (2 << 20))
@@ -250,7 +251,7 @@ async def test_a_full_disk_is_said_once_leaves_no_empty_files_and_costs_the_bloc
 ) -> None:
     caplog.set_level("INFO")
     disk = Disk()
-    config, recorder = RecordConfig(directory=str(tmp_path), file_s=1000), Recorder(disk.write)
+    config, recorder = varied(RecordConfig(directory=str(tmp_path)), file_s=1000), Recorder(disk.write)
     await recorded_seconds(recorder, config, 0, 100)
     disk.full = True
     await recorded_seconds(recorder, config, 100, 2100)
@@ -270,7 +271,7 @@ async def test_a_full_disk_is_said_once_leaves_no_empty_files_and_costs_the_bloc
 async def test_room_is_made_before_a_file_is_begun(tmp_path: Path) -> None:
     disk = Disk()
     disk.full = True
-    config, recorder = RecordConfig(directory=str(tmp_path), max_bytes=1 << 20, file_s=60), Recorder(disk.write)
+    config, recorder = varied(RecordConfig(directory=str(tmp_path), max_bytes=1 << 20), file_s=60), Recorder(disk.write)
     for number_ in range(3):
         (tmp_path / f"bypassd-20200101T00000{number_}Z.rec").write_bytes(b"x" * 600_000)
     recorder.add(config, a_second(0))
@@ -282,7 +283,7 @@ async def test_room_is_made_before_a_file_is_begun(tmp_path: Path) -> None:
 async def test_a_directory_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no directory")
-    config, recorder = RecordConfig(directory=str(blocked / "rec"), file_s=60), Recorder()
+    config, recorder = varied(RecordConfig(directory=str(blocked / "rec")), file_s=60), Recorder()
     await recorded_seconds(recorder, config, 0, 200)
     assert (bool(recorder.problem), recorder.lost >= 4, len(said(caplog))) == (True, True, 1)
     blocked.unlink()

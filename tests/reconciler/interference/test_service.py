@@ -20,11 +20,12 @@ from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.cache import CacheMode, LevelControl
 from state.evidence import pod_subject
+from tests.fakes.constants import varied
 from tests.fakes.livenode import WEB, LiveNode
 from tests.reconciler.actuators.resctrl_world import BATCH, World
 from tests.reconciler.nodes import online
 
-MOVING = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, monitor=False, law=LevelControl(calm_s=2.0))
+MOVING = varied(CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, monitor=False), law=LevelControl(calm_s=2.0))
 
 
 class Counted:

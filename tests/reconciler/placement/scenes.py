@@ -31,6 +31,7 @@ from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences, Measured, PodIndicators
 from state.model import CpuPolicy, NodeView, Pod, PodClass, Pools, Resources
 from state.topology import Topology
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, cpu, kubelet, node, pod
 from tests.reconciler.placement.shapes import shape, without
 
@@ -129,8 +130,9 @@ class Scene:
             shared=SharedConfig(
                 mode=mode,
                 expand=random.Random(seed).random() < 0.7,
-                isolation=IsolationConfig(
-                    enabled=random.Random(-seed).random() < 0.5, samples=1, cpus_percent=60, pods_percent=100
+                isolation=varied(
+                    IsolationConfig(enabled=random.Random(-seed).random() < 0.5, samples=1, cpus_percent=60),
+                    pods_percent=100,
                 ),
             ),
         )

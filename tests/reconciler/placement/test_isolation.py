@@ -17,9 +17,10 @@ from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences, Measured, PodIndicators, PodIsolation
 from state.model import NodeView, Pod, PodClass, Pools, Resources
 from state.plan import NodePlan
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, cpu, node, pod
 
-ON = IsolationConfig(enabled=True, cpus_percent=50, pods_percent=100)
+ON = varied(IsolationConfig(enabled=True, cpus_percent=50), pods_percent=100)
 STEP_S = 5.0
 
 
@@ -160,7 +161,7 @@ def test_the_bounds_of_cpus_and_of_pods() -> None:
 
 def test_a_pod_that_has_its_cpus_comes_before_one_that_is_new() -> None:
     members = [asking(uid, 2000) for uid in "abc"]
-    given = config(IsolationConfig(enabled=True, cpus_percent=10, pods_percent=100))
+    given = config(varied(IsolationConfig(enabled=True, cpus_percent=10), pods_percent=100))
     view = node(*members, topology=20)
     pools = lived(view, {"b": 9000}, given)
     assert isolated(lived(view, {"a": 9000, "b": 9000}, given, pools, steps=5, at=1015.0)) == {"b": 2}

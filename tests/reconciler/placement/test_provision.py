@@ -29,6 +29,7 @@ from reconciler.policies.budget import BudgetConfig, budget_control
 from state.cpu import GroupUse, Measured, PodIndicators, PoolSize, Uses
 from state.evidence import PodSnapshot, Sample, SampleFrame
 from state.model import NodeCpu, Pod, PodClass, Resources
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, online
 
 PID = PidConfig()
@@ -147,8 +148,8 @@ def test_a_pid_step(indicators: Mapping[str, PidIndicator], wanted: int) -> None
     assert pid_step(indicators, size(10), NOW, PID)[0] == wanted
 
 
-def test_gains_are_settings() -> None:
-    config = replace(PID, cpi=CpiGains(up=2.0, above=0.5))
+def test_each_indicator_has_gains_of_its_own() -> None:
+    config = replace(PID, cpi=varied(CpiGains(), up=2.0, above=0.5))
     assert pid_step({"cpi": PidIndicator(1.4, 1.0)}, size(10), NOW, config)[0] == 10000
     assert pid_step({"cpi": PidIndicator(1.6, 1.0)}, size(10), NOW, config)[0] == 19400
 
@@ -278,7 +279,7 @@ def test_cycles_per_instruction_stay_good_for_longer_than_what_is_read_each_seco
 @pytest.mark.parametrize("used", [300, 2000, 9000, 40_000])
 def test_with_the_regulator_a_steady_load_comes_to_rest(cpus: int, used: int) -> None:
     """Katalyst's gain on a small pool of a large node would swing; here the size stops moving, large enough."""
-    config, sizes, pod = ProvisionConfig(policy=ProvisionPolicy.PID), SizeConfig(whole_cores=False), web()
+    config, sizes, pod = ProvisionConfig(policy=ProvisionPolicy.PID), varied(SizeConfig(), whole_cores=False), web()
     now: PoolSize = size(cpus)
     history = []
     for tick in range(0, 6000, 2):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from reconciler.placement.sizes import FittedSizes, SizeConfig, fit, granted, next_sizes, regulate
 from state.cpu import PoolSize
+from tests.fakes.constants import varied
 
 PLAIN = SizeConfig(headroom_percent=0, headroom_milli=0, minimum_cpus=1)
 
@@ -21,7 +22,9 @@ def size(cpus: int, *, at: float = 0.0, shrunk: float = 0.0) -> PoolSize:
         pytest.param(7100, 1, PLAIN, 8, id="rounded up"),
         pytest.param(8000, 1, PLAIN, 8, id="a whole number stays"),
         pytest.param(8001, 2, PLAIN, 10, id="whole cores"),
-        pytest.param(8001, 2, SizeConfig(headroom_milli=0, headroom_percent=0, whole_cores=False), 9, id="threads"),
+        pytest.param(
+            8001, 2, varied(SizeConfig(headroom_milli=0, headroom_percent=0), whole_cores=False), 9, id="threads"
+        ),
         pytest.param(0, 1, SizeConfig(headroom_milli=0), 2, id="the minimum"),
         pytest.param(-5, 2, SizeConfig(headroom_milli=0, minimum_cpus=3), 4, id="the minimum in whole cores"),
         pytest.param(4000, 1, SizeConfig(), 5, id="the least headroom"),
@@ -84,12 +87,12 @@ def test_after_a_reboot_the_times_start_again_and_limits_hold() -> None:
     elapsed=st.floats(-10, 100),
     threads=st.sampled_from([1, 2, 4]),
     config=st.builds(
-        SizeConfig,
+        varied,
+        st.builds(SizeConfig, minimum_cpus=st.integers(1, 10)),
         grow_step_cpus=st.integers(1, 20),
         grow_step_percent=st.integers(0, 100),
         shrink_step_cpus=st.integers(1, 20),
         shrink_step_percent=st.integers(0, 100),
-        minimum_cpus=st.integers(1, 10),
         whole_cores=st.booleans(),
     ),
 )

@@ -25,6 +25,7 @@ from state.model import (
 )
 from state.plan import NodePlan
 from state.topology import NumaNode, Topology, uniform
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, cpus, kubelet, node, online, pod
 
 CONFIG = PoliciesConfig()
@@ -169,7 +170,7 @@ def test_a_pod_that_comes_again_after_the_nodes_restart_gets_what_it_had() -> No
 
 
 def test_only_so_many_are_remembered_the_newest() -> None:
-    config = PoliciesConfig(exclusive=ExclusiveConfig(remember=1))
+    config = PoliciesConfig(exclusive=varied(ExclusiveConfig(), remember=1))
     pools = plan_pools(node(dedicated("a")), None, config)
     pools = plan_pools(node(dedicated("b")), pools, config)
     pools = plan_pools(node(), pools, config)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.fakes.constants import varied
 from tests.reconciler.policies.harm_loop import (
     BUSY,
     CALM,
@@ -268,6 +269,6 @@ def test_a_comparison_is_rare_where_be_is_the_cause() -> None:
 
 def test_without_comparisons_bursts_of_own_waiting_hold_be_down() -> None:
     """What `compare_s` is for."""
-    config = replace(CONFIG, compare_s=0.0)
+    config = varied(CONFIG, compare_s=0.0)
     late = tail(list(run(OWN_TRACES["own bursts, 1 of 10 s"], 900, HARMLESS, config=config)), 60)
     assert lost_share(late) >= 0.5

@@ -13,6 +13,7 @@ from reconciler.policies.table import PoliciesConfig
 from state.cpu import KernelScheduler
 from state.model import ContainerKind, CpuPolicy, Phase, Pod, PodClass
 from state.plan import Desired
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import MAINLINE, V1, V2, container, kubelet, node, online, pod
 
 ON = PoliciesConfig(
@@ -186,7 +187,7 @@ def test_besteffort_is_left_alone_while_an_online_pod_lives_there_and_system_pod
 
 
 def test_identities_are_the_configs() -> None:
-    config = PoliciesConfig(group_identity=GroupIdentityConfig(enabled=True, online=1, reclaimed=0))
+    config = PoliciesConfig(group_identity=varied(GroupIdentityConfig(enabled=True), online=1, reclaimed=0))
     assert of(plan(node(pod("be"), knobs=ANOLIS), None, config), "cpu.identity")[BE] == 0
     for text in (b'{"online": 3}', b'{"reclaimed": -2}', b'{"online": 0, "reclaimed": 1}'):
         with pytest.raises(msgspec.ValidationError):

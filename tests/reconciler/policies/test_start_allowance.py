@@ -15,6 +15,7 @@ from reconciler.policies.table import PoliciesConfig
 from state.cpu import StartPlan
 from state.model import NodeView, Phase, Pod, PodClass, Resources
 from state.plan import Desired, NodePlan
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, node, online, pod
 
 DIRECTORY = "/kubepods/besteffort"
@@ -181,9 +182,8 @@ def test_without_tokens_a_start_has_its_even_weight_and_the_budget() -> None:
     assert later.pods == {"next"}, "a tenth of the time has come back"
 
 
-@pytest.mark.parametrize("change", [{"cpu_milli": 0}, {"burst_s": 0.0}])
-def test_it_can_be_switched_off(change: dict[str, float]) -> None:
-    off = replace(CONFIG, **change)
+@pytest.mark.parametrize("off", [replace(CONFIG, cpu_milli=0), varied(CONFIG, burst_s=0.0)])
+def test_it_can_be_switched_off(off: StartConfig) -> None:
     assert [done.pods for done in steps((at(now, starting("new")) for now in (1.0, 2.0)), off)] == [frozenset()] * 2
 
 

@@ -141,7 +141,7 @@ def test_two_policies_of_one_precedence_are_refused() -> None:
         (b'{"reclaimed": {"fomr": "quota"}}', "fomr"),
         (b'{"reserve": {"cpus": "3-1"}}', "runs backwards"),
         (b'{"reserve": {"cpus": "0 1"}}', "regex"),
-        (b'{"idle_buffer": {"interval_s": 5}}', "interval_s"),
+        (b'{"idle_buffer": {"buffer_milli": -5}}', "buffer_milli"),
     ],
 )
 def test_wrong_values_are_refused_with_their_place(text: bytes, problem: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.responses.config import FreezeConfig, LadderConfig, SqueezeConfig
+from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
 from reconciler.responses.steps import Dimension
 from state.evidence import NODE, ContendedResource, Verdict
@@ -166,14 +166,14 @@ def test_a_second_squeeze_without_effect_leaves_the_first_which_helped() -> None
 
 
 def test_a_suspect_at_the_bottom_is_left_with_what_it_may_keep() -> None:
-    world = World(SQUEEZE, config=LadderConfig(squeeze=SqueezeConfig(min_cpu_milli=100)))
+    world = World(SQUEEZE)
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0, gap=10_000.0)
-    assert world.measures.squeezed["hog"].cpu_milli == 100
-    world.uses["pod:hog"]["cpu.use"] = 100.0
+    assert world.measures.squeezed["hog"].cpu_milli == 50
+    world.uses["pod:hog"]["cpu.use"] = 50.0
     world.go(BAD, 3.0, seconds=EFFECT)
     assert world.log[-1] == "exhausted: no further step available"
-    assert world.measures.squeezed["hog"].cpu_milli == 100, "it helped: it stays"
+    assert world.measures.squeezed["hog"].cpu_milli == 50, "it helped: it stays"
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_whatever_happens_bounds_hold(life: list[tuple[Verdict, float, float]]) 
         assert sum(not step.judged for step in steps) <= 1, "one change at a time"
         for squeeze in world.measures.squeezed.values():
             assert squeeze.cpu_milli is not None
-            assert squeeze.cpu_milli >= config.squeeze.min_cpu_milli
+            assert squeeze.cpu_milli >= 50
         frozen = {uid: frozen.get(uid, world.now) for uid in world.measures.frozen}
         assert all(world.now - since < config.freeze.max_s for since in frozen.values())
         if world.measures.budget_milli is not None:

@@ -22,8 +22,9 @@ from reconciler.responses.promotion import (
     next_mode,
     observe,
 )
+from tests.fakes.constants import varied
 
-CONFIG = PromotionConfig(enabled=True, days=3, verdicts=6, actions=4, undo_percent=25, rest_days=2)
+CONFIG = varied(PromotionConfig(enabled=True, days=3, undo_percent=25), verdicts=6, actions=4, rest_days=2)
 LADDER = LadderConfig(effect_s=10)
 CLEAN, QUIET, REGRETTED = DayRecord(verdicts=2), DayRecord(), DayRecord(verdicts=9, regrets=1)
 

@@ -25,6 +25,7 @@ from reconciler.signals.perf_rota import TICK_S, due, stretched_s
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import Sample
 from state.model import ContainerKind, GroupRef, NodeView, Pod
+from tests.fakes.constants import varied
 from tests.fakes.perf import SOFTWARE, FakePerf
 from tests.reconciler.nodes import container, node, online, pod
 
@@ -246,7 +247,7 @@ async def test_the_bound_on_descriptors_holds_and_says_what_it_costs(
     item = machine()
     for number in range(12):
         item.add(online(f"web{number:02}"))
-    reader = await item.start(PerfConfig(descriptors=8))
+    reader = await item.start(varied(PerfConfig(), descriptors=8))
     await item.look()
     await item.sleep(30)
     assert reader.descriptors == 6

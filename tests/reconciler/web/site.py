@@ -11,6 +11,7 @@ import trio
 
 from reconciler.config.model import HttpSection
 from reconciler.web.components import components
+from tests.fakes.constants import varied
 from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl, FakeShown
 
@@ -45,7 +46,7 @@ async def serving(
     directory: Path, max_connections: int = 32, shown: FakeShown | None = None, **more: Any
 ) -> AsyncIterator[Site]:
     site = Site(str(directory / "s"), free_port(), shown)
-    config = HttpSection(port=site.port, socket=site.path, max_connections=max_connections, **more)
+    config = varied(HttpSection(port=site.port, socket=site.path, **more), max_connections=max_connections)
     async with trio.open_nursery() as nursery:
         for component in components(config, site.shown, site.control, names=["node-7"]):
             await nursery.start(partial(component.run))

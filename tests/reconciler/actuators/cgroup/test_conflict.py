@@ -1,7 +1,6 @@
-from msgspec.structs import replace
-
 from reconciler.actuators.cgroup.conflict import ConflictAction, ForeignWrites
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
+from tests.fakes.constants import varied
 
 KEY = ("/kubepods/besteffort/podx/c", "cpu.set")
 RULES = ForeignRules(rounds=3, window_s=120, backoff_s=1, backoff_max_s=30, retry_yielded_s=600, hold_person_s=300)
@@ -71,7 +70,7 @@ def test_forgetting_a_group_ends_its_waits_and_leaves_others() -> None:
 
 def test_what_systemd_writes_again_is_corrected_at_once_each_time() -> None:
     """The kubelet's systemd driver resets the besteffort slice each minute and at each pod; `apt upgrade` all units."""
-    book = ForeignWrites(replace(RULES, systemd_per_minute=4))
+    book = ForeignWrites(varied(RULES, systemd_per_minute=4))
     times = [minute * 60.0 + second for minute in range(10) for second in (0, 1, 2, 3)]
     answers = [book.decide(KEY, "systemd", at, person=False, expected=False, reapplied=True).action for at in times]
     assert answers == [ConflictAction.REASSERT] * 40
@@ -79,7 +78,7 @@ def test_what_systemd_writes_again_is_corrected_at_once_each_time() -> None:
 
 def test_pods_that_come_and_go_faster_delay_the_correction_and_never_end_it() -> None:
     """A pod that starts and one that ends reset the slice: with 31 short pods a minute a tenant exceeds the limit."""
-    book = ForeignWrites(replace(RULES, systemd_per_minute=4))
+    book = ForeignWrites(varied(RULES, systemd_per_minute=4))
     corrections, now = [], 10.0
     while now < 310:
         answer = book.decide(KEY, "systemd", now, person=False, expected=False, reapplied=True)
@@ -97,7 +96,7 @@ def test_pods_that_come_and_go_faster_delay_the_correction_and_never_end_it() ->
 
 
 def test_another_writer_beside_systemd_is_still_given_up() -> None:
-    book = ForeignWrites(replace(RULES, systemd_per_minute=0))
+    book = ForeignWrites(varied(RULES, systemd_per_minute=0))
     answers = []
     for tick in range(4):
         now = 200.0 + 20 * tick

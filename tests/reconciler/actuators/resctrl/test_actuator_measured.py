@@ -12,6 +12,7 @@ from reconciler.policies.cache import CachePolicyConfig
 from resctrl.schemata import parse_schemata
 from state.cache import CacheConsumption, CacheMode, LevelControl, ShareLevel
 from state.evidence import Sample
+from tests.fakes.constants import varied
 from tests.fakes.resctrl_shapes import AMD, INTEL, L2_ONLY, MonitorShape, Shape
 from tests.reconciler.actuators.resctrl_world import (
     BATCH,
@@ -111,7 +112,7 @@ async def test_why_something_is_not_measured_is_told(tmp_path: Path) -> None:
 async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> None:
     few = replace_monitor(INTEL, MonitorShape(rmids=10, domains=(0, 1), threshold=1 << 30, cache_bytes=16 << 20))
     world = World(tmp_path, few)
-    world.config = CachePolicyConfig(enabled=True, dwell_s=10)
+    world.config = varied(CachePolicyConfig(enabled=True), dwell_s=10)
     pods = [online(f"p{number}") for number in range(5)]
     for pod in pods:
         world.spawn(pod)
@@ -128,7 +129,7 @@ async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> No
 async def test_ids_that_are_still_busy_are_waited_for(tmp_path: Path) -> None:
     busy = replace_monitor(AMD, MonitorShape(rmids=17, domains=(0, 1, 2, 3), threshold=0, cache_bytes=16 << 20))
     world = World(tmp_path, busy)
-    world.config = CachePolicyConfig(enabled=True, dwell_s=2)
+    world.config = varied(CachePolicyConfig(enabled=True), dwell_s=2)
     pods = [online("p1"), online("p2")]
     for pod in pods:
         world.spawn(pod)
@@ -141,7 +142,7 @@ async def test_ids_that_are_still_busy_are_waited_for(tmp_path: Path) -> None:
 
 
 async def test_be_gives_way_to_bandwidth_and_gets_it_back_slowly(world: World) -> None:
-    world.config = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, law=LevelControl(calm_s=2.0))
+    world.config = varied(CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC), law=LevelControl(calm_s=2.0))
     world.spawn(BATCH)
     world.spawn(WEB)
     for _ in range(12):
@@ -164,7 +165,9 @@ async def test_be_gives_way_to_bandwidth_and_gets_it_back_slowly(world: World) -
 
 async def test_bes_ways_shrink_at_a_victims_misses_and_grow_back_slowly(world: World) -> None:
     """Bandwidth is not counted on this machine: misses alone move BE's share, and only while they are counted."""
-    world.config = CachePolicyConfig(enabled=True, monitor=False, mode=CacheMode.DYNAMIC, law=LevelControl(calm_s=2.0))
+    world.config = varied(
+        CachePolicyConfig(enabled=True, monitor=False, mode=CacheMode.DYNAMIC), law=LevelControl(calm_s=2.0)
+    )
     world.spawn(BATCH)
     world.spawn(WEB)
 
@@ -195,7 +198,7 @@ def level(world: World) -> tuple[int, int]:
 
 
 async def test_counters_that_cannot_be_read_never_raise_be(world: World) -> None:
-    world.config = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, law=LevelControl(calm_s=0.0))
+    world.config = varied(CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC), law=LevelControl(calm_s=0.0))
     world.spawn(BATCH)
     world.spawn(WEB)
     await world.sweep(BATCH, WEB)

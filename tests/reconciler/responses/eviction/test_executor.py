@@ -17,6 +17,7 @@ from reconciler.responses.means.processes import PodTermination
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOutcome, EvictionStep
 from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
+from tests.fakes.constants import varied
 from tests.fakes.plainpod import ScriptedWay, ends, fails, order_for
 from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, until
 
@@ -191,7 +192,7 @@ async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods
 
 async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench: Bench) -> None:
     pod = bench.node.add("a")
-    config = replace(CONFIG, restarts=RestartRules(watch_s=0.3, times=2))
+    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.3), times=2))
     way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     async with trio.open_nursery() as nursery:
 
@@ -210,7 +211,7 @@ async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench
 
 async def test_one_that_comes_back_once_and_then_stays_away_is_done(bench: Bench) -> None:
     pod = bench.node.add("a")
-    config = replace(CONFIG, restarts=RestartRules(watch_s=0.2, times=2))
+    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.2), times=2))
     way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     async with trio.open_nursery() as nursery:
 

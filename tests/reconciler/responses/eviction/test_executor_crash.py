@@ -38,6 +38,7 @@ from state.evidence import PodSnapshot
 from state.model import PodClass, PodMeta
 from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
+from tests.fakes.constants import varied
 from tests.fakes.victims import IGNORES_TERM, Victim, a_victim, an_order
 
 pytestmark = pytest.mark.kernel
@@ -46,12 +47,14 @@ FULL = "BYPASSD_FULL" in os.environ
 
 def config_for(answers: str) -> EvictionMeans:
     """Short waits where nothing comes of them."""
-    return EvictionMeans(
-        margin_s=0.02 if answers == "fails" else 10.0,
+    return varied(
+        EvictionMeans(
+            margin_s=0.02 if answers == "fails" else 10.0,
+            api=varied(ApiMeans(), refused_s=0.03, failing_s=0.01, first_wait_s=0.01, longest_wait_s=0.05),
+            restarts=RestartRules(watch_s=0.02),
+            notice=NoticeConfig(kind=NoticeKind.VOLUME, wait_s=0.02),
+        ),
         kill_s=10.0,
-        api=ApiMeans(refused_s=0.03, failing_s=0.01, first_wait_s=0.01, longest_wait_s=0.05),
-        restarts=RestartRules(watch_s=0.02),
-        notice=NoticeConfig(kind=NoticeKind.VOLUME, wait_s=0.02),
     )
 
 

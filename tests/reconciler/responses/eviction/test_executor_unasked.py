@@ -17,6 +17,7 @@ from reconciler.responses.means.base import EvictionResult, EvictionWork
 from reconciler.responses.means.config import ApiMeans, RestartRules
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
 from state.store import StoreBatch
+from tests.fakes.constants import varied
 from tests.fakes.plainpod import PlainPod, ScriptedWay, ends, fails, order_for
 from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at, until
 
@@ -145,7 +146,7 @@ async def test_a_refusal_counts_more_than_the_danger(bench: Bench) -> None:
 
 async def test_a_pod_that_the_kubelet_starts_again_is_not_ended_a_second_time(bench: Bench) -> None:
     pod = bench.node.add("a")
-    config = replace(CONFIG, restarts=RestartRules(watch_s=0.3, times=3))
+    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.3), times=3))
     cri, last = ScriptedWay(CRI, ends(pod)), ScriptedWay(SIGNAL, ends(pod))
     async with trio.open_nursery() as nursery:
 
@@ -266,7 +267,7 @@ async def test_with_a_budget_that_was_asked_it_is_ended_again_a_few_times(bench:
     assert (case.outcome, case.rounds, cri.log) == (EvictionOutcome.DONE, 2, ["a"] * 3)
     endless = bench.node.add("b")
     cri = ScriptedWay(CRI, lambda _: back)
-    config = replace(CONFIG, restarts=RestartRules(watch_s=0.0, times=2))
+    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.0), times=2))
     cases = await carried_out(bench.evictor(cri, config=config), order_for("b"))
     assert (cases[-1].outcome, len(cri.log), endless.alive) == (EvictionOutcome.FAILED, 3, True)
 

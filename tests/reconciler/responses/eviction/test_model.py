@@ -22,22 +22,25 @@ from reconciler.responses.eviction.limits import load_history, saved_history
 from reconciler.responses.eviction.plan import EvictionPlanState, decide, initial_state
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from state.model import Hold, PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.world import GI, START, WALL, World, batch, be
 
 FULL = bool(os.environ.get("BYPASSD_FULL"))
 pytestmark = pytest.mark.timeout(1200 if FULL else 120)
 LIMITS = LimitsConfig(quiet_s=10, per_pass=2, per_minute=3, per_10_minutes=5, per_owner=2, retry_s=60, again_s=120)
-CONFIG = EvictionConfig(
-    enabled=True,
-    dry_run=False,
-    interval_s=1.0,
-    owned_percent=10,
-    classes=(PodClass.RECLAIMED, PodClass.SHARED),
-    limits=LIMITS,
-    triggers=TriggersConfig(
-        node_memory=NodeMemoryConfig(enabled=True, cooldown_s=10),
-        rss_overuse=RssOveruseConfig(enabled=True, for_s=0, cooldown_s=5),
+CONFIG = varied(
+    EvictionConfig(
+        enabled=True,
+        dry_run=False,
+        interval_s=1.0,
+        classes=(PodClass.RECLAIMED, PodClass.SHARED),
+        limits=LIMITS,
+        triggers=TriggersConfig(
+            node_memory=varied(NodeMemoryConfig(enabled=True), _cooldown_s=10),
+            rss_overuse=varied(RssOveruseConfig(enabled=True), for_s=0, _cooldown_s=5),
+        ),
     ),
+    owned_percent=10,
 )
 UNTOUCHABLE: dict[str, dict[str, Any]] = {
     "static": {"static": True},

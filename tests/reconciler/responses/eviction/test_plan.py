@@ -25,6 +25,7 @@ from reconciler.responses.eviction.triggers.table import TRIGGERS
 from state.eviction import EvictionOutcome
 from state.evidence import ContendedResource
 from state.model import Hold, PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.plans import QUIET, case, full, memory, only
 from tests.reconciler.responses.eviction.world import GI, START, WALL, Planner, World, batch, be, reasons
 
@@ -52,7 +53,7 @@ def test_an_order_tells_all_that_carrying_it_out_needs() -> None:
 def test_the_grace_is_the_pods_own_but_not_more_than_the_trigger_gives(
     most: float | None, own: float | None, grace: float | None
 ) -> None:
-    config = only("node_memory", NodeMemoryConfig(enabled=True, grace_s=most))
+    config = only("node_memory", varied(NodeMemoryConfig(enabled=True), grace_s=most))
     (order,) = Planner(full(be("a", grace_s=own), a=15), config).first().orders
     assert order.grace_s == grace
 
@@ -73,8 +74,10 @@ def test_a_refused_and_a_failed_eviction_are_no_relief_and_the_next_one_goes() -
 
 
 def test_success_starts_the_pause_of_its_trigger_alone() -> None:
-    config = only("node_memory", NodeMemoryConfig(enabled=True, cooldown_s=30))
-    config = replace(config, triggers=replace(config.triggers, rss_overuse=RssOveruseConfig(enabled=True, for_s=0)))
+    config = only("node_memory", varied(NodeMemoryConfig(enabled=True), _cooldown_s=30))
+    config = replace(
+        config, triggers=replace(config.triggers, rss_overuse=varied(RssOveruseConfig(enabled=True), for_s=0))
+    )
     world = full(be("a"), be("b"), be("c", requests=batch(None, GI)), a=15, b=14, c=1)
     planner = Planner(world, config)
     (order,) = planner.first().orders
@@ -109,7 +112,7 @@ def test_pods_that_hold_next_to_nothing_cannot_cure_it_either() -> None:
 
 
 def test_for_the_images_file_system_who_holds_some_of_it_goes_and_an_unknown_part_is_told_as_such() -> None:
-    config = only("disk", DiskTriggerConfig(enabled=True, for_s=0))
+    config = only("disk", varied(DiskTriggerConfig(enabled=True), for_s=0))
     world = World(be("a"), be("b"))
     for place, free in (("fs:nodefs", 50), ("fs:imagefs", 5)):
         world.put(place, fs__size=100 * GI, fs__available=free * GI, fs__inodes=1e6, fs__inodes_free=9e5)
@@ -170,7 +173,7 @@ def test_an_owners_pods_do_not_all_go() -> None:
 
 
 def test_of_soft_pressures_the_best_gets_one_in_a_pass() -> None:
-    config = only("rss_overuse", RssOveruseConfig(enabled=True, for_s=0))
+    config = only("rss_overuse", varied(RssOveruseConfig(enabled=True), for_s=0))
     pods = [be("a", requests=batch(None, GI), priority=5), be("b", requests=batch(None, GI))]
     world = full(*pods, used=10, a=9, b=2)
     planner = Planner(world, config)
@@ -183,7 +186,9 @@ def test_of_soft_pressures_the_best_gets_one_in_a_pass() -> None:
 
 def test_a_soft_pressure_waits_while_somebody_goes_for_a_hard_one() -> None:
     config = memory()
-    config = replace(config, triggers=replace(config.triggers, rss_overuse=RssOveruseConfig(enabled=True, for_s=0)))
+    config = replace(
+        config, triggers=replace(config.triggers, rss_overuse=varied(RssOveruseConfig(enabled=True), for_s=0))
+    )
     world = full(be("a"), be("b", requests=batch(None, GI)), a=15, b=2)
     decision = Planner(world, config).step()
     assert [order.uid for order in decision.orders] == ["a"]
@@ -191,7 +196,7 @@ def test_a_soft_pressure_waits_while_somebody_goes_for_a_hard_one() -> None:
 
 
 def test_numa_pressure_takes_who_holds_memory_there() -> None:
-    config = only("numa_memory", NumaMemoryTriggerConfig(cooldown_s=0, droppable_percent=100))
+    config = only("numa_memory", varied(NumaMemoryTriggerConfig(), _cooldown_s=0, droppable_percent=100))
     world = World(be("here"), be("there"))
     for node in ("numa:0", "numa:1"):
         world.put(node, memory__free=50 * GI, memory__total=100 * GI, memory__low=GI, memory__min=GI / 2)
@@ -308,7 +313,7 @@ def test_one_trigger_can_be_a_dry_run_beside_enforced_ones_and_takes_nothing_fro
         config,
         triggers=replace(
             config.triggers,
-            reclaimed_resource=ReclaimedResourceConfig(for_s=0),
+            reclaimed_resource=varied(ReclaimedResourceConfig(), for_s=0),
             node_memory=NodeMemoryConfig(enabled=True, dry_run=True),
         ),
     )

@@ -19,6 +19,7 @@ from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome
 from state.evidence import ContendedResource, RuleVerdict, Verdict
 from state.model import PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.plans import case, full, memory, only
 from tests.reconciler.responses.eviction.world import GI, START, WALL, Planner, World, batch, be, reasons
 
@@ -47,7 +48,7 @@ def test_what_comes_back_is_credited_and_only_the_rest_is_taken() -> None:
 
 def test_a_pod_that_others_are_ending_is_credited_for_its_grace_and_a_while_and_then_no_more() -> None:
     world = full(be("stuck", terminating=True, grace_s=30.0), be("a"), stuck=13, a=13)
-    planner = Planner(world, memory(credit_s=60.0))
+    planner = Planner(world, memory())
     assert planner.run(88) == []
     assert planner.run(5) == ["a"]
 
@@ -92,7 +93,9 @@ def test_what_was_hoped_of_a_pod_is_credited_until_its_case_has_ended() -> None:
 
 
 def test_what_was_hoped_for_one_place_is_not_credited_to_another() -> None:
-    config = only("numa_memory", NumaMemoryTriggerConfig(cooldown_s=0, droppable_percent=100, reclaimed_passes=1))
+    config = only(
+        "numa_memory", varied(NumaMemoryTriggerConfig(reclaimed_passes=1), _cooldown_s=0, droppable_percent=100)
+    )
     world = World(be("a"), be("b"))
     for node in ("numa:0", "numa:1"):
         world.put(node, memory__free=GI / 4, memory__total=100 * GI, memory__low=GI, memory__min=GI / 2)
@@ -225,7 +228,7 @@ def test_an_order_is_withdrawn_when_the_victim_of_the_rule_is_well_and_one_of_an
 
 
 def test_an_order_for_one_pod_is_withdrawn_when_the_pressure_no_longer_means_that_one() -> None:
-    config = only("rss_overuse", RssOveruseConfig(enabled=True, for_s=0))
+    config = only("rss_overuse", varied(RssOveruseConfig(enabled=True), for_s=0))
     world = full(be("a", requests=batch(None, GI)), be("b", requests=batch(None, GI)), used=10, a=9, b=2)
     planner = Planner(world, config)
     orders = [*planner.step().orders, *planner.step().orders]
@@ -285,7 +288,7 @@ def test_an_online_pod_is_not_ordered_again_and_again_where_no_budget_can_be_ask
     limits = LimitsConfig(per_minute=1000, per_10_minutes=1000, per_owner=1000, per_pass=5, retry_s=120)
     config = only(
         "memory_pressure",
-        MemoryPressureConfig(reclaimed_s=0, all_s=0, cooldown_s=0),
+        varied(MemoryPressureConfig(reclaimed_s=0, all_s=0), _cooldown_s=0),
         classes=(PodClass.RECLAIMED, PodClass.SHARED),
         limits=limits,
     )

@@ -22,6 +22,7 @@ from reconciler.responses.eviction.triggers import (
 )
 from reconciler.responses.eviction.triggers.base import EVERY, RECLAIMED
 from state.model import PodClass, Resources
+from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.world import GI, MI, Judge, World, batch, be, uids
 
 
@@ -111,7 +112,7 @@ def numa(free: float, *, total: float = 128 * GI, cache: float | None = 5 * GI) 
 
 
 # Urgent marks would be above the low one otherwise: the counters are seen alone.
-COUNTING = NumaMemoryTriggerConfig(urgent_bytes=0)
+COUNTING = varied(NumaMemoryTriggerConfig(), urgent_bytes=0)
 
 
 def test_six_passes_below_low_and_margin_let_be_go_and_twelve_everybody() -> None:
@@ -159,13 +160,17 @@ def test_a_page_cache_that_has_filled_the_node_is_no_shortage() -> None:
     """Katalyst's urgent margin of 1 GiB is above where the kernel keeps free memory once the cache is full."""
     world = numa(300 * MI, cache=40 * GI)
     assert Judge(numa_memory.TRIGGER, world).after(100, 5).pressures == ()
-    assert Judge(numa_memory.TRIGGER, world, NumaMemoryTriggerConfig(droppable_percent=100)).after(100, 5).pressures
+    assert (
+        Judge(numa_memory.TRIGGER, world, varied(NumaMemoryTriggerConfig(), droppable_percent=100))
+        .after(100, 5)
+        .pressures
+    )
 
 
 def test_margins_are_bounded_by_the_size_of_the_node() -> None:
     """Katalyst's are absolute: 1 GiB of a 4 GiB node would have to be free all the time."""
     small = numa(500 * MI, total=4 * GI, cache=420 * MI)
-    bare = NumaMemoryTriggerConfig(droppable_percent=100)
+    bare = varied(NumaMemoryTriggerConfig(), droppable_percent=100)
     assert Judge(numa_memory.TRIGGER, small, bare).after(100, 5).pressures == ()
     short = numa(390 * MI, total=4 * GI, cache=405 * MI)
     assert Judge(numa_memory.TRIGGER, short, bare).after(30, 5).pressures
@@ -252,7 +257,7 @@ def test_memory_pressure_is_judged_by_what_is_known() -> None:
     assert not judge.after(14).pressures
 
 
-RSS = RssOveruseConfig(for_s=0)
+RSS = varied(RssOveruseConfig(), for_s=0)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +307,7 @@ def fs(available: float, inodes_free: float = 900, *, name: str = "nodefs", size
     return world
 
 
-DISK = DiskTriggerConfig(for_s=0)
+DISK = varied(DiskTriggerConfig(), for_s=0)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +345,7 @@ def test_images_on_the_nodes_own_file_system_are_not_judged_apart(size: float, a
 def test_disk_minimum_in_bytes_and_a_file_system_without_inodes() -> None:
     world = fs(19 * GI)
     world.put("fs:nodefs", fs__inodes=0, fs__inodes_free=0)
-    config = DiskTriggerConfig(for_s=10, nodefs=FsMinimum(available_bytes=20 * GI))
+    config = varied(DiskTriggerConfig(nodefs=FsMinimum(available_bytes=20 * GI)), for_s=10)
     judge = Judge(disk.TRIGGER, world, config)
     assert not judge.after(9).pressures
     (pressure,) = judge.after(1).pressures
@@ -366,7 +371,7 @@ def test_promises_above_five_times_what_there_is_are_too_much() -> None:
 @pytest.mark.parametrize(("lower", "need"), [(100, 1), (80, 1001), (20, 4001)])
 def test_pods_are_evicted_down_to_the_lower_mark(lower: int, need: float) -> None:
     world = promised(1000, be("a", requests=batch(3000)), be("b", requests=batch(2001)))
-    config = ReclaimedResourceConfig(lower_percent=lower)
+    config = varied(ReclaimedResourceConfig(), lower_percent=lower)
     (pressure,) = Judge(reclaimed_resource.TRIGGER, world, config).after(60).pressures
     assert pressure.need == pytest.approx(need)
 

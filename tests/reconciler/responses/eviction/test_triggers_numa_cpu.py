@@ -12,6 +12,7 @@ from reconciler.responses.eviction.triggers.ring import LoadRing
 from reconciler.signals.history import History
 from state.eviction import EvictionOutcome
 from state.model import PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.numanode import busy_node_frames
 from tests.reconciler.responses.eviction.plans import case, only
 from tests.reconciler.responses.eviction.world import GI, START, Judge, Planner, World, be, reasons, uids
@@ -179,7 +180,9 @@ def test_be_pods_alone_are_evicted_unless_both_settings_have_online_ones(
     world.put("pod:job@numa:0", cpu__numa_use=2500)
     world.put("pod:far@numa:1", cpu__numa_use=9000)
     world.put("pod:wide", cpu__use=9000)
-    planner = Planner(world, only("numa_cpu", replace(ON, cooldown_s=0, online_pods=online_pods), classes=classes))
+    planner = Planner(
+        world, only("numa_cpu", varied(replace(ON, online_pods=online_pods), _cooldown_s=0), classes=classes)
+    )
     ended = []
     for _ in range(300):
         for order in planner.step().orders:
@@ -202,7 +205,7 @@ def test_after_an_eviction_it_pauses_for_its_cooldown() -> None:
     world = two(100, 20, be("a"), be("b"))
     for uid in "ab":
         world.put(f"pod:{uid}@numa:0", cpu__numa_use=1000)
-    planner = Planner(world, only("numa_cpu", replace(ON, cooldown_s=40)))
+    planner = Planner(world, only("numa_cpu", varied(ON, _cooldown_s=40)))
     (order,) = planner.first().orders
     del world.pods[order.uid], world.samples[f"pod:{order.uid}@numa:0"]
     planner.cases = [case(order, EvictionOutcome.DONE, world.wall)]
@@ -217,7 +220,7 @@ def test_use_of_a_pod_on_another_node_is_not_credited_to_this_one() -> None:
     world.put("pod:b@numa:1", cpu__numa_use=3000)
     for uid in "ab":
         world.put(f"pod:{uid}", cpu__use=3000)
-    planner = Planner(world, only("numa_cpu", replace(ON, cooldown_s=0)))
+    planner = Planner(world, only("numa_cpu", varied(ON, _cooldown_s=0)))
     (order,) = planner.first().orders
     planner.cases = [case(order)]
     assert planner.run(10) == [{"a": "b", "b": "a"}[order.uid]]

@@ -19,11 +19,14 @@ from reconciler.responses.means.api import ApiEviction, EvictionAnswer, parse_re
 from reconciler.responses.means.base import EvictionResult
 from reconciler.responses.means.config import ApiMeans, EvictionMeans
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
+from tests.fakes.constants import varied
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.work import FakeWork
 
 UID = "33333333-3333-4333-8333-333333333333"
-CONFIG = EvictionMeans(margin_s=0.4, api=ApiMeans(refused_s=0.5, failing_s=0.3, first_wait_s=0.1, longest_wait_s=0.2))
+CONFIG = EvictionMeans(
+    margin_s=0.4, api=varied(ApiMeans(), refused_s=0.5, failing_s=0.3, first_wait_s=0.1, longest_wait_s=0.2)
+)
 ORDER = EvictionOrder(
     id="o", uid=UID, title="shop/web-1", namespace="shop", name="web-1", owner=None, cause="x", evidence="y", grace_s=7
 )
@@ -176,7 +179,7 @@ async def test_a_budget_that_has_refused_is_obeyed_also_where_the_api_server_fai
     refusal = status(429, "TooManyRequests", "Cannot evict pod", **BUDGET)
     # It has refused for longer than failures are borne, and most of the time is left for the failures.
     waits = {"first_wait_s": 0.05, "longest_wait_s": 0.05}
-    long = replace(CONFIG, api=replace(CONFIG.api, refused_s=0.8, failing_s=0.1, **waits))
+    long = replace(CONFIG, api=varied(CONFIG.api, refused_s=0.8, failing_s=0.1, **waits))
     result, server, work = await evict(nursery, pod, listed("v1"), *[refusal] * 3, failure, config=long)
     assert result.outcome is EvictionOutcome.REFUSED
     words = "HTTP 429: Cannot evict pod (needs 2 healthy pods and has 2)"
@@ -217,7 +220,7 @@ async def test_a_budget_that_gives_way_in_the_end_has_not_refused(nursery: trio.
 
 async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery: trio.Nursery, pod: Pod) -> None:
     refusal = status(429, "TooManyRequests", "Cannot evict pod", "Retry-After: 10", **BUDGET)
-    patient = replace(CONFIG, api=ApiMeans(refused_s=5.0, longest_wait_s=30.0))
+    patient = replace(CONFIG, api=varied(ApiMeans(), refused_s=5.0, longest_wait_s=30.0))
     result, server, _ = await evict(nursery, pod, listed("v1"), refusal, config=patient)
     assert result.outcome is EvictionOutcome.REFUSED
     assert result.detail == (

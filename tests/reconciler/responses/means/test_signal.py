@@ -17,11 +17,12 @@ from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.processes import OwnPodError, PodTermination, ProcessStat, read_stat
 from reconciler.responses.means.signal import SignalEviction
 from state.eviction import EvictionCase, EvictionOutcome, EvictionStep
+from tests.fakes.constants import varied
 from tests.fakes.victims import FORKS, IGNORES_TERM, Victim, a_victim, an_order
 from tests.fakes.work import FakeWork
 
 pytestmark = pytest.mark.kernel
-CONFIG = EvictionMeans(kill_s=15.0)
+CONFIG = varied(EvictionMeans(), kill_s=15.0)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ async def end(
 ) -> tuple[FakeWork, EvictionOutcome | None, str]:
     with Subtree.open(victim.hierarchy, victim.group) as tree:
         work = FakeWork(EvictionCase(order=an_order(victim), target=victim.target), tree, grace_s=grace_s)
-        result = await SignalEviction(EvictionMeans(kill_s=kill_s)).terminate(work)
+        result = await SignalEviction(varied(EvictionMeans(), kill_s=kill_s)).terminate(work)
     return work, result.outcome, result.detail
 
 
@@ -243,7 +244,7 @@ async def test_who_does_not_die_is_named_with_what_he_waits_for(
             grace_s=0.1,
             processes=PodTermination(str(tmp_path)),
         )
-        result = await SignalEviction(EvictionMeans(kill_s=1.0)).terminate(work)
+        result = await SignalEviction(varied(EvictionMeans(), kill_s=1.0)).terminate(work)
     assert result.outcome is None
     assert result.detail == f"still running 1 s after SIGKILL: {process.pid} (sleep, D, in nfs_wait_bit_killable)"
 
@@ -256,7 +257,9 @@ async def test_a_frozen_group_above_the_pod_is_named(victim: Victim) -> None:
     try:
         with Subtree.open(victim.hierarchy, f"{victim.group}/c") as tree:
             case = EvictionCase(order=an_order(victim), target=victim.target)
-            result = await SignalEviction(EvictionMeans(kill_s=1.0)).terminate(FakeWork(case, tree, grace_s=0.1))
+            result = await SignalEviction(varied(EvictionMeans(), kill_s=1.0)).terminate(
+                FakeWork(case, tree, grace_s=0.1)
+            )
         assert result.outcome is None
         assert result.detail.startswith("a parent group is frozen")
         assert f"{process.pid} (sleep" in result.detail
