@@ -2,13 +2,17 @@
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.inspect import DictType
 
 from reconciler.cli.options import COMMANDS
 from reconciler.config import load
+from reconciler.config.model import Config
 from reconciler.pods.marks import ANNOTATIONS, LABELS
+from reconciler.settings.schema import ListType, Schema, section_of
 from tests.architecture import concept
 from tests.reconciler.telemetry.complete import exposed
 
@@ -44,6 +48,42 @@ def test_every_command_has_its_part_of_the_manual_page() -> None:
 def test_the_number_of_settings_in_the_manual_is_that_of_the_program() -> None:
     (named,) = re.findall(r"`FILE: OK \((\d+) settings", (DOCS / "bypassd.8.md").read_text())
     assert int(named) == load.setting_count()
+
+
+def paths(section: Schema, *above: str) -> Iterator[tuple[str, ...]]:
+    """Every setting and section, by the names on the way to it; NAME for one that the user chooses."""
+    for field in section.fields.values():
+        yield (*above, field.name)
+        inner, way = field.schema, (*above, field.name)
+        while isinstance(inner.kind, ListType | DictType):
+            way, inner = (*way, "NAME") if isinstance(inner.kind, DictType) else way, inner.item
+            yield way
+        if inner.struct is not None:
+            yield from paths(inner, *way)
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
+def test_every_setting_that_a_document_names_by_its_sections_exists(path: Path) -> None:
+    whole = set(paths(section_of(Config)))
+    # A document about one section leaves out what is above it; NAME also stands for each section of one kind.
+    known = {way[start:] for way in whole for start in range(len(way))}
+    sections = {way[0] for way in whole if len(way) > 1} | {way[1] for way in whole if way[0] == "policies" and way[1:]}
+    sections -= {"memory", "cache", "disk"}  # the kernel's files and signals
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    named = {tuple(name.split(".")) for name in re.findall(r"`([a-z_]+(?:\.[A-Za-z_]+)+)(?:: [^`\n]*)?`", text)}
+    files = re.compile(r"(?:md|py|sh|yaml|json|db|sock|conf|lock|jsonl|copy|executable)")
+    wrong = [
+        ".".join(way)
+        for way in sorted(named)
+        if way[0] in sections
+        and not files.fullmatch(way[-1])
+        and not any(
+            len(real) == len(way)
+            and all(mine == its or "NAME" in {mine, its} for mine, its in zip(way, real, strict=True))
+            for real in known
+        )
+    ]
+    assert wrong == []
 
 
 def test_every_label_and_annotation_that_is_read_is_in_its_document() -> None:
