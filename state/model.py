@@ -248,6 +248,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     wish: CpuPreferences = CpuPreferences()
     memory: MemoryPreferences = MemoryPreferences()
     disks: tuple[DiskPreference, ...] = ()
+    unobeyed: tuple[str, ...] = ()
+    """Marks of a control plane's dialect that are known and have no effect here, each with what is nearest."""
     meta_source: str = "cgroup"
     """The sources that contributed, strongest first, joined by "+"."""
     sandbox: str | None = None

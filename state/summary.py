@@ -26,6 +26,7 @@ def pod_facts(pod: Pod, pools: Pools | None) -> dict[str, object]:
         "last_class_source": last.source if last is not None else None,
         "pool": pools.pool_of(pod) if pools is not None else None,
         "problems": list(pod.classification.problems),
+        "unobeyed": list(pod.unobeyed),
         "meta_source": pod.meta_source,
         "spec_known": pod.spec_known,
         "sandbox": pod.sandbox,

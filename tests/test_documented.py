@@ -11,7 +11,7 @@ from msgspec.inspect import DictType
 from reconciler.cli.options import COMMANDS
 from reconciler.config import load
 from reconciler.config.model import Config
-from reconciler.pods.marks import ANNOTATIONS, LABELS
+from reconciler.pods.marks import ANNOTATIONS, LABELS, UNOBEYED
 from reconciler.settings.schema import ListType, Schema, section_of
 from tests.architecture import concept
 from tests.reconciler.telemetry.complete import exposed
@@ -88,9 +88,14 @@ def test_every_setting_that_a_document_names_by_its_sections_exists(path: Path) 
 
 def test_every_label_and_annotation_that_is_read_is_in_its_document() -> None:
     text = (DOCS / "annotations.md").read_text()
-    read, refused = text.split("## Not read")
-    assert sorted(key for key in {*ANNOTATIONS, *LABELS} if f"`{key}`" not in read) == []
-    assert [key for key in re.findall(r"^\| `([^`]+)`", refused, re.MULTILINE) if key in ANNOTATIONS] == []
+    obeyed, refused = text.split("## Known and not obeyed")
+    assert sorted(key for key in {*ANNOTATIONS, *LABELS} - UNOBEYED.keys() if f"`{key}`" not in obeyed) == []
+    assert sorted(key for key in UNOBEYED if f"`{key}`" not in refused) == []
+    assert [
+        key
+        for key in re.findall(r"^\| `([^`]+)`", refused, re.MULTILINE)
+        if key in ANNOTATIONS.keys() - UNOBEYED.keys()
+    ] == []
 
 
 def test_the_index_names_every_document_and_the_readme_the_index() -> None:

@@ -37,7 +37,7 @@ from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.clients.token_life import life_of, token_of
 from reconciler.clients.urls import MASK
 from reconciler.config.environment import kubelet_peer, node_name
-from reconciler.headroom.shapes import ClusterTarget
+from reconciler.headroom.cpu import ClusterTarget
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
 from reconciler.runtime.safe_files import FileRule, read_file

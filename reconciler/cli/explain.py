@@ -285,6 +285,8 @@ def _title(pod: Row) -> Iterator[Block]:
         yield line(StyledText(f"labels, annotations: {', '.join(shown)}", "dim"))
     for problem in pod["problems"]:
         yield line(StyledText("! ", "bad"), problem)
+    for mark in pod.get("unobeyed", ()):
+        yield line(StyledText("- ", "warn"), mark)
 
 
 def _sources(text: str) -> str:

@@ -94,6 +94,17 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
         yield line(StyledText("nothing to write", "ok"))
     for problem in fields["problems"]:
         yield line(StyledText("! ", "bad"), problem)
+    marked: dict[str, list[str]] = {}
+    for pod in fields["pods"]:
+        for text in pod["unobeyed"]:
+            marked.setdefault(text, []).append(pod["title"])
+    for text, names_of in sorted(marked.items()):
+        count = (
+            f" ({fmt.plural(len(names_of), 'pod')}, such as {names_of[0]})"
+            if len(names_of) > 1
+            else f" ({names_of[0]})"
+        )
+        yield line(StyledText("- ", "warn"), text, count)
 
 
 def _claim(claim: dict[str, Any], names: dict[str, str]) -> tuple[Cell, ...]:

@@ -20,8 +20,8 @@ from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.screen import line, show
 from reconciler.clients.kube import KubeApi
 from reconciler.config.environment import node_name
+from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import PublishError
-from reconciler.headroom.shapes import ClusterTarget
 from reconciler.headroom.targets import withdraw_from
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from state.reader import NoStoreError, read_tables

@@ -48,6 +48,7 @@ from reconciler.daemon.podlist import (
     standings_of,
 )
 from reconciler.placement.claims import plain
+from reconciler.pods.marks import key_of
 from reconciler.runtime.cooperative import Steps, all_steps
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
@@ -368,6 +369,7 @@ class StatusReport:
             "daemons": [asdict(row) for row in agent.sampler.daemons.rows()],
             "daemons_refused": agent.sampler.daemons.problems(),
             "alerts": dict(agent.alerts),
+            "unobeyed": dict(Counter(key_of(text) for pod in agent.inventory.pods.values() for text in pod.unobeyed)),
             "components": [asdict(status) for status in self._statuses()],
         }
 

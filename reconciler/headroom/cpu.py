@@ -17,18 +17,28 @@ apart, smallest and largest step). Differences, and why:
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.headroom.shapes import ClusterTarget
 from reconciler.headroom.smoothing import SmoothingConfig
 from reconciler.runtime.format import cpu
 from state.model import NodeCpu, Pools
 from state.topology import Topology
 
 _CPU: Final = 1000
+
+
+class ClusterTarget(StrEnum):
+    """Where the headroom is published. ``AUTO``: the first control plane whose object exists for this node."""
+
+    OFF = "off"
+    AUTO = "auto"
+    KOORDINATOR = "koordinator"
+    KATALYST = "katalyst"
+    NODE = "node"
 
 
 class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,8 +18,9 @@ import trio
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.log import get_log
 from reconciler.clients.kube_config import ApiServer
+from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.report import HeadroomReport
-from reconciler.headroom.shapes import ClusterTarget, NodeUse, Offer
+from reconciler.headroom.shapes import NodeUse, Offer
 from reconciler.runtime.format import cpu, size
 from reconciler.runtime.wakeup import WakeUp
 from state.model import SourceStatus

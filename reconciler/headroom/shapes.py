@@ -16,7 +16,6 @@ merge patch (RFC 7386), which names only what is ours.
 """
 
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -31,16 +30,6 @@ VALID_UNTIL: Final = "bypassd/headroom-valid-until"
 """Annotation of the node: RFC 3339. A value that is past is that of a daemon that has died."""
 WITHHELD: Final = "bypassd-withheld"
 _BE_PRIORITIES: Final = frozenset({"koord-batch", "koord-free"})
-
-
-class ClusterTarget(StrEnum):
-    """Where the headroom is published. ``AUTO``: the first control plane whose object exists for this node."""
-
-    OFF = "off"
-    AUTO = "auto"
-    KOORDINATOR = "koordinator"
-    KATALYST = "katalyst"
-    NODE = "node"
 
 
 class Offer(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import KubeApi, status_of
+from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import Meter, Published, PublishError, PublishTarget
 from reconciler.headroom.shapes import (
     KATALYST_CPU,
@@ -30,7 +31,6 @@ from reconciler.headroom.shapes import (
     OWN_CPU,
     OWN_MEMORY,
     WITHHELD,
-    ClusterTarget,
     Offer,
     katalyst_status,
     koordinator_status,

@@ -14,7 +14,7 @@ from cgroupfs.naming import QosClass
 from reconciler.pods.classify import KATALYST_QOS, KOORDINATOR_QOS, classification_input, classify
 from reconciler.pods.cpu_annotations import memory_wish_of, parse, within_request
 from reconciler.pods.disk_annotations import disk_preferences
-from reconciler.pods.marks import limited
+from reconciler.pods.marks import limited, unobeyed
 from reconciler.pods.resize import effective
 from reconciler.pods.resources import cpu_request, with_extended
 from reconciler.pods.selectors import ClassRules
@@ -162,6 +162,7 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
         wish=wish,
         memory=memory,
         disks=disks,
+        unobeyed=tuple(unobeyed(annotations)),
         meta_source=f"{meta.source}+cgroup" if meta else "cgroup",
         sandbox=known.sandbox,
         declared=_admitted(meta, known.granted) if meta and known.sandbox else (),

@@ -14,12 +14,13 @@ Source: Kubernetes' API server, validation of ObjectMeta: 256 KiB of annotations
 """
 
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, final
 
 import msgspec
 from msgspec import Raw, Struct
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 
 LONGEST_JSON: Final = 16 * 1024
@@ -102,9 +103,38 @@ _WEIGHTIEST: Final = (
     "koordinator.sh/memoryQOS",
 )
 """Where not all has room these are kept first, in this order."""
+UNOBEYED: Final[Mapping[str, str]] = {
+    "koordinator.sh/networkQOS": (
+        "limits of one pod's network are the CNI's (kubernetes.io/egress-bandwidth); BE pods together: policies.network"
+    ),
+    "koordinator.sh/oom-score-adj-spec": "one value for each pod (koordinator.sh/oom-score-adj): policies.oom_score",
+    "katalyst.kubewharf.io/network_enhancement": "the interface is chosen before bypassd sees the pod",
+    "katalyst.kubewharf.io/net_class_id": "the traffic class follows from the pod's class: policies.network",
+    "katalyst.kubewharf.io/pod_evict_score": "the order of evictions: bypassd/evict, koordinator.sh/eviction-priority",
+    "katalyst.kubewharf.io/cpu_weight_burst_ratio": "CPU weights follow from requests; quota: policies.quota_burst",
+    "katalyst.kubewharf.io/cpu_weight_demand_cores": "CPU weights follow from requests",
+    "katalyst.kubewharf.io/resource_package": "no packages; a pool of its own: cpuset_pool of cpu_enhancement",
+    "katalyst.kubewharf.io/resource_pool": "a pool of its own: cpuset_pool of cpu_enhancement",
+    "katalyst.kubewharf.io/pod_soft_evict_notify": "the notice before an eviction: bypassd/eviction-notice",
+    "scheduling.koordinator.sh/device-allocated": "devices (GPU, RDMA) are given by their device plug-ins",
+}
+"""Annotations that have an effect at node level with their own agents and none here, with the nearest setting or mark.
+
+A tenant who has written one believes in its effect, so it is named at the pod (docs/annotations.md has the reasons).
+Marks of schedulers alone, and those that those agents write themselves, are not in it. Source: Koordinator's
+apis/extension (v1.7), Katalyst's consts (v0.6).
+"""
+UNOBEYED_PARTS: Final[Mapping[tuple[str, str], str]] = {
+    ("katalyst.kubewharf.io/cpu_enhancement", "cpu_burst_threshold"): (
+        "the threshold of loans is the node's: policies.quota_burst"
+    ),
+}
+"""Keys within an annotation that holds a JSON object; the rest of it is obeyed."""
 _LIMITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(_WORD_ANNOTATIONS, LONGEST_WORD),
     **dict.fromkeys(_JSON_ANNOTATIONS, LONGEST_JSON),
+    # Their presence is reported; the value is not read.
+    **dict.fromkeys(sorted(UNOBEYED), LONGEST_WORD),
 }
 ANNOTATIONS: Final[Mapping[str, int]] = {key: _LIMITS[key] for key in (*_WEIGHTIEST, *_LIMITS) if key in _LIMITS}
 """The annotations that are read, in the order of their weight, and how many bytes each may have."""
@@ -274,6 +304,31 @@ class _Table:
         if len(texts) <= _FEW:
             return {key: texts[key] for key in texts if key not in _UNUSED and len(key) <= 2 * LONGEST_NAME}
         return {key: texts[key] for key in self._longest if key in texts}
+
+
+def unobeyed(annotations: Mapping[str, str]) -> Iterator[str]:
+    """One text for each such mark of a pod: its key, and what is nearest. Never a part of its value."""
+    for key, nearest in UNOBEYED.items():
+        if key in annotations:
+            yield f"{key}: not obeyed: {nearest}"
+    for (key, part), nearest in UNOBEYED_PARTS.items():
+        if part in _keys(annotations.get(key, "")):
+            yield f"{key}: {part}: not obeyed: {nearest}"
+
+
+def key_of(text: str) -> str:
+    """The mark of a text of `unobeyed`."""
+    return text.partition(": not obeyed")[0]
+
+
+def _keys(text: str) -> frozenset[str]:
+    if not text or len(text) > LONGEST_JSON:
+        return frozenset()
+    try:
+        value = decoded(msgspec.json.decode, text.encode())
+    except (ValueError, UnicodeError):
+        return frozenset()
+    return frozenset(value) if isinstance(value, dict) else frozenset()
 
 
 def shortened(text: str | None, where: str, problems: list[str], most: int = LONGEST_NAME) -> str | None:

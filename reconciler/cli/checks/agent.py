@@ -58,6 +58,18 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
         if isinstance(own, dict):
             yield own_group(own)
         yield node_daemons(results.daemon_state)
+        yield unobeyed_marks(results.daemon_state)
+
+
+def unobeyed_marks(state: Mapping[str, object]) -> CheckResult:
+    """The marks of control planes' dialects that pods of this node have and bypassd does not obey."""
+    found = state.get("unobeyed")
+    if not isinstance(found, dict) or not found:
+        return CheckResult("marks", CheckState.OK, "no pod has a mark that is known and not obeyed")
+    texts = [f"{key} ({fmt.plural(count, 'pod')})" for key, count in sorted(found.items()) if isinstance(count, int)]
+    return CheckResult(
+        "marks", CheckState.OK, f"not obeyed: {', '.join(texts)}; bypassctl why POD names the nearest setting"
+    )
 
 
 def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:

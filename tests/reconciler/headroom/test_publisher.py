@@ -9,8 +9,9 @@ import trio
 import trio.testing
 
 from cgroupfs.errors import AgentError, SourceError
+from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import FALL_S, NAME, REFUSED_S, RISE_S, HeadroomPublisher, Published, PublishError
-from reconciler.headroom.shapes import ClusterTarget, Offer
+from reconciler.headroom.shapes import Offer
 
 
 class Target:
