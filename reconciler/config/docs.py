@@ -193,7 +193,7 @@ def example() -> str:
 
 
 def markdown() -> str:
-    """docs/config.md: every setting in tables, one per section."""
+    """docs/config.md: every setting in lists, one per section."""
     root = section_of(Config)
     fields = dict(settings(root))
     lines = [
@@ -210,8 +210,8 @@ def markdown() -> str:
         "a CPU, `_percent`); a unit may be written: `200ms`, `10s`, `5m`, `1h`; `512Mi`, `4Gi`; `500m`, `2cpu`;",
         "`75%`. Text is taken as it is written (`on`, `010` and `12:30` stay text). Anchors, aliases, tags and a",
         "second document are refused. `classes.yaml` (`operator_file`) and the `--pods` list of `bypassctl plan` are",
-        "read by the same rules. Behind a default, in brackets: bounds, choices, and whether null is permitted where",
-        "it is not the default.",
+        "read by the same rules. Each setting is listed with its default. In brackets: bounds, choices, and whether",
+        "null is permitted where it is not the default.",
         "",
         "`bypassctl config schema` writes the same as JSON Schema, for editors ([bypassctl.1.md](bypassctl.1.md)).",
         "",
@@ -232,7 +232,7 @@ def markdown() -> str:
         "```",
         *_presets(),
     ]
-    lines += _tables(root, "", "Top level", {})
+    lines += _sections(root, "", "Top level", {})
     return "\n".join(lines) + "\n"
 
 
@@ -263,27 +263,27 @@ def _presets() -> list[str]:
     return lines
 
 
-def _tables(section: Schema, path: str, title: str, written: dict[str, str]) -> list[str]:
-    """The section and those within it. ``written``: the tables so far with their titles: an equal one is named."""
+def _sections(section: Schema, path: str, title: str, written: dict[str, str]) -> list[str]:
+    """The section and those within it. ``written``: the lists so far with their titles: an equal one is named."""
     plain = [field for field in section.fields.values() if field.schema.struct is None]
     lines = ["", f"## {title}", ""]
     if path:
         lines += [_summary(path, section), ""]
     if plain:
-        table = ["| setting | default | what |", "|---|---|---|", *(_row(field) for field in plain)]
-        if (same := written.setdefault("\n".join(table), title)) != title:
-            table = [f"The settings of [{same}](#{_anchor(same)})."]
-        lines += table
+        rows = [_row(field) for field in plain]
+        if (same := written.setdefault("\n".join(rows), title)) != title:
+            rows = [f"The settings of [{same}](#{_anchor(same)})."]
+        lines += rows
     elif not section.fields:
         lines += ["Nothing can be set here."]
     for field in section.fields.values():
         inner = f"{path}.{field.name}" if path else field.name
         if field.schema.struct is not None:
-            lines += _tables(field.schema, inner, f"`{inner}`", written)
+            lines += _sections(field.schema, inner, f"`{inner}`", written)
         else:
             mark, item = _item(field.schema)
             if item is not None:
-                lines += _tables(item, f"{inner}{mark}", f"`{inner}{mark}`", written)
+                lines += _sections(item, f"{inner}{mark}", f"`{inner}{mark}`", written)
     return lines
 
 
@@ -302,11 +302,11 @@ def _item(schema: Schema) -> tuple[str, Schema | None]:
 
 
 def _row(field: FieldSchema) -> str:
-    name = f"`{field.name}`" + (" ↻" if field.restart else "")
-    default = "required" if field.required else f"`{shown(field.default, field)}`"
+    """A setting as one writes it, with its default; the limits; what it is."""
+    setting = f"`{field.name}` (required)" if field.required else f"`{field.name}: {shown(field.default, field)}`"
     limits = _limits(field)
-    cells = [name, f"{default} ({limits})" if limits else default, field.description]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    marks = "".join((" ↻" if field.restart else "", f" ({limits})" if limits else ""))
+    return f"- {setting}{marks}: {field.description}" if field.description else f"- {setting}{marks}"
 
 
 def _limits(field: FieldSchema) -> str:
