@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes vm vmcores monitoring bench protection virtual virtual-short protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
+.PHONY: run test setup lint types unit search e2e scenes cluster vm vmcores monitoring bench protection virtual virtual-short protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,7 +48,7 @@ MEMORY = $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" 
 # compile 1200 modules each.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode $(BIN)/python -m pytest -q
 PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(PYTEST) -p no:cacheprovider \
-	-o tmp_path_retention_policy=failed -m "not kernel and not containerd"
+	-o tmp_path_retention_policy=failed -m "not kernel and not containerd and not cluster"
 ELSEWHERE = tests/reconciler/placement tests/reconciler/cli
 # The files in which a test has one of the marks (tests/conftest.py holds them to it): reading all files takes 12 s.
 KERNEL = $(sort $(ALONE) $(shell grep -rlE 'mark\.(kernel|containerd)' tests --include='test_*.py'))
@@ -81,6 +81,9 @@ e2e: setup ## only the tests with real containers and with a kubelet that writes
 
 scenes: setup ## services disturbed by CPU, memory and disk hogs and by their own quota, twenty times each (an hour)
 	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/node/test_disturbance.py
+
+cluster: setup ## what the cluster sees, on a real control plane (KUBEBUILDER_ASSETS: its programs; skipped without)
+	$(BIN)/python -m pytest -q -p no:cacheprovider -m cluster tests/cluster
 
 vm: setup ## the core suite in whole machines: cgroup v2 with systemd names, and pure v1 (qemu; minutes)
 	tests/vm/run.sh v2

@@ -115,7 +115,7 @@ HOLD_DEFAULTS: Final[Mapping[str, object]] = {
 
 Row = Mapping[str, object]
 
-_ENDS: Final = frozenset({"interference-cleared", "response-undone"})
+_ENDS: Final = frozenset({"interference-cleared", "node-opened", "response-undone"})
 """Kinds of alerts that are an end; a test holds them against `AlertKind.began`."""
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from state.closing import NodeClosing
 from state.model import PodClass, Resources
 
 NODE: Final = "node"
@@ -64,7 +65,8 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
     its end has begun. ``grace_s``: the time that it gets to end, None: not known. ``certain``: some source has reported
     its labels. ``held``: an operator's hold covers it. ``partial``: the fields of ``requests`` that not every container
     of the pod has, so that the sum is less than the pod may use. ``be_cpu_milli``, ``be_memory_bytes``: its requests as
-    BE work, container by container; None: nothing, or (an old recording) as ``requests`` have it.
+    BE work, container by container; None: nothing, or (an old recording) as ``requests`` have it. ``tolerates``: the
+    effects of the taint of a closed node (`state.closing`) that do not keep it away.
     """
 
     uid: str
@@ -92,6 +94,7 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
     certain: bool = True
     held: bool = False
     partial: tuple[str, ...] = ()
+    tolerates: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -109,7 +112,8 @@ class SampleFrame(Struct, frozen=True, kw_only=True):
 
     ``samples``: by subject, then by signal. ``pods`` by uid. ``knobs``: what this kernel lets us set (names of the
     catalog). ``disks``: ``major:minor`` of the whole disks. ``enforce``: what is planned is also written.
-    ``be_yields``: every BE pod leaves the CPU to online pods by itself (`reconciler.policies.yielding`).
+    ``be_yields``: every BE pod leaves the CPU to online pods by itself (`reconciler.policies.yielding`). ``closing``:
+    whether the node is closed to new BE pods; None: it cannot be, so nothing waits for it.
     """
 
     at_s: float
@@ -120,6 +124,7 @@ class SampleFrame(Struct, frozen=True, kw_only=True):
     disks: tuple[str, ...] = ()
     enforce: bool = True
     be_yields: bool = False
+    closing: NodeClosing | None = None
 
 
 class Verdict(StrEnum):

@@ -5,6 +5,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from state.closing import ClosedNode
+
 
 class SqueezeLimit(Struct, frozen=True, kw_only=True):
     """Bounds of a suspect for now; None: not bounded by this. ``reason`` names the victim and the cause.
@@ -26,6 +28,7 @@ class Response(StrEnum):
     HOLD = "hold"
     SQUEEZE = "squeeze"
     PARTITION = "partition"
+    CLOSE = "close"
     FREEZE = "freeze"
     EVICT = "evict"
 
@@ -46,7 +49,7 @@ class Restrictions(Struct, frozen=True, kw_only=True):
 
     ``budget_milli``: what BE may have together at most, None: as the policies say. ``squeezed``, ``frozen`` (with the
     reason) by pod uid; ``announced``: what will be added to them. ``cache_percent``: what BE keeps of its share of
-    caches and memory bandwidth.
+    caches and memory bandwidth. ``closed``: the node takes no new BE pods.
     """
 
     budget_milli: int | None = None
@@ -56,3 +59,4 @@ class Restrictions(Struct, frozen=True, kw_only=True):
     announced: Mapping[str, AnnouncedStep] = {}
     cache_percent: int | None = None
     cache_reason: str = ""
+    closed: ClosedNode | None = None

@@ -173,6 +173,8 @@ class PodMeta(Struct, frozen=True, kw_only=True):
     containers: tuple[ContainerMeta, ...] = ()
     overhead: Resources = Resources()
     """What its runtime needs besides the containers (``spec.overhead``, of a RuntimeClass)."""
+    tolerates: tuple[str, ...] = ()
+    """The effects of the taint of a closed node that do not keep it away (`state.closing`)."""
     sandbox_ids: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     """What of this pod could not be used, as messages for a person; the rest is good."""
@@ -258,6 +260,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     """Of such a pod the containers of its spec, with their admitted resources: no group is theirs."""
     overhead: Resources = Resources()
     """Of such a pod what its runtime needs besides them."""
+    tolerates: tuple[str, ...] = ()
+    """As in `PodMeta`."""
 
     @property
     def pod_class(self) -> PodClass:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from state.cache import CacheRequest
 from state.capacity import CapacityPlan, PodCapacity
+from state.closing import ClosedNode
 from state.cpu import StartPlan
 from state.disk import DiskPlan
 from state.memory import MemoryPlan
@@ -68,7 +69,7 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     ``oom_scores``: of containers' processes. ``idle_threads``: the scheduling policy of containers' threads. ``files``:
     of the node, outside of every cgroup, by name. ``daemons``: the CPU weight of other groups directly below the root,
     by path, as in the kernel's file. ``capacity``: BE pods' capacity files. ``starts``: BE pods' weights and start
-    allowance. None: not managed. ``reasons``: by policy, of all but the pools.
+    allowance. ``closed``: to new BE pods. None: not managed. ``reasons``: by policy, of all but the pools.
     """
 
     pools: Pools
@@ -83,6 +84,7 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     daemons: Mapping[str, int] = {}
     starts: StartPlan = StartPlan()
     capacity: CapacityPlan | None = None
+    closed: ClosedNode | None = None
     reasons: Mapping[str, str] = {}
 
     @property

@@ -62,7 +62,7 @@ def host_paths() -> dict[str, str]:
 def test_every_manifest_is_valid(version: str) -> None:
     found = {f"{item['kind']} {item['metadata']['name']}": kubeschema.problems(item, version) for item in objects()}
     assert {name: texts for name, texts in found.items() if texts} == {}
-    assert len(found) == 12
+    assert len(found) == 14
 
 
 @pytest.mark.parametrize("version", kubeschema.VERSIONS)
@@ -254,6 +254,8 @@ def test_each_right_at_the_api_server_is_listed_and_only_reading_pods_is_bound()
         "bypassd-kubelet": {("get", "nodes/proxy"), ("get", "nodes/pods")},
         "bypassd-eviction": {("create", "pods/eviction")},
         "bypassd-events": {("create", "events"), ("patch", "events")},
+        "bypassd-taint": {("get", "nodes"), ("patch", "nodes")},
+        "bypassd-condition": {("get", "nodes"), ("patch", "nodes/status")},
         "bypassd-headroom-node": {("get", "nodes"), ("patch", "nodes/status")},
         "bypassd-headroom-koordinator": {
             ("get", "nodes"),

@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
 import trio
 from msgspec import Struct
@@ -36,11 +36,15 @@ from reconciler.actuators.codec import RowCodec
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheUsage
+from state.closing import MarkStatus
 from state.evidence import Sample
 from state.ledger import Ledger
 from state.model import Hold, NodeView
 from state.plan import NodePlan
 from state.undo import RestoreResult
+
+if TYPE_CHECKING:
+    from reconciler.clients.kube import KubeApi
 
 
 class PlanSnapshot(Struct, frozen=True, kw_only=True):
@@ -58,7 +62,8 @@ class ActuatorContext(Struct, frozen=True, kw_only=True):
     ``root``: the node's root; ``kubelet_dir``: the kubelet's directory below it; ``store_lane``: the one-thread limiter
     of all calls that write to the store; ``fastpath``: what is done at the runtime's signal; ``writes``: counts by knob
     and outcome; ``misses``: the newest cache misses of pods by uid, per 1000 instructions, with their age as of the
-    call; a pod without an entry was not measured (`reconciler.signals.resctrl_reader.misses_of`).
+    call; a pod without an entry was not measured (`reconciler.signals.resctrl_reader.misses_of`); ``api``: makes a
+    client of the API server; ``node``: the name of this node's object there.
     """
 
     hierarchy: Hierarchy
@@ -68,15 +73,21 @@ class ActuatorContext(Struct, frozen=True, kw_only=True):
     fastpath: FastPath
     writes: Counter[tuple[str, str]]
     misses: Callable[[], Mapping[str, Sample]]
+    api: "Callable[[], KubeApi]"
+    node: str
     files: FileOps = REAL
     kubelet_dir: str = "/var/lib/kubelet"
 
 
 class OfflineContext(Struct, frozen=True, kw_only=True):
-    """The input of a restore without a daemon. ``only``: the uid of one pod; None: everything."""
+    """The input of a restore without a daemon. ``only``: the uid of one pod; None: everything.
+
+    ``api``: makes a client of the API server, by the daemon's configuration.
+    """
 
     root: str
     ledger: Ledger
+    api: "Callable[[], KubeApi]"
     only: str | None = None
 
 
@@ -84,12 +95,14 @@ class ActuatorKind(Struct, frozen=True, kw_only=True):
     """The entry points of an auxiliary actuator's module.
 
     ``codecs``: of its rows in the ledger, by kind. ``undo``: restores those without a daemon, in a thread; it raises
-    `StoreError` if the result cannot be recorded, and `SourceError` if the kernel does not answer.
+    `StoreError` if the result cannot be recorded, and `SourceError` if the kernel does not answer. ``undo_online``: the
+    same with requests to other programs, in the loop.
     """
 
     codecs: Mapping[str, RowCodec[Any]]  # of each kind's own state
     build: Callable[[ActuatorContext], "AuxiliaryActuator"]
     undo: Callable[[OfflineContext], Sequence[RestoreResult]] | None = None
+    undo_online: Callable[[OfflineContext], Awaitable[Sequence[RestoreResult]]] | None = None
 
 
 class AuxiliaryActuator(Protocol):
@@ -141,6 +154,14 @@ class NoticeSource(Protocol):
 
     def notified(self) -> frozenset[str]:
         """Uids of the pods that its last notice has reached."""
+
+
+@runtime_checkable
+class MarkSource(Protocol):
+    """An auxiliary actuator that marks the node's object in the cluster."""
+
+    def mark(self) -> MarkStatus | None:
+        """What became of the mark; None: none is wanted."""
 
 
 @final
@@ -211,6 +232,10 @@ class LazyActuator:
     def notified(self) -> frozenset[str]:
         """The real one's, if it gives notice."""
         return self._real.notified() if isinstance(self._real, NoticeSource) else frozenset()
+
+    def mark(self) -> MarkStatus | None:
+        """The real one's, if it marks the node."""
+        return self._real.mark() if isinstance(self._real, MarkSource) else None
 
 
 T = TypeVar("T")

@@ -28,6 +28,8 @@ class AlertKind(StrEnum):
     RESPONSE = "response"
     UNDONE = "response-undone"
     EXHAUSTED = "response-exhausted"
+    CLOSED = "node-closed"
+    OPENED = "node-opened"
     EVICTION_PLANNED = "eviction-planned"
     EVICTION_UNGUARDED = "eviction-unguarded"
     EVICTION_DONE = "eviction-done"
@@ -58,8 +60,11 @@ class AlertKind(StrEnum):
 _BEGAN: Final[Mapping[AlertKind, AlertKind]] = {
     AlertKind.CLEARED: AlertKind.INTERFERENCE,
     AlertKind.UNDONE: AlertKind.RESPONSE,
+    AlertKind.OPENED: AlertKind.CLOSED,
 }
-_STATES: Final = frozenset({AlertKind.INTERFERENCE, AlertKind.RESPONSE, AlertKind.STORE, AlertKind.SOURCE})
+_STATES: Final = frozenset(
+    {AlertKind.INTERFERENCE, AlertKind.RESPONSE, AlertKind.CLOSED, AlertKind.STORE, AlertKind.SOURCE}
+)
 
 
 class Alert(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from reconciler.clients.command import Command
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
-from reconciler.config.environment import cri_client, cri_socket, kubelet_peer
+from reconciler.config.environment import cri_client, cri_socket, kubelet_peer, node_name
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.safe_files import check_program
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, INSTRUCTIONS, RealPerf
@@ -28,6 +28,7 @@ from reconciler.signals.taskstats import Taskstats
 from reconciler.sources.cri import CriClient, RuntimeCondition, RuntimeVersion
 from reconciler.sources.kubelet_api import decode_pods
 from reconciler.sources.pressure_events import SPEC
+from state.closing import NodeMark
 from state.eviction import EvictionMethodName
 from state.model import PodMeta
 
@@ -62,6 +63,8 @@ class QueryResults(Struct, kw_only=True):
     fanotify_problem: str = ""
     api_problem: str | None = None
     """Why evictions cannot use the API server; empty: they can; None: not queried."""
+    mark_problem: str | None = None
+    """Why a closed node's object cannot be marked; empty: it can; None: not queried."""
     taskstats_problem: str | None = None
     perf_problem: str | None = None
     pressure_window_s: float | None = None
@@ -86,11 +89,14 @@ def query_node(node: InspectedNode) -> QueryResults:
     results.cri_socket = cri_socket(node.config.runtime, node.kubelet, node.root)
     eviction = node.config.eviction
     by_api = eviction.enabled and EvictionMethodName.API in eviction.means.order
+    closes = eviction.enabled and node.config.closing.enabled and node.config.closing.mark is not NodeMark.NONE
 
     async def ask() -> None:
         async with trio.open_nursery() as nursery:
             if by_api:
                 nursery.start_soon(ask_api, node, results)
+            if closes:
+                nursery.start_soon(_ask_mark, node, results)
             if peer is not None:
                 nursery.start_soon(_ask_kubelet, peer, marks, results)
             if (client := cri_client(node.config.runtime, node.kubelet, node.root, marks)) is not None:
@@ -201,6 +207,20 @@ async def ask_api(node: InspectedNode, results: QueryResults) -> None:
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
             await api.aclose()
+
+
+async def _ask_mark(node: InspectedNode, results: QueryResults) -> None:
+    """Whether bypassd could mark this node's object, by a review of rights."""
+    api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
+    resource = "nodes/status" if node.config.closing.mark is NodeMark.CONDITION else "nodes"
+    wanted = (("get", "nodes"), ("patch", resource))
+    name = node_name(node.kubelet)
+    try:
+        problems = [await denied(api, verb, kind, timeout_s=_API_S, name=name) for verb, kind in wanted]
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
+            await api.aclose()
+    results.mark_problem = next(filter(None, problems), "")
 
 
 async def denied(

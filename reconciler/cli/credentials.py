@@ -43,6 +43,7 @@ from reconciler.runtime import streams
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.runtime.whole_files import replace_file
 from reconciler.sources.kubelet_api import decode_pods
+from state.closing import NodeMark
 from state.eviction import EvictionMethodName
 
 _TIMEOUT_S: Final = 10.0
@@ -54,6 +55,7 @@ _OF_HEADROOM: Final = {
     RightsUse.KOORDINATOR: {ClusterTarget.KOORDINATOR, ClusterTarget.AUTO},
     RightsUse.KATALYST: {ClusterTarget.KATALYST, ClusterTarget.AUTO},
 }
+_TAINTS: Final = frozenset({NodeMark.PREFER_NO_SCHEDULE, NodeMark.NO_SCHEDULE})
 
 
 class _TokenStatus(Struct, frozen=True, rename="camel"):
@@ -103,7 +105,7 @@ def run(options: Namespace) -> int:
     if not given:
         if options.test:
             return _tested(node, node.config.apiserver)
-        streams.write(manifest(options.uses or _uses(node), options.namespace))
+        streams.write(manifest(options.uses or _uses(node), options.namespace, node_name(node.kubelet)))
         return Exit.OK
     access = _from_admin(options) if options.admin is not None else _from_options(options)
     if options.dry_run:
@@ -121,13 +123,20 @@ def run(options: Namespace) -> int:
 
 
 def _uses(node: InspectedNode) -> list[RightsUse]:
-    """The uses of this configuration; the kubelet's port only on request, as its right is broad."""
+    """The uses of this configuration; the kubelet's port, and a taint where ``auto`` would set one, only on request.
+
+    Their rights are broad.
+    """
     config = node.config
     uses = [RightsUse.PODS]
     if config.eviction.enabled and EvictionMethodName.API in config.eviction.means.order:
         uses.append(RightsUse.EVICTION)
     if any(getattr(sink, "kubernetes", None) is not None for sink in config.alerts.sinks.values()):
         uses.append(RightsUse.EVENTS)
+    if config.closing.enabled and config.closing.mark is NodeMark.CONDITION:
+        uses.append(RightsUse.CONDITION)
+    elif config.closing.enabled and config.closing.mark in _TAINTS:
+        uses.append(RightsUse.TAINT)
     return uses + [use for use, targets in _OF_HEADROOM.items() if config.headroom.publish in targets]
 
 
@@ -294,7 +303,7 @@ async def _list_pods(api: KubeApi, node: InspectedNode, wanted: bool) -> AccessT
 
 
 async def _get_node(api: KubeApi, node: InspectedNode) -> AccessTest:
-    """Only a check of the name: the daemon reads no node."""
+    """Only a check of the name."""
     name = node_name(node.kubelet)
     problem = await _get(api, f"/api/v1/nodes/{quote(name, safe='')}")
     return AccessTest(name="get nodes", wanted=False, found=f"the node is named {name}", problem=problem)
@@ -314,7 +323,7 @@ async def _review(api: KubeApi, right: AccessRight, node: str, wanted: bool) -> 
     refused: list[str] = []
     for verb in right.verbs:
         # Rights to objects of this node's name may be for these alone; POST has no name yet.
-        name = node if right.use in _OF_HEADROOM and verb != "create" else ""
+        name = node if (right.own_node or right.use in _OF_HEADROOM) and verb != "create" else ""
         why = await denied(api, verb, right.resource, timeout_s=_TEST_S, group=right.groups[0], name=name)
         refused += [why] if why else []
     name = f"{', '.join(right.verbs)} {right.resource}"

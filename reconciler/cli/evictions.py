@@ -9,7 +9,7 @@ from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, head, line, show
-from reconciler.cli.watched import OUTCOMES
+from reconciler.cli.watched import OUTCOMES, closing_cells
 from reconciler.runtime import format as fmt
 from reconciler.runtime.streams import complain
 
@@ -51,6 +51,7 @@ def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
             ("TRIGGER", "MODE", "STATE"),
             [_trigger(trigger) for trigger in eviction["triggers"] if every or trigger["mode"] != "off"],
         )
+    yield from _closing(eviction.get("closing") or {})
     shown: dict[tuple[str, ...], str] = {}
     for title, rows in (("being evicted", eviction["open"]), ("would be evicted", eviction["would"])):
         for row in rows:
@@ -65,6 +66,18 @@ def _blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
     if eviction["ended"]:
         yield blank()
         yield Table(("ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"), [_ended(entry) for entry in eviction["ended"]])
+
+
+def _closing(closing: Row) -> Iterator[Block]:
+    """Whether replacements of evicted pods are kept away from this node."""
+    if closing.get("closed"):
+        yield line("the node is ", *closing_cells(closing))
+        yield line(StyledText(closing["reason"], "dim"), indent=2)
+        if closing["state"] != "in place" and closing["detail"]:
+            yield line(StyledText(closing["detail"], "dim"), indent=2)
+    elif closing.get("spent"):
+        words = "the node is open to new BE pods: it was closed for closing.longest_s, and the shortage lasts"
+        yield line(StyledText(words, "warn"))
 
 
 def _room(room: Row | None) -> str:

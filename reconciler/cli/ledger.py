@@ -2,8 +2,9 @@
 
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 from msgspec.structs import asdict
@@ -17,6 +18,7 @@ from reconciler.actuators.cgroup.records import records_of
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all, unfreeze
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.cli.exits import CliError, Exit
+from reconciler.config.load import DEFAULT_PATH
 from reconciler.daemon import side_actuators
 from reconciler.responses.eviction.journal import thaw_killed
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
@@ -28,11 +30,16 @@ from state.schema import META, PLACES, RUNNING, NewerSchemaError
 from state.store import Store, StoreBatch, boot_id
 from state.undo import RestoreResult
 
+if TYPE_CHECKING:
+    from reconciler.clients.kube import KubeApi
+
 
 def restore_without_daemon(
-    store_path: str, root: str, only: str | None, *, files: FileOps = REAL
+    store_path: str, root: str, only: str | None, *, config: str = DEFAULT_PATH, files: FileOps = REAL
 ) -> dict[str, Any]:  # the shape of the daemon's own answer
     """Take the lock, restore, and record the result, if that can be recorded.
+
+    ``config``: the daemon's configuration file; it is read if the node's object in the cluster has a mark.
 
     A store of a newer version is converted to this one first. ``problem`` of the result: the fault of the store;
     ``lost``: files may be missing from the result; ``converted``: where the newer store was moved. Errors:
@@ -53,7 +60,7 @@ def restore_without_daemon(
     try:
         with InstanceLock(os.path.dirname(store_path)):
             aside, unconverted = _convert_newer(store_path)
-            done, unrecorded = _restore(store_path, root, only, files)
+            done, unrecorded = _restore(store_path, root, only, files, partial(_api, config))
     except AlreadyRunningError as exc:
         raise CliError(f"{exc}, but does not answer; stop it first", Exit.REFUSED) from exc
     except (SourceError, StoreError) as exc:
@@ -116,7 +123,22 @@ def _opened(store_path: str, root: str) -> Store:
     return Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename, must_record=False)
 
 
-def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tuple[list[RestoreResult], str | None]:
+def _api(path: str) -> "KubeApi":
+    """A client of the API server by the daemon's configuration. Errors: `SourceError` if that is invalid."""
+    from reconciler.config import load
+    from reconciler.config.environment import api_client, read_kubelet
+    from reconciler.settings.binder import ConfigError
+
+    try:
+        config = load.load(path, required=False).config
+    except ConfigError as exc:
+        raise SourceError("configuration", str(exc)) from exc
+    return api_client(config, read_kubelet(config))
+
+
+def _restore(
+    store_path: str, root: str, only: str | None, files: FileOps, api: "Callable[[], KubeApi]"
+) -> tuple[list[RestoreResult], str | None]:
     """The results, and why they could not be recorded. Errors: `StoreError` when the ledger cannot be read."""
     hierarchy = Hierarchy.detect(root)
     store = _opened(store_path, root)
@@ -137,7 +159,7 @@ def _restore(store_path: str, root: str, only: str | None, files: FileOps) -> tu
 
         table: dict[str, UndoKind] = {
             CGROUP: partial(restore_all, hierarchy, ledger, writer, files=files, only=only, records=records),
-            **side_actuators.restore_table_without_daemon(root, ledger, only),
+            **side_actuators.restore_table_without_daemon(root, ledger, only, api),
         }
         done = trio.run(restore_ledger, ledger, table, side_actuators.codec_of, only)
         ledger.flush()

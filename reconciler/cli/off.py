@@ -8,7 +8,7 @@ from cgroupfs.errors import AgentError
 from reconciler.cli.blocks import Block, StyledText
 from reconciler.cli.control import RESTORE_S, order, release_command, title_of, who
 from reconciler.cli.document import Row, fetch
-from reconciler.cli.exits import Exit
+from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.limits import PodLimits, above, measured
 from reconciler.cli.output import emit
 from reconciler.cli.screen import line, show
@@ -20,7 +20,9 @@ _ROOM_S = 0.1
 
 
 def run(options: Namespace) -> int:
-    """Free the pod. `Exit.NOT_OK` when a file could not be restored."""
+    """Free the pod, or open the node. `Exit.NOT_OK` when a file could not be restored."""
+    if options.target == "node":
+        return _open_node(options)
     _, pod = fetch_pod(options, options.target)
     body = {
         "pod_uid": pod["uid"],
@@ -42,6 +44,22 @@ def run(options: Namespace) -> int:
     else:
         emit(answer, options.output)
     return Exit.NOT_OK if answer["left"] else Exit.OK
+
+
+def _open_node(options: Namespace) -> int:
+    """New BE pods are taken again, whatever is short, until then."""
+    if options.with_budget:
+        raise CliError("--with-budget is of a pod", Exit.USAGE)
+    lasts = {"until_released": True} if options.until_released else {"seconds": options.seconds}
+    body = {"pod_uid": "node", "reason": options.reason, "by": options.by or who(), **lasts}
+    answer = order(options, "POST", "/off", body)
+    if options.output in {"table", "wide"}:
+        hold = answer["hold"]
+        text = f"the node is open to new BE pods until {fmt.until(hold['until'])}: {hold['reason']} (by {hold['by']})"
+        show([line(text), line(f"closed in a shortage again earlier: {release_command('off:node')}")])
+    else:
+        emit(answer, options.output)
+    return Exit.OK
 
 
 def _blocks(answer: Row, pod: Row) -> Iterator[Block]:

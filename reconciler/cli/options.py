@@ -311,7 +311,7 @@ def _init(parser: argparse.ArgumentParser) -> None:
         dest="uses",
         action="append",
         choices=(
-            *("pods", "kubelet", "eviction", "events", "renewal"),
+            *("pods", "kubelet", "eviction", "events", "taint", "condition", "renewal"),
             *("headroom-node", "headroom-koordinator", "headroom-katalyst"),
         ),
         help="rights to print; may be repeated (default: those of the configuration, without kubelet and renewal)",

@@ -95,7 +95,10 @@ def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daem
     # The lock distinguishes a daemon that is down from one that does not respond.
     from reconciler.cli.ledger import restore_without_daemon  # the loop and the models
 
-    return {"through": "ledger", **restore_without_daemon(where.store, options.root, uid)}
+    return {
+        "through": "ledger",
+        **restore_without_daemon(where.store, options.root, uid, config=places.config_path(options)),
+    }
 
 
 _REASONS: Final = {

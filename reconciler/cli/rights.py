@@ -17,6 +17,8 @@ class RightsUse(StrEnum):
     KUBELET = "kubelet"
     EVICTION = "eviction"
     EVENTS = "events"
+    TAINT = "taint"
+    CONDITION = "condition"
     RENEWAL = "renewal"
     NODE = "headroom-node"
     KOORDINATOR = "headroom-koordinator"
@@ -24,7 +26,10 @@ class RightsUse(StrEnum):
 
 
 class AccessRight(NamedTuple):
-    """One rule. ``resource`` with its subresource after a slash. ``names``: the only objects; empty: all."""
+    """One rule. ``resource`` with its subresource after a slash. ``names``: the only objects; empty: all.
+
+    ``own_node``: only this node's object is meant.
+    """
 
     use: RightsUse
     verbs: tuple[str, ...]
@@ -32,6 +37,7 @@ class AccessRight(NamedTuple):
     groups: tuple[str, ...]
     reason: str
     names: tuple[str, ...] = ()
+    own_node: bool = False
 
 
 RIGHTS: Final = (
@@ -71,6 +77,33 @@ RIGHTS: Final = (
         "events",
         ("", "events.k8s.io"),
         "POST and PATCH .../events, for an alert sink of the kind kubernetes.",
+    ),
+    AccessRight(
+        RightsUse.TAINT,
+        ("get", "patch"),
+        "nodes",
+        ("",),
+        "GET and PATCH of this node's object, for a taint while it is closed to new BE pods (closing.mark). This right "
+        "is not limited to taints: labels and unschedulable are parts of the same object. One service account for all "
+        "nodes has it for all of them; a kubelet's own credentials may not change taints.",
+        own_node=True,
+    ),
+    AccessRight(
+        RightsUse.CONDITION,
+        ("get",),
+        "nodes",
+        ("",),
+        "GET of this node's object, for closing.mark: condition.",
+        own_node=True,
+    ),
+    AccessRight(
+        RightsUse.CONDITION,
+        ("patch",),
+        "nodes/status",
+        ("",),
+        "PATCH of its status. With the kubelet's credentials (apiserver.identity: kubelet) no role is needed, and the "
+        "API server allows it for this node alone.",
+        own_node=True,
     ),
     AccessRight(
         RightsUse.RENEWAL,
@@ -159,12 +192,15 @@ def daemon_set_file() -> str:
     return _DAEMON_SET + "---\n".join(f"{document}\n" for document in documents)
 
 
-def manifest(uses: Collection[RightsUse], namespace: str) -> str:
-    """The YAML to apply: the service account, and for each use a ClusterRole with its binding."""
+def manifest(uses: Collection[RightsUse], namespace: str, node: str = "") -> str:
+    """The YAML to apply: the service account, and for each use a ClusterRole with its binding.
+
+    ``node``: the only node whose object may be used; empty: all.
+    """
     documents = [_account(namespace)]
     for use in RightsUse:
         if use in uses:
-            documents += ["\n".join(_role(use)), "\n".join(_binding(use, namespace))]
+            documents += ["\n".join(_role(use, node)), "\n".join(_binding(use, namespace, node))]
     return "---\n".join(f"{document}\n" for document in documents)
 
 
@@ -172,28 +208,34 @@ def _account(namespace: str) -> str:
     return f"apiVersion: v1\nkind: ServiceAccount\nmetadata:\n  name: {ACCOUNT}\n  namespace: {namespace}"
 
 
-def _role(use: RightsUse) -> Iterator[str]:
+def _name(use: RightsUse, node: str) -> str:
+    """Of a role and its binding: one for each node where its rules name the node."""
+    own = any(right.own_node for right in RIGHTS if right.use is use)
+    return f"{ACCOUNT}-{use}-{node}" if node and own else f"{ACCOUNT}-{use}"
+
+
+def _role(use: RightsUse, node: str = "") -> Iterator[str]:
     yield from ("apiVersion: rbac.authorization.k8s.io/v1", "kind: ClusterRole")
-    yield from ("metadata:", f"  name: {ACCOUNT}-{use}", "rules:")
+    yield from ("metadata:", f"  name: {_name(use, node)}", "rules:")
     for right in RIGHTS:
         if right.use is use:
             yield f"# {right.reason}"
             yield f"- apiGroups: [{', '.join(_quoted(group) for group in right.groups)}]"
             yield f"  resources: [{right.resource}]"
-            if right.names:
-                yield f"  resourceNames: [{', '.join(right.names)}]"
+            if names := (node,) if right.own_node and node else right.names:
+                yield f"  resourceNames: [{', '.join(names)}]"
             yield f"  verbs: [{', '.join(right.verbs)}]"
 
 
-def _binding(use: RightsUse, namespace: str) -> Iterator[str]:
+def _binding(use: RightsUse, namespace: str, node: str = "") -> Iterator[str]:
     # Of a service account's tokens, those in its own namespace.
     kind = "RoleBinding" if use is RightsUse.RENEWAL else "ClusterRoleBinding"
     yield from ("apiVersion: rbac.authorization.k8s.io/v1", f"kind: {kind}")
-    yield from ("metadata:", f"  name: {ACCOUNT}-{use}")
+    yield from ("metadata:", f"  name: {_name(use, node)}")
     if use is RightsUse.RENEWAL:
         yield f"  namespace: {namespace}"
     yield from ("roleRef:", "  apiGroup: rbac.authorization.k8s.io", "  kind: ClusterRole")
-    yield f"  name: {ACCOUNT}-{use}"
+    yield f"  name: {_name(use, node)}"
     yield from ("subjects:", "- kind: ServiceAccount", f"  name: {ACCOUNT}", f"  namespace: {namespace}")
 
 

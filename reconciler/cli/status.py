@@ -13,7 +13,7 @@ from reconciler.cli.format import unmeasured, value_text
 from reconciler.cli.holds import titled
 from reconciler.cli.output import emit
 from reconciler.cli.screen import blank, field, line, show
-from reconciler.cli.watched import node_cells, of_node
+from reconciler.cli.watched import closing_cells, node_cells, of_node
 from reconciler.runtime import format as fmt
 from state.printable import printable
 from state.setting_state import SettingState
@@ -38,6 +38,7 @@ _USES: Final = 5
 """Thousandths of a CPU: a group of daemons that uses less is not shown."""
 _DELAYS: Final = 1000
 """Microseconds that an online task may wait for a group's wake-up, from which on that is a warning."""
+_REASON: Final = 66
 _LONGEST: Final = 24
 """Characters of a group's name."""
 
@@ -150,6 +151,9 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield field("churn", *_movement(facts["movement"]))
     if facts["interference"]:
         yield field("watched", *node_cells(facts["interference"]))
+        if closing := facts["interference"].get("closing"):
+            yield field("closed", *closing_cells(closing))
+            yield field("", StyledText(printable(closing["reason"], _REASON), "dim"))
     yield from _pools(facts)
     yield from _budget(facts)
     yield from _sources(facts)

@@ -21,7 +21,8 @@ def of_pod(body: Row, pod: Row) -> Row:
     """Interference and evictions of one pod, as plain values; empty while detection is disabled, or without a daemon.
 
     ``findings`` of it as a victim and the ``steps`` taken for it; ``blamed``: findings of others that suspect it;
-    ``in_force``: the steps against it; ``evictions``: ``state`` (open, would, ended) with the order or case.
+    ``in_force``: the steps against it; ``evictions``: ``state`` (open, would, ended) with the order or case;
+    ``closing``: of a pod that is not online, whether the node takes its replacement.
     """
     seen: Row = body.get("interference") or {}
     eviction: Row = body.get("eviction") or {}
@@ -47,6 +48,7 @@ def of_pod(body: Row, pod: Row) -> Row:
             for state, most in (("open", None), ("would", None), ("ended", _ENDED))
             for entry in [item for item in eviction.get(state, ()) if item["uid"] == uid][:most]
         ],
+        "closing": eviction.get("closing") if pod.get("class") not in _ONLINE else None,
     }
 
 
@@ -186,7 +188,21 @@ def of_node(body: Row) -> Row:
             "open": len(eviction["open"]),
             "would": len(eviction["would"]),
         }
+    if (closing := eviction.get("closing") or {}).get("closed"):
+        fields["closing"] = closing
     return fields
+
+
+def closing_cells(closing: Row) -> Iterator[Cell]:
+    """A node that is closed to new BE pods: since when, what the cluster reads of it, and when it opens."""
+    yield StyledText("closed to new BE pods", "warn")
+    yield f" since {fmt.clock(closing['since'])}; "
+    state = closing["state"]
+    bad = state not in {"in place", "headroom only", "pending", None}
+    in_place = closing["detail"] if state == "in place" else state
+    yield StyledText(str(in_place or "headroom 0"), "bad" if bad else "")
+    if closing["opens_s"] is not None:
+        yield f"; opens in {fmt.duration(closing['opens_s'])}"
 
 
 def node_cells(fields: Row) -> Iterator[Cell]:

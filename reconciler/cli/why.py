@@ -22,7 +22,7 @@ from reconciler.cli.output import emit
 from reconciler.cli.screen import field, line, show
 from reconciler.cli.sparkline import sparkline
 from reconciler.cli.targets import fetch_pod
-from reconciler.cli.watched import OUTCOMES
+from reconciler.cli.watched import OUTCOMES, closing_cells
 from reconciler.runtime import format as fmt
 from state.printable import printable
 
@@ -263,8 +263,10 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield from title_blocks(facts)
     if facts["pod"].get("gone"):
         yield from _end(facts["evicted"])
+        yield from _closed(facts["interference"].get("closing"))
     else:
         yield from _coming(facts["interference"].get("evictions", ()))
+        yield from _closed(facts["interference"].get("closing"))
         yield from _where(facts)
         yield from _numbers(facts["now"])
         yield from _throttling(facts)
@@ -303,6 +305,13 @@ def _coming(evictions: Sequence[Row]) -> Iterator[Block]:
         elif case["state"] == "would":
             state = StyledText("would be evicted (dry run)", "warn")
             yield field("eviction", state, f"; {case['cause']}: {case['evidence']}")
+
+
+def _closed(closing: Row | None) -> Iterator[Block]:
+    """That the node takes no new BE pods: a replacement of this one is kept away."""
+    if closing and closing["closed"]:
+        yield field("node", *closing_cells(closing))
+        yield field("", StyledText(closing["reason"], "dim"))
 
 
 def _where(facts: Row) -> Iterator[Block]:

@@ -28,6 +28,7 @@ from state.topology import Topology
 from state.topology_sysfs import read_topology
 
 if TYPE_CHECKING:
+    from reconciler.clients.kube import KubeApi
     from reconciler.sources.cri import CriClient
 
 
@@ -104,6 +105,13 @@ def cri_client(
 
     root_only = not config.sockets and root == "/"
     return CriClient(socket, root=root, timeout_s=config.timeout_s, root_only=root_only, marks=marks)
+
+
+def api_client(config: Config, kubelet_config: KubeletConfig) -> "KubeApi":
+    """A client of the API server, not yet connected."""
+    from reconciler.clients.kube import KubeApi  # most nodes need none
+
+    return KubeApi(config.apiserver, root=config.node.root, kubelets=kubelet_config.kubeconfig)
 
 
 _LOG: Final = get_log("node")

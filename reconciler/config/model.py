@@ -18,6 +18,7 @@ from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.pods.selectors import ClassRules
 from reconciler.policies.owner_shares import OwnersConfig
 from reconciler.policies.table import PoliciesConfig
+from reconciler.responses.config import ClosingConfig
 from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.runtime.log_settings import LogFormat, LogLevel
 
@@ -408,6 +409,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     headroom: HeadroomConfig = HeadroomConfig()
     owners: OwnersConfig = OwnersConfig()
     interference: InterferenceConfig = InterferenceConfig()
+    closing: ClosingConfig = ClosingConfig()
     eviction: EvictionConfig = EvictionConfig()
     writes: WritesSection = WritesSection()
     memory: MemorySection = MemorySection()

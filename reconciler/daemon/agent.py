@@ -38,7 +38,7 @@ from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.alerts.agent_alerts import as_alert
 from reconciler.alerts.service import AlertService
 from reconciler.alerts.sinks.base import SinkContext
-from reconciler.config.environment import NodeEnvironment, followed, intents_file, read_kubelet
+from reconciler.config.environment import NodeEnvironment, api_client, followed, intents_file, node_name, read_kubelet
 from reconciler.config.model import AgentMode, Config, Lower
 from reconciler.config.read_keys import read_keys
 from reconciler.control import effect_hours, pod_minutes
@@ -99,6 +99,7 @@ from reconciler.sources.outside import groups_outside, outside_status
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
 from reconciler.sources.tree import TreeSource
 from state.cache import CacheUsage
+from state.closing import MarkState, MarkStatus
 from state.kinds import CGROUP
 from state.ledger import Ledger
 from state.model import CpuPolicy, Hold, KubeletView, NodeCpu, NodeView, Pod, Pools, Setting, SourceStatus
@@ -314,6 +315,8 @@ class Agent:
             files=files,
             misses=self.watching.misses,
             kubelet_dir=place.kubelet.root_dir,
+            api=partial(api_client, config, place.kubelet),
+            node=node_name(place.kubelet),
         )
         self.sides = side_actuators.build(means)
         self.usage = UsageReader(place.hierarchy, ops=files)
@@ -478,6 +481,7 @@ class Agent:
         situation = PlanSnapshot(view=view, plan=plan, enforce=self.judge.enforce, holds=self.judge.holds)
         for side in self.sides:
             side.planned(situation)
+        self.headroom.close(plan.closed.reason if plan.closed is not None and self.judge.enforce else None)
 
     def _online_wait(self) -> WaitSource:
         """Loaded with the first BE pod in the idle class only."""
@@ -504,6 +508,18 @@ class Agent:
     def cache_use(self) -> CacheUsage | None:
         """What was measured last of caches and memory bandwidth; None: nothing is."""
         return side_actuators.cache_use(self.sides)
+
+    def mark(self) -> MarkStatus | None:
+        """What became of the mark of a closed node; None: none is wanted."""
+        return side_actuators.mark(self.sides)
+
+    def closing(self) -> bool:
+        """Whether the node is being closed to new BE pods, and the cluster cannot know it yet."""
+        wanted, plan = self.inventory.readings.measures.closed, self.reconciler.plan
+        if wanted is None:
+            return False
+        mark = self.mark()
+        return plan is None or plan.closed != wanted or mark is None or mark.state is MarkState.PENDING
 
     def notified(self) -> frozenset[str]:
         """Uids of the pods whose capacity file could be written."""

@@ -5,6 +5,8 @@ person made before stays as it is, with its reason and its end: the pod is manag
 ``budget`` the pod counts as online meanwhile, so that neither the quota of the besteffort directory nor a response to
 interference bounds it: the other BE pods divide the budget among themselves as quotas of their own, as they do beside
 an online pod in that directory.
+
+``bypassctl off node`` opens a node that is closed to new BE pods, and keeps it open for a time.
 """
 
 import os
@@ -19,7 +21,7 @@ from cgroupfs.errors import InputError, SourceError
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.records import Records
 from reconciler.actuators.cgroup.restore import restore_all
-from reconciler.actuators.holds import OFF, active, check_reason, check_seconds, pod_hold
+from reconciler.actuators.holds import OFF, OFF_NODE, active, check_reason, check_seconds, pod_hold
 from reconciler.config.model import AgentMode
 from reconciler.web.interface import OffRequest, RestoreRequest
 from state.entry import LedgerEvent
@@ -48,6 +50,8 @@ async def off(agent: "Agent", request: OffRequest) -> Mapping[str, object]:
     check_seconds(request.seconds, until_released=request.until_released)
     check_reason(request.reason)
     uid = request.pod_uid
+    if f"{OFF}{uid}" == OFF_NODE:
+        return await _open_node(agent, request)
     pod = agent.inventory.pods.get(uid)
     if pod is None:
         raise InputError("off pod_uid", uid, "the uid of a pod on this node")
@@ -64,6 +68,15 @@ async def off(agent: "Agent", request: OffRequest) -> Mapping[str, object]:
     done = await agent.restore(uid, by=hold.by)
     kept = pod_hold(earlier, uid, pod.paths)
     return {**_facts(done), "hold": asdict(hold), "kept": None if kept is None else asdict(kept)}
+
+
+async def _open_node(agent: "Agent", request: OffRequest) -> Mapping[str, object]:
+    """Open the node to new BE pods, and keep it open; its mark is removed within seconds. Errors: `StoreError`."""
+    until = None if request.seconds is None else time.time() + request.seconds
+    hold = await agent.holds.put(Hold(target=OFF_NODE, reason=request.reason, by=request.by or "unknown", until=until))
+    agent.log.warning("node kept open to new BE pods", by=hold.by, reason=hold.reason)
+    agent.ledger.note(LedgerEvent(at=time.time(), kind="off", path="/", reason=hold.reason))
+    return {**_facts(()), "hold": asdict(hold), "kept": None}
 
 
 async def restore_control_files(

@@ -7,7 +7,7 @@ row says all that is needed before the module is imported: a node that needs non
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from msgspec import Struct
@@ -22,6 +22,7 @@ from reconciler.actuators.base import (
     CacheUsageSource,
     GroupOutcomes,
     LazyActuator,
+    MarkSource,
     NoticeSource,
     OfflineContext,
     PlanSnapshot,
@@ -31,10 +32,14 @@ from reconciler.actuators.restore import UndoKind
 from reconciler.policies.yielding import threads_count
 from reconciler.runtime.lazy import load
 from state.cache import CacheUsage
-from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL, THREAD
+from state.closing import MarkStatus
+from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.ledger import Ledger
 from state.store import boot_id
 from state.undo import RestoreResult
+
+if TYPE_CHECKING:
+    from reconciler.clients.kube import KubeApi
 
 
 class _ActuatorRow(Struct, frozen=True):
@@ -72,6 +77,7 @@ TABLE: Final = (
     _ActuatorRow("capacity", "reconciler.actuators.files.capacity:ACTUATOR", "capacity", (CAPACITY,), False),
     _ActuatorRow("core_sched", "reconciler.actuators.core_sched.actuator:ACTUATOR", "cookies", (COOKIE,)),
     _ActuatorRow("resctrl", "reconciler.control.cache_loop:ACTUATOR", "cache", (RESCTRL,)),
+    _ActuatorRow("node_mark", "reconciler.actuators.node_mark:ACTUATOR", "closed", (NODE_OBJECT,)),
     _ActuatorRow("network", "reconciler.control.network_loop:ACTUATOR", "network", (NETWORK,)),
 )
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {row.name: row.kinds for row in TABLE}
@@ -101,6 +107,11 @@ def build(context: ActuatorContext) -> tuple[AuxiliaryActuator, ...]:
 def cache_use(sides: Iterable[AuxiliaryActuator]) -> CacheUsage | None:
     """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
     return next((use for side in sides if isinstance(side, CacheUsageSource) and (use := side.measured())), None)
+
+
+def mark(sides: Iterable[AuxiliaryActuator]) -> MarkStatus | None:
+    """What became of the mark of a closed node; None: none is wanted."""
+    return next((status for side in sides if isinstance(side, MarkSource) and (status := side.mark())), None)
 
 
 def notified(sides: Iterable[AuxiliaryActuator]) -> frozenset[str]:
@@ -143,26 +154,32 @@ def restore_table(sides: Iterable[AuxiliaryActuator], only: str | None) -> dict[
     return table
 
 
-def restore_table_without_daemon(root: str, ledger: Ledger, only: str | None) -> dict[str, UndoKind]:
+def restore_table_without_daemon(
+    root: str, ledger: Ledger, only: str | None, api: "Callable[[], KubeApi]"
+) -> dict[str, UndoKind]:
     """How each kind is undone while no daemon runs: by the ledger, and by marks of ours where it is lost.
 
     Where the node is a copy, what is set by system call or belongs to this machine's processes cannot be undone.
+    ``api`` makes a client of the API server.
     """
-    context = OfflineContext(root=root, ledger=ledger, only=only)
+    context = OfflineContext(root=root, ledger=ledger, api=api, only=only)
     local = _is_this_machine(root)
     table: dict[str, UndoKind] = {}
     for row in TABLE:
         if row.kinds and (local or not row.local):
-            table |= dict.fromkeys(row.kinds, _blocking(partial(_undo, row, context)))
+            table |= dict.fromkeys(row.kinds, partial(_undo, row, context))
     if local:
         table["private groups"] = _blocking(partial(_restore_private, root, only))
     return table
 
 
-def _undo(row: _ActuatorRow, context: OfflineContext) -> Sequence[RestoreResult]:
-    undo = row.load().undo
-    assert undo is not None
-    return undo(context)
+async def _undo(row: _ActuatorRow, context: OfflineContext) -> Sequence[RestoreResult]:
+    kind = row.load()
+    if kind.undo_online is not None:
+        return await kind.undo_online(context)
+    assert kind.undo is not None
+    await trio.lowlevel.checkpoint()
+    return kind.undo(context)  # nothing else runs
 
 
 def _blocking(undo: Callable[[], Sequence[RestoreResult]]) -> UndoKind:

@@ -14,7 +14,7 @@ from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.memory import WHOLE, MemorySupply, smoothing_of, update
-from reconciler.headroom.smoothing import SmoothedAmount, restored, step
+from reconciler.headroom.smoothing import SmoothedAmount, restored, step, withdrawn
 from reconciler.runtime.cooperative import TimeSlice
 from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass
@@ -61,10 +61,17 @@ class MemoryHeadroom:
         self._changed = changed
         self._clock = clock
         self._supply: MemorySupply | None = None
+        self._closed: str | None = None
 
     def restore(self, promised_bytes: int, age_s: float) -> None:
         """Go on from what an earlier run promised so long ago."""
         self.state = restored({WHOLE: promised_bytes}, age_s, self._clock(), smoothing_of(self.config))
+
+    def close(self, reason: str | None) -> None:
+        """Promise nothing from now on, for this reason; None: promise again, in steps from 0."""
+        self._closed = reason
+        if reason is not None:
+            self.state = withdrawn(self.state, self._clock(), reason)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read every few seconds, for ever."""
@@ -83,6 +90,8 @@ class MemoryHeadroom:
         bound = plan.memory.reclaimed_high_bytes
         self._supply = update(self._knowledge.node_memory, kept, bound, self.config, stale_after_s=_STALE_S)
         self.state = step(before, self._supply, self._clock(), smoothing_of(self.config))
+        if self._closed is not None:
+            self.state = withdrawn(self.state, self._clock(), self._closed)
         if self.state.amounts != before.amounts:
             self._changed()
 

@@ -20,7 +20,7 @@ from cgroupfs.log import get_log
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.shapes import Offer
-from reconciler.headroom.smoothing import SmoothedAmount, restored, step
+from reconciler.headroom.smoothing import SmoothedAmount, restored, step, withdrawn
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.model import NodeCpu, Pools, SourceStatus
@@ -86,6 +86,7 @@ class HeadroomReport:
         self._follow: Callable[[], None] = _nothing
         self._sample: HeadroomSample | None = None
         self._kept = kept
+        self._closed: str | None = None
         self.state = SmoothedAmount()
         if kept is not None:
             milli = {int(node): milli for node, milli in kept.milli.items() if node.isdecimal()}
@@ -100,8 +101,22 @@ class HeadroomReport:
         before = self.state
         self._sample = update(pools, topology, cpu, self.config)
         self.state = step(before, self._sample, now, self.config.smoothing)
+        if self._closed is not None:
+            self.state = withdrawn(self.state, now, self._closed)
         if self.state.amounts != before.amounts:
             self.changed()
+
+    def close(self, reason: str | None) -> None:
+        """Promise nothing from now on, for this reason; None: promise again, in steps from 0."""
+        closed = None if reason is None else f"closed to new BE pods: {reason}"
+        if closed == self._closed:
+            return
+        self._closed = closed
+        if self._memory is not None:
+            self._memory.close(closed)
+        if closed is not None:
+            self.state = withdrawn(self.state, self._clock(), closed)
+        self.changed()
 
     def changed(self) -> None:
         """A promise is another one: the file follows, and the cluster (`follow`)."""
@@ -159,6 +174,7 @@ class HeadroomReport:
         return {
             "milli": state.total,
             "reason": state.reason,
+            "closed": self._closed is not None,
             "known_s": None if state.known_at is None else max(0.0, self._clock() - state.known_at),
             "nodes": [
                 {
@@ -184,6 +200,7 @@ class HeadroomReport:
             "cpu_milli": self.state.total,
             "memory_bytes": self._memory.state.total if self._memory is not None else None,
             "numa_nodes": {str(node): {"cpu_milli": milli} for node, milli in sorted(self.state.amounts.items())},
+            "closed": self._closed is not None,
             "reason": self.state.reason,
         }
 

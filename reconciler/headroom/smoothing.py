@@ -104,6 +104,14 @@ def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: Smooth
     return _promising(state, amounts, now, why)
 
 
+def withdrawn(state: SmoothedAmount, now: float, reason: str) -> SmoothedAmount:
+    """Nothing is promised at this moment, whatever was measured; from here on the amount rises in steps again."""
+    none = dict.fromkeys(state.amounts, 0)
+    return _promising(
+        SmoothedAmount(amounts=state.amounts, known_at=state.known_at, changed_at=state.changed_at), none, now, reason
+    )
+
+
 def restored(amounts: Mapping[int, int], age_s: float, now: float, law: SmoothingConfig) -> SmoothedAmount:
     """The state at a start, from what an earlier run promised ``age_s`` ago; too old (or of the future) is nothing."""
     if not 0.0 <= age_s <= law.hold_s:

@@ -11,14 +11,18 @@ from msgspec.structs import replace
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.interference.engine import Evaluation
+from reconciler.responses.closing import ClosingChange, ClosingTurn
 from reconciler.responses.ladder import EscalationChange, EscalationState, Transition
 from reconciler.responses.promotion import ModeChange
 from reconciler.responses.steps import ResponseStep
+from reconciler.runtime.format import clock
+from state.closing import ClosedNode, NodeMark
 from state.entry import LedgerEvent
 from state.evidence import RuleVerdict, SampleFrame
 
 _BACK: Final = frozenset({Transition.UNDONE, Transition.ENDED})
 """A step is no longer in force."""
+_NODE_KEY: Final = "node"
 _WOULD: Final = {Transition.APPLIED: "do", Transition.ASKED: "do", Transition.EXHAUSTED: "stop"}
 
 
@@ -68,6 +72,40 @@ def resolutions(
                 step=step,
             )
             yield _done(change, frame, ())
+
+
+def closing_alert(change: ClosingChange, at_s: float) -> Alert:
+    """The node was closed to new BE pods, or is open to them again."""
+    if change.turn is ClosingTurn.CLOSED:
+        closed = change.closed
+        also = " NoSchedule keeps online pods away, too." if closed.mark is NodeMark.NO_SCHEDULE else ""
+        return Alert(
+            kind=AlertKind.CLOSED,
+            key=_NODE_KEY,
+            summary=f"the node is closed to new BE pods (headroom 0, mark {closed.mark}): {closed.reason}.{also}",
+            severity=Severity.WARNING if also else Severity.INFO,
+            at_s=at_s,
+            labels={"mark": closed.mark.value},
+            details={"until": clock(closed.until_s)},
+        )
+    alert = opened_alert(change.closed, change.words, at_s)
+    if change.turn is ClosingTurn.AGED:
+        summary = f"{alert.summary}; the shortage lasts: {change.closed.reason}"
+        return replace(alert, summary=summary, severity=Severity.WARNING)
+    return alert
+
+
+def opened_alert(closed: ClosedNode, why: str, at_s: float) -> Alert:
+    """The node is open to new BE pods again."""
+    return Alert(
+        kind=AlertKind.OPENED,
+        key=_NODE_KEY,
+        summary=f"the node is open to new BE pods again: {why}",
+        severity=Severity.INFO,
+        at_s=at_s,
+        labels={"mark": closed.mark.value},
+        details={"closed": clock(closed.since_s), "reason": closed.reason},
+    )
 
 
 def _found(finding: RuleVerdict, frame: SampleFrame, *, over: bool) -> Alert:

@@ -24,17 +24,18 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import StoreError
 from cgroupfs.files import FileOps
 from cgroupfs.log import get_log
-from reconciler.actuators.holds import pod_hold
+from reconciler.actuators.holds import OFF_NODE, pod_hold
 from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
 from reconciler.control.inventory import Inventory
-from reconciler.interference.alerts import alerts_of, effect_events, resolutions
+from reconciler.interference.alerts import alerts_of, closing_alert, effect_events, opened_alert, resolutions
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
 from reconciler.interference.nodesteps import NodeStep, settings_of
 from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.announce import announced
+from reconciler.responses.closing import ClosingState, ClosingTurn, advance, causes_of
 from reconciler.responses.eviction.limits import EvictionHistory
 from reconciler.responses.eviction.limits import load_history as past_restored
 from reconciler.responses.eviction.limits import saved_history as past_kept
@@ -49,6 +50,7 @@ from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet
 from reconciler.signals.reading import MeteredReader, build, costs
 from reconciler.signals.tasks import ReaderTasks
 from state.cache import CacheUsage
+from state.closing import ClosedNode, MarkState, MarkStatus, NodeClosing
 from state.entry import LedgerEvent
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep
 from state.evidence import ContainerSnapshot, PodSnapshot, SampleFrame
@@ -106,6 +108,7 @@ def snapshot_of(
         held=held,
         certain=pod.classification.certain,
         partial=partial,
+        tolerates=pod.tolerates,
     )
 
 
@@ -201,6 +204,12 @@ class MonitoredNode(Protocol):
 
     def enforces(self) -> bool: ...
 
+    def mark(self) -> MarkStatus | None:
+        """What became of the mark of a closed node; None: none is wanted."""
+
+    def closing(self) -> bool:
+        """Whether the node is being closed to new BE pods, and the cluster cannot know it yet."""
+
 
 class EvictionExecutor(Protocol):
     """Carries out evictions."""
@@ -263,6 +272,12 @@ class InterferenceMonitor:
         self.frame: SampleFrame | None = None
         self.judgement: Evaluation | None = None
         self.decision = EvictionDecision()
+        self.closing = ClosingState()
+        """Whether the node is closed to new BE pods."""
+        self.closings: Counter[str] = Counter()
+        """How often it was closed and opened, by turn."""
+        self._settled_s: float | None = None
+        """Since when the cluster can know that the node is closed."""
         self.changes: Counter[tuple[str, str]] = Counter()
         """What happened on the ladder, by response and turn."""
         self.passes = 0
@@ -327,9 +342,12 @@ class InterferenceMonitor:
         """End what lasts, and report the end: no later pass would."""
         if self.frame is not None:
             frame = msgspec.structs.replace(self.frame, wall_s=self._wall())
+            if self.closing.closed is not None:
+                self._tell(opened_alert(self.closing.closed, why, frame.wall_s))
             for alert in resolutions(self.engine.active, self.engine.ladder.climbs.values(), frame, why):
                 self._tell(alert)
         self.engine.forget()
+        self.closing, self._settled_s = ClosingState(), None
 
     async def evaluate(self) -> Evaluation:
         """One pass."""
@@ -343,7 +361,8 @@ class InterferenceMonitor:
         await slices.checkpoint()
         self.pass_s = sum(self.costs().values()) - before + judging_s
         self._decide(config, frame, judgement)
-        self._publish(self._announced(config, self._allowed(judgement.measures), frame.at_s))
+        measures = msgspec.structs.replace(self._allowed(judgement.measures), closed=self._close(config, frame))
+        self._publish(self._announced(config, measures, frame.at_s))
         for mode in judgement.modes:
             _LOG.info("rule mode changed by evidence", rule=mode.rule, enforcing=mode.enforcing, reason=mode.reason)
         for alert in alerts_of(judgement, frame, self.engine.ladder.climbs.values()):
@@ -439,7 +458,21 @@ class InterferenceMonitor:
             disks=self._disks,
             enforce=self._node.enforces(),
             be_yields=pools is not None and pools.harm is not None and pools.harm.in_force,
+            closing=self._closing(config, now),
         )
+
+    def _closing(self, config: Config, now: float) -> NodeClosing | None:
+        """None where it cannot be closed now: by the configuration, or because it was for as long as that may last."""
+        if not config.closing.enabled or self.closing.spent or self._open_because(config):
+            return None
+        if self.closing.closed is None or self._node.closing():
+            self._settled_s = None
+            return NodeClosing()
+        if self._settled_s is None:
+            self._settled_s = now
+        mark = self._node.mark()
+        in_place = mark is not None and mark.state is MarkState.IN_PLACE
+        return NodeClosing(closed_s=self._settled_s, mark=mark.mark if mark is not None and in_place else None)
 
     def _ended_by_us(self) -> set[str]:
         """Pods that bypassd is evicting, by uid: the kubelet reports that late, or never without its API."""
@@ -484,6 +517,32 @@ class InterferenceMonitor:
             measures, self._node.inventory.readings.measures, self._listeners, now, policies.capacity.notice_s
         )
 
+    def _close(self, config: Config, frame: SampleFrame) -> ClosedNode | None:
+        """Whether the node takes new BE pods, by the newest shortages and the ladder."""
+        eviction = config.eviction
+        enforced: list[str] = []
+        if frame.enforce and eviction.enabled and not eviction.dry_run:
+            triggers = eviction.triggers
+            names = (name for name in triggers.__struct_fields__ if not getattr(triggers, name).dry_run)
+            enforced = list(names)
+        causes = causes_of(self.decision.pressures, enforced, self.engine.ladder)
+        now = frame.at_s, frame.wall_s
+        self.closing, change = advance(self.closing, causes, now, config.closing, off=self._open_because(config))
+        if change is not None:
+            closes = change.turn is ClosingTurn.CLOSED
+            _LOG.warning("node closed to new BE pods" if closes else "node open to new BE pods", reason=change.words)
+            self._tell(closing_alert(change, frame.wall_s))
+            self.closings[change.turn.value] += 1
+        return self.closing.closed
+
+    def _open_because(self, config: Config) -> str:
+        """Why the node must not be closed now; empty: it may be."""
+        policy = config.policies.responses
+        if not policy.enabled or policy.dry_run:
+            return "the policy responses is off" if not policy.enabled else "the policy responses is a dry run"
+        hold = self._node.holds_now().get(OFF_NODE)
+        return "" if hold is None else f"off by {hold.by}: {hold.reason}"
+
     def _notice_left_s(self) -> float:
         """Seconds until the first announced step begins."""
         steps = self._node.inventory.readings.measures.announced.values()
@@ -497,6 +556,8 @@ class InterferenceMonitor:
         knowledge.take(measures=measures)
         dirty.mark(TICK)
         if (before.cache_percent, before.cache_reason) != (measures.cache_percent, measures.cache_reason):
+            dirty.mark(NODE)
+        if before.closed != measures.closed:
             dirty.mark(NODE)
         for mine, theirs in ((before.squeezed, measures.squeezed), (before.frozen, measures.frozen)):
             for uid in mine.keys() | theirs.keys():
@@ -554,6 +615,10 @@ class InterferenceMonitor:
     def ended(self) -> Mapping[EvictionOutcome, int]:
         """Evictions that ended since the daemon's start, by outcome."""
         return self._evictor.ended if self._evictor is not None else {}
+
+    def mark(self) -> MarkStatus | None:
+        """What became of the mark on the node's object; None: none is wanted."""
+        return self._node.mark()
 
     def costs(self) -> dict[str, float]:
         """CPU seconds that each reader has taken so far."""

@@ -144,6 +144,7 @@ class InterferenceService:
             kubelet_dir=os.path.join(place.root, place.kubelet.root_dir.lstrip("/")),
             pods=self._pod,
             forbidden=self._forbidden,
+            closing=self._node.closing,
         )
 
     def _pod(self, uid: str) -> PodSnapshot | None:

@@ -8,6 +8,7 @@ from msgspec import to_builtins
 from reconciler.config.model import Config
 from reconciler.interference.engine import Evaluation
 from reconciler.interference.monitor import InterferenceMonitor
+from reconciler.responses.closing import reopen_s
 from reconciler.responses.eviction.status import section
 from reconciler.responses.ladder import EscalationState, in_force
 from reconciler.runtime.counters import InterferenceCounters
@@ -50,7 +51,30 @@ def status_document(observer: InterferenceMonitor) -> Mapping[str, object]:
 
 def evictions(observer: InterferenceMonitor, config: Config, *, enforce: bool, now: float) -> Mapping[str, object]:
     """The section ``eviction``. ``now``: the monotonic clock."""
-    return section(config.eviction, observer.decision, observer.evictions, observer.cases(), enforce=enforce, now=now)
+    facts = section(config.eviction, observer.decision, observer.evictions, observer.cases(), enforce=enforce, now=now)
+    return {**facts, "closing": _closing(observer, config, now)}
+
+
+def _closing(observer: InterferenceMonitor, config: Config, now: float) -> Mapping[str, object]:
+    """Whether the node is closed to new BE pods, why, what the cluster reads of it, and when it opens. Wall clock."""
+    state, mark = observer.closing, observer.mark()
+    closed = state.closed
+    opens_s = None
+    if closed is not None and state.calm_s is not None:
+        opens_s = max(0.0, state.calm_s + reopen_s(state, config.closing) - now)
+    return {
+        "enabled": config.closing.enabled,
+        "closed": closed is not None,
+        "reason": "" if closed is None else closed.reason,
+        "since": None if closed is None else closed.since_s,
+        "until": None if closed is None else closed.until_s,
+        "opens_s": opens_s,
+        "spent": state.spent,
+        "mark": None if mark is None else mark.mark.value,
+        "state": None if mark is None else mark.state.value,
+        "detail": "" if mark is None else mark.detail,
+        "times": dict(sorted(observer.closings.items())),
+    }
 
 
 def numbers(observer: InterferenceMonitor) -> InterferenceCounters:
@@ -68,6 +92,9 @@ def numbers(observer: InterferenceMonitor) -> InterferenceCounters:
         orders=Counter("open" if case.outcome is None else case.outcome.value for case in cases),
         ended={outcome.value: count for outcome, count in observer.ended().items()},
         would=len(observer.decision.would),
+        closed=observer.closing.closed is not None,
+        closings=dict(observer.closings),
+        mark=observer.mark(),
     )
 
 

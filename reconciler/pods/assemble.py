@@ -102,6 +102,7 @@ def merge_metas(uid: str, metas: Iterable[PodMeta]) -> PodMeta | None:
             grace_s=merged.grace_s if merged.grace_s is not None else weaker.grace_s,
             containers=_join(merged.containers, weaker.containers),
             overhead=merged.overhead if merged.overhead != Resources() else weaker.overhead,
+            tolerates=merged.tolerates or weaker.tolerates,
             sandbox_ids=tuple(dict.fromkeys(merged.sandbox_ids + weaker.sandbox_ids)),
             problems=limited(merged.problems + weaker.problems),
         )
@@ -167,6 +168,7 @@ def assemble(known: PodInput, rules: ClassRules) -> Pod:
         sandbox=known.sandbox,
         declared=_admitted(meta, known.granted) if meta and known.sandbox else (),
         overhead=meta.overhead if meta and known.sandbox else Resources(),
+        tolerates=meta.tolerates if meta else (),
     )
 
 

@@ -6,6 +6,7 @@
   and not when, and at the beginning of each period they compete with all others. The quota is on the containers, in
   proportion to their requests; on the pod's directory where there are several and the runtime brings no quota for any
   of them (a smaller one above would keep a container from starting again).
+- *close*: the node takes no new BE pods (`reconciler.actuators.node_mark`, headroom 0).
 - *freeze*: the tasks of one BE pod stop. The ladder bounds it in time; a daemon that starts thaws what an earlier one
   left frozen before anything else (`reconciler.actuators.cgroup.restore`).
 
@@ -53,6 +54,12 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
         return pools
     reasons = {**pools.reasons, NAME: f"BE budget limited to {cpu(measures.budget_milli)}: {measures.budget_reason}"}
     return replace(pools, budget_milli=measures.budget_milli, reasons=reasons)
+
+
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: ResponsesConfig) -> NodePlan:
+    """Close the node to new BE pods where a response requests it."""
+    del previous
+    return plan if view.measures.closed is None or config.dry_run else replace(plan, closed=view.measures.closed)
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ResponsesConfig) -> list[Setting]:
@@ -131,5 +138,6 @@ POLICY = Policy(
     config_type=ResponsesConfig,
     precedence=6,
     decide_node=decide_node,
+    decide_resources=decide_resources,
     pod=for_pod,
 )

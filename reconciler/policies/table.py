@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from reconciler.policies.quota_burst import QuotaBurstConfig
     from reconciler.policies.quota_turbo import QuotaTurboConfig
     from reconciler.policies.reclaimed import ReclaimedConfig
+    from reconciler.policies.responses import ResponsesConfig
     from reconciler.policies.shared import SharedConfig
     from reconciler.policies.watermarks import WatermarksConfig
 
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
         quota_burst: QuotaBurstConfig
         quota_turbo: QuotaTurboConfig
         reclaimed: ReclaimedConfig
+        responses: ResponsesConfig
         shared: SharedConfig
         watermarks: WatermarksConfig
 

@@ -4,6 +4,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
+from state.closing import NodeMark
+
 
 class FreezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stopping a suspect for a while; it keeps its memory, and its probes fail meanwhile."""
@@ -51,6 +53,30 @@ class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     better_percent: ClassVar[int] = 10
     # Suspects below it are as likely bystanders: reported, not limited.
     min_score: ClassVar[float] = 0.2
+
+
+class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Closing the node to new BE pods while a shortage lasts, before pods are evicted."""
+
+    enabled: Annotated[
+        bool,
+        Meta(description="close the node: headroom 0, and `mark`, while evictions are enforced for a shortage"),
+    ] = True
+    mark: Annotated[
+        NodeMark,
+        Meta(
+            description="on the node's object meanwhile: auto (taint PreferNoSchedule where the API server allows it, "
+            "else none), none, PreferNoSchedule, NoSchedule (keeps online pods away, too), condition"
+        ),
+    ] = NodeMark.AUTO
+    reopen_s: Annotated[
+        float,
+        Meta(ge=10, le=3600, description="open again after this time without a shortage; doubled after each relapse"),
+    ] = 120.0
+    longest_s: Annotated[
+        float,
+        Meta(ge=60, le=86_400, description="open again after this time, whatever the shortage"),
+    ] = 14_400.0
 
 
 class PromotionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

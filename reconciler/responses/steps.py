@@ -47,8 +47,11 @@ class Dimension(StrEnum):
     DISK = "disk"
     CACHE = "cache"
     RUN = "running"
+    NODE = "node"
 
 
+_NOT_EVALUATED: Final = frozenset({Response.HOLD, Response.CLOSE})
+"""They keep interference from growing, so that no improvement proves them."""
 _LACKING: Final = {Dimension.CPU: ContendedResource.CPU, Dimension.MEMORY: ContendedResource.MEMORY}
 """The squeezes whose unit is that of the gap."""
 
@@ -83,6 +86,8 @@ class ResponseStep(Struct, frozen=True, kw_only=True):
         match self.what:
             case Dimension.BUDGET:
                 return f"hold: BE budget at most {fmt.cpu(self.amount)}"
+            case Dimension.NODE:
+                return "close: no new BE pods on this node"
             case Dimension.CACHE:
                 return f"partition: BE keeps {fmt.percent(self.amount)} of its cache share"
             case Dimension.RUN if self.response is Response.FREEZE:
@@ -239,6 +244,13 @@ def _partition(chance: ActionContext) -> ResponseStep | None:
     return _step(chance, Response.PARTITION, Dimension.CACHE, (lower[0], now)) if lower else None
 
 
+def _close(chance: ActionContext) -> ResponseStep | None:
+    """No new BE pods: it ends no interference that there is, and keeps it from growing, also after an eviction."""
+    if any(step.response is Response.CLOSE for step in chance.taken):
+        return None
+    return _step(chance, Response.CLOSE, Dimension.NODE, (0.0, 0.0))
+
+
 def _freeze(chance: ActionContext) -> ResponseStep | None:
     if "freeze" not in chance.frame.knobs:
         return None
@@ -280,6 +292,7 @@ _NEXT: Final = {
     Response.HOLD: _hold,
     Response.SQUEEZE: _squeeze,
     Response.PARTITION: _partition,
+    Response.CLOSE: _close,
     Response.FREEZE: _freeze,
     Response.EVICT: _evict,
 }
@@ -313,7 +326,7 @@ def _step(
         severity=chance.finding.severity,
         suspect=None if suspect is None else suspect.uid,
         title="" if suspect is None else suspect.title,
-        judged=response is Response.HOLD,
+        judged=response in _NOT_EVALUATED,
         key=key_of(chance.finding, response, what, pod, chance.frame),
     )
 

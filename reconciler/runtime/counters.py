@@ -6,6 +6,8 @@ from typing import Final, final
 
 from msgspec import Struct
 
+from state.closing import MarkStatus
+
 # From what one kernel write costs to what a person would call broken. Source: the price list in the kernel facts (4 µs
 # a write, 8-20 ms for a slow attach), and 7.7 ms between the runtime's signal and its exec.
 LATENCY_S: Final = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 7.5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1.0)
@@ -92,7 +94,8 @@ class InterferenceCounters(Struct, frozen=True, kw_only=True):
     ``verdicts``: victims by rule and verdict. ``steps`` in force by response. ``changes``: transitions on the ladder,
     by response and turn (a rule in shadow has turns of its own, ``would-applied``). ``read_s``: CPU seconds by reader.
     ``orders``: evictions of the last hours by outcome, ``open`` for those under way; ``ended``: all since the start;
-    ``would``: pods that a dry run would evict now.
+    ``would``: pods that a dry run would evict now. ``closed``: to new BE pods now; ``closings``: how often it was
+    closed and opened, by turn; ``mark``: on the node's object, None: none is wanted.
     """
 
     verdicts: Mapping[tuple[str, str], int] = {}
@@ -103,6 +106,9 @@ class InterferenceCounters(Struct, frozen=True, kw_only=True):
     orders: Mapping[str, int] = {}
     ended: Mapping[str, int] = {}
     would: int = 0
+    closed: bool = False
+    closings: Mapping[str, int] = {}
+    mark: MarkStatus | None = None
 
 
 @final

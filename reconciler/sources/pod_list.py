@@ -36,6 +36,7 @@ from reconciler.sources.podspec import (
     PodObject,
     PodSpec,
     PodStatus,
+    Toleration,
     marks_of,
     meta_of,
 )
@@ -90,6 +91,7 @@ class _ListedSpec(Struct, frozen=True, rename=SPEC_NAMES):
     priority: int | None = None
     node_name: str | None = None
     grace_s: float | None = None
+    tolerations: list[Raw] | None = None
 
 
 class _ListedStatus(Struct, frozen=True, rename=STATUS_NAMES):
@@ -134,6 +136,7 @@ _decode_pod = msgspec.json.Decoder(_ListedObject).decode
 _decode_container = msgspec.json.Decoder(ContainerSpec).decode
 _decode_container_status = msgspec.json.Decoder(ContainerStatus).decode
 _decode_owner = msgspec.json.Decoder(OwnerReference).decode
+_decode_toleration = msgspec.json.Decoder(Toleration).decode
 _decode_address = msgspec.json.Decoder(PodIP).decode
 _decode_condition = msgspec.json.Decoder(PodCondition).decode
 _decode_name = msgspec.json.Decoder(str | None).decode
@@ -383,6 +386,7 @@ def _pod_object(listed: _ListedObject, known: ObjectMeta) -> PodObject:
             priority=spec.priority,
             node_name=spec.node_name,
             grace_s=spec.grace_s,
+            tolerations=_first(spec.tolerations, _decode_toleration),
         ),
         status=PodStatus(
             qos_class=status.qos_class,

@@ -16,6 +16,7 @@ from cgroupfs.naming import QosClass
 from reconciler.pods.marks import LONGEST_NAME, MarkReader, limited, note, shortened, too_long
 from reconciler.pods.resize import ResizeCondition, state_of
 from reconciler.pods.resources import read_resources
+from state.closing import CLOSED_KEY, TAINT_EFFECTS
 from state.model import ContainerKind, ContainerMeta, PodMeta, Resize
 
 CONFIG_HASH: Final = "kubernetes.io/config.hash"
@@ -37,6 +38,14 @@ class OwnerReference(Struct, frozen=True):
     kind: str = ""
     name: str = ""
     controller: bool | None = None
+
+
+class Toleration(Struct, frozen=True):
+    """A taint that the pod tolerates. Empty or None: of any key, any effect."""
+
+    key: str | None = None
+    operator: str | None = None
+    effect: str | None = None
 
 
 META_NAMES: Final = {
@@ -99,6 +108,7 @@ class PodSpec(Struct, frozen=True, rename=SPEC_NAMES):
     priority: int | None = None
     node_name: str | None = None
     grace_s: float | None = None
+    tolerations: list[Toleration] | None = None
     overhead: dict[str, str | int] | None = None
 
 
@@ -232,6 +242,7 @@ def meta_of(pod: PodObject, source: str, marks: Marks, *, uid: str | None = None
         grace_s=_grace_s(metadata, spec),
         containers=containers,
         overhead=overhead,
+        tolerates=_tolerated(spec.tolerations or ()),
         problems=limited(problems),
     )
 
@@ -330,3 +341,17 @@ def _owner(owners: list[OwnerReference] | tuple[()]) -> str | None:
     """``Kind/name`` of the controller, else of the first owner."""
     chosen = next((owner for owner in owners if owner.controller), owners[0] if owners else None)
     return f"{chosen.kind}/{chosen.name}" if chosen else None
+
+
+def _tolerated(tolerations: list[Toleration] | tuple[()]) -> tuple[str, ...]:
+    """The effects of the taint of a closed node that do not keep the pod away.
+
+    Its value is another one each time, so that only ``Exists`` tolerates it. Source: Kubernetes documentation, "Taints
+    and Tolerations".
+    """
+    fitting = [
+        toleration
+        for toleration in tolerations[:MOST_CONTAINERS]
+        if toleration.operator == "Exists" and (toleration.key or CLOSED_KEY) == CLOSED_KEY
+    ]
+    return tuple(effect for effect in TAINT_EFFECTS if any((each.effect or effect) == effect for each in fitting))

@@ -312,6 +312,10 @@ def _watched(now: InterferenceCounters) -> Iterator[Metric]:
     yield _gauges("evictions", "Evictions of the last two hours by outcome.", ("outcome",), _single(now.orders))
     yield _counters("evictions_ended", "Evictions that ended, by outcome.", ("outcome",), _single(now.ended))
     yield _gauge("evictions_wanted", "Pods that a dry run would evict now.", now.would)
+    yield _gauge("node_closed", "1 while the node is closed to new BE pods.", int(now.closed))
+    yield _counters("node_closings", "Times it was closed or opened.", ("turn",), _single(now.closings))
+    mark = [] if now.mark is None else [((now.mark.mark.value, now.mark.state.value), 1)]
+    yield _gauges("node_mark", "1 by mark on the node's object and its state.", ("mark", "state"), mark)
 
 
 def _cache(use: CacheUsage, age_s: float | None) -> Iterator[Metric]:

@@ -106,6 +106,7 @@ async def evicted(
         cri=lambda: CriClient(node.containerd.socket, timeout_s=10.0),
         kubelet_dir=node.kubelet_root,
         pods={facts.uid: facts}.get,
+        closing=lambda: False,
         forbidden=lambda _: None,
     )
     order = EvictionOrder(

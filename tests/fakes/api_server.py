@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import trio
 
+from tests.fakes.api_nodes import FakeNodes
 from tests.fakes.http_listener import Request, listen, talk
 
 Object = dict[str, Any]  # the JSON of the API
@@ -25,7 +26,8 @@ class FakeApiServer:
     ``token``: the one that is accepted; empty: none is needed. ``rights``: ``verb resource`` that reviews allow; None:
     all. ``issues``: the token that a TokenRequest gets; empty: the service account does not exist. ``requests`` has
     method and path of each request, ``tokens`` and ``bodies`` what came with it. ``oldest``: watches from an older
-    version end with 410. ``frozen``: it takes connections and sends nothing, as a process that is stopped.
+    version end with 410. ``nodes``: their objects; without any, each name has an empty one.
+    ``frozen``: it takes connections and sends nothing, as a process that is stopped.
     """
 
     def __init__(self, *, token: str = "") -> None:
@@ -44,6 +46,7 @@ class FakeApiServer:
         self.raw: bytes | None = None
         self.port = 0
         self.loop: trio.lowlevel.TrioToken | None = None
+        self.nodes = FakeNodes()
         self._changed = trio.Event()
         self._ended = trio.Event()
 
@@ -139,16 +142,18 @@ class FakeApiServer:
         elif "watch=true" in path:
             return await self._watch(stream, int(parse_qs(urlsplit(path).query)["resourceVersion"][0]))
         else:
-            await self._answer(stream, *self._result(method, path, request.body))
+            await self._answer(stream, *self._result(method, path, request))
         return True
 
-    def _result(self, method: str, path: str, body: bytes) -> tuple[int, Object]:
-        where = urlsplit(path).path
+    def _result(self, method: str, path: str, request: Request) -> tuple[int, Object]:
+        where, body = urlsplit(path).path, request.body
         if where in {"/api/v1/pods", "/pods"}:
             meta = {"resourceVersion": str(self.version)}
             return 200, {"kind": "PodList", "metadata": meta, "items": list(self.pods.values()) or None}
         if where == "/livez/ping":
             return 200, {}
+        if where.startswith("/api/v1/nodes/") and self.nodes.nodes:
+            return self.nodes.answer(method, where, request.headers.get("content-type", ""), body)
         if where.startswith("/api/v1/nodes/"):
             return 200, {"kind": "Node", "metadata": {"name": where.rpartition("/")[2]}}
         if method == "POST" and where.endswith("/selfsubjectaccessreviews"):

@@ -37,6 +37,8 @@ MESSAGE_IDS: Final[Mapping[AlertKind, str]] = {
     AlertKind.TEST: "40f9f98977de42b1a411b4e9d35fd80d",
     AlertKind.EXHAUSTED: "40f9f98977de42b1a411b4e9d35fd80e",
     AlertKind.EVICTION_UNGUARDED: "40f9f98977de42b1a411b4e9d35fd80f",
+    AlertKind.CLOSED: "40f9f98977de42b1a411b4e9d35fd810",
+    AlertKind.OPENED: "40f9f98977de42b1a411b4e9d35fd811",
 }
 """One for each kind, never changed: scripts and catalogs identify an entry by it."""
 

@@ -27,6 +27,7 @@ from reconciler.responses.eviction.plan import signals_of
 from reconciler.runtime import format as fmt
 from reconciler.signals.perf import misses_confidence
 from resctrl.capability import ResctrlStatus, read_capability
+from state.closing import NodeMark
 from state.eviction import EvictionMethodName
 
 _WAITING: Final = frozenset({"cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay"})
@@ -56,6 +57,7 @@ def watching(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult
     yield from _pool_sizes(node, results)
     if config.eviction.enabled:
         yield _eviction(node, results)
+        yield _closing(node, results)
         yield from _notice(node, results)
 
 
@@ -303,6 +305,24 @@ def _eviction(node: InspectedNode, results: QueryResults) -> CheckResult:
     fix = "fix the connection (a disruption budget that cannot be asked refuses), or remove api/cri from "
     fix += "eviction.means.order"
     return CheckResult("eviction", state, f"{text}; unusable: {'; '.join(lacking)}", fix)
+
+
+def _closing(node: InspectedNode, results: QueryResults) -> CheckResult:
+    """What keeps new BE pods away while evictions are enforced for a shortage."""
+    config = node.config.closing
+    if not config.enabled:
+        return CheckResult("closing", CheckState.OK, "off: an evicted pod's replacement may come back at once")
+    problem = "" if node.copied else results.mark_problem
+    if config.mark is NodeMark.NONE or (config.mark is NodeMark.AUTO and problem):
+        reason = f" ({problem})" if problem else ""
+        return CheckResult("closing", CheckState.OK, f"in a shortage headroom 0, and no mark on the node{reason}")
+    what = "condition BypassdClosed" if config.mark is NodeMark.CONDITION else f"taint {config.mark.taint}"
+    also = "; it keeps online pods away, too" if config.mark is NodeMark.NO_SCHEDULE else ""
+    if not problem:
+        return CheckResult("closing", CheckState.OK, f"in a shortage headroom 0, and {what} on the node{also}")
+    use = "condition" if config.mark is NodeMark.CONDITION else "taint"
+    fix = f"bind its role: bypassctl init credentials --use {use} (docs/kubernetes.md); or closing.mark: none"
+    return CheckResult("closing", CheckState.WARN, f"in a shortage headroom 0, but no {what}: {problem}", fix)
 
 
 def _unusable(means: EvictionMethodName, results: QueryResults) -> str:

@@ -369,6 +369,14 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Maximum numbers of evictions, whatever the need. Refused evictions do not count, failed ones do."""
 
     quiet_s: Annotated[float, Meta(ge=0, le=3600, description="no eviction within this time after the start")] = 60.0
+    closed_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="a soft shortage evicts no pod before the node has been closed to new BE pods for this time",
+        ),
+    ] = 30.0
     per_pass: Annotated[int, Meta(ge=1, le=100, description="most evictions per pass")] = 3
     per_minute: Annotated[int, Meta(ge=0, le=1000, description="most evictions per minute")] = 3
     per_10_minutes: Annotated[int, Meta(ge=0, le=1000, description="most evictions per 10 minutes")] = 6

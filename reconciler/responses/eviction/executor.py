@@ -36,6 +36,9 @@ KEEP_S: Final = 7200.0
 _FORGET_S: Final = 60.0
 _LOAD_AGAIN_S: Final = 5.0
 _CLOSE_S: Final = 2.0
+_CLOSING_S: Final = 5.0
+"""So long an eviction waits for the node to be closed to new BE pods: longer would be a shortage without relief."""
+_CLOSING_POLL_S: Final = 0.05
 _RECENT_S: Final = 60.0
 _STILL_UNDONE: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE, EvictionStep.ASK})
 _MAY_BE_FROZEN: Final = frozenset({EvictionStep.PLANNED, EvictionStep.ASK})
@@ -58,6 +61,7 @@ class Evictor:
         kubelet_dir: str,
         pods: Callable[[str], PodSnapshot | None],
         forbidden: Callable[[EvictionOrder], str | None],
+        closing: Callable[[], bool],
         ways: Sequence[EvictionMethod] | None = None,
         processes: PodTermination | None = None,
         clock: Callable[[], float] = time.time,
@@ -69,6 +73,7 @@ class Evictor:
         ``pods``: a pod's present state, by uid. ``forbidden``: why an order must not be carried out (any more): a dry
         run, a hold; None: it may be.
 
+        ``closing``: the node is being closed to new BE pods, and the cluster does not know it yet.
         """
         self._hierarchy = hierarchy
         self._api = api
@@ -77,6 +82,7 @@ class Evictor:
         self._pods_dir = os.path.join(kubelet_dir, "pods")
         self._pods = pods
         self._forbidden = forbidden
+        self._closing = closing
         self._fixed_ways = ways
         self._processes = processes or PodTermination()
         self._clock = clock
@@ -212,6 +218,7 @@ class Evictor:
         handling = CaseRunner(case, self._tools, self._changed)
         if not known:
             await handling.plan()  # before its turn: it is known and announced
+            await self._until_closed(case.order)
         turns, order = self._turns, case.order.id
         try:
             # A withdrawn case ends without a turn: no action on the pod.
@@ -229,6 +236,16 @@ class Evictor:
         if ended.outcome is not None:
             self.ended[ended.outcome] += 1
         _LOG.info("an eviction has ended", pod=ended.order.title, outcome=ended.outcome, detail=ended.detail)
+
+    async def _until_closed(self, order: EvictionOrder) -> None:
+        """Otherwise the pod's replacement may be scheduled here before the cluster knows better.
+
+        Where the kernel kills next, no time is left for that.
+        """
+        with trio.move_on_after(_CLOSING_S):
+            # Three parts of the daemon decide it, and it is rare.
+            while self._closing() and not self._is_critical(order) and order.id not in self._withdrawn:  # noqa: ASYNC110
+                await trio.sleep(_CLOSING_POLL_S)
 
     def _is_critical(self, order: EvictionOrder) -> bool:
         """Measured now; at the start what the order says, while it is recent."""

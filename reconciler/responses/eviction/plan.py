@@ -22,6 +22,7 @@ from reconciler.responses.eviction.triggers.base import Shortage, TriggerResult
 from reconciler.responses.eviction.triggers.named import NAME, RequestedVictim, pressure_of
 from reconciler.responses.eviction.triggers.table import TRIGGERS
 from reconciler.signals.history import History
+from state.closing import NodeClosing
 from state.eviction import EvictionCase, EvictionOrder
 from state.evidence import NODE, RuleVerdict, SampleFrame
 from state.model import Hold, PodClass
@@ -144,12 +145,15 @@ def decide(  # noqa: PLR0917  # all that a decision rests on, in the order in wh
         started_s=memory.started_s,
     )
     everything = not frame.enforce or config.dry_run
+    if frame.closing is not None and not everything:
+        grounds = replace(grounds, closing_s=_closing_s(config, frame, frame.closing))
     dry = [shortage for shortage in pressures if everything or _config_of(config, shortage.trigger).dry_run]
     picks, refusals = select(grounds, [shortage for shortage in pressures if shortage not in dry])
     orders = tuple(_order(config, pick, scene) for pick in picks)
     would: tuple[EvictionOrder, ...] = ()
     if dry:
-        shown, left = select(grounds, pressures)
+        # What is shown is what would be ordered once the node is closed: a dry run does not close it.
+        shown, left = select(replace(grounds, closing_s=0.0), pressures)
         real = {order.uid for order in orders}
         would = tuple(
             _standing(_order(config, pick, scene), memory.last.would)
@@ -225,6 +229,12 @@ def _leaving(
         if frame.at_s - since <= grace + config.credit_s:
             releases.setdefault(uid, PendingRelease())
     return releases
+
+
+def _closing_s(config: EvictionConfig, frame: SampleFrame, closing: NodeClosing) -> float:
+    """How long soft shortages still wait for the effect of closing the node to new BE pods."""
+    since = frame.at_s if closing.closed_s is None else closing.closed_s
+    return max(0.0, since + config.limits.closed_s - frame.at_s)
 
 
 def _order(config: EvictionConfig, pick: Victim, scene: EvictionContext) -> EvictionOrder:

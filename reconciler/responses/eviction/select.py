@@ -46,12 +46,13 @@ class RefusalReason(StrEnum):
     UNKNOWN = "unknown"
     LIMIT = "limit"
     UNASKED = "unasked"
+    CLOSING = "closing"
     TURN = "turn"
 
     @property
     def transient(self) -> bool:
-        """True for what follows from an eviction that is already known."""
-        return self in {RefusalReason.COOLING, RefusalReason.COMING, RefusalReason.TURN}
+        """True for what follows from an eviction that is already known, or from the step before it."""
+        return self in {RefusalReason.COOLING, RefusalReason.COMING, RefusalReason.TURN, RefusalReason.CLOSING}
 
 
 class EvictionRefusal(Struct, frozen=True, kw_only=True):
@@ -90,7 +91,10 @@ class PendingRelease(NamedTuple):
 
 
 class SelectionContext(Struct, frozen=True, kw_only=True):
-    """Input of a pass. ``leaving`` by uid. ``holds`` by target, those that are in force."""
+    """Input of a pass. ``leaving`` by uid. ``holds`` by target, those that are in force.
+
+    ``closing_s``: how long soft shortages still wait for the effect of closing the node to new BE pods.
+    """
 
     config: EvictionConfig
     scene: EvictionContext
@@ -98,6 +102,7 @@ class SelectionContext(Struct, frozen=True, kw_only=True):
     leaving: Mapping[str, PendingRelease]
     holds: Mapping[str, Hold]
     started_s: float
+    closing_s: float = 0.0
 
 
 class _ShortagePlan(NamedTuple):
@@ -266,6 +271,11 @@ class _Selector:
         if not pressure.critical and self._no_budget is not None:
             message = f"disruption budgets cannot be asked, and no online pod is in danger: {self._no_budget}"
             return RefusalReason.UNASKED, message
+        left = grounds.closing_s
+        # An online pod that suffers (a rule's request) is not helped by fewer BE pods later.
+        if left > 0 and not pressure.hard and pressure.trigger in TRIGGERS and TRIGGERS[pressure.trigger].closes:
+            seconds = fmt.duration(math.ceil(left))
+            return RefusalReason.CLOSING, f"no new BE pods on this node first; its effect is awaited for {seconds}"
         return None
 
     def _coming(self, pressure: Shortage) -> tuple[float, list[str]]:

@@ -3,7 +3,8 @@
 The ranking, first victim first: class (BE, shared, dedicated); Koordinator's ``eviction-priority``; priority;
 Koordinator's label ``priority``; marks of preference; then relief per lost work, which is the pod's use of the lacking
 resource divided by its running time; at last the newest. The keys before the relief are configured and have absolute
-precedence over it; pods that are equal up to there are one tier, of which as few as needed are evicted.
+precedence over it; pods that are equal up to there are one tier, of which as few as needed are evicted. In a tier a pod
+whose replacement is started here again (`reconciler.responses.eviction.replacement`) is the last.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from msgspec import Struct
 
 from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig, age_s, matching_mark, policy_allows
+from reconciler.responses.eviction.replacement import Replacement, replacement_of
 from reconciler.responses.eviction.resources import EvictedResource, format_amount, usage_of
 from reconciler.responses.eviction.samples import EvictionContext
 from reconciler.responses.eviction.triggers.base import Shortage
@@ -50,6 +52,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     standing: PriorityKey
     relief: float
     age_s: float
+    replacement: Replacement = Replacement.MAY_RETURN
 
     @property
     def per_s(self) -> float:
@@ -57,9 +60,10 @@ class Candidate(Struct, frozen=True, kw_only=True):
         return self.relief / max(1.0, self.age_s)
 
     @property
-    def order(self) -> tuple[PriorityKey, float, float, str]:
+    def order(self) -> tuple[PriorityKey, bool, float, float, str]:
         """The sort key: the smallest is evicted first."""
-        return self.standing, -self.per_s, -self.pod.created_s, self.pod.uid
+        returns = self.replacement is Replacement.RETURNS
+        return self.standing, returns, -self.per_s, -self.pod.created_s, self.pod.uid
 
 
 class Ranking(Struct, frozen=True, kw_only=True):
@@ -131,6 +135,7 @@ def rank(
                     standing=standing_of(pod, config.spared),
                     relief=relief or 0.0,
                     age_s=min(age_s(pod, scene.frame), scene.frame.wall_s),
+                    replacement=replacement_of(pod, scene.frame.closing),
                 )
             )
         elif relief is None or relief > 0:
@@ -217,6 +222,7 @@ def _describe(good: EvictedResource, candidate: Candidate) -> str:
     if standing.mark:
         parts.append("preferred" if standing.mark < 0 else "avoided")
     parts.append(f"{format_amount(good, candidate.relief)}, age {duration(candidate.age_s)}")
+    parts.append(candidate.replacement.words)
     return f"{pod.title}: {', '.join(parts)}"
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from cgroupfs import scheduling
 from cgroupfs.errors import SourceError, StoreError
+from reconciler.actuators import node_mark
 from reconciler.actuators.base import OfflineContext
 from reconciler.actuators.codec import (
     LedgerState,
@@ -31,6 +32,7 @@ from reconciler.actuators.files.capacity import CapacityPlace, CapacityRows
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
 from reconciler.actuators.network import undo as network
 from reconciler.actuators.network.undo import NetworkState, Redirect
+from reconciler.actuators.node_mark import MarkRow, MarkRows
 from reconciler.actuators.processes import idle_threads, oom_score
 from reconciler.actuators.processes.value_records import ContainerRecord, ContainerRecords
 from reconciler.actuators.resctrl import undo as resctrl
@@ -42,6 +44,7 @@ from state.kinds import NETWORK, SYSCTL
 from state.ledger import Ledger
 from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
+from tests.fakes.no_api import no_api
 from tests.state.ledgers import entry
 
 NUMBERS = st.integers(-(2**31), 2**63 - 1)
@@ -94,6 +97,20 @@ STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
                     file=FILE_NAMES,
                 ),
                 max_size=3,
+            ),
+        ),
+    ),
+    (
+        node_mark.CODEC,
+        st.builds(
+            MarkRows,
+            rows=st.dictionaries(
+                st.sampled_from(["NoSchedule", "PreferNoSchedule", "condition"]), st.tuples(NAMES, NAMES), max_size=3
+            ).map(
+                lambda rows: {
+                    field: MarkRow(path=f"/api/v1/nodes/{name}", field=field, ours=(name,), reason=reason)
+                    for field, (name, reason) in rows.items()
+                }
             ),
         ),
     ),
@@ -374,7 +391,7 @@ def test_without_a_daemon_an_actuator_that_fails_is_not_taken_for_done(
     monkeypatch.setattr(side_actuators, "_is_this_machine", lambda _root: True)
     row = next(row for row in side_actuators.TABLE if row.name == "network")
     monkeypatch.setattr("reconciler.control.network_loop.ACTUATOR", replace(row.load(), undo=silent))
-    table = side_actuators.restore_table_without_daemon("/", ledger, None)
+    table = side_actuators.restore_table_without_daemon("/", ledger, None, no_api)
     results = trio.run(restore_ledger, ledger, {NETWORK: table[NETWORK]}, side_actuators.codec_of)
     assert [(result.file, result.ok) for result in results] == [(NETWORK, False)]
 

@@ -27,6 +27,7 @@ from state.model import Hold
 from state.store import boot_id
 from tests.fakes.cores import FakeCores
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.fakes.no_api import no_api
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
@@ -160,7 +161,7 @@ def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
 
 async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
     with machine.live.agent(machine.config()) as agent:
-        table = side_actuators.restore_table_without_daemon(machine.live.root, agent.ledger, None)
+        table = side_actuators.restore_table_without_daemon(machine.live.root, agent.ledger, None, no_api)
         assert list(table) == [SYSCTL, FILE, CAPACITY]
         assert await restore_ledger(agent.ledger, table, side_actuators.codec_of) == []
 

@@ -235,13 +235,18 @@ def test_each_rule_has_its_reason_above_it_and_no_right_is_wider_than_its_reques
     text = manifest(list(RightsUse), "kube-system")
     rules = [rule for role in roles(text).values() for rule in role["rules"]]
     assert len(rules) == len(RIGHTS)
-    verbs = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+    verbs: dict[str, set[str]] = {}
+    for rule in rules:
+        for resource in rule["resources"]:
+            verbs.setdefault(resource, set()).update(rule["verbs"])
     assert verbs == {
         "pods": {"list", "watch"},
         "nodes/pods": {"get"},
         "nodes/proxy": {"get"},
         "pods/eviction": {"create"},
         "events": {"create", "patch"},
+        "nodes": {"get", "patch"},
+        "nodes/status": {"patch"},
         "serviceaccounts/token": {"create"},
         "nodes": {"get"},
         "nodes/status": {"patch"},
@@ -250,6 +255,9 @@ def test_each_rule_has_its_reason_above_it_and_no_right_is_wider_than_its_reques
         "customnoderesources": {"get", "create"},
         "customnoderesources/status": {"patch"},
     }
+    named = roles(manifest(list(RightsUse), "kube-system", "n1"))
+    for use in ("taint", "condition"):
+        assert all(rule["resourceNames"] == ["n1"] for rule in named[f"bypassd-{use}-n1"]["rules"])
     (renewal,) = roles(text)["bypassd-renewal"]["rules"]
     assert renewal["resourceNames"] == ["bypassd"]
     binding = next(item for item in yaml.safe_load_all(text) if item["kind"] == "RoleBinding")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from reconciler.actuators import node_mark
 from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActuator, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
@@ -20,7 +21,7 @@ from reconciler.control.reclaim_loop import MemoryReclaimLoop
 from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
-from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, PROCESS, RESCTRL, SYSCTL, THREAD
+from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
@@ -114,12 +115,13 @@ def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write
         MemoryReclaimLoop.name: set(),
         node_files.NodeFiles.name: {SYSCTL, FILE},
         capacity.CapacityFiles.name: {CAPACITY},
+        node_mark.NodeMarker.name: {NODE_OBJECT},
     }
     assert names == {name: set(kinds) for name, kinds in side_actuators.KINDS.items()}
     for row in side_actuators.TABLE:
         kind = row.load()
         assert {name: codec.kind for name, codec in kind.codecs.items()} == {name: name for name in row.kinds}
-        assert (kind.undo is not None) == bool(row.kinds)
+        assert (kind.undo is not None or kind.undo_online is not None) == bool(row.kinds)
     assert side_actuators.codec_of("unknown") is None
 
 

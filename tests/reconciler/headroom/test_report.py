@@ -57,6 +57,7 @@ def test_before_the_first_plan_nothing_is_said() -> None:
         "milli": 0,
         "reason": "not measured yet",
         "known_s": None,
+        "closed": False,
         "nodes": [],
         "memory": None,
     }
@@ -70,6 +71,7 @@ def test_the_document_has_each_memory_node() -> None:
     assert headroom_report.status() == {
         "milli": 4000,
         "reason": "mean of 30 s",
+        "closed": False,
         "known_s": 0.0,
         "nodes": [
             {"numa_node": 0, "milli": 2000, "supply_milli": 2000, "cpus": "2-3"},
@@ -182,3 +184,27 @@ def test_a_new_configuration_takes_hold_at_once() -> None:
     assert headroom_report.state.total == 4000
     look(headroom_report, clock, 4, known=False)
     assert headroom_report.state.total == 0
+
+
+async def test_a_closed_node_promises_nothing_at_once_and_an_open_one_more_in_steps(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "headroom.json"
+    headroom_report = report(clock)
+    headroom_report.config = replace(headroom_report.config, file=str(path), max_step_milli=500)
+    look(headroom_report, clock)
+    assert headroom_report.state.total > 0
+    headroom_report.close("memory_pressure: 1 GiB available")
+    assert headroom_report.state.total == 0
+    await headroom_report.write()
+    published = json.loads(path.read_text())
+    assert (published["cpu_milli"], published["closed"]) == (0, True)
+    assert published["reason"] == "closed to new BE pods: memory_pressure: 1 GiB available"
+    look(headroom_report, clock, 300)
+    assert headroom_report.state.total == 0
+    kept = headroom_report.persisted()
+    assert kept is not None
+    assert set(kept.milli.values()) == {0}
+    headroom_report.close(None)
+    look(headroom_report, clock, 1)
+    assert headroom_report.state.total == 0
+    look(headroom_report, clock, 31)
+    assert headroom_report.state.amounts == {0: 500, 1: 500}

@@ -15,7 +15,7 @@ from tests.reconciler.interference.test_engine import config, frame, trouble
 from tests.reconciler.responses.scenes import World, facts
 
 BAD, WELL = Verdict.INTERFERED, Verdict.OK
-HOLD, SQUEEZE, PARTITION, FREEZE, EVICT = Response
+HOLD, SQUEEZE, PARTITION, _, FREEZE, EVICT = Response
 
 
 class Told:

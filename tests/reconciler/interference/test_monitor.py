@@ -15,6 +15,7 @@ from reconciler.actuators.files.capacity import CapacityFiles
 from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.pod_off import off
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.rule import SHIPPED, RuleConfig
 from reconciler.interference.monitor import ROW, InterferenceMonitor, read_kept
@@ -23,9 +24,12 @@ from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
 from reconciler.runtime.notefile import EMPTY_DIRS
+from reconciler.runtime.workqueue import NODE as NODE_KEY
 from reconciler.runtime.workqueue import TICK, DirtyBatch
 from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.reading import MeteredReader
+from reconciler.web.interface import OffRequest
+from state.closing import ClosedNode
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep
 from state.evidence import NODE, PodSnapshot, pod_subject
 from state.measures import Response, Restrictions
@@ -427,3 +431,75 @@ async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveN
     assert numbers is not None
     assert numbers.verdicts["cpu", "interfered"] == 1
     assert numbers.steps == {"squeeze": 1}
+
+
+def closed_of(scene: Stage) -> ClosedNode | None:
+    return scene.agent.inventory.readings.measures.closed
+
+
+def plan_of(scene: Stage) -> ClosedNode | None:
+    plan = scene.agent.reconciler.plan
+    return None if plan is None else plan.closed
+
+
+async def test_the_node_is_closed_by_an_enforced_step_and_opened_late_and_both_are_reported(live: LiveNode) -> None:
+    with stage(live, configured(live, Response.CLOSE)) as scene:
+        await certain(scene)
+        await scene.seconds(10)
+        assert closed_of(scene) is None
+        scene.script.bad = True
+        await scene.seconds(30)
+        closed = closed_of(scene)
+        assert closed is not None
+        assert closed.reason == "victim shop/web-0 (cpu)"
+        await scene.agent.reconciler.reconcile(DirtyBatch(frozenset({TICK, NODE_KEY}), ()))
+        assert plan_of(scene) == closed
+        assert scene.agent.headroom.status()["closed"] is True
+        scene.script.bad = False
+        await scene.seconds(60)
+        assert closed_of(scene) is not None
+        await scene.seconds(120)
+        assert closed_of(scene) is None
+        alerts = [alert for alert in scene.told if alert.kind in {AlertKind.CLOSED, AlertKind.OPENED}]
+        assert [(alert.kind, alert.key, alert.has_ended) for alert in alerts] == [
+            (AlertKind.CLOSED, "node", False),
+            (AlertKind.OPENED, "node", True),
+        ]
+
+
+@pytest.mark.parametrize("how", ["off", "restore", "configuration", "dry run", "stop"])
+async def test_a_closed_node_is_opened_by_a_person_at_once(live: LiveNode, how: str) -> None:
+    config = configured(live, Response.CLOSE)
+    with stage(live, config) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(40)
+        assert closed_of(scene) is not None
+        match how:
+            case "off":
+                await off(scene.agent, OffRequest(pod_uid="node", reason="test", by="me", seconds=60))
+                await scene.seconds(1)
+            case "restore":
+                await scene.observer.suspend()
+            case "configuration":
+                scene.agent.config = replace(config, closing=replace(config.closing, enabled=False))
+                await scene.seconds(1)
+            case "dry run":
+                policies = replace(config.policies, responses=replace(config.policies.responses, dry_run=True))
+                scene.agent.config = replace(config, policies=policies)
+                await scene.seconds(1)
+            case _:
+                with trio.move_on_after(0.1):
+                    await scene.observer.run()
+        assert closed_of(scene) is None
+        assert AlertKind.OPENED in {alert.kind for alert in scene.told}
+
+
+async def test_nothing_is_closed_in_observe_mode(live: LiveNode) -> None:
+    config = replace(configured(live, Response.CLOSE), mode=AgentMode.OBSERVE)
+    with stage(live, config) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(60)
+        assert closed_of(scene) is None
+        assert AlertKind.CLOSED not in {alert.kind for alert in scene.told}

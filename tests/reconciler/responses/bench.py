@@ -38,6 +38,7 @@ class Bench:
         self.kubelet = directory / "kubelet"
         self.told: list[Alert] = []
         self.why: str | None = None
+        self.closing = False
         self.lane = trio.CapacityLimiter(1)
         self.open_store()
 
@@ -60,6 +61,7 @@ class Bench:
             kubelet_dir=str(self.kubelet),
             pods=self.node.pods.get,
             forbidden=lambda _: self.why,
+            closing=lambda: self.closing,
             ways=ways,
             **more,
         )

@@ -11,7 +11,7 @@ from state.measures import Response, Restrictions
 from state.model import PodClass
 
 BAD, WELL, UNSURE, LOST = Verdict.INTERFERED, Verdict.OK, Verdict.SUSPECT, Verdict.UNKNOWN
-HOLD, SQUEEZE, PARTITION, FREEZE, EVICT = Response
+HOLD, SQUEEZE, PARTITION, _, FREEZE, EVICT = Response
 EFFECT = LadderConfig().effect_s
 KNOBS = ("cpu.quota", "memory.high", "io.max", "freeze")
 

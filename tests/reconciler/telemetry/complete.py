@@ -14,6 +14,7 @@ from reconciler.runtime.stints import ComponentWork, StintValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
+from state.closing import MarkState, MarkStatus, NodeMark
 from state.daemons import DaemonRow
 from state.model import SourceStatus
 from state.owners import OwnerAccount
@@ -100,6 +101,9 @@ def complete() -> MetricsSnapshot:
             read_s={"runqueue": 0.25},
             orders={"done": 2},
             ended={"done": 2},
+            closed=True,
+            closings={"closed": 1},
+            mark=MarkStatus(mark=NodeMark.AUTO, state=MarkState.IN_PLACE),
         ),
         http_requests={("tcp", "200"): 3},
         http_aborted={("tcp", "timeout"): 1},

@@ -84,7 +84,10 @@ class DurationTracker(Struct, frozen=True):
 
 
 class Trigger(Struct, Generic[C, M], frozen=True, kw_only=True):
-    """One of them. ``signals``: what it reads. ``features``: Koordinator's names of the same, for a pod's own list."""
+    """One of them. ``signals``: what it reads. ``features``: Koordinator's names of the same, for a pod's own list.
+
+    ``closes``: further BE pods would make the shortage worse, so the node is closed to them meanwhile.
+    """
 
     name: str
     summary: str
@@ -93,6 +96,7 @@ class Trigger(Struct, Generic[C, M], frozen=True, kw_only=True):
     signals: tuple[str, ...]
     judge: Callable[[C, EvictionContext, M | None], tuple[TriggerResult, M]]
     features: tuple[str, ...] = ()
+    closes: bool = True
 
 
 # The table holds triggers of every config and memory type; each is called only with its own.

@@ -90,4 +90,5 @@ TRIGGER: Final = Trigger(
     memory_type=DurationTracker,
     signals=("memory.rss",),
     judge=_judge,
+    closes=False,  # one pod above its own request is no shortage of the node
 )

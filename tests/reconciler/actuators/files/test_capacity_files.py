@@ -23,6 +23,7 @@ from state.model import Hold
 from state.plan import NodePlan
 from state.store import Store, StoreBatch
 from state.undo import RestoreOutcome
+from tests.fakes.no_api import no_api
 from tests.reconciler.nodes import node, pod
 from tests.reconciler.policies.test_capacity import ON, planned
 
@@ -130,10 +131,10 @@ async def test_a_restore_without_a_daemon_finds_it_by_the_ledger(live: Live) -> 
     await live.sweep("a", "b")
     assert ACTUATOR.undo is not None
     ledger = Ledger(live.store)
-    (one,) = ACTUATOR.undo(OfflineContext(root=str(live.path), ledger=ledger, only="b"))
+    (one,) = ACTUATOR.undo(OfflineContext(root=str(live.path), ledger=ledger, api=no_api, only="b"))
     assert one.ok
     assert (live.file("a").exists(), live.file("b").exists(), live.rows()) == (True, False, {"a"})
-    ACTUATOR.undo(OfflineContext(root=str(live.path), ledger=Ledger(live.store)))
+    ACTUATOR.undo(OfflineContext(root=str(live.path), ledger=Ledger(live.store), api=no_api))
     assert (live.file("a").exists(), live.rows()) == (False, set())
 
 

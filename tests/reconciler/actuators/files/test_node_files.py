@@ -27,6 +27,7 @@ from state.memory import MIN_FREE, SCALE, NodeMemoryReading
 from state.model import Hold
 from state.store import Store
 from state.undo import RestoreOutcome
+from tests.fakes.no_api import no_api
 from tests.reconciler.nodes import node
 
 GIGA = 1 << 30
@@ -242,7 +243,7 @@ async def test_a_crash_at_any_step_is_undone(
             undone = list(await make().restore())
         else:
             ledger = Ledger(store)
-            table = side_actuators.restore_table_without_daemon(str(kernel.root), ledger, None)
+            table = side_actuators.restore_table_without_daemon(str(kernel.root), ledger, None, no_api)
             undone = await restore_ledger(ledger, table, side_actuators.codec_of)
         assert all(result.ok for result in undone), (steps, undone)
         assert kernel.values() == BEFORE, steps

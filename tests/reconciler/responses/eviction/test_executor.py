@@ -266,3 +266,41 @@ async def test_a_store_that_was_lost_gets_all_cases_again(bench: Bench) -> None:
     await carried_out(evictor, order_for("b"))
     assert [eviction_case.order.uid for eviction_case in bench.rows()] == ["a", "b"]
     assert bench.rows()[0] == case
+
+
+@pytest.mark.parametrize("critical", [False, True])
+async def test_a_pod_is_ended_when_the_cluster_can_know_that_the_node_is_closed_and_not_much_later(
+    bench: Bench, autojump_clock: trio.testing.MockClock, *, critical: bool
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    pod = bench.node.add("a")
+    at: list[float] = []
+
+    def act(work: Any) -> Any:
+        at.append(trio.current_time())
+        return ends(pod)(work)
+
+    bench.closing = True
+    evictor = bench.evictor(ScriptedWay(EvictionMethodName.SIGNAL, act))
+    evictor.measured({("node_memory", "node")} if critical else ())
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(carried_out, evictor, replace(order_for("a"), critical=critical))
+        await trio.sleep(2)
+        assert len(at) == critical
+        bench.closing = critical
+    assert at[0] - began < (1.0 if critical else 2.2)
+
+
+async def test_a_mark_that_does_not_come_delays_an_eviction_by_five_seconds(
+    bench: Bench, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    pod = bench.node.add("a")
+    bench.closing = True
+    evictor = bench.evictor(ScriptedWay(EvictionMethodName.SIGNAL, ends(pod)))
+    evictor.measured(())
+    began = trio.current_time()
+    (case,) = await carried_out(evictor, order_for("a"))
+    assert case.outcome is EvictionOutcome.DONE
+    assert 5.0 <= trio.current_time() - began < 6.5

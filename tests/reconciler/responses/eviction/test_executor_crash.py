@@ -166,6 +166,7 @@ async def one_life(world: World, stubs: Stubs) -> None:
         cri=lambda: None,
         kubelet_dir=str(world.directory),
         pods={facts.uid: facts}.get,
+        closing=lambda: False,
         forbidden=lambda _: None,
         ways=[
             ApiEviction(config, standing_in(stubs)),

@@ -198,10 +198,10 @@ def test_a_line_is_printed_for_each_who_was_weighed() -> None:
     pressure = Shortage(trigger="node_memory", good=EvictedResource.MEMORY, evidence="")
     weighed = rank(EvictionConfig(), world.scene(), pressure, need=GI, spared={"c": "young", "f": "young"}, features=())
     assert list(render(pressure, weighed, weighed.candidates[:1], {})) == [
-        "1. evict: ci/a: class reclaimed, priority 0, 2 GiB of memory, age 60 min",
+        "1. evict: ci/a: class reclaimed, priority 0, 2 GiB of memory, age 60 min, may return here",
         (
             "2. not needed: pressure already covered: ci/b: class reclaimed, priority 5, avoided, 3 GiB of memory, "
-            "age 60 min"
+            "age 60 min, may return here"
         ),
         "-. exempt: ci/c: young (1 GiB of memory)",
         "-. exempt: ci/d: uses too little: 1 MiB of memory (1 MiB of memory)",

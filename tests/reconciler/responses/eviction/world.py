@@ -12,6 +12,7 @@ from reconciler.responses.eviction.triggers.base import Trigger, TriggerResult
 from reconciler.responses.eviction.triggers.named import RequestedVictim
 from reconciler.signals.catalog import SIGNALS
 from reconciler.signals.history import History
+from state.closing import NodeClosing
 from state.eviction import EvictionCase
 from state.evidence import NODE, PodSnapshot, RuleVerdict, Sample, SampleFrame
 from state.model import Hold, PodClass, Resources
@@ -54,6 +55,7 @@ class World:
         self.samples: dict[str, dict[str, float]] = {}
         self.history = History()
         self.enforce = True
+        self.closing: NodeClosing | None = None
 
     def put(self, subject: str = NODE, /, **signals: float | None) -> None:
         """Set samples from now on, ``memory__free=1``; None: no longer measured."""
@@ -81,6 +83,7 @@ class World:
                 for subject, signals in self.samples.items()
             },
             enforce=self.enforce,
+            closing=self.closing,
         )
         self.history.add(frame)
         return frame

@@ -1,0 +1,447 @@
+"""Marks the node's own object in the cluster while the node is closed to new BE pods. An auxiliary actuator.
+
+One taint, or one condition (`state.closing`); headroom 0 is published elsewhere (`reconciler.headroom.report`). The row
+in the ledger is durable before the first request, so that the mark is removed after a crash at any moment: at the next
+start, in any mode, or by ``restore`` without a daemon. It is also removed at an orderly end: nothing on the node would
+open it again.
+
+What another client has set, changed or removed stays as it is. Each change names what was read (`NodeClient`), and is
+tried again after a conflict; requests that fail are repeated ever more rarely, and no change of the object follows the
+one before within `_GAP_S`. ``auto`` is not a problem where the API server does not allow it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, final
+
+import msgspec
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.bounded import decoded
+from cgroupfs.errors import SourceError, StoreError
+from cgroupfs.log import get_log
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.codec import LedgerState, RowCodec, read_rows, write_rows
+from reconciler.actuators.holds import holding
+from reconciler.clients.node_object import (
+    NodeBusyError,
+    NodeClient,
+    NodeCondition,
+    NodeConflictError,
+    NodeObject,
+    NodeRefusedError,
+    NodeTaint,
+)
+from state.closing import (
+    CLOSED_CONDITION,
+    CLOSED_KEY,
+    NODE_MARK,
+    TAINT_EFFECTS,
+    ClosedNode,
+    MarkState,
+    MarkStatus,
+    NodeMark,
+)
+from state.entry import LedgerEntry
+from state.kinds import NODE_OBJECT
+from state.ledger import Ledger
+from state.undo import RestoreOutcome, RestoreResult
+
+NAME: Final = "node_mark"
+_LOG: Final = get_log(NAME)
+_ABSENT: Final = "none"
+_CONDITION: Final = "condition"
+_GAP_S: Final = 2.0
+_VERIFY_S: Final = 60.0
+"""How often the mark is read again while it is in place."""
+_FIRST_RETRY_S: Final = 5.0
+_LAST_RETRY_S: Final = 300.0
+_TRIES: Final = 4
+"""After a conflict with another client."""
+_CONFLICT_S: Final = 0.1
+_END_S: Final = 4.0
+"""For the removal at an orderly end."""
+_LONGEST_MESSAGE: Final = 200
+_FINE: Final = frozenset({MarkState.IN_PLACE, MarkState.HEADROOM_ONLY})
+
+
+class MarkRow(Struct, frozen=True, kw_only=True):
+    """One mark that the object may have. ``field``: a taint's effect, or ``condition``. ``ours``: its texts."""
+
+    path: str
+    field: str
+    ours: tuple[str, ...]
+    reason: str = ""
+
+
+class MarkRows(Struct, frozen=True, kw_only=True):
+    """All of them, by field: one node has one object."""
+
+    rows: Mapping[str, MarkRow] = {}
+
+
+_FIELDS: Final = frozenset({*TAINT_EFFECTS, _CONDITION})
+
+
+def _load(rows: Iterable[LedgerEntry]) -> MarkRows:
+    return MarkRows(
+        rows={
+            row.file: MarkRow(path=row.path, field=row.file, ours=row.ours, reason=row.reason)
+            for row in rows
+            if row.file in _FIELDS and row.path.startswith("/api/v1/nodes/")
+        }
+    )
+
+
+def _dump(state: MarkRows) -> Iterable[LedgerEntry]:
+    for field, row in sorted(state.rows.items()):
+        yield LedgerEntry(
+            kind=NODE_OBJECT,
+            controller="",
+            path=row.path,
+            file=field,
+            knob=NODE_MARK,
+            original=_ABSENT,
+            ours=row.ours,
+            wanted=row.ours[-1] if row.ours else None,
+            policy=NAME,
+            reason=row.reason,
+        )
+
+
+CODEC: Final = RowCodec(kind=NODE_OBJECT, load=_load, dump=_dump)
+
+
+# The texts: what the object has, as the ledger keeps it
+
+
+def taint_of(closed: ClosedNode, effect: str) -> NodeTaint:
+    """The taint. Its value is its latest end, UTC: by it a person sees the taint of a dead agent."""
+    value = time.strftime("until-%Y%m%dT%H%M%SZ", time.gmtime(closed.until_s))
+    return NodeTaint(key=CLOSED_KEY, effect=effect, value=value)
+
+
+def condition_of(closed: ClosedNode) -> NodeCondition:
+    """The condition."""
+    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(closed.until_s))
+    message = f"closed to new BE pods by bypassd, until {until} at most: {closed.reason}"[:_LONGEST_MESSAGE]
+    return NodeCondition(type=CLOSED_CONDITION, status="True", reason="Shortage", message=message)
+
+
+def _text(mark: NodeTaint | NodeCondition) -> str:
+    return msgspec.json.encode(mark).decode()
+
+
+def _present(node: NodeObject, field: str) -> str | None:
+    """What the object has of a field now; None: nothing."""
+    if field == _CONDITION:
+        condition = node.condition(CLOSED_CONDITION)
+        return None if condition is None else _text(condition)
+    listed = node.taint(CLOSED_KEY, field)
+    return None if listed is None else _text(listed.taint)
+
+
+async def _put(client: NodeClient, node: NodeObject, field: str, text: str) -> NodeObject:
+    """Set what a field is to have; the object after that. Errors: `SourceError`."""
+    if field == _CONDITION:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return await client.set_condition(node, decoded(msgspec.json.Decoder(NodeCondition).decode, text), at)
+    taint = decoded(msgspec.json.Decoder(NodeTaint).decode, text)
+    listed = node.taint(CLOSED_KEY, field)
+    if listed is None:
+        return await client.add_taint(node, taint)
+    return await client.replace_taint(node, listed, taint)
+
+
+async def remove(client: NodeClient, row: MarkRow) -> RestoreResult:
+    """Remove a mark if it is ours, also after a conflict. Errors: none; they are in the result."""
+
+    def result(undo: RestoreOutcome, detail: str = "") -> RestoreResult:
+        return RestoreResult(path=row.path, file=_shown(row.field), undo=undo, text=_ABSENT, detail=detail)
+
+    if row.path != client.path:
+        return result(RestoreOutcome.REFUSED, f"this node is {client.path.rpartition('/')[2]} now")
+    problem = ""
+    for _ in range(_TRIES):
+        try:
+            node = await client.read()
+            present = _present(node, row.field)
+            if present is None:
+                return result(RestoreOutcome.ALREADY)
+            if present not in row.ours:
+                return result(RestoreOutcome.FOREIGN)
+            if row.field == _CONDITION:
+                node = await client.remove_condition(node, CLOSED_CONDITION)
+            elif (listed := node.taint(CLOSED_KEY, row.field)) is not None:
+                node = await client.remove_taint(node, listed)
+        except NodeConflictError as exc:
+            problem = str(exc)
+            await trio.sleep(_CONFLICT_S)
+            continue
+        except SourceError as exc:
+            return result(RestoreOutcome.REFUSED, str(exc))
+        if _present(node, row.field) is None:
+            return result(RestoreOutcome.RESTORED)
+        problem = "accepted, but it is still there"
+    return result(RestoreOutcome.REFUSED, problem)
+
+
+def _shown(field: str) -> str:
+    return f"condition {CLOSED_CONDITION}" if field == _CONDITION else f"taint {CLOSED_KEY}:{field}"
+
+
+_GONE: Final = frozenset({RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.FOREIGN})
+
+
+@final
+class NodeMarker:
+    """The auxiliary actuator for the node's object."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lane: trio.CapacityLimiter,
+        client: Callable[[], NodeClient],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """``lane``: the store's one-thread limiter. ``client``: made with the first request."""
+        self.counts: Counter[str] = Counter()
+        self._rows = LedgerState(CODEC, ledger, lane)
+        self._make = client
+        self._made: NodeClient | None = None
+        self._clock = clock
+        self._wall = wall
+        self._worker = PeriodicWorker(self._sweep, self._period_s, gap_s=_GAP_S)
+        self._leftover = bool(self._rows.now.rows)
+        self._status: MarkStatus | None = None
+        self._wanted: ClosedNode | None = None
+        self._confirmed = False
+        """Our mark was read back since the node was closed: if it is gone, another client has removed it."""
+        self._failures = 0
+        self._retry_at = 0.0
+        self._problem = ""
+        self._left: list[RestoreResult] = []
+
+    # The interface of an auxiliary actuator
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """A reconciliation is over. Only another wish, or what an earlier run left, wakes a sweep."""
+        before = self._worker.situation
+        wanted = _wanted(situation)
+        changed = before is None or _wanted(before) != wanted or before.holds != situation.holds
+        if wanted != self._wanted:
+            self._wanted, self._confirmed = wanted, False
+            self._status = None if wanted is None else MarkStatus(mark=wanted.mark, state=MarkState.PENDING)
+            self._failures, self._retry_at = 0, 0.0
+        self._worker.planned(situation, wake=changed and (wanted is not None or bool(self._rows.now.rows)))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Set, verify and remove the mark, for ever; at the end it is removed."""
+        try:
+            await self._worker.run(task_status=task_status)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _END_S):
+                await self.restore()
+                if self._made is not None:
+                    await self._made.aclose()
+                    self._made = None
+
+    async def sweep(self) -> None:
+        """Bring the object to the newest plan's mark."""
+        await self._worker.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
+        """Remove the mark; it belongs to no pod."""
+        if only is not None:
+            return ()
+        async with self._worker.restoring():
+            return await self._remove(self._rows.now.rows.values())
+
+    def mark(self) -> MarkStatus | None:
+        """What became of the mark; None: none is wanted."""
+        return self._status
+
+    def status(self) -> Mapping[str, object]:
+        """The mark that is wanted, its state, and what is left of earlier ones; counts."""
+        status, client = self._status, self._made
+        return {
+            "mark": None if status is None else status.mark,
+            "state": None if status is None else status.state,
+            "detail": "" if status is None else status.detail,
+            "node": None if client is None else client.path,
+            "recorded": [_shown(field) for field in sorted(self._rows.now.rows)],
+            "requests": 0 if client is None else client.requests,
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    def problems(self) -> Sequence[str]:
+        """Why the mark is not in place, or not removed."""
+        problems = []
+        status = self._status
+        if status is not None and status.state in {MarkState.REFUSED, MarkState.FAILED}:
+            problems.append(f"mark {status.mark} on the node's object: {status.detail}")
+        problems += [f"{result.file} is not removed: {result.detail}" for result in self._left]
+        return problems
+
+    # One sweep
+
+    async def _sweep(self, situation: PlanSnapshot) -> None:
+        if self._clock() < self._retry_at:
+            return
+        wanted = _wanted(situation)
+        held = holding(situation.holds, path=self._client().path, knob=NODE_MARK, pod_uid=None) is not None
+        field = None if wanted is None or held else _field(wanted.mark)
+        stale = [row for name, row in self._rows.now.rows.items() if name != field]
+        if stale and not held:
+            await self._remove(stale)
+        if wanted is None:
+            self._status = None
+        elif held:
+            self._settle(wanted, MarkState.HEADROOM_ONLY, "on hold by an operator")
+        elif field is None:
+            self._settle(wanted, MarkState.HEADROOM_ONLY, "closing.mark is none")
+        else:
+            await self._set(wanted, field)
+        if self._left or (self._status is not None and self._status.state is MarkState.FAILED):
+            self._failures += 1
+            self._retry_at = self._clock() + self._backoff_s()
+        elif self._retry_at <= self._clock():
+            self._failures = 0
+
+    async def _set(self, wanted: ClosedNode, field: str) -> None:
+        client = self._client()
+        mark = condition_of(wanted) if field == _CONDITION else taint_of(wanted, field)
+        text = _text(mark)
+        try:
+            for _ in range(_TRIES):
+                try:
+                    state, detail = await self._once(client, wanted, field, text)
+                except NodeConflictError as exc:
+                    state, detail = MarkState.FAILED, str(exc)
+                    self.counts["conflict"] += 1
+                    await trio.sleep(_CONFLICT_S)
+                else:
+                    break
+        except NodeRefusedError as exc:
+            state, detail = MarkState.REFUSED, str(exc)
+        except NodeBusyError as exc:
+            state, detail = MarkState.FAILED, str(exc)
+            if exc.wait_s is not None:
+                self._retry_at = self._clock() + exc.wait_s
+        except StoreError as exc:
+            state, detail = MarkState.FAILED, str(exc)
+        if state in {MarkState.REFUSED, MarkState.FAILED} and wanted.mark is NodeMark.AUTO:
+            # Headroom is 0 in any case; rights for more are the operator's choice.
+            self._retry_at = self._clock() + _LAST_RETRY_S
+            state = MarkState.HEADROOM_ONLY
+        elif state is MarkState.REFUSED:
+            self._retry_at = self._clock() + _LAST_RETRY_S
+        self._settle(wanted, state, detail)
+
+    async def _once(self, client: NodeClient, wanted: ClosedNode, field: str, text: str) -> tuple[MarkState, str]:
+        """One reading, and one change where it is needed. Errors: `SourceError`, `StoreError`."""
+        if (why := client.unreachable()) is not None:
+            return (MarkState.HEADROOM_ONLY if wanted.mark is NodeMark.AUTO else MarkState.FAILED), why
+        node = await client.read()
+        row, present = self._rows.now.rows.get(field), _present(node, field)
+        shown = _shown(field)
+        if present == text and row is not None:
+            self._confirmed = True
+            return MarkState.IN_PLACE, shown
+        if present is not None and (row is None or present not in row.ours):
+            return MarkState.FOREIGN, f"{shown} has a value of another client; unchanged"
+        if present is None and self._confirmed:
+            return MarkState.REMOVED, f"{shown} is not set again before the node has been open"
+        ours = (*(() if row is None else row.ours[-1:]), text)
+        fresh = MarkRow(path=client.path, field=field, ours=ours, reason=wanted.reason)
+        await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
+        node = await _put(client, node, field, text)
+        self.counts["set"] += 1
+        if _present(node, field) != text:
+            return MarkState.FAILED, f"{shown}: accepted, but it reads {str(_present(node, field))[:100]}"
+        self._confirmed = True
+        return MarkState.IN_PLACE, shown
+
+    def _settle(self, wanted: ClosedNode, state: MarkState, detail: str) -> None:
+        before = self._status
+        if before is None or before.state is not state:
+            log = _LOG.info if state in _FINE else _LOG.warning
+            log(f"mark of the closed node: {state}", mark=wanted.mark, detail=detail)
+            self.counts[state.value] += 1
+        at_s = before.at_s if before is not None and before.state is state else self._wall()
+        self._status = MarkStatus(mark=wanted.mark, state=state, detail=detail, at_s=at_s)
+
+    async def _remove(self, rows: Iterable[MarkRow]) -> list[RestoreResult]:
+        done: list[RestoreResult] = []
+        finished: set[str] = set()
+        for row in list(rows):
+            result = await remove(self._client(), row)
+            done.append(result)
+            if result.undo in _GONE:
+                finished.add(row.field)
+                self.counts["removed"] += result.undo is RestoreOutcome.RESTORED
+                _LOG.info("mark of the node removed", mark=result.file, outcome=result.undo.value)
+        self._left = [result for result in done if result.undo not in _GONE]
+        if finished:
+            left = {field: row for field, row in self._rows.now.rows.items() if field not in finished}
+            try:
+                await self._rows.save(MarkRows(rows=left), dropped="restored")
+            except StoreError as exc:
+                done = [replace(result, undo=RestoreOutcome.REFUSED, detail=str(exc)) for result in done]
+        return done
+
+    def _client(self) -> NodeClient:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
+        waiting_s = self._retry_at - self._clock()
+        if waiting_s > 0:
+            return waiting_s
+        if self._left:
+            return self._backoff_s()
+        return None if _wanted(situation) is None else _VERIFY_S
+
+    def _backoff_s(self) -> float:
+        return min(_FIRST_RETRY_S * (1 << min(max(0, self._failures - 1), 10)), _LAST_RETRY_S)
+
+
+def _wanted(situation: PlanSnapshot) -> ClosedNode | None:
+    return situation.plan.closed if situation.enforce else None
+
+
+def _field(mark: NodeMark) -> str | None:
+    return _CONDITION if mark is NodeMark.CONDITION else mark.taint
+
+
+def _build(context: ActuatorContext) -> NodeMarker:
+    return NodeMarker(context.ledger, context.store_lane, lambda: NodeClient(context.api(), context.node))
+
+
+async def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
+    """Remove what the rows say, without a daemon. Errors: `StoreError`."""
+    rows = read_rows(context.ledger, CODEC).rows
+    if context.only is not None or not rows:
+        return ()
+    api = context.api()
+    try:
+        # The object that was marked, whatever name this node has today.
+        done = [await remove(NodeClient(api, row.path.rpartition("/")[2]), row) for row in rows.values()]
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CONFLICT_S):
+            await api.aclose()
+    left = {row.field: row for row, result in zip(rows.values(), done, strict=True) if result.undo not in _GONE}
+    if len(left) != len(rows):
+        write_rows(context.ledger, CODEC, MarkRows(rows=left), dropped="restored")
+    return done
+
+
+ACTUATOR: Final = ActuatorKind(codecs={NODE_OBJECT: CODEC}, build=_build, undo_online=_undo_offline)

@@ -1,0 +1,236 @@
+"""The node's own object at the API server: its taints and conditions are read, and one of them is changed.
+
+A change names what it expects, so that the API server refuses it when another client was faster:
+
+- Taints have no merge key, so that a merge patch replaces the whole list. A JSON patch tests the object's uid and the
+  taint at its index, and changes that one; or tests that there is none and adds the list.
+- Conditions are merged by their type; the patch has the object's resourceVersion.
+
+Source: Kubernetes documentation, "API Concepts"; Kubernetes API reference, Node v1; RFC 6902.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Raw, Struct
+
+from cgroupfs.bounded import decoded
+from cgroupfs.errors import SourceError
+from reconciler.clients.api_identity import NAME
+from reconciler.clients.http import HttpResponse
+from reconciler.clients.kube import KubeApi, status_of, wait_s_of
+
+_LARGEST: Final = 2 << 20
+"""A node has up to 50 images and as many annotations as its owners like; etcd takes 1.5 MiB."""
+_MOST: Final = 256
+_LONGEST_MESSAGE: Final = 200
+_TIMEOUT_S: Final = 5.0
+_CONFLICT: Final = frozenset({409, 422})
+
+
+class NodeRefusedError(SourceError):
+    """The API server does not allow it, or does not know the node: repeating the request soon changes nothing."""
+
+
+class NodeConflictError(SourceError):
+    """Another client has changed the object since it was read."""
+
+
+class NodeBusyError(SourceError):
+    """No answer, or not now. ``wait_s``: the requested delay; None: none."""
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(NAME, message)
+        self.wait_s = wait_s
+
+
+class NodeTaint(Struct, frozen=True, omit_defaults=True):
+    """One of ``spec.taints``. Other fields are kept in `ListedTaint.raw`."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class NodeCondition(Struct, frozen=True, omit_defaults=True):
+    """One of ``status.conditions``, without its times."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class ListedTaint(Struct, frozen=True):
+    """A taint, its index in the list, and its text there."""
+
+    index: int
+    taint: NodeTaint
+    raw: bytes
+
+
+class NodeObject(Struct, frozen=True, kw_only=True):
+    """What was read of it."""
+
+    name: str
+    uid: str
+    version: str
+    taints: tuple[ListedTaint, ...] = ()
+    conditions: tuple[NodeCondition, ...] = ()
+
+    def taint(self, key: str, effect: str) -> ListedTaint | None:
+        """The taint of this key and effect: a node has one at most."""
+        return next((each for each in self.taints if (each.taint.key, each.taint.effect) == (key, effect)), None)
+
+    def condition(self, kind: str) -> NodeCondition | None:
+        """The condition of this type."""
+        return next((each for each in self.conditions if each.type == kind), None)
+
+
+class _NodeMeta(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _NodeSpec(Struct, frozen=True):
+    taints: list[Raw] | None = None
+
+
+class _NodeStatus(Struct, frozen=True):
+    conditions: list[Raw] | None = None
+
+
+class _NodeAnswer(Struct, frozen=True):
+    kind: str = ""
+    metadata: _NodeMeta = _NodeMeta()
+    spec: _NodeSpec = _NodeSpec()
+    status: _NodeStatus = _NodeStatus()
+
+
+_decode_node = msgspec.json.Decoder(_NodeAnswer).decode
+_decode_taint = msgspec.json.Decoder(NodeTaint).decode
+_decode_condition = msgspec.json.Decoder(NodeCondition).decode
+
+
+@final
+class NodeClient:
+    """Requests about one node's object. Errors of all of them: `SourceError`, mostly one of this module's."""
+
+    def __init__(self, api: KubeApi, name: str) -> None:
+        self._api = api
+        self._name = name
+        self.path: str = f"/api/v1/nodes/{quote(name, safe='')}"
+        """The object, for people and for the ledger."""
+        self.requests = 0
+
+    def unreachable(self) -> str | None:
+        """Why no request can be made, from files alone."""
+        return self._api.unreachable()
+
+    async def read(self) -> NodeObject:
+        """The object as it is now."""
+        return self._object(await self._request("GET", self.path))
+
+    async def add_taint(self, node: NodeObject, taint: NodeTaint) -> NodeObject:
+        """Add a taint; the object after that."""
+        if node.taints:
+            change = [{"op": "add", "path": "/spec/taints/-", "value": taint}]
+        else:
+            change = [
+                {"op": "test", "path": "/spec/taints", "value": None},
+                {"op": "add", "path": "/spec/taints", "value": [taint]},
+            ]
+        return await self._patch_taints(node, change)
+
+    async def replace_taint(self, node: NodeObject, present: ListedTaint, taint: NodeTaint) -> NodeObject:
+        """Replace a taint that was read; the object after that."""
+        place = f"/spec/taints/{present.index}"
+        change = [_test(present), {"op": "replace", "path": place, "value": taint}]
+        return await self._patch_taints(node, change)
+
+    async def remove_taint(self, node: NodeObject, present: ListedTaint) -> NodeObject:
+        """Remove a taint that was read; the object after that."""
+        return await self._patch_taints(
+            node, [_test(present), {"op": "remove", "path": f"/spec/taints/{present.index}"}]
+        )
+
+    async def set_condition(self, node: NodeObject, condition: NodeCondition, at: str) -> NodeObject:
+        """Set a condition. ``at``: the time, as Kubernetes writes it."""
+        fields = {**msgspec.to_builtins(condition), "lastTransitionTime": at, "lastHeartbeatTime": at}
+        return await self._patch_status(node, fields)
+
+    async def remove_condition(self, node: NodeObject, kind: str) -> NodeObject:
+        """Remove a condition."""
+        return await self._patch_status(node, {"$patch": "delete", "type": kind})
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._api.aclose()
+
+    async def _patch_taints(self, node: NodeObject, change: Sequence[object]) -> NodeObject:
+        same = {"op": "test", "path": "/metadata/uid", "value": node.uid}
+        return self._object(
+            await self._request("PATCH", self.path, [same, *change], content_type="application/json-patch+json")
+        )
+
+    async def _patch_status(self, node: NodeObject, condition: object) -> NodeObject:
+        body = {
+            "metadata": {"uid": node.uid, "resourceVersion": node.version},
+            "status": {"conditions": [condition]},
+        }
+        kind = "application/strategic-merge-patch+json"
+        return self._object(await self._request("PATCH", f"{self.path}/status", body, content_type=kind))
+
+    async def _request(
+        self, method: str, path: str, body: object | None = None, *, content_type: str = "application/json"
+    ) -> HttpResponse:
+        import time
+
+        self.requests += 1
+        try:
+            answer = await self._api.request(
+                method, path, body, timeout_s=_TIMEOUT_S, content_type=content_type, most=_LARGEST
+            )
+        except SourceError as exc:
+            raise NodeBusyError(str(exc)) from exc
+        if answer.ok:
+            return answer
+        status = status_of(answer)
+        text = " ".join((status.message or answer.excerpt).split())[:_LONGEST_MESSAGE]
+        message = f"{method} {path}: HTTP {answer.status} {text}".rstrip()
+        if answer.status in _CONFLICT and method == "PATCH":
+            raise NodeConflictError(NAME, message)
+        if answer.status == 429 or answer.status >= 500:
+            raise NodeBusyError(message, wait_s_of(answer, status, time.time()))
+        raise NodeRefusedError(NAME, message)
+
+    def _object(self, answer: HttpResponse) -> NodeObject:
+        """What an answer says. Errors: `NodeRefusedError` for what is not this node's object."""
+        try:
+            node = decoded(_decode_node, answer.body)
+            taints = node.spec.taints or []
+            conditions = node.status.conditions or []
+            if len(taints) > _MOST or len(conditions) > _MOST:
+                raise NodeRefusedError(NAME, f"{self.path}: more than {_MOST} taints or conditions")
+            read = NodeObject(
+                name=node.metadata.name,
+                uid=node.metadata.uid,
+                version=node.metadata.resource_version,
+                taints=tuple(
+                    ListedTaint(index, decoded(_decode_taint, bytes(raw)), bytes(raw))
+                    for index, raw in enumerate(taints)
+                ),
+                conditions=tuple(decoded(_decode_condition, bytes(raw)) for raw in conditions),
+            )
+        except ValueError as exc:
+            raise NodeRefusedError(NAME, f"{self.path}: the answer is not a node: {str(exc)[:100]}") from exc
+        if node.kind != "Node" or read.name != self._name or not read.uid:
+            raise NodeRefusedError(NAME, f"{self.path}: the answer is another object")
+        return read
+
+
+def _test(present: ListedTaint) -> object:
+    return {"op": "test", "path": f"/spec/taints/{present.index}", "value": Raw(present.raw)}

@@ -1,0 +1,140 @@
+"""Closes the node to new BE pods while a shortage lasts, and opens it again. Pure.
+
+Between squeeze and evict. While the node is closed, headroom is 0, and the node's object in the cluster has a mark
+(`reconciler.actuators.node_mark`). What runs on the node is not changed.
+
+Causes are the shortages for which evictions are enforced, and the steps ``close`` of enforced rules. The node is closed
+at once, and opened when there has been no cause for ``reopen_s``: twice as long after each time that it had to be
+closed again soon, up to eight times. After ``longest_s`` it is opened whatever the causes are, and not closed again
+before all of them are gone: a shortage that closing does not end must not keep the node out of the cluster.
+
+A daemon that starts begins with an open node; the mark of an earlier run is removed.
+
+Source: Volcano's and Crane's "disable scheduling" while a node's use is above its water mark. Differences: they have
+one threshold and no end, and both leave the mark when the agent dies.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from reconciler.responses.config import ClosingConfig
+from reconciler.responses.eviction.triggers.base import Shortage
+from reconciler.responses.eviction.triggers.table import TRIGGERS
+from reconciler.responses.ladder import EscalationMemory, in_force
+from reconciler.runtime.format import duration, plural
+from state.closing import ClosedNode
+from state.measures import Response
+
+_SLOWEST: Final = 8
+_RELAPSE_S: Final = 600.0
+"""Closed again so soon after it was opened: it was opened too early."""
+_LONGEST_REASON: Final = 200
+
+
+class ClosingTurn(StrEnum):
+    """What happened to the node."""
+
+    CLOSED = "closed"
+    OPENED = "opened"
+    AGED = "opened by its age"
+
+
+class ClosingChange(Struct, frozen=True, kw_only=True):
+    """One change, for people. ``closed``: what was or is in force."""
+
+    turn: ClosingTurn
+    closed: ClosedNode
+    words: str
+
+
+class ClosingState(Struct, frozen=True, kw_only=True):
+    """What is remembered between two moments. Times are of the frame's clock.
+
+    ``closed``: None: the node is open. ``calm_s``: since when no cause is left. ``spent``: it was opened by its age,
+    and the causes are not gone yet.
+    """
+
+    closed: ClosedNode | None = None
+    closed_s: float = 0.0
+    opened_s: float | None = None
+    calm_s: float | None = None
+    relapses: int = 0
+    spent: bool = False
+
+
+def causes_of(pressures: Iterable[Shortage], enforced: Iterable[str], ladder: EscalationMemory) -> Mapping[str, str]:
+    """Why the node should be closed now, as texts by key. ``enforced``: the triggers that are no dry run."""
+    triggers = set(enforced)
+    causes = {
+        f"{shortage.trigger} {shortage.subject}": f"{shortage.trigger}: {shortage.evidence}"
+        for shortage in pressures
+        if shortage.trigger in triggers and _closes(shortage.trigger)
+    }
+    for climb, step in in_force(ladder):
+        if step.response is Response.CLOSE:
+            causes[f"{climb.rule} {climb.victim}"] = f"victim {climb.title} ({climb.rule})"
+    return causes
+
+
+def advance(
+    state: ClosingState, causes: Mapping[str, str], now: tuple[float, float], config: ClosingConfig, *, off: str = ""
+) -> tuple[ClosingState, ClosingChange | None]:
+    """One moment further. ``now``: the frame's clock, and seconds since the epoch. ``off``: why it must be open."""
+    at_s, _ = now
+    if off or not config.enabled:
+        return _opened(state, at_s, off or "closing.enabled is false", spent=False)
+    if causes:
+        state = replace(state, calm_s=None)
+    elif state.calm_s is None:
+        state = replace(state, calm_s=at_s, spent=False)
+    closed = state.closed
+    if closed is None:
+        return (state, None) if not causes or state.spent else _close(state, causes, now, config)
+    if at_s - state.closed_s >= config.longest_s:
+        words = f"closed for {duration(config.longest_s)} (closing.longest_s)"
+        return _opened(state, at_s, words, spent=bool(causes), turn=ClosingTurn.AGED)
+    needed_s = reopen_s(state, config)
+    if state.calm_s is not None and at_s - state.calm_s >= needed_s:
+        return _opened(state, at_s, f"no shortage for {duration(needed_s)}", spent=False)
+    if closed.mark is not config.mark:
+        state = replace(state, closed=replace(closed, mark=config.mark))
+    return state, None
+
+
+def reopen_s(state: ClosingState, config: ClosingConfig) -> float:
+    """How long there must be no cause before the node is opened."""
+    return config.reopen_s * min(1 << state.relapses, _SLOWEST)
+
+
+def _closes(trigger: str) -> bool:
+    # What a rule names has no trigger of its own: an online pod suffers.
+    return trigger not in TRIGGERS or TRIGGERS[trigger].closes
+
+
+def _close(
+    state: ClosingState, causes: Mapping[str, str], now: tuple[float, float], config: ClosingConfig
+) -> tuple[ClosingState, ClosingChange]:
+    at_s, wall_s = now
+    texts = list(causes.values())
+    reason = texts[0][:_LONGEST_REASON]
+    if len(texts) > 1:
+        reason += f"; and {plural(len(texts) - 1, 'more cause')}"
+    closed = ClosedNode(reason=reason, since_s=wall_s, until_s=wall_s + config.longest_s, mark=config.mark)
+    soon = state.opened_s is not None and at_s - state.opened_s < _RELAPSE_S
+    relapses = state.relapses + 1 if soon else 0
+    change = ClosingChange(turn=ClosingTurn.CLOSED, closed=closed, words=reason)
+    return ClosingState(closed=closed, closed_s=at_s, relapses=relapses), change
+
+
+def _opened(
+    state: ClosingState, at_s: float, words: str, *, spent: bool, turn: ClosingTurn = ClosingTurn.OPENED
+) -> tuple[ClosingState, ClosingChange | None]:
+    if state.closed is None:
+        return replace(state, spent=spent), None
+    change = ClosingChange(turn=turn, closed=state.closed, words=words)
+    opened = ClosingState(opened_s=at_s, calm_s=state.calm_s, relapses=state.relapses, spent=spent)
+    return opened, change

@@ -1,0 +1,383 @@
+"""A real control plane on loopback: etcd, API server, controllers, scheduler. No kubelet: nodes are objects.
+
+The programs are those of the directory in KUBEBUILDER_ASSETS, the convention of Kubernetes' own test tools (etcd may be
+the machine's). All processes are this one's children, and end with `stop`.
+
+The nodes' objects are kept Ready here, and a pod that is scheduled there counts as running, as a kubelet reports it: so
+a scheduler that is the real one decides where replacements go.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trustme
+
+Object = dict[str, Any]  # the JSON of the API
+
+VARIABLE: Final = "KUBEBUILDER_ASSETS"
+PROGRAMS: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_BEAT_S: Final = 0.5
+_READY_S: Final = 90.0
+_STOP_S: Final = 20.0
+_NODE_CAPACITY: Final = {"cpu": "8", "memory": "16Gi", "pods": "110"}
+
+
+def missing_programs(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Why there is none here; None: all programs are there."""
+    assets = environ.get(VARIABLE)
+    if not assets:
+        return f"{VARIABLE} is not set: the directory with {', '.join(PROGRAMS)} and etcd"
+    absent = [name for name in PROGRAMS if not os.access(os.path.join(assets, name), os.X_OK)]
+    if _etcd(assets) is None:
+        absent.append("etcd")
+    return f"{VARIABLE}={assets} lacks {', '.join(absent)}" if absent else None
+
+
+def _etcd(assets: str) -> str | None:
+    own = os.path.join(assets, "etcd")
+    return own if os.access(own, os.X_OK) else shutil.which("etcd")
+
+
+def _free_ports(count: int) -> list[int]:
+    """All open at the same time, so that no two are the same."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class ControlPlane:
+    """See the module's text. ``directory``: for keys, etcd's data and logs."""
+
+    def __init__(self, directory: Path, assets: str) -> None:
+        self.directory = directory
+        self.assets = assets
+        self._etcd_port, self._peer_port, port, self._kcm_port, self._scheduler_port = _free_ports(5)
+        self.url = f"https://127.0.0.1:{port}"
+        self._port = port
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._nodes: set[str] = set()
+        self._ended = threading.Event()
+        self._kubelets: threading.Thread | None = None
+        self._pki = directory / "pki"
+        self._context: ssl.SSLContext | None = None
+
+    # Start and end
+
+    def start(self) -> None:
+        """Returns when the API server is ready."""
+        self._make_keys()
+        etcd, assets = _etcd(self.assets), self.assets
+        assert etcd is not None
+        client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
+        self._spawn(
+            "etcd",
+            *(etcd, f"--data-dir={self.directory}/etcd", "--unsafe-no-fsync"),
+            *(f"--listen-client-urls={client}", f"--advertise-client-urls={client}"),
+            *(f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"),
+            f"--initial-cluster=default={peer}",
+        )
+        audit = self.directory / "audit.json"
+        audit.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "audit.k8s.io/v1",
+                    "kind": "Policy",
+                    "omitStages": ["RequestReceived"],
+                    "rules": [{"level": "Request", "users": [self.account("bypassd")]}, {"level": "None"}],
+                }
+            )
+        )
+        pki = self._pki
+        self._spawn(
+            "kube-apiserver",
+            f"{assets}/kube-apiserver",
+            f"--etcd-servers={client}",
+            *("--bind-address=127.0.0.1", f"--secure-port={self._port}"),
+            *(f"--tls-cert-file={pki}/server.crt", f"--tls-private-key-file={pki}/server.key"),
+            f"--client-ca-file={pki}/ca.crt",
+            *(f"--service-account-key-file={pki}/sa.key", f"--service-account-signing-key-file={pki}/sa.key"),
+            *(f"--service-account-issuer={self.url}", "--service-cluster-ip-range=10.0.0.0/24"),
+            *("--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"),
+            *(f"--audit-policy-file={audit}", f"--audit-log-path={self.directory}/audit.log"),
+            # No kubelet would mount the token.
+            "--disable-admission-plugins=ServiceAccount",
+        )
+        self._wait("the API server", lambda: self.call("GET", "/readyz")[0] == 200)
+        for name, port, more in (
+            (
+                "kube-controller-manager",
+                self._kcm_port,
+                (
+                    f"--root-ca-file={pki}/ca.crt",
+                    f"--service-account-private-key-file={pki}/sa.key",
+                    # Each controller has rights of its own, the whole has few.
+                    "--use-service-account-credentials=true",
+                ),
+            ),
+            ("kube-scheduler", self._scheduler_port, ()),
+        ):
+            config = f"{pki}/{name}.json"
+            self._spawn(
+                name,
+                f"{assets}/{name}",
+                f"--kubeconfig={config}",
+                f"--authentication-kubeconfig={config}",
+                f"--authorization-kubeconfig={config}",
+                *("--bind-address=127.0.0.1", f"--secure-port={port}", "--leader-elect=false"),
+                *more,
+            )
+        self._wait(
+            "the default service account", lambda: self.get("/api/v1/namespaces/default/serviceaccounts/default")
+        )
+        self._kubelets = threading.Thread(target=self._be_kubelets, daemon=True)
+        self._kubelets.start()
+
+    def stop(self) -> None:
+        """End all of it, the last first."""
+        self._ended.set()
+        if self._kubelets is not None:
+            self._kubelets.join(_STOP_S)
+        for process in reversed(self._processes.values()):
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """One of the programs, for faults."""
+        return self._processes[name]
+
+    def _spawn(self, name: str, *command: str) -> None:
+        with open(self.directory / f"{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def _wait(self, what: str, there: Callable[[], object], longest_s: float = _READY_S) -> None:
+        deadline = time.monotonic() + longest_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                if there():
+                    return
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise RuntimeError(f"{name} has ended: {self._log(name)}")
+            time.sleep(0.1)
+        raise RuntimeError(f"no {what} within {longest_s:.0f} s: {self._log('kube-apiserver')}")
+
+    def _log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text(errors="replace")[-2000:]
+
+    def _make_keys(self) -> None:
+        self._pki.mkdir(parents=True)
+        ca = trustme.CA()
+        ca.cert_pem.write_to_path(str(self._pki / "ca.crt"))
+        server = ca.issue_cert("127.0.0.1", "10.0.0.1", "kubernetes.default")
+        server.cert_chain_pems[0].write_to_path(str(self._pki / "server.crt"))
+        server.private_key_pem.write_to_path(str(self._pki / "server.key"))
+        signing = trustme.CA(key_type=trustme.KeyType.RSA)
+        signing.private_key_pem.write_to_path(str(self._pki / "sa.key"))
+        for name, user, group in (
+            ("admin", "admin", "system:masters"),
+            ("kube-controller-manager", "system:kube-controller-manager", ""),
+            ("kube-scheduler", "system:kube-scheduler", ""),
+        ):
+            self.kubeconfig(ca, name, user, group)
+        self._ca = ca
+        context = ssl.create_default_context(cafile=str(self._pki / "ca.crt"))
+        context.load_cert_chain(self._pki / "admin.crt", self._pki / "admin.key")
+        self._context = context
+
+    def kubeconfig(self, ca: trustme.CA, name: str, user: str, group: str = "") -> Path:
+        """A kubeconfig with a client certificate of its own."""
+        # With a name: an empty list of names, which is critical, is none that Go accepts.
+        cert = ca.issue_cert(f"{name}.invalid", common_name=user, organization_name=group or None)
+        cert.cert_chain_pems[0].write_to_path(str(self._pki / f"{name}.crt"))
+        cert.private_key_pem.write_to_path(str(self._pki / f"{name}.key"))
+        user_part = {"client-certificate": f"{self._pki}/{name}.crt", "client-key": f"{self._pki}/{name}.key"}
+        return self._write_kubeconfig(self._pki / f"{name}.json", user_part)
+
+    def _write_kubeconfig(self, path: Path, user: Object) -> Path:
+        cluster = {"server": self.url, "certificate-authority": f"{self._pki}/ca.crt"}
+        path.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "c",
+                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                    "clusters": [{"name": "c", "cluster": cluster}],
+                    "users": [{"name": "u", "user": user}],
+                }
+            )
+        )
+        path.chmod(0o600)
+        return path
+
+    def node_kubeconfig(self, node: str) -> Path:
+        """The credentials of a node's kubelet."""
+        return self.kubeconfig(self._ca, f"kubelet-{node}", f"system:node:{node}", "system:nodes")
+
+    # What a cluster's administrator does
+
+    @staticmethod
+    def account(name: str, namespace: str = "kube-system") -> str:
+        """The user name of a service account."""
+        return f"system:serviceaccount:{namespace}:{name}"
+
+    def account_kubeconfig(self, name: str = "bypassd", namespace: str = "kube-system") -> Path:
+        """A kubeconfig with a token of the service account, which is made where it does not exist."""
+        accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+        self.call("POST", accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
+        code, answer = self.call(
+            "POST",
+            f"{accounts}/{name}/token",
+            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}},
+        )
+        assert code == 201, answer
+        return self._write_kubeconfig(self._pki / f"account-{name}.json", {"token": answer["status"]["token"]})
+
+    def call(
+        self, method: str, path: str, body: object | None = None, kind: str = "application/json"
+    ) -> tuple[int, Any]:  # the JSON of the API, or a text
+        """A request as cluster administrator: status and answer. Errors: `OSError` without one."""
+        headers = {"Content-Type": kind, "Accept": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, method=method, data=data, headers=headers)
+        try:
+            with urllib.request.urlopen(request, context=self._context, timeout=20) as answer:
+                text = answer.read()
+                return answer.status, json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
+        except urllib.error.HTTPError as exc:
+            text = exc.read()
+            return exc.code, json.loads(text) if text[:1] == b"{" else text.decode()
+
+    def get(self, path: str) -> Object | None:
+        """An object; None: there is none."""
+        code, answer = self.call("GET", path)
+        return answer if code == 200 else None
+
+    def apply(self, manifests: str) -> None:
+        """Create what documents of YAML have (of kinds whose collection is known here)."""
+        import yaml
+
+        for item in yaml.safe_load_all(manifests):
+            code, answer = self.call("POST", _collection(item), item)
+            assert code in {201, 409}, answer
+
+    def add_node(self, name: str, *, labels: Object | None = None) -> None:
+        """A node that is Ready until the end."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
+        }
+        code, answer = self.call("POST", "/api/v1/nodes", body)
+        assert code == 201, answer
+        self._nodes.add(name)
+        self._wait(f"ready node {name}", lambda: self.is_schedulable(name))
+
+    def is_schedulable(self, name: str) -> bool:
+        """Ready, and without the taints that a new node has at first."""
+        node = self.get(f"/api/v1/nodes/{name}") or {}
+        conditions = node.get("status", {}).get("conditions", [])
+        ready = any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
+        taints = node.get("spec", {}).get("taints", [])
+        return ready and not any(item["key"].startswith("node.kubernetes.io/") for item in taints)
+
+    def taints(self, name: str) -> list[Object]:
+        """All taints of a node."""
+        node = self.get(f"/api/v1/nodes/{name}")
+        assert node is not None
+        return list(node["spec"].get("taints", []))
+
+    def pods(self, label: str = "", namespace: str = "default") -> list[Object]:
+        """Pods that are not being deleted."""
+        code, answer = self.call("GET", f"/api/v1/namespaces/{namespace}/pods?labelSelector={label}")
+        assert code == 200, answer
+        return [pod for pod in answer["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    def audited(self) -> list[tuple[str, str, int]]:
+        """Verb, resource with its subresource, and status of each request of the service account bypassd."""
+        lines = (self.directory / "audit.log").read_text().splitlines()
+        requests = []
+        for event in map(json.loads, lines):
+            ref = event.get("objectRef", {})
+            resource = "/".join(filter(None, (ref.get("resource", event["requestURI"]), ref.get("subresource"))))
+            requests.append((event["verb"], resource, event["responseStatus"]["code"]))
+        return requests
+
+    # What kubelets do
+
+    def _be_kubelets(self) -> None:
+        while not self._ended.wait(_BEAT_S):
+            with contextlib.suppress(OSError):
+                for name in list(self._nodes):
+                    self._beat(name)
+                self._run_pods()
+
+    def _beat(self, name: str) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ready = {"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": now, "message": ""}
+        status = {"capacity": _NODE_CAPACITY, "allocatable": _NODE_CAPACITY, "conditions": [ready]}
+        self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, _STRATEGIC)
+
+    def _run_pods(self) -> None:
+        """Report pods as running, and delete those that are to go."""
+        code, answer = self.call("GET", "/api/v1/pods")
+        for pod in answer["items"] if code == 200 else ():
+            meta, phase = pod["metadata"], pod["status"].get("phase")
+            path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+            if pod["spec"].get("nodeName") not in self._nodes:
+                continue
+            if "deletionTimestamp" in meta:
+                self.call("DELETE", f"{path}?gracePeriodSeconds=0")
+            elif phase == "Pending":
+                condition = {"type": "Ready", "status": "True"}
+                status = {"phase": "Running", "conditions": [condition]}
+                self.call("PATCH", f"{path}/status", {"status": status}, _STRATEGIC)
+
+
+_STRATEGIC: Final = "application/strategic-merge-patch+json"
+
+
+def _collection(item: Object) -> str:
+    """The path to which an object is posted."""
+    group, _, version = item["apiVersion"].rpartition("/")
+    base = f"/apis/{group}/{version}" if group else f"/api/{version}"
+    namespace = item["metadata"].get("namespace")
+    plural = item["kind"].lower() + "s"
+    return f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
+
+
+@contextlib.contextmanager
+def control_plane(directory: Path) -> Iterator[ControlPlane]:
+    """One for a module's tests. Skips with the reason where the programs are missing."""
+    problem = missing_programs()
+    if problem is not None:
+        pytest.skip(f"no control plane: {problem}")
+    plane = ControlPlane(directory, os.environ[VARIABLE])
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()

@@ -1,0 +1,369 @@
+"""The mark on the node's object: others' taints stay, a crash at any point is undone, and what is refused is said."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace
+
+from reconciler.actuators.base import OfflineContext, PlanSnapshot
+from reconciler.actuators.codec import read_rows
+from reconciler.actuators.node_mark import ACTUATOR, CODEC, NodeMarker, taint_of
+from reconciler.actuators.restore import restore_ledger
+from reconciler.clients.kube import KubeApi
+from reconciler.clients.kube_config import ApiServer
+from reconciler.clients.node_object import NodeClient, NodeTaint
+from reconciler.control.planner import plan_node
+from reconciler.daemon import side_actuators
+from reconciler.policies.table import PoliciesConfig
+from state.closing import CLOSED_CONDITION, NODE_MARK, ClosedNode, MarkState, MarkStatus, NodeMark
+from state.kinds import NODE_OBJECT
+from state.ledger import Ledger
+from state.model import Hold
+from state.plan import NodePlan
+from state.store import Store
+from state.undo import RestoreOutcome
+from tests.fakes.api_nodes import FakeNodes
+from tests.fakes.api_server import FakeApiServer
+from tests.reconciler.nodes import node
+
+CLOSED = ClosedNode(reason="memory_pressure: 1 GiB available", since_s=1.8e9, until_s=1.8e9 + 14400)
+OTHERS = {"key": "dedicated", "value": "db", "effect": "NoSchedule"}
+OURS = {"key": "bypassd/closed", "effect": "PreferNoSchedule", "value": "until-20270115T120000Z"}
+
+
+def situation(
+    closed: ClosedNode | None = CLOSED, *, enforce: bool = True, holds: Mapping[str, Hold] | None = None
+) -> PlanSnapshot:
+    view = node()
+    plan: NodePlan = plan_node(view, None, PoliciesConfig())
+    return PlanSnapshot(view=view, plan=replace(plan, closed=closed), enforce=enforce, holds=holds or {})
+
+
+def status(marker: NodeMarker) -> MarkStatus:
+    found = marker.mark()
+    assert found is not None
+    return found
+
+
+def marked(mark: NodeMark) -> ClosedNode:
+    return replace(CLOSED, mark=mark)
+
+
+class Bench:
+    """An API server with node n1, and actuators on one store."""
+
+    def __init__(self, directory: Path, server: FakeApiServer) -> None:
+        self.server = server
+        self.nodes: FakeNodes = server.nodes
+        self.lane = trio.CapacityLimiter(1)
+        self.store = Store(str(directory / "state.db"), boot="b")
+        self.clients: list[NodeClient] = []
+
+    def api(self) -> KubeApi:
+        return KubeApi(ApiServer(server=f"http://127.0.0.1:{self.server.port}", timeout_s=2.0), environ={})
+
+    def client(self) -> NodeClient:
+        self.clients.append(NodeClient(self.api(), "n1"))
+        return self.clients[-1]
+
+    def marker(self, clock: Callable[[], float] = trio.current_time) -> NodeMarker:
+        return NodeMarker(Ledger(self.store), self.lane, self.client, clock=clock)
+
+    async def turn(self, marker: NodeMarker, *situations: PlanSnapshot) -> None:
+        for each in situations:
+            marker.planned(each)
+            await marker.sweep()
+
+    def rows(self) -> list[str]:
+        return sorted(read_rows(Ledger(self.store), CODEC).rows)
+
+    async def restore(self) -> list[RestoreOutcome]:
+        """As ``bypassctl restore`` without a daemon."""
+        ledger = Ledger(self.store)
+        table = side_actuators.restore_table_without_daemon("/", ledger, None, self.api)
+        chosen = {NODE_OBJECT: table[NODE_OBJECT]}
+        return [result.undo for result in await restore_ledger(ledger, chosen, side_actuators.codec_of)]
+
+    async def aclose(self) -> None:
+        for client in self.clients:
+            await client.aclose()
+        self.store.close()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Bench]:
+    server = FakeApiServer()
+    server.nodes.add("n1", taints=[OTHERS])
+    await nursery.start(server.serve)
+    bench = Bench(tmp_path, server)
+    yield bench
+    await bench.aclose()
+
+
+async def test_a_closed_node_has_one_taint_beside_those_of_others_and_an_open_one_has_none(bench: Bench) -> None:
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    assert bench.nodes.taints("n1") == [OTHERS, OURS]
+    assert status(marker).state is MarkState.IN_PLACE
+    assert bench.rows() == ["PreferNoSchedule"]
+    await bench.turn(marker, situation(None))
+    assert bench.nodes.taints("n1") == [OTHERS]
+    assert (marker.mark(), bench.rows()) == (None, [])
+
+
+async def test_a_node_without_taints_gets_a_list_and_loses_it_again(bench: Bench) -> None:
+    bench.nodes.add("n1")
+    marker = bench.marker()
+    await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
+    assert bench.nodes.taints("n1") == [{**OURS, "effect": "NoSchedule"}]
+    await bench.turn(marker, situation(None))
+    assert "taints" not in bench.nodes.nodes["n1"]["spec"]
+
+
+async def test_a_condition_is_set_beside_the_kubelets_and_removed(bench: Bench) -> None:
+    marker = bench.marker()
+    await bench.turn(marker, situation(marked(NodeMark.CONDITION)))
+    condition = bench.nodes.condition("n1", CLOSED_CONDITION) or {}
+    assert (condition["status"], condition["reason"]) == ("True", "Shortage")
+    assert "1 GiB available" in condition["message"]
+    assert bench.nodes.condition("n1", "Ready") is not None
+    assert bench.nodes.taints("n1") == [OTHERS]
+    await bench.turn(marker, situation(None))
+    assert bench.nodes.condition("n1", CLOSED_CONDITION) is None
+    assert bench.nodes.condition("n1", "Ready") is not None
+
+
+@pytest.mark.parametrize(
+    ("plan", "enforce"),
+    [(CLOSED, False), (replace(CLOSED, mark=NodeMark.NONE), True), (None, True)],
+    ids=["observe", "mark none", "open"],
+)
+async def test_nothing_is_requested_in_observe_mode_without_a_mark_and_of_an_open_node(
+    bench: Bench, plan: ClosedNode | None, enforce: bool
+) -> None:
+    marker = bench.marker()
+    await bench.turn(marker, situation(plan, enforce=enforce))
+    assert (bench.server.requests, bench.rows()) == ([], [])
+
+
+async def test_another_mark_replaces_the_first(bench: Bench) -> None:
+    marker = bench.marker()
+    await bench.turn(marker, situation(), situation(marked(NodeMark.NO_SCHEDULE)))
+    assert bench.nodes.taints("n1") == [OTHERS, {**OURS, "effect": "NoSchedule"}]
+    await bench.turn(marker, situation(marked(NodeMark.CONDITION)))
+    assert bench.nodes.taints("n1") == [OTHERS]
+    assert bench.rows() == ["condition"]
+
+
+@pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.CONDITION])
+async def test_another_client_that_is_faster_loses_nothing(
+    bench: Bench, mark: NodeMark, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    more = {"key": "maintenance", "effect": "NoExecute"}
+
+    def meanwhile() -> None:
+        bench.nodes.nodes["n1"]["spec"]["taints"] = [more, OTHERS]
+        bench.nodes.touch("n1")
+
+    marker = bench.marker()
+    bench.nodes.before_patch = meanwhile
+    await bench.turn(marker, situation(marked(mark)))
+    assert status(marker).state is MarkState.IN_PLACE
+    assert [taint for taint in bench.nodes.taints("n1") if taint["key"] != "bypassd/closed"] == [more, OTHERS]
+    # The same when it is removed: the taint is at another index by then.
+    bench.nodes.before_patch = lambda: bench.nodes.nodes["n1"]["spec"]["taints"].insert(0, dict(more, key="x"))
+    await bench.turn(marker, situation(None))
+    assert [taint["key"] for taint in bench.nodes.taints("n1")] == ["x", "maintenance", "dedicated"]
+    assert bench.nodes.condition("n1", CLOSED_CONDITION) is None
+    assert bench.rows() == []
+
+
+async def test_a_taint_of_an_operator_with_our_key_is_neither_changed_nor_removed(bench: Bench) -> None:
+    theirs = {**OURS, "value": "by-operator"}
+    bench.nodes.add("n1", taints=[theirs])
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    assert status(marker).state is MarkState.FOREIGN
+    await bench.turn(marker, situation(None))
+    assert (bench.nodes.taints("n1"), bench.rows()) == ([theirs], [])
+
+
+async def test_a_taint_that_an_operator_removes_is_not_set_again_before_the_node_was_open(
+    bench: Bench, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    bench.nodes.nodes["n1"]["spec"]["taints"] = [OTHERS]
+    await marker.sweep()
+    await marker.sweep()
+    assert bench.nodes.taints("n1") == [OTHERS]
+    assert status(marker).state is MarkState.REMOVED
+    later = replace(CLOSED, until_s=CLOSED.until_s + 60)
+    await bench.turn(marker, situation(None), situation(later))
+    assert bench.nodes.taints("n1") == [OTHERS, {**OURS, "value": "until-20270115T120100Z"}]
+
+
+async def test_without_the_right_auto_is_headroom_only_and_a_configured_mark_is_a_problem(bench: Bench) -> None:
+    bench.nodes.rights = {"get nodes"}
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    assert status(marker).state is MarkState.HEADROOM_ONLY
+    assert "cannot patch resource" in status(marker).detail
+    assert marker.problems() == []
+    await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
+    assert status(marker).state is MarkState.REFUSED
+    assert "cannot patch resource" in marker.problems()[0]
+    # A row is there before each request: it is unknown what became of one.
+    await bench.turn(marker, situation(None))
+    assert (bench.rows(), bench.nodes.taints("n1")) == ([], [OTHERS])
+
+
+async def test_a_node_may_not_change_its_own_taints_but_its_own_condition(bench: Bench) -> None:
+    bench.nodes.kubelet = True
+    marker = bench.marker()
+    await bench.turn(marker, situation(marked(NodeMark.PREFER_NO_SCHEDULE)))
+    assert "is not allowed to modify taints" in status(marker).detail
+    await bench.turn(marker, situation(marked(NodeMark.CONDITION)))
+    assert status(marker).state is MarkState.IN_PLACE
+
+
+async def test_a_server_that_fails_is_asked_ever_more_rarely(
+    bench: Bench, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    bench.server.refusal = (503, "shutting down")
+    marker = bench.marker()
+    marker.planned(situation(marked(NodeMark.PREFER_NO_SCHEDULE)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(marker.run)
+        await trio.sleep(3600)
+        assert 10 <= len(bench.server.requests) <= 24
+        assert "shutting down" in marker.problems()[0]
+        bench.server.refusal = None
+        await trio.sleep(310)
+        assert bench.nodes.taints("n1") == [OTHERS, OURS]
+        bench.server.requests.clear()
+        await trio.sleep(3600)
+        assert 56 <= len(bench.server.requests) <= 60  # read again each minute
+        nursery.cancel_scope.cancel()
+    # The orderly end: nothing on the node would open it.
+    assert (bench.nodes.taints("n1"), bench.rows()) == ([OTHERS], [])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"kind": "Node", "metadata": {"name": "n2", "uid": "u"}}',
+        b'{"kind": "Status"}',
+        b"[" * 5000,
+        b'{"kind": "Node", "metadata": {"name": "n1", "uid": "u"}, "spec": {"taints": [1]}}',
+        b'{"kind": "Node", "metadata": {"name": "n1", "uid": "u"}, "spec": {"taints": [%s]}}'
+        % b",".join([b'{"key": "k", "effect": "NoSchedule"}'] * 300),
+        b'"' + b"x" * (3 << 20) + b'"',
+    ],
+    ids=["another node", "a status", "depth", "not a taint", "300 taints", "3 MiB"],
+)
+async def test_an_answer_that_is_not_this_nodes_object_changes_nothing(bench: Bench, answer: bytes) -> None:
+    bench.server.raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer
+    marker = bench.marker()
+    await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
+    assert status(marker).state is MarkState.REFUSED
+    assert not any(request.startswith("PATCH") for request in bench.server.requests)
+    assert len(marker.problems()[0]) < 500
+    bench.server.raw = None
+
+
+class Crash(BaseException):
+    """The daemon is killed."""
+
+
+@pytest.mark.parametrize("daemon", [True, False], ids=["next start", "restore"])
+@pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.CONDITION])
+@pytest.mark.parametrize("point", ["before the request", "after it", "in the removal", "after the removal"])
+async def test_a_crash_at_any_point_leaves_what_the_next_start_and_a_restore_undo(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str, mark: NodeMark, *, daemon: bool
+) -> None:
+    marker, plain = bench.marker(), KubeApi.request
+    dies = {"armed": point in {"before the request", "after it"}}
+
+    async def request(self: KubeApi, method: str, path: str, *rest: object, **more: object) -> object:
+        last = method == "PATCH" and dies["armed"]
+        if last and not point.startswith("after"):
+            raise Crash
+        answer = await plain(self, method, path, *rest, **more)  # type: ignore[arg-type]
+        if last:
+            raise Crash
+        return answer
+
+    monkeypatch.setattr(KubeApi, "request", request)
+    try:
+        await bench.turn(marker, situation(marked(mark)))
+        dies["armed"] = True
+        await bench.turn(marker, situation(None))
+    except Crash:
+        pass
+    else:
+        pytest.fail("it was not killed")
+    dies["armed"] = False
+    if daemon:
+        # In observe mode, too: nothing else would open the node.
+        await bench.turn(bench.marker(), situation(None, enforce=False))
+    else:
+        assert all(undo in {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY} for undo in await bench.restore())
+    assert bench.nodes.taints("n1") == [OTHERS]
+    assert bench.nodes.condition("n1", CLOSED_CONDITION) is None
+    assert bench.rows() == []
+
+
+async def test_restore_without_a_daemon_says_what_could_not_be_removed_and_keeps_its_row(bench: Bench) -> None:
+    await bench.turn(bench.marker(), situation())
+    bench.nodes.rights = {"get nodes"}
+    assert await bench.restore() == [RestoreOutcome.REFUSED]
+    assert bench.rows() == ["PreferNoSchedule"]
+    bench.nodes.rights = None
+    bench.nodes.nodes["n1"]["spec"]["taints"][1]["value"] = "by-operator"
+    assert await bench.restore() == [RestoreOutcome.FOREIGN]
+    assert bench.rows() == []
+
+
+async def test_a_pods_restore_leaves_the_nodes_mark(bench: Bench) -> None:
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    assert await marker.restore("some-uid") == ()
+    undo = ACTUATOR.undo_online
+    assert undo is not None
+    assert await undo(OfflineContext(root="/", ledger=Ledger(bench.store), api=bench.api, only="some-uid")) == ()
+    assert len(bench.nodes.taints("n1")) == 2
+
+
+async def test_a_hold_keeps_the_mark_as_it_is(bench: Bench) -> None:
+    marker = bench.marker()
+    hold = Hold(target=f"knob:{NODE_MARK}", reason="r", by="me")
+    held = {f"knob:{NODE_MARK}": hold}
+    await bench.turn(marker, situation(holds=held))
+    assert bench.nodes.taints("n1") == [OTHERS]
+    await bench.turn(marker, situation())
+    await bench.turn(marker, situation(None, holds=held))
+    assert len(bench.nodes.taints("n1")) == 2
+    await bench.turn(marker, situation(None))
+    assert bench.nodes.taints("n1") == [OTHERS]
+
+
+async def test_a_re_created_node_object_is_not_taken_for_the_one_that_was_read(bench: Bench) -> None:
+    bench.nodes.before_patch = lambda: bench.nodes.add("n1", taints=[OTHERS], uid="another")
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    patches = bench.nodes.patches
+    assert [patch[1][0]["value"] for patch in patches] == ["uid-of-n1", "another"]
+    assert bench.nodes.taints("n1") == [OTHERS, OURS]
+
+
+def test_the_value_of_the_taint_is_a_label_value_that_says_until_when() -> None:
+    assert taint_of(CLOSED, "NoSchedule") == NodeTaint(
+        key="bypassd/closed", effect="NoSchedule", value="until-20270115T120000Z"
+    )

@@ -1,0 +1,143 @@
+"""The node is closed at once, opened late, and not closed for ever."""
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from reconciler.responses.closing import ClosingChange, ClosingState, ClosingTurn, advance, causes_of, reopen_s
+from reconciler.responses.config import ClosingConfig
+from reconciler.responses.eviction.resources import EvictedResource
+from reconciler.responses.eviction.triggers.base import Shortage
+from reconciler.responses.ladder import EscalationMemory, EscalationState
+from reconciler.responses.steps import Dimension, ResponseStep
+from state.closing import NodeMark
+from state.measures import Response
+
+CONFIG = ClosingConfig(reopen_s=100, longest_s=10_000)
+SHORT = {"memory_pressure node": "memory_pressure: 1 GiB available"}
+WALL = 1.8e9
+
+
+class Node:
+    """Goes from second to second."""
+
+    def __init__(self, config: ClosingConfig = CONFIG) -> None:
+        self.config = config
+        self.state = ClosingState()
+        self.now = 0.0
+
+    def at(self, now: float, causes: Mapping[str, str] = {}) -> ClosingChange | None:  # read only
+        self.now = now
+        self.state, change = advance(self.state, causes, (now, WALL + now), self.config)
+        return change
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state.closed is not None
+
+
+def test_a_shortage_closes_the_node_at_once_and_its_end_opens_it_later() -> None:
+    node = Node()
+    assert node.at(0) is None
+    change = node.at(5, SHORT)
+    assert change is not None
+    assert (change.turn, change.closed.reason) == (ClosingTurn.CLOSED, "memory_pressure: 1 GiB available")
+    assert (change.closed.since_s, change.closed.until_s) == (WALL + 5, WALL + 10_005)
+    assert node.at(50) is None
+    assert node.at(149) is None
+    change = node.at(150)
+    assert change is not None
+    assert (change.turn, change.words) == (ClosingTurn.OPENED, "no shortage for 100 s")
+    assert not node.is_closed
+
+
+def test_a_shortage_that_comes_back_meanwhile_starts_the_time_anew_and_changes_no_text() -> None:
+    node = Node()
+    node.at(0, SHORT)
+    before = node.state.closed
+    node.at(10)
+    node.at(90, {"disk node": "disk: 10 % free"})
+    assert node.state.closed == before  # each other text would be another plan
+    node.at(91)
+    assert node.at(190) is None
+    assert node.at(191) is not None
+
+
+def test_each_relapse_doubles_the_time_up_to_eight_times_and_a_long_calm_forgets_them() -> None:
+    node = Node()
+    now, times = 0.0, []
+    for _ in range(6):
+        node.at(now, SHORT)
+        times.append(reopen_s(node.state, CONFIG))
+        node.at(now + 1)
+        now += 1 + times[-1]
+        assert node.at(now) is not None
+        now += 60
+    assert times == [100, 200, 400, 800, 800, 800]
+    node.at(now + 601, SHORT)
+    assert reopen_s(node.state, CONFIG) == 100
+
+
+def test_after_the_longest_time_it_is_opened_and_stays_open_until_the_shortage_was_over() -> None:
+    node = Node()
+    node.at(0, SHORT)
+    assert node.at(9_999, SHORT) is None
+    change = node.at(10_000, SHORT)
+    assert change is not None
+    assert change.turn is ClosingTurn.AGED
+    assert node.at(10_001, SHORT) is None
+    assert not node.is_closed
+    node.at(10_002)
+    assert node.at(10_003, SHORT) is not None
+
+
+def test_off_by_the_configuration_it_opens_and_another_mark_is_taken_over() -> None:
+    node = Node()
+    node.at(0, SHORT)
+    node.config = replace(CONFIG, mark=NodeMark.NO_SCHEDULE)
+    assert node.at(1, SHORT) is None
+    assert node.state.closed is not None
+    assert node.state.closed.mark is NodeMark.NO_SCHEDULE
+    node.config = replace(CONFIG, enabled=False)
+    change = node.at(2, SHORT)
+    assert change is not None
+    assert change.words == "closing.enabled is false"
+    assert node.at(3, SHORT) is None
+
+
+def test_the_text_is_bounded_and_names_how_many_more_causes_there_are() -> None:
+    node = Node()
+    node.at(0, {"a": "x" * 5000, "b": "second", "c": "third"})
+    assert node.state.closed is not None
+    assert node.state.closed.reason == f"{'x' * 200}; and 2 more causes"
+
+
+def shortage(trigger: str) -> Shortage:
+    return Shortage(trigger=trigger, good=EvictedResource.MEMORY, evidence="12 % free")
+
+
+def climb(*steps: ResponseStep, shadow: bool = False) -> EscalationMemory:
+    state = EscalationState(rule="cpu", victim="pod:a", title="shop/web", shadow=shadow, steps=steps)
+    return EscalationMemory(climbs={"cpu pod:a": state})
+
+
+CLOSE = ResponseStep(response=Response.CLOSE, what=Dimension.NODE, amount=0, before=0, at_s=1, severity=1)
+
+
+@pytest.mark.parametrize(
+    ("pressures", "enforced", "ladder", "expected"),
+    [
+        ([shortage("disk")], ["disk"], EscalationMemory(), {"disk node": "disk: 12 % free"}),
+        ([shortage("disk")], [], EscalationMemory(), {}),
+        ([shortage("rss_overuse")], ["rss_overuse"], EscalationMemory(), {}),
+        ([], [], climb(CLOSE), {"cpu pod:a": "victim shop/web (cpu)"}),
+        ([], [], climb(CLOSE, shadow=True), {}),
+        ([], [], climb(replace(CLOSE, response=Response.HOLD, what=Dimension.BUDGET)), {}),
+    ],
+    ids=["trigger", "dry run", "one pod's own", "ladder", "shadow", "other step"],
+)
+def test_the_causes_are_what_is_enforced(
+    pressures: list[Shortage], enforced: list[str], ladder: EscalationMemory, expected: dict[str, str]
+) -> None:
+    assert causes_of(pressures, enforced, ladder) == expected
