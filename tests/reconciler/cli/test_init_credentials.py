@@ -248,8 +248,6 @@ def test_each_rule_has_its_reason_above_it_and_no_right_is_wider_than_its_reques
         "nodes": {"get", "patch"},
         "nodes/status": {"patch"},
         "serviceaccounts/token": {"create"},
-        "nodes": {"get"},
-        "nodes/status": {"patch"},
         "nodemetrics": {"get"},
         "nodemetrics/status": {"patch"},
         "customnoderesources": {"get", "create"},

@@ -90,5 +90,5 @@ TRIGGER: Final = Trigger(
     memory_type=DurationTracker,
     signals=("memory.rss",),
     judge=_judge,
-    closes=False,  # one pod above its own request is no shortage of the node
+    closes=False,  # one pod above its own request is not a shortage of the node
 )
