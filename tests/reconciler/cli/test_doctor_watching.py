@@ -75,10 +75,13 @@ def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen
         "eviction": CheckResult(
             "eviction", CheckState.OK, "dry run (eviction.dry_run), 4 triggers; by api, cri, signal (per process)"
         ),
+        "closing": CheckResult(
+            "closing", CheckState.OK, "in a shortage headroom 0, and taint PreferNoSchedule on the node"
+        ),
     }
     ran = run("doctor", "--root", good.root)
     assert "OK: 0 errors, 0 warnings" in ran.out
-    assert len(ran.out.splitlines()) <= 26
+    assert len(ran.out.splitlines()) <= 27
 
 
 def test_a_rule_that_cannot_be_judged_here_is_named_with_the_remedy(good: LiveNode) -> None:
@@ -399,3 +402,25 @@ def test_on_this_machine_the_kernel_is_asked_and_left_as_it_was() -> None:
     assert asking._taskstats_problem() == ""
     assert isinstance(asking._perf_problem(), str)
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "state", "part"),
+    [
+        ("", "", CheckState.OK, "taint PreferNoSchedule on the node"),
+        ("", "API server: not allowed to patch nodes", CheckState.OK, "no mark on the node (API server: not allowed"),
+        ("closing: {mark: none}", None, CheckState.OK, "no mark on the node"),
+        ("closing: {enabled: false}", None, CheckState.OK, "replacement may come back at once"),
+        ("closing: {mark: NoSchedule}", "", CheckState.OK, "keeps online pods away, too"),
+        ("closing: {mark: NoSchedule}", "HTTP 403", CheckState.WARN, "no taint NoSchedule: HTTP 403"),
+        ("closing: {mark: condition}", "HTTP 403", CheckState.WARN, "no condition BypassdClosed: HTTP 403"),
+    ],
+)
+def test_what_keeps_new_pods_away_in_a_shortage_is_said_and_only_a_configured_mark_is_missed(
+    live: LiveNode, config: str, problem: str | None, state: CheckState, part: str
+) -> None:
+    node = replace(view(live, f"{EVICT}{config}\n"), root="/")
+    results = QueryResults()
+    results.mark_problem = problem
+    result = watching._closing(node, results)
+    assert (result.state, part in result.found) == (state, True), result.found

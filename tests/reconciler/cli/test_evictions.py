@@ -89,7 +89,9 @@ def test_a_dry_run_shows_who_would_go_with_the_ranking(run: Run, tmp_path: Path)
     start = lines.index("would be evicted: ci/batch-7")
     assert lines[start + 1].startswith("  node_memory: 80 GiB of 100 GiB used")
     assert "grace period 30 s; decided" in lines[start + 1]
-    assert lines[start + 2] == ("    1. evict: ci/batch-7: class reclaimed, priority 0, 15 GiB of memory, age 61 min")
+    assert lines[start + 2] == (
+        "    1. evict: ci/batch-7: class reclaimed, priority 0, 15 GiB of memory, age 61 min, may return here"
+    )
     assert lines[start + 3].startswith("    2. not needed: pressure already covered: ci/p0:")
     assert lines[start + 7] == "    and 3 more (--all)"
 
@@ -155,3 +157,42 @@ def test_nobody_goes_for_what_is_not_lacking(run: Run, tmp_path: Path) -> None:
     fields = document(used=10)
     assert (fields["pressures"], fields["would"], fields["refusals"]) == ([], [], [])
     assert ran(run, tmp_path, fields)[0] == Exit.OK
+
+
+CLOSED = {
+    "enabled": True,
+    "closed": True,
+    "reason": "node_memory: 80 GiB of 100 GiB used",
+    "since": WALL,
+    "until": WALL + 14400,
+    "opens_s": None,
+    "spent": False,
+    "mark": "NoSchedule",
+    "state": "in place",
+    "detail": "taint bypassd/closed:NoSchedule",
+    "times": {"closed": 1},
+}
+
+
+def shown(closing: dict[str, Any], run: Run, tmp_path: Path) -> list[str]:
+    return ran(run, tmp_path, {**document(), "closing": closing})[1]
+
+
+def test_a_closed_node_is_said_with_its_mark_and_its_end(run: Run, tmp_path: Path) -> None:
+    lines = shown({**CLOSED, "opens_s": 90.0}, run, tmp_path)
+    (place,) = (number for number, line in enumerate(lines) if line.startswith("the node is closed to new BE pods"))
+    assert lines[place].endswith("; taint bypassd/closed:NoSchedule; opens in 90 s")
+    assert lines[place + 1] == "  node_memory: 80 GiB of 100 GiB used"
+
+
+def test_why_the_mark_is_not_in_place_is_on_a_line_of_its_own(run: Run, tmp_path: Path) -> None:
+    lines = shown({**CLOSED, "state": "refused", "detail": "HTTP 403 forbidden"}, run, tmp_path)
+    assert "  HTTP 403 forbidden" in lines
+    (line,) = (line for line in lines if line.startswith("the node is closed"))
+    assert line.endswith("; refused")
+
+
+def test_an_open_node_says_nothing_and_one_that_its_age_opened_does(run: Run, tmp_path: Path) -> None:
+    assert not any("the node is" in line for line in shown({**CLOSED, "closed": False}, run, tmp_path))
+    lines = shown({**CLOSED, "closed": False, "spent": True}, run, tmp_path)
+    assert "the node is open to new BE pods: it was closed for closing.longest_s, and the shortage lasts" in lines

@@ -87,3 +87,15 @@ def test_it_needs_an_end_a_reason_and_one_pod(run: Run, daemon: FakeDaemon) -> N
     ran = run("off", "shop/", "--for", "1h", "--reason", "x", "--socket", daemon.socket)
     assert ran.code == Exit.AMBIGUOUS
     assert not any(path == "POST /off" for path, _ in daemon.asked)
+
+
+def test_the_node_is_opened_and_kept_open_by_the_same_command(run: Run, daemon: FakeDaemon) -> None:
+    hold = {**HOLD, "target": "off:node"}
+    daemon.answers["POST /off"] = (200, {"files": [], "restored": 0, "left": 0, "hold": hold, "kept": None})
+    ran = run("off", "node", "--for", "1h", "--reason", "INC-42", "--by", "ana", "--socket", daemon.socket)
+    assert ran.code == Exit.OK
+    assert ("POST /off", {"pod_uid": "node", "reason": "INC-42", "by": "ana", "seconds": 3600.0}) in daemon.asked
+    assert ran.out.startswith("the node is open to new BE pods until ")
+    assert ran.out.splitlines()[-1].endswith("bypassctl release off:node")
+    refused = run("off", "node", "--for", "1h", "--reason", "x", "--with-budget", "--socket", daemon.socket)
+    assert refused.code == Exit.USAGE
