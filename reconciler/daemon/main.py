@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final, final
 
 import trio
@@ -29,8 +30,9 @@ from reconciler.daemon.status import StatusReport
 from reconciler.runtime import logs, malloc
 from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.cooperative import share_interpreter
-from reconciler.runtime.format import plural
+from reconciler.runtime.format import duration, plural
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from reconciler.runtime.standby import REFUSES_S, REQUEST, NotHandedOverError, wait_for_lock
 from reconciler.runtime.stint_timer import TIMER
 from reconciler.runtime.stints import LoopTimer
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
@@ -60,8 +62,12 @@ _READY_S: Final = 30.0
 class Daemon:
     """One run of the daemon, from a loaded configuration to its end."""
 
-    def __init__(self, loaded: Loaded, *, observe: bool = False) -> None:
+    def __init__(self, loaded: Loaded, *, observe: bool = False, hands_over_from: float | None = None) -> None:
+        """``hands_over_from``: requests for a hand-over count from then on (monotonic clock); None: never."""
         self.loaded = loaded
+        self.handed_over = False
+        """It has ended for a daemon that was started beside it."""
+        self._hands_over_from = hands_over_from
         self.agent: Agent | None = None
         self.supervisor: Supervisor | None = None
         self.heartbeat = Heartbeat(_STUCK_S)
@@ -191,6 +197,12 @@ class Daemon:
         agent.priority.stop()
         agent.own_group.stop()
         agent.stints.stop()
+        if self.handed_over:
+            # Not a stop, either: the next daemon is there.
+            self._notifier.status("handed over; standby")
+            agent.close()
+            self._ended = True
+            return
         if self._renewal is not None and self._stopped_by is None:
             # Not a stop: what is in force stays, as the next agent finds it in the store.
             self._restored = self.config.mode is AgentMode.ENFORCE and not agent.enforces()
@@ -253,11 +265,14 @@ class Daemon:
     async def _signals(
         self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+        more = () if self._hands_over_from is None else (REQUEST,)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *more) as received:
             task_status.started()
             async for number in received:
                 if number == signal.SIGHUP:
                     self.reload()
+                    continue
+                if number == REQUEST and not self._hands_over():
                     continue
                 self._stopped_by = signal.Signals(number).name
                 self._log.info("stopping", signal=self._stopped_by)
@@ -268,6 +283,16 @@ class Daemon:
                 elif self._search is not None:
                     # The next agent restores; the node may never be as that agent needs it.
                     self._search.cancel(reason=self._stopped_by)
+
+    def _hands_over(self) -> bool:
+        """Whether a request for a hand-over is followed now."""
+        assert self._hands_over_from is not None
+        left_s = self._hands_over_from - time.monotonic()
+        if left_s > 0:
+            self._log.error("hand-over refused: the last daemon that took over has ended", left=duration(left_s))
+            return False
+        self.handed_over = True
+        return True
 
     def reload(self) -> tuple[str, ...]:
         """Read the configuration again; a bad one is reported and changes nothing.
@@ -311,6 +336,8 @@ def parser() -> Parser:
     for command in (run, check):
         command.add_argument("--config", default=None, metavar="FILE", help=f"default: {DEFAULT_PATH}")
     observe = "plan and report without writing, whatever mode the file sets"
+    wait = "wait for a daemon that runs already, which hands over if it was started so, too (docs/kubernetes.md)"
+    run.add_argument("--wait", action="store_true", help=wait)
     run.add_argument("--observe", action="store_true", help=observe)
     run.add_argument("--dry-run", action=_Renamed, nargs=0, const="--observe", help=argparse.SUPPRESS)
     return top
@@ -349,7 +376,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     # Before any thread: a thread has the namespace of its creator.
     if loaded.config.node.root == "/" and (problem := join_host_cgroups()) is not None:
         get_log("daemon").warning(problem)
-    return _run(Daemon(loaded, observe=options.observe))
+    return _run(loaded, path, options)
 
 
 def _warn_of_removed(loaded: Loaded) -> None:
@@ -363,7 +390,7 @@ def _counts(loaded: Loaded) -> str:
     return f"{load.setting_count()} settings, {changed} changed"
 
 
-def _run(daemon: Daemon) -> int:
+def _run(loaded: Loaded, path: str, options: argparse.Namespace) -> int:
     log = get_log("daemon")
     malloc.limit_arenas()
     share_interpreter()
@@ -371,8 +398,7 @@ def _run(daemon: Daemon) -> int:
         log.warning("online tasks may wait for a whole step of the daemon's work", problem=problem)
     TIMER.run()
     try:
-        with InstanceLock(os.path.dirname(daemon.config.store.path)):
-            trio.run(daemon.run)
+        _serve(loaded, path, options)
     except AgentError as exc:
         return _problem_text(log, [exc])
     except BaseExceptionGroup as group:
@@ -383,6 +409,32 @@ def _run(daemon: Daemon) -> int:
     finally:
         logs.write_due(all_of_them=True)
     return 0
+
+
+def _serve(loaded: Loaded, path: str, options: argparse.Namespace) -> None:
+    """Run the daemon; with ``--wait`` as soon as no other one runs, and again after one to which it has handed over.
+
+    Errors: those of `Daemon.run` and of the lock.
+    """
+    if not options.wait:
+        daemon = Daemon(loaded, observe=options.observe)
+        with InstanceLock(os.path.dirname(daemon.config.store.path)):
+            trio.run(daemon.run)
+        return
+    log, took_over = get_log("daemon"), False
+    while True:
+        directory = os.path.dirname(loaded.config.store.path)
+        lock = wait_for_lock(directory, request=not took_over, waiting=lambda why: log.info("standby", reason=why))
+        with lock:
+            hands_over_from = time.monotonic() + (REFUSES_S if took_over else 0.0)
+            daemon = Daemon(loaded, observe=options.observe, hands_over_from=hands_over_from)
+            trio.run(daemon.run)
+        if not daemon.handed_over:
+            return
+        took_over, loaded = True, daemon.loaded
+        malloc.free_earlier()
+        with suppress(ConfigError):
+            loaded = load.load(path, required=options.config is not None)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
@@ -397,7 +449,7 @@ def _problem_text(log: BoundLog, errors: Sequence[BaseException]) -> int:
     """Say each error once, and what the process ends with."""
     for error in errors:
         log.error(str(error))
-    if any(isinstance(error, AlreadyRunningError) for error in errors):
+    if any(isinstance(error, AlreadyRunningError | NotHandedOverError) for error in errors):
         return EXIT_RUNNING
     if any(isinstance(error, NewerSchemaError) for error in errors):
         return EXIT_NEWER

@@ -1,0 +1,126 @@
+"""Hand-over of the state directory from a running daemon to one that was started beside it: an upgrade without a gap.
+
+The new one has loaded its program and its configuration, and waits for the lock. Where the holder handles the request
+(SIGUSR2), it is asked once: it ends in order, without a restore, and waits for the lock itself. Should the new one end
+early, the lock is free, and the old one continues within milliseconds. Where the holder does not know hand-overs, the
+new one waits until it has ended.
+
+- The holder's pid is the kernel's (/proc/locks), not a file's: a number that was used again is never signalled.
+- It is signalled only if it catches the signal, which otherwise would end it.
+- A holder that had to take over again refuses for `REFUSES_S`. A requester that is refused ends, so that what manages
+  it (the rollout of a DaemonSet) stops there.
+"""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+from cgroupfs.errors import AgentError
+from cgroupfs.log import get_log
+from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+
+REQUEST: Final = signal.SIGUSR2
+REFUSES_S: Final = 300.0
+_LOG: Final = get_log("standby")
+_POLL_S: Final = 0.02
+_YIELDS_S: Final = 30.0
+"""A holder that handles the request has ended by then: its own end has a limit of 15 s."""
+
+
+class NotHandedOverError(AgentError):
+    """The running daemon knows hand-overs, and keeps the lock."""
+
+
+def wait_for_lock(
+    directory: str,
+    *,
+    request: bool,
+    waiting: Callable[[str], None],
+    yields_s: float = _YIELDS_S,
+) -> InstanceLock:
+    """The lock, as soon as it is free. ``request``: ask the holder for it. Blocks; SIGTERM and SIGINT end the program.
+
+    ``waiting`` is called with the reason when it is not free. Errors: `NotHandedOverError`, for a holder that was asked
+    and keeps it for ``yields_s``; `AgentError` as of `InstanceLock`.
+    """
+    try:
+        return InstanceLock(directory)
+    except AlreadyRunningError as exc:
+        problem = str(exc)
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        asked = request and _ask(os.path.join(directory, "lock"))
+        waiting(f"{problem}; {'it hands over' if asked else 'waiting for its end'}")
+        until = time.monotonic() + yields_s if asked else math.inf
+        while True:
+            time.sleep(_POLL_S)
+            try:
+                return InstanceLock(directory)
+            except AlreadyRunningError as exc:
+                if time.monotonic() > until:
+                    raise NotHandedOverError(f"{exc}, and does not hand over") from exc
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise SystemExit(0)
+
+
+def _ask(path: str) -> bool:
+    """Send the request to the holder of the lock; False: it is not known, or does not catch the signal."""
+    pid = holder(path)
+    if pid is None or not _catches(pid):
+        return False
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        # The number is this process's while its descriptor is open, if it is still the holder's.
+        if holder(path) != pid:
+            return False
+        signal.pidfd_send_signal(process, REQUEST)
+    except OSError as exc:
+        _LOG.warning("cannot request the hand-over", pid=pid, error=str(exc))
+        return False
+    finally:
+        os.close(process)
+    _LOG.info("hand-over requested", pid=pid)
+    return True
+
+
+def holder(path: str, locks: str = "/proc/locks") -> int | None:
+    """The process that holds a lock of flock(2) on a file, in this process's PID namespace; None: none is seen.
+
+    Source: proc(5).
+    """
+    try:
+        status = os.stat(path, follow_symlinks=False)
+        with open(locks, encoding="ascii") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in lines:
+        fields = line.split()
+        # A process that waits for it has an arrow in the second place.
+        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5] == inode and fields[4].isdecimal():
+            return int(fields[4]) or None
+    return None
+
+
+def _catches(pid: int) -> bool:
+    """Whether a process has a handler for the request."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+    except OSError:
+        return False
+    return bool(int(caught, 16) >> (REQUEST - 1) & 1)

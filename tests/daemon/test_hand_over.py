@@ -1,0 +1,135 @@
+"""A daemon that is started beside another one takes over within a moment, and the other one is there if it fails."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.process import Daemon, bounded, wait_for
+from tests.fakes.node import DirectoryNode, NodePod
+
+Make = Callable[..., Daemon]
+MOST_GAP_S = 2.0 if "CI" not in os.environ else 10.0
+"""Of a machine that others use, too; printed with -s, and docs/kubernetes.md has the figures of a quiet one."""
+
+
+def runs(daemon: Daemon) -> bool:
+    """Whether this process is the one that holds the lock, by its log."""
+    with open(daemon.log, encoding="utf-8") as file:
+        texts = [line for line in file if '"ready"' in line or '"standby"' in line]
+    return bool(texts) and '"ready"' in texts[-1]
+
+
+@contextmanager
+def pods_meanwhile(node: DirectoryNode, every_s: float = 0.1) -> Iterator[list[tuple[NodePod, float]]]:
+    """BE pods that are made all the time, and when each was."""
+    made: list[tuple[NodePod, float]] = []
+    ended = threading.Event()
+
+    def make() -> None:
+        while not ended.wait(every_s):
+            made.append((node.add(shares=102), time.monotonic()))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        yield made
+    finally:
+        ended.set()
+        thread.join()
+
+
+def longest(node: DirectoryNode, made: list[tuple[NodePod, float]], act: Callable[[], None]) -> float:
+    """The longest time from a pod's making to its bounds, of the pods made during ``act`` and a second later."""
+    late: dict[str, float] = {}
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.005):
+            now = time.monotonic()
+            for pod, at in list(made):
+                if pod.uid not in late and bounded(node, pod.main):
+                    late[pod.uid] = now - at
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        act()
+        wait_for(lambda: len(late) == len(list(made)) or not made)
+        time.sleep(1.0)
+    finally:
+        ended.set()
+        thread.join()
+    return max(late.values())
+
+
+@pytest.mark.slow
+def test_a_second_daemon_takes_over_and_pods_are_bounded_all_the_time(node: DirectoryNode, daemon: Make) -> None:
+    old = daemon(log={"format": "json"}).up("--wait")
+    new = Daemon(node)
+    new.log = f"{old.directory}/new.log"
+    try:
+        with pods_meanwhile(node) as made:
+            time.sleep(1.0)
+
+            def take_over() -> None:
+                new.start("--wait")
+                wait_for(lambda: os.path.exists(new.log) and runs(new), told=new.tail)
+
+            gap = longest(node, made, take_over)
+        print(f"\nlongest time without bounds during a hand-over: {gap:.2f} s, {len(made)} pods")
+        assert gap < MOST_GAP_S
+        # It waits, in its process, and nothing was restored.
+        assert old.pid
+        assert not runs(old)
+        wait_for(lambda: all(bounded(node, pod.main) for pod, _ in made), told=new.tail)
+        # The new one ends: the old one continues.
+        os.kill(new.pid, signal.SIGKILL)
+        wait_for(lambda: runs(old), told=old.tail)
+        late = node.add(shares=102)
+        wait_for(lambda: bounded(node, late.main), told=old.tail)
+        new.end_code()
+        # The next attempt is refused, and ends, so that a rollout stops.
+        new.start("--wait")
+        wait_for(lambda: old.said("hand-over refused") != [], told=old.tail)
+        assert runs(old)
+        assert old.stop() == 0
+        wait_for(lambda: runs(new), told=new.tail)
+    finally:
+        if new.running:
+            new.kill()
+
+
+@pytest.mark.slow
+def test_a_restart_has_a_gap_that_is_a_start_long(node: DirectoryNode, daemon: Make) -> None:
+    item = daemon().up()
+
+    def restart() -> None:
+        assert item.stop() == 0
+        item.up()
+
+    with pods_meanwhile(node) as made:
+        time.sleep(1.0)
+        gap = longest(node, made, restart)
+    print(f"\nlongest time without bounds during a restart: {gap:.2f} s, {len(made)} pods")
+
+
+def test_a_daemon_that_does_not_wait_ends_beside_another_one(node: DirectoryNode, daemon: Make) -> None:
+    daemon().up("--wait")
+    second = Daemon(node)
+    second.start()
+    assert second.end_code() == 3
+
+
+def test_a_standby_ends_at_once_when_it_is_stopped(node: DirectoryNode, daemon: Make) -> None:
+    daemon().up()  # without --wait: it hands nothing over
+    second = Daemon(node)
+    second.log = f"{second.directory}/second.log"
+    second.start("--wait")
+    wait_for(lambda: os.path.exists(second.log) and '"standby"' in Path(second.log).read_text(), told=second.tail)
+    assert second.stop(within_s=5) == 0

@@ -1,0 +1,99 @@
+"""Waiting for the lock, and who is asked for it: by the kernel's list, and only if the signal would not end it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from reconciler.runtime import standby
+from reconciler.runtime.lock import InstanceLock
+from reconciler.runtime.standby import NotHandedOverError, holder, wait_for_lock
+
+HOLDER = """
+import signal, sys, time
+from reconciler.runtime.lock import InstanceLock
+lock = InstanceLock(sys.argv[1])
+mode = sys.argv[2]
+if mode == "yields":
+    signal.signal(signal.SIGUSR2, lambda *_: (lock.release(), print("asked", flush=True)))
+elif mode == "keeps":
+    signal.signal(signal.SIGUSR2, lambda *_: print("asked", flush=True))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def held(directory: Path, mode: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory), mode], stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_free_lock_is_taken_without_a_word(tmp_path: Path) -> None:
+    with wait_for_lock(str(tmp_path), request=True, waiting=pytest.fail):
+        assert holder(str(tmp_path / "lock")) == os.getpid()
+
+
+def test_a_holder_that_knows_the_request_yields(tmp_path: Path) -> None:
+    texts: list[str] = []
+    with held(tmp_path, "yields") as process:
+        began = time.monotonic()
+        with wait_for_lock(str(tmp_path), request=True, waiting=texts.append):
+            assert time.monotonic() - began < 5
+        process.kill()
+    (text,) = texts
+    assert text.endswith("; it hands over")
+
+
+@pytest.mark.parametrize("request_it", [True, False])
+def test_a_holder_that_would_die_of_the_signal_is_waited_for(tmp_path: Path, *, request_it: bool) -> None:
+    texts: list[str] = []
+    with held(tmp_path, "unaware" if request_it else "yields") as process:
+        threading.Timer(0.5, process.kill).start()
+        with wait_for_lock(str(tmp_path), request=request_it, waiting=texts.append):
+            assert process.wait() == -signal.SIGKILL
+    assert texts[0].endswith("; waiting for its end")
+
+
+def test_a_holder_that_refuses_ends_the_requester(tmp_path: Path) -> None:
+    with held(tmp_path, "keeps") as process:
+        with pytest.raises(NotHandedOverError, match="does not hand over"):
+            wait_for_lock(str(tmp_path), request=True, waiting=lambda _: None, yields_s=0.3)
+        process.kill()
+
+
+def test_a_signal_ends_the_wait_with_success_and_leaves_no_handler(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with held(tmp_path, "unaware") as process:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(SystemExit) as ended:
+            wait_for_lock(str(tmp_path), request=True, waiting=lambda _: None)
+        process.kill()
+    assert ended.value.code == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_pid_in_the_lock_file_is_not_believed(tmp_path: Path) -> None:
+    InstanceLock(str(tmp_path)).release()
+    (tmp_path / "lock").write_text(f"{os.getpid()}\n")
+    assert holder(str(tmp_path / "lock")) is None
+    assert not standby._ask(str(tmp_path / "lock"))
+
+
+@pytest.mark.parametrize("line", ["", "1: FLOCK", "1: -> FLOCK ADVISORY WRITE 9 {inode} 0 EOF", "x" * 999])
+def test_other_lines_of_the_kernels_list_name_no_holder(tmp_path: Path, line: str) -> None:
+    (tmp_path / "lock").touch()
+    status = os.stat(tmp_path / "lock")
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    (tmp_path / "locks").write_text(f"{line.format(inode=inode)}\n")
+    assert holder(str(tmp_path / "lock"), str(tmp_path / "locks")) is None
+    (tmp_path / "locks").write_text(f"{line.format(inode=inode)}\n2: FLOCK  ADVISORY  WRITE 77 {inode} 0 EOF\n")
+    assert holder(str(tmp_path / "lock"), str(tmp_path / "locks")) == 77
