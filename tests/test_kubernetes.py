@@ -158,7 +158,7 @@ def test_the_downgrade_restores_before_the_daemon_starts_with_the_same_rights_an
     assert (first["name"], first["command"], first["args"]) == ("restore", ["bypassctl"], ["restore"])
     # Kubernetes refuses probes of an init container.
     assert first.keys() - CONTAINER.keys() == {"command"}
-    assert CONTAINER.keys() - first.keys() == {"ports", "livenessProbe", "readinessProbe"}
+    assert CONTAINER.keys() - first.keys() == {"livenessProbe", "readinessProbe"}
     same = CONTAINER.keys() & first.keys() - {"name", "args"}
     assert {key: first[key] for key in same} == {key: CONTAINER[key] for key in same}
     annotations = template["metadata"]["annotations"]
@@ -228,14 +228,31 @@ def test_the_pod_is_not_in_the_group_that_it_bounds() -> None:
 
 
 def test_the_probes_ask_where_the_daemon_listens() -> None:
-    (port,) = CONTAINER["ports"]
     section = HttpSection()
-    assert (port["containerPort"], POD["spec"]["hostNetwork"]) == (section.port, True)
+    assert POD["spec"]["hostNetwork"]
+    # Declared, it would be a port of the node, and no second pod could start there in a rollout.
+    assert "ports" not in CONTAINER
     app = (ROOT / "reconciler/web/app.py").read_text()
     for name in ("livenessProbe", "readinessProbe"):
         get = CONTAINER[name]["httpGet"]
-        assert (get["host"], get["port"]) == (section.address, port["name"])
+        assert (get["host"], get["port"]) == (section.address, section.port)
         assert f'Route("{get["path"]}"' in app
+
+
+@pytest.mark.parametrize("version", [version for version in kubeschema.VERSIONS if version != "1.20"])
+def test_in_a_rollout_with_the_component_surge_the_old_pod_stays_until_the_new_one_is_available(version: str) -> None:
+    component = one(ROOT / "deploy/kubernetes/surge/kustomization.yaml")
+    (patch,) = component["patches"]
+    change = one(ROOT / "deploy/kubernetes/surge" / patch["path"])
+    names = {key: DAEMON_SET[key] for key in ("apiVersion", "kind")}
+    assert ({key: change[key] for key in names}, change["metadata"]["name"]) == (names, DAEMON_SET["metadata"]["name"])
+    rollout = change["spec"]["updateStrategy"]["rollingUpdate"]
+    assert rollout == {"maxSurge": 1, "maxUnavailable": 0}
+    # Two daemons on one node: the second one waits and takes over.
+    assert CONTAINER["args"] == ["run", "--wait"]
+    strategy = {**DAEMON_SET["spec"]["updateStrategy"], "rollingUpdate": rollout}
+    merged = {**DAEMON_SET, "spec": {**DAEMON_SET["spec"], "updateStrategy": strategy}}
+    assert kubeschema.problems(merged, version) == []
 
 
 def test_the_file_of_rights_is_what_the_program_writes() -> None:
