@@ -188,8 +188,7 @@ def test_a_new_configuration_takes_hold_at_once() -> None:
 
 async def test_a_closed_node_promises_nothing_at_once_and_an_open_one_more_in_steps(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "headroom.json"
-    headroom_report = report(clock)
-    headroom_report.config = replace(headroom_report.config, file=str(path), max_step_milli=500)
+    headroom_report = report(clock, file=str(path), max_step_milli=500)
     look(headroom_report, clock)
     assert headroom_report.state.total > 0
     headroom_report.close("memory_pressure: 1 GiB available")
