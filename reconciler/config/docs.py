@@ -6,6 +6,7 @@ compares them.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final
@@ -120,6 +121,10 @@ TWELVE: Final[Mapping[str, str]] = {
 """What most sites decide about, and when."""
 
 
+_COMMON: Final = "Settings of many sections"
+_MANY: Final = 4
+
+
 def shown(value: object, field: FieldSchema | None = None) -> str:
     """A value as one would write it in the file."""
     match value:
@@ -232,7 +237,7 @@ def markdown() -> str:
         "```",
         *_presets(),
     ]
-    lines += _sections(root, "", "Top level", {})
+    lines += _lists(root)
     return "\n".join(lines) + "\n"
 
 
@@ -263,28 +268,44 @@ def _presets() -> list[str]:
     return lines
 
 
-def _sections(section: Schema, path: str, title: str, written: dict[str, str]) -> list[str]:
-    """The section and those within it. ``written``: the lists so far with their titles: an equal one is named."""
-    plain = [field for field in section.fields.values() if field.schema.struct is None]
-    lines = ["", f"## {title}", ""]
-    if path:
-        lines += [_summary(path, section), ""]
-    if plain:
-        rows = [_row(field) for field in plain]
-        if (same := written.setdefault("\n".join(rows), title)) != title:
-            rows = [f"The settings of [{same}](#{_anchor(same)})."]
-        lines += rows
-    elif not section.fields:
-        lines += ["Nothing can be set here."]
+def _sections(section: Schema, path: str, title: str) -> Iterator[tuple[str, str, Schema, list[FieldSchema]]]:
+    """The section and those within it: path, title, schema, and what is set in it directly."""
+    yield path, title, section, [field for field in section.fields.values() if field.schema.struct is None]
     for field in section.fields.values():
         inner = f"{path}.{field.name}" if path else field.name
         if field.schema.struct is not None:
-            lines += _sections(field.schema, inner, f"`{inner}`", written)
+            yield from _sections(field.schema, inner, f"`{inner}`")
         else:
             mark, item = _item(field.schema)
             if item is not None:
-                lines += _sections(item, f"{inner}{mark}", f"`{inner}{mark}`", written)
+                yield from _sections(item, f"{inner}{mark}", f"`{inner}{mark}`")
+
+
+def _lists(root: Schema) -> list[str]:
+    """Every section with its settings. What many sections have is described once, and so is an equal section."""
+    sections = list(_sections(root, "", "Top level"))
+    counts = Counter(_row(field) for *_, fields in sections for field in fields if _is_plain(field))
+    common = [row for row, count in counts.items() if count >= _MANY]
+    lines = ["", f"## {_COMMON}", "", *common]
+    written: dict[str, str] = {}
+    for path, title, section, fields in sections:
+        lines += ["", f"## {title}", ""]
+        if path:
+            lines += [_summary(path, section), ""]
+        rows = [row for field in fields if (row := _row(field)) not in common]
+        if also := [f"`{field.name}`" for field in fields if _row(field) in common]:
+            rows.append(f"- {', '.join(also)}: [{_COMMON.lower()}](#{_anchor(_COMMON)})")
+        if rows and (same := written.setdefault("\n".join(rows), title)) != title:
+            rows = [f"The settings of [{same}](#{_anchor(same)})."]
+        lines += rows
+        if not section.fields:
+            lines += ["Nothing can be set here."]
     return lines
+
+
+def _is_plain(field: FieldSchema) -> bool:
+    """May be described elsewhere: whether a part is enabled is of interest where the part is."""
+    return bool(field.description) and not field.restart and field.name != "enabled"
 
 
 def _anchor(title: str) -> str:

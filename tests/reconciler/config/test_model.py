@@ -209,7 +209,11 @@ def test_the_documentation_has_each_setting_with_its_default_and_bounds() -> Non
     for path, field in settings(section_of(Config)):
         if field.schema.struct is None:
             section, _, name = path.rpartition(".")
-            (row,) = re.findall(rf"^- `{name}[:`].*$", sections[section or "Top level"], re.MULTILINE)
+            text = sections[section or "Top level"]
+            if re.search(rf"^- (?:`\w+`, )*`{name}`(?:, `\w+`)*: \[settings of many", text, re.MULTILINE):
+                text = sections["Settings of many sections"]
+            rows = re.findall(rf"^- `{name}[:`].*$", text, re.MULTILINE)
+            (row,) = [row for row in rows if row.endswith(field.description)]
             assert ("` ↻" in row) is field.restart
             default = "`" if field.required else f": {shown(field.default, field)}`"
             assert row.startswith(f"- `{name}{default}")
