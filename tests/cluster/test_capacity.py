@@ -1,0 +1,290 @@
+"""Published headroom on a real API server with a real scheduler; Koordinator's manager is a stand-in with its formula.
+
+Rights are those that ``bypassctl init credentials`` prints for the use, and the audit log shows that no other was used.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+
+from reconciler.cli.rights import RightsUse, manifest
+from reconciler.clients.kube import KubeApi
+from reconciler.clients.kube_config import ApiServer
+from reconciler.headroom.cpu import ClusterTarget
+from reconciler.headroom.publisher import PublishError
+from reconciler.headroom.shapes import (
+    KATALYST_CPU,
+    KOORDINATOR_CPU,
+    KOORDINATOR_MEMORY,
+    OWN_CPU,
+    OWN_MEMORY,
+    VALID_UNTIL,
+    NodeUse,
+    Offer,
+)
+from reconciler.headroom.targets import target_of, withdraw_from
+from reconciler.settings.quantity import whole
+from tests.cluster.control_plane import ControlPlane, Object, control_plane
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+GI: Final = 1 << 30
+MERGE: Final = "application/merge-patch+json"
+USE: Final = NodeUse(cpus_milli=8000, total_bytes=16 * GI, cpu_milli=1000, memory_bytes=2 * GI)
+METRICS: Final = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
+CNR: Final = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
+_NUMBERS: Final = count()
+MARGIN_MILLI: Final = 3200
+"""Koordinator's default for CPU: 40 % of the node."""
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with control_plane(tmp_path_factory.mktemp("plane")) as made:
+        yield made
+
+
+class Meter:
+    async def measure(self, window_s: float) -> NodeUse | None:
+        return USE
+
+
+def crd(kind: str, plural: str, group: str) -> Object:
+    """The kind with a status subresource; its fields are not checked."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {
+        "name": "v1alpha1",
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": schema, "status": schema}}},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Cluster",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "versions": [version],
+        },
+    }
+
+
+def define(plane: ControlPlane, kind: str, plural: str, group: str) -> None:
+    code, answer = plane.call(
+        "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd(kind, plural, group)
+    )
+    assert code in {201, 409}, answer
+    until(lambda: plane.call("GET", f"/apis/{group}/v1alpha1/{plural}")[0] == 200)
+
+
+def until(question: Any, within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not question():
+        assert time.monotonic() < deadline, question
+        time.sleep(0.1)
+
+
+def api_of(plane: ControlPlane, *uses: RightsUse) -> KubeApi:
+    """A client with these uses' rights and no other."""
+    account = f"bypassd-{'-'.join(use.value for use in uses) or 'none'}"
+    kubeconfig = plane.account_kubeconfig(account)
+    plane.apply(manifest(uses, "kube-system").replace("name: bypassd\n", f"name: {account}\n"))
+    return KubeApi(ApiServer(kubeconfig=str(kubeconfig), timeout_s=10.0))
+
+
+def run(plane: ControlPlane, name: ClusterTarget, use: RightsUse, node: str, *offers: Offer | None) -> list[Offer]:
+    """Publish each offer; None: withdraw. What was read back."""
+    read: list[Offer] = []
+
+    async def main() -> None:
+        api = api_of(plane, use)
+        try:
+            target = target_of(name, api, node, Meter(), valid_s=lambda: 240.0)
+            for offer in offers:
+                if offer is None:
+                    await target.withdraw()
+                else:
+                    read.append((await target.publish(offer)).offer)
+        finally:
+            await api.aclose()
+
+    trio.run(main)
+    return read
+
+
+def start(plane: ControlPlane, name: str, node: str, **resources: str) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "containers": [{"name": "c", "image": "x", "resources": {"limits": resources, "requests": resources}}],
+        },
+    }
+    code, answer = plane.call("POST", "/api/v1/namespaces/default/pods", body)
+    assert code == 201, answer
+
+
+def is_scheduled(plane: ControlPlane, name: str) -> bool:
+    pod = plane.get(f"/api/v1/namespaces/default/pods/{name}")
+    return pod is not None and bool(pod["spec"].get("nodeName"))
+
+
+def is_refused(plane: ControlPlane, name: str) -> bool:
+    """Whether the scheduler has looked and found no node."""
+    pod = plane.get(f"/api/v1/namespaces/default/pods/{name}") or {}
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(item["type"] == "PodScheduled" and item["status"] == "False" for item in conditions)
+
+
+def allocatable(plane: ControlPlane, node: str) -> Object:
+    found = plane.get(f"/api/v1/nodes/{node}")
+    assert found is not None
+    return found["status"].get("allocatable", {})
+
+
+def test_the_scheduler_uses_the_nodes_own_resources(plane: ControlPlane) -> None:
+    plane.add_node("own")
+    offer = Offer(cpu_milli=2000, memory_bytes=4 * GI)
+    assert run(plane, ClusterTarget.NODE, RightsUse.NODE, "own", offer) == [offer]
+    node = plane.get("/api/v1/nodes/own")
+    assert node is not None
+    assert VALID_UNTIL in node["metadata"]["annotations"]
+    start(plane, "fits", "own", **{OWN_CPU: "1500", OWN_MEMORY: "1Gi"})
+    until(lambda: is_scheduled(plane, "fits"))
+    start(plane, "more", "own", **{OWN_CPU: "1500", OWN_MEMORY: "1Gi"})
+    until(lambda: is_refused(plane, "more"))
+    run(plane, ClusterTarget.NODE, RightsUse.NODE, "own", Offer(cpu_milli=4000, memory_bytes=4 * GI))
+    until(lambda: is_scheduled(plane, "more"))
+    run(plane, ClusterTarget.NODE, RightsUse.NODE, "own", None)
+    assert OWN_CPU not in allocatable(plane, "own")
+    node = plane.get("/api/v1/nodes/own")
+    assert node is not None
+    assert VALID_UNTIL not in node["metadata"].get("annotations", {})
+
+
+class Manager(threading.Thread):
+    """Koordinator's manager for one node: its formula by usage, each half second; resets what has no time.
+
+    Source: batchresource plug-in, `CalculateBatchResourceByPolicy` and `isDegradeNeeded`.
+    """
+
+    def __init__(self, plane: ControlPlane, node: str) -> None:
+        super().__init__(daemon=True)
+        self.plane, self.node, self.ended = plane, node, threading.Event()
+        self.most = 0
+
+    def run(self) -> None:
+        while not self.ended.wait(0.5):
+            metric = self.plane.get(f"{METRICS}/{self.node}") or {}
+            status = metric.get("status") or {}
+            amounts: dict[str, str | None] = {KOORDINATOR_CPU: None, KOORDINATOR_MEMORY: None}
+            if status.get("updateTime"):
+                cpu = self._left(status, "cpu", 8000 - MARGIN_MILLI, 1)
+                memory = self._left(status, "memory", 16 * GI, 1)
+                self.most = max(self.most, cpu)
+                amounts = {KOORDINATOR_CPU: str(cpu), KOORDINATOR_MEMORY: str(memory)}
+            patch = {"status": {"allocatable": amounts, "capacity": amounts}}
+            self.plane.call("PATCH", f"/api/v1/nodes/{self.node}/status", patch, MERGE)
+
+    @staticmethod
+    def _left(status: Object, name: str, total: int, unit: int) -> int:
+        used = [status["nodeMetric"]["systemUsage"], *(item["podUsage"] for item in status["podsMetric"])]
+        used += [item["usage"] for item in status.get("hostApplicationMetric") or ()]
+        return max(0, total - sum(int(item[name].removesuffix("m")) // unit for item in used))
+
+
+@pytest.fixture
+def managed(plane: ControlPlane) -> Iterator[Manager]:
+    define(plane, "NodeMetric", "nodemetrics", "slo.koordinator.sh")
+    node = f"koord-{next(_NUMBERS)}"
+    plane.add_node(node)
+    kind = {"apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric", "metadata": {"name": node}}
+    assert plane.call("POST", METRICS, kind)[0] == 201
+    manager = Manager(plane, node)
+    manager.start()
+    yield manager
+    manager.ended.set()
+    manager.join(10)
+
+
+def test_koordinators_manager_computes_from_what_is_reported(plane: ControlPlane, managed: Manager) -> None:
+    def batch() -> int:
+        return whole(allocatable(plane, managed.node).get(KOORDINATOR_CPU, "-1"))
+
+    name, use = ClusterTarget.KOORDINATOR, RightsUse.KOORDINATOR
+    plenty, little = Offer(cpu_milli=7000, memory_bytes=GI), Offer(cpu_milli=2000, memory_bytes=GI)
+    run(plane, name, use, managed.node, plenty)
+    # 8 CPUs less its margin of 40 % and 1 CPU of the system: the manager offers less than bypassd would.
+    until(lambda: batch() == 3800)
+    run(plane, name, use, managed.node, little)
+    until(lambda: batch() == 2000)
+    start(plane, "batch", managed.node, **{KOORDINATOR_CPU: "1500", KOORDINATOR_MEMORY: "1Mi"})
+    until(lambda: is_scheduled(plane, "batch"))
+    # No more here.
+    run(plane, name, use, managed.node, Offer())
+    until(lambda: batch() == 0)
+    start(plane, "late", managed.node, **{KOORDINATOR_CPU: "100", KOORDINATOR_MEMORY: "1Mi"})
+    until(lambda: is_refused(plane, "late"))
+    # A dead agent: the manager resets what has no time.
+    run(plane, name, use, managed.node, None)
+    until(lambda: KOORDINATOR_CPU not in allocatable(plane, managed.node))
+
+
+def test_a_koordlet_on_the_node_is_left_alone(plane: ControlPlane, managed: Manager) -> None:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    usage = {"cpu": "1", "memory": "1"}
+    patch = {"status": {"updateTime": at, "podsMetric": [], "nodeMetric": {"systemUsage": usage}}}
+    path = f"{METRICS}/{managed.node}/status?fieldManager=koordlet"
+    assert plane.call("PATCH", path, patch, MERGE)[0] == 200
+    with pytest.raises(PublishError, match="koordlet"):
+        run(plane, ClusterTarget.KOORDINATOR, RightsUse.KOORDINATOR, managed.node, Offer(cpu_milli=1))
+    metric = plane.get(f"{METRICS}/{managed.node}")
+    assert metric is not None
+    assert metric["status"]["updateTime"] == at
+
+
+def test_katalysts_object_is_made_and_has_what_its_scheduler_reads(plane: ControlPlane) -> None:
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
+    plane.add_node("kata")
+    offer = Offer(cpu_milli=3000, memory_bytes=GI)
+    assert run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "kata", offer, offer) == [offer, offer]
+    found = plane.get(f"{CNR}/kata")
+    assert found is not None
+    assert found["status"]["resources"]["allocatable"][KATALYST_CPU] == "3000"
+    run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "kata", None)
+    found = plane.get(f"{CNR}/kata")
+    assert found is not None
+    assert found["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
+
+
+def test_without_the_right_nothing_is_written(plane: ControlPlane) -> None:
+    plane.add_node("bare")
+    with pytest.raises(PublishError, match="403"):
+        run(plane, ClusterTarget.NODE, RightsUse.EVENTS, "bare", Offer(cpu_milli=1))
+    assert OWN_CPU not in allocatable(plane, "bare")
+
+
+def test_a_killed_daemons_headroom_is_withdrawn_by_the_command(plane: ControlPlane, tmp_path: Path) -> None:
+    plane.add_node("killed")
+    run(plane, ClusterTarget.NODE, RightsUse.NODE, "killed", Offer(cpu_milli=500))
+    assert whole(allocatable(plane, "killed")[OWN_CPU]) == 500
+
+    async def main() -> None:
+        api = api_of(plane, RightsUse.NODE)
+        await withdraw_from(ClusterTarget.NODE, api, "killed")
+        await withdraw_from(ClusterTarget.NODE, api, "gone")
+        await api.aclose()
+
+    trio.run(main)
+    assert OWN_CPU not in allocatable(plane, "killed")
