@@ -150,7 +150,7 @@ def is_refused(plane: ControlPlane, name: str) -> bool:
 def allocatable(plane: ControlPlane, node: str) -> Object:
     found = plane.get(f"/api/v1/nodes/{node}")
     assert found is not None
-    return found["status"].get("allocatable", {})
+    return dict(found["status"].get("allocatable") or {})
 
 
 def test_the_scheduler_uses_the_nodes_own_resources(plane: ControlPlane) -> None:
