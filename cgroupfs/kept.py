@@ -32,8 +32,8 @@ class ReadOps(Protocol):
     def read(self, directory: str, file: str) -> str:
         """The whole file."""
 
-    def groups(self, directory: str) -> list[str]:
-        """Names of the directories inside, in no order."""
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
+        """Names of the directories inside, in no order; at most so many."""
 
 
 @final
@@ -95,8 +95,8 @@ class FdCache:
         self._open[key] = [number, self._pass]
         return text
 
-    def groups(self, directory: str) -> list[str]:
-        return REAL.groups(directory)
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
+        return REAL.groups(directory, most)
 
 
 def _read(number: int) -> str:

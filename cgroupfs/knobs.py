@@ -171,6 +171,9 @@ def _catalog(*knobs: Knob) -> Mapping[str, Knob]:
     return table
 
 
+SETS: Final = ("cpu.set", "cpu.mems")
+"""The knobs whose value in one group is a part of the set of the group above it."""
+
 CATALOG: Final[Mapping[str, Knob]] = _catalog(
     Knob(
         "cpu.set",

@@ -15,14 +15,13 @@ from msgspec import UNSET, UnsetType
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US, PERIOD_V1, Value, Version
 from cgroupfs.cpuset import EMPTY, CpuSet
-from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.knobs import CATALOG, SETS, Knob
 from cgroupfs.order_cpu import Band, order_bandwidth
 from cgroupfs.order_sets import order_sets
 from cgroupfs.steps import BlockedChange, KnobChange, Known, WritePlan, WriteStep, ancestors
 
 __all__ = ["BlockedChange", "KnobChange", "Known", "WritePlan", "WriteStep", "order_changes"]
 
-_SETS: Final = ("cpu.set", "cpu.mems")
 _MIGRATE: Final = "cpu.mems_migrate"
 _BANDWIDTH: Final = ("cpu.quota", "cpu.period", "cpu.burst")
 _PLAIN: Final = (
@@ -35,12 +34,12 @@ _DISK: Final = tuple(name for name, knob in CATALOG.items() if knob.controller i
 _REST: Final = tuple(
     name
     for name in CATALOG
-    if name not in {*_SETS, _MIGRATE, *_BANDWIDTH, *_PLAIN, *_DISK}
+    if name not in {*SETS, _MIGRATE, *_BANDWIDTH, *_PLAIN, *_DISK}
     and name not in {"cpu.idle", "cpu.weight", "memory.high", "memory.max", "memory.swap"}
 )
 # Two numbers may be one to the kernel (pages, v2 weights); sets and bandwidth are never rounded.
 _ROUNDED: Final = frozenset({"bytes", "shares"})
-_ORDERED: Final = frozenset({*_SETS, *_BANDWIDTH})
+_ORDERED: Final = frozenset({*SETS, *_BANDWIDTH})
 # Up to here it is cheaper to search the relatives of the changed groups than to index all known groups.
 _FEW: Final = 16
 
@@ -77,7 +76,7 @@ class _Planner:
         # Whether pages move with the memory nodes is decided before these change.
         for change in self._left[_MIGRATE].values():
             self._step(change)
-        for name in _SETS:
+        for name in SETS:
             self._order_sets(name)
         self._order_idle_and_weight()
         self._order_bandwidth()
@@ -371,7 +370,7 @@ class _Planner:
 def _check_value(knob: Knob, want: Value, version: Version) -> None:
     if knob.name == "cpu.period":
         PERIOD_V1.encode(want)
-    elif knob.name not in _SETS:
+    elif knob.name not in SETS:
         knob.encode(want, version)
     elif not isinstance(want, CpuSet) or want == EMPTY:
         raise ValueError("a group with processes cannot have an empty set: specify CPUs or nodes")

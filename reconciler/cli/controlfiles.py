@@ -72,9 +72,9 @@ class ArchivedControls:
         """The directory's inode number."""
         return REAL.inode(directory)
 
-    def groups(self, directory: Directory) -> list[str]:
-        """Names of the directories inside, in no order."""
-        return REAL.groups(directory)
+    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+        """Names of the directories inside, in no order; at most so many."""
+        return REAL.groups(directory, most)
 
     def files(self, directory: Directory) -> list[str]:
         """Names of the files inside, in no order; of a pod's groups only those that were unpacked."""

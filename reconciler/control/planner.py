@@ -10,6 +10,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY
+from cgroupfs.knobs import SETS
 from reconciler.policies.base import AnyPolicy, PolicyConfig
 from reconciler.policies.refusals import RefusalContext, check
 from reconciler.policies.table import POLICIES, PoliciesConfig, is_excluded
@@ -22,7 +23,6 @@ Planned = tuple[tuple[Setting, ...], tuple[Refusal, ...]]
 SANDBOXED: Final = "sandboxed"
 """The rule that refuses settings of containers in a machine or kernel of their own."""
 _Wishes = list[tuple[int, Setting]]
-_SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
 # For a limit the tighter of two wishes keeps both policies' promises; for anything else the precedence decides.
 _LIMITS: Final = frozenset(
@@ -134,7 +134,7 @@ def _as_a_whole(pod: Pod, wishes: _Wishes) -> tuple[_Wishes, list[Refusal]]:
     whole = {setting.knob for _, setting in wishes if setting.container_id is None}
     kept, unkept = _Wishes(), dict[tuple[str, str | None], Refusal]()
     for precedence, setting in wishes:
-        if setting.container_id is None or (setting.knob in _SETS and setting.knob in whole):
+        if setting.container_id is None or (setting.knob in SETS and setting.knob in whole):
             kept.append((precedence, setting))
         elif setting.knob not in whole and setting.value not in (None, 0):
             reason = (

@@ -9,7 +9,7 @@ Longer than other modules because what a pass reads, plans, writes and leaves fo
 import heapq
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, final
 
@@ -439,10 +439,16 @@ class Reconciler:
             self.refusals.pop(seen.before.uid, None)
 
     @asynccontextmanager
-    async def paused(self) -> AsyncIterator[None]:
-        """No pass runs within the block; marks are kept for afterwards."""
+    async def paused(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """No pass runs within the block; marks are kept for afterwards. The value lets one run that waits."""
         async with self._one_look:
-            yield
+            yield self._let_pass
+
+    async def _let_pass(self) -> None:
+        # The lock is fair: a pass that waits is the next to have it.
+        self._one_look.release()
+        with trio.CancelScope(shield=True):
+            await self._one_look.acquire()
 
     # Planning
 

@@ -82,8 +82,11 @@ async def _open_node(agent: "Agent", request: OffRequest) -> Mapping[str, object
 async def restore_control_files(
     agent: "Agent", only: str | None = None, policy: str | None = None
 ) -> list[RestoreResult]:
-    """Restore the control files of one pod, those that one policy has set, or all, while no pass runs."""
-    async with agent.reconciler.paused():
+    """Restore the control files of one pod, those that one policy has set, or all, while no pass runs.
+
+    Passes run between the parts of those that follow: groups that tenants have made inside their containers.
+    """
+    async with agent.reconciler.paused() as let_pass:
         # The runtime's events until now: they may have a newer value to restore to.
         with suppress(SourceError):
             await agent.reconciler.reconcile(agent.dirty.take_nowait())
@@ -96,6 +99,7 @@ async def restore_control_files(
             files=agent.files,
             only=only,
             policy=policy,
+            between=let_pass,
             records=Records(place.runtime, os.path.join(place.root, place.kubelet.root_dir.lstrip("/"))),
         )
 

@@ -5,7 +5,6 @@ yet: a listing costs 10 µs a group; a process that is not listed yet counts for
 admin-guide/cgroup-v1/cgroups (cgroup.procs) and admin-guide/cgroup-v2 (threaded).
 """
 
-import os
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple, final
 
@@ -94,8 +93,7 @@ class PodProcesses:
             elif (pid := digits(word)) is not None:
                 yield pid
         try:
-            # Two links are its name and its own dot: nothing below. The stat costs a tenth of a listing.
-            inner = [] if depth >= _DEEPEST or os.stat(directory).st_nlink == 2 else self._files.groups(directory)
+            inner = [] if depth >= _DEEPEST else self._files.groups(directory)
         except OSError:
             return
         for name in inner:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from msgspec.structs import replace
 
+from cgroupfs.below import groups_below
 from cgroupfs.bounded import digits, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
 LIST_S: Final = 10.0
 _MOST: Final = 32
 """Groups; those that the caller names come first."""
+_LISTED: Final = 1024
+"""Groups directly below the root, of which `_MOST` are chosen by their names."""
 _PROCESSES: Final = 512
 """Of one group, at each listing."""
+_DIRECTORIES: Final = 512
+"""The same of the groups below it: a user's containers have one each."""
 _BUSY: Final = 64
 """Of one group, between two listings."""
 _RAN_NS: Final = 1_000_000
@@ -130,14 +135,13 @@ class RootGroups:
             refused = dict.fromkeys(named, why)
         else:
             try:
-                names = self._files.groups(mount.directory)
+                names = self._files.groups(mount.directory, _LISTED)
             except OSError:
                 refused = dict.fromkeys(named, "the CPU hierarchy cannot be read")
         pods = top_group(self._kubepods)
         own = self._own_top()
-        found = [
-            path for path in (f"/{name}" for name in names) if path not in {pods, GROUP} and "kubepods" not in path
-        ]
+        paths = {f"/{name}" for name in names} | {path for path in named if not refused and self._exists(path)}
+        found = [path for path in paths if path not in {pods, GROUP} and "kubepods" not in path]
         found.sort(key=lambda path: (path not in named, path))
         for path in named:
             if path in refused:
@@ -161,6 +165,12 @@ class RootGroups:
         self._pressure = {path: last for path, last in self._pressure.items() if path in groups}
         self._waits.keep_only(groups)
         self._known = replace(self._known, groups=groups, refused=refused, latency_ns=self._latency_ns)
+
+    def _exists(self, path: str) -> bool:
+        """Whether a group that is named exists: of very many the listing has a part."""
+        with suppress(OSError):
+            return path.count("/") == 1 and self._files.inode(self._hierarchy.directory("cpu", path)) > 0
+        return False
 
     def _own_top(self) -> str:
         """The group directly below the root that this process is in."""
@@ -291,17 +301,16 @@ class _ProcessWaits:
         return None if most is None else min(1.0, most)
 
     async def _listed(self, path: str, slices: TimeSlice) -> list[int]:
+        def names(directory: str, most: int) -> list[str]:
+            return self._files.groups(directory, most) if directory.count("/") < deepest else []
+
+        top = self._hierarchy.directory("cpu", path)
+        deepest = top.count("/") + _DEEPEST
         pids: list[int] = []
-        below = [(self._hierarchy.directory("cpu", path), 0)]
-        for directory, depth in below:
+        for directory in (top, *groups_below(names, top, _DIRECTORIES)):
             with suppress(OSError):  # removed, or a threaded group of v2
                 pids += [pid for word in self._files.read(directory, "cgroup.procs").split() if (pid := digits(word))]
-            if len(pids) >= _PROCESSES or len(below) >= _PROCESSES:
+            if len(pids) >= _PROCESSES:
                 break
-            if depth < _DEEPEST:
-                try:
-                    below += [(f"{directory}/{name}", depth + 1) for name in self._files.groups(directory)]
-                except OSError:
-                    continue
             await slices.checkpoint()
         return pids[:_PROCESSES]

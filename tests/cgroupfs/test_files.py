@@ -54,6 +54,24 @@ def test_groups_and_files_are_told_apart(group: Path) -> None:
     assert REAL.files(str(group)) == ["cpu.shares"]
 
 
+def test_no_more_groups_are_listed_than_wanted_and_a_group_without_any_is_not_listed(
+    group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abcd":
+        (group / name).mkdir()
+    assert len(REAL.groups(str(group), 3)) == 3
+    assert REAL.groups(str(group), 0) == []
+    number = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert len(REAL.groups(number)) == 5
+    finally:
+        os.close(number)
+    monkeypatch.setattr(os, "scandir", lambda _: pytest.fail("it has two links"))
+    assert REAL.groups(str(group / "a")) == []
+    with pytest.raises(FileNotFoundError):
+        REAL.groups(str(group / "none"))
+
+
 def test_a_missing_group_is_gone_and_not_some_other_error(group: Path) -> None:
     with pytest.raises(CgroupGoneError):
         read_text(f"{group}/none/cpu.shares")

@@ -59,8 +59,8 @@ class Machine:
     def write_now(self, directory: Directory, file: str, text: str) -> int:
         return REAL.write_now(directory, file, text)
 
-    def groups(self, directory: Directory) -> list[str]:
-        return REAL.groups(directory)
+    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+        return REAL.groups(directory, most)
 
     def files(self, directory: Directory) -> list[str]:
         return REAL.files(directory)

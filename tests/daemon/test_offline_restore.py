@@ -82,7 +82,9 @@ def _update(node: DirectoryNode, model: dict[str, str], pod: NodePod, dice: rand
     node.settle(pod.main, resources)
     box = pod.main.group
     model[node.path(box, "cpu", "cpu.shares")] = f"{shares}\n"
-    model[node.path(box, "memory", "memory.limit_in_bytes")] = f"{memory}\n"
+    for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+        if (path := node.path(box, "memory", file)) in model:
+            model[path] = f"{memory}\n"
 
 
 def test_cpus_that_became_exclusive_after_the_kill_are_not_given_to_be(node: DirectoryNode, daemon: Make) -> None:

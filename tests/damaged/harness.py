@@ -107,7 +107,7 @@ class OneText:
     def inode(self, directory: object) -> int:
         return 1
 
-    def groups(self, directory: object) -> list[str]:
+    def groups(self, directory: object, most: int | None = None) -> list[str]:
         return ["mon_L3_00"]
 
     def listdir(self, directory: object) -> list[str]:

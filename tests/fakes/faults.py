@@ -107,10 +107,10 @@ class Faults:
             return exc.errno or 5
         return 0
 
-    def groups(self, directory: Directory) -> list[str]:
+    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
         self._enter("groups", self._named(directory))
         with self.apart():
-            return self._kernel.groups(directory)
+            return self._kernel.groups(directory, most)
 
     def files(self, directory: Directory) -> list[str]:
         self._enter("files", self._named(directory))

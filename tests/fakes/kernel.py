@@ -305,9 +305,9 @@ class FakeKernel:
             return exc.errno or errno.EIO
         return 0
 
-    def groups(self, directory: Directory) -> list[str]:
+    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
         with self._lock:
-            return list(self._group(directory)[1].children)
+            return list(self._group(directory)[1].children)[:most]
 
     def files(self, directory: Directory) -> list[str]:
         with self._lock:

@@ -30,7 +30,7 @@ from tests.fakes.kernel import FakeKernel
 from tests.fakes.kubelet.api import ListedContainer, pod_item
 from tests.fakes.kubelet.fake import FakeKubelet
 from tests.fakes.oci import bundle
-from tests.node.runc import rename_in, state, values
+from tests.node.runc import SWAP, rename_in, state, values
 
 HIERARCHIES: Final = ("cpuset", "memory", "cpu", "cpuacct", "pids")
 """The hierarchies of the real kernel in which groups are made."""
@@ -317,9 +317,11 @@ class DirectoryNode:
         Returns the monotonic nanoseconds just before the rename.
         """
         box.resources = resources or box.resources
-        for value in values(box.resources, v2=False):
-            if "memsw" not in value.file:
-                self.runc_write(self.path(box.group, value.controller, value.file), value.text)
+        has = int(self.read(box.group, "memory", "memory.limit_in_bytes"))
+        for value in values(box.resources, v2=False, has_bytes=has):
+            path = self.path(box.group, value.controller, value.file)
+            if value.file not in SWAP or os.path.exists(path):
+                self.runc_write(path, value.text)
         return self.write_state(box)
 
     def write_state(self, box: Box, *, pid: int = 1, annotations: dict[str, str] | None = None) -> int:

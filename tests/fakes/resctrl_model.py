@@ -194,8 +194,8 @@ class ResctrlModel:
             return exc.errno or errno.EIO
         return 0
 
-    def groups(self, directory: Directory) -> list[str]:
-        return [name for name, node in self.node(directory).entries.items() if node.inside is not None]
+    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+        return [name for name, node in self.node(directory).entries.items() if node.inside is not None][:most]
 
     def files(self, directory: Directory) -> list[str]:
         return [name for name, node in self.node(directory).entries.items() if node.inside is None]

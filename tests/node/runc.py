@@ -106,8 +106,16 @@ def pure_v2(mounts: Mapping[str, str]) -> bool:
     return not {"cpu", "cpuset", "memory"} & mounts.keys()
 
 
-def values(resources: Json, *, v2: bool) -> list[Value]:
-    """The control files that runc's "set" writes for OCI resources, in its order; only what is asked for."""
+SWAP = frozenset({"memory.memsw.limit_in_bytes", "memory.swap.max"})
+"""A kernel without swap accounting has no such files."""
+
+
+def values(resources: Json, *, v2: bool, has_bytes: int = 0) -> list[Value]:
+    """The control files that runc's "set" writes for OCI resources, in its order; only what is asked for.
+
+    containerd's limit bounds memory and swap together. ``has_bytes``: the present limit of v1, by which runc orders
+    the two.
+    """
     cpu, memory = resources.get("cpu") or {}, resources.get("memory") or {}
     shares, quota, period = (cpu.get(name) for name in ("shares", "quota", "period"))
     result = [Value("cpuset", "cpuset.cpus", cpu["cpus"])] if cpu.get("cpus") else []
@@ -118,11 +126,12 @@ def values(resources: Json, *, v2: bool) -> list[Value]:
         if quota or period:
             result.append(Value("cpu", "cpu.max", f"{quota if quota and quota > 0 else 'max'} {period or 100_000}"))
         if limit:
+            result.append(Value("memory", "memory.swap.max", "0"))
             result.append(Value("memory", "memory.max", str(limit)))
         return result
     if limit:
-        result.append(Value("memory", "memory.limit_in_bytes", str(limit)))
-        result.append(Value("memory", "memory.memsw.limit_in_bytes", str(limit)))
+        pair = [Value("memory", f"memory.{name}limit_in_bytes", str(limit)) for name in ("", "memsw.")]
+        result += pair[::-1] if has_bytes < limit else pair
     if shares:
         result.append(Value("cpu", "cpu.shares", str(shares)))
     if period:
@@ -177,12 +186,16 @@ class Runtime:
 
     def set(self, group: str, resources: Json) -> None:
         """Write what the specification asks for. A machine without swap accounting has no memsw file."""
-        for value in values(resources, v2=self.v2):
+        has = 0
+        if not self.v2:
+            with contextlib.suppress(FileNotFoundError):
+                has = int(self._hands.read(self._mounts["memory"] + group, "memory.limit_in_bytes"))
+        for value in values(resources, v2=self.v2, has_bytes=has):
             directory = self._mounts[UNIFIED if self.v2 else value.controller] + group
             try:
                 self._hands.write(directory, value.file, value.text)
             except FileNotFoundError:
-                if "memsw" not in value.file:
+                if value.file not in SWAP:
                     raise
             if value.file == "cpu.shares":
                 self._check_shares(directory, int(value.text))

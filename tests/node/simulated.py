@@ -54,8 +54,8 @@ class FakeFiles:
     def write_now(self, directory: Directory, file: str, text: str) -> int:
         return self._kernel.write_now(directory, file, text)
 
-    def groups(self, directory: Directory) -> list[str]:
-        return self._of(directory).groups(directory)
+    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+        return self._of(directory).groups(directory, most)
 
     def files(self, directory: Directory) -> list[str]:
         return self._of(directory).files(directory)

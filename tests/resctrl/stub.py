@@ -58,8 +58,8 @@ class Stub:
         texts = [path for path in (*self.texts, *self.dirs) if path.rpartition("/")[0] == directory]
         return [path.rpartition("/")[2] for path in texts]
 
-    def groups(self, directory: str) -> list[str]:
-        return [name for name in self.listdir(directory) if f"{directory}/{name}" in self.dirs]
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
+        return [name for name in self.listdir(directory) if f"{directory}/{name}" in self.dirs][:most]
 
     def mkdir(self, path: str) -> None:
         self._may("mkdir", path)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US, Value
 from cgroupfs.errors import CgroupChangedError, CgroupError, CgroupGoneError, CgroupUnderWayError, StoreError
-from cgroupfs.knobs import CATALOG
+from cgroupfs.knobs import CATALOG, SETS
 from cgroupfs.log import get_log
 from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.steps import BlockedChange, WritePlan, WriteStep
@@ -39,7 +39,7 @@ from reconciler.actuators.cgroup.compare import (
 from reconciler.actuators.cgroup.control_files import BOUNDS, MEMORY_PAIR, Relatives
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
-from reconciler.actuators.cgroup.inner_groups import SETS, InnerGroups
+from reconciler.actuators.cgroup.inner_groups import InnerGroups
 from reconciler.actuators.holds import holding
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
@@ -133,7 +133,9 @@ class CgroupActuator:
         for waiting, why in expansion.waiting:
             self.judge.statuses.record(waiting, SettingState.DUE, why)
         work = await self._record(expansion.work, expansion.kept)
+        began = time.thread_time()
         await self._write([write for write in work if not write.target.creating])
+        cpu_s = time.thread_time() - began
         prepared: dict[str, list[FileWrite]] = {}
         for item in work:
             if item.target.creating and _allowed_in_fastpath(item):
@@ -141,7 +143,9 @@ class CgroupActuator:
         for target in targets:
             self._prepare(target, prepared.get(target.group.path, ()))
         self._drop_floors()
-        self._inner.settle()
+        # A pass that writes much else shows nothing about the groups inside.
+        within = sum(bool(write.within) for write in work)
+        self._inner.settle(within if 2 * within > len(work) else 0, cpu_s)
         for unfinished, at in self._inner.due():
             self.judge.statuses.recheck(unfinished, at)
 

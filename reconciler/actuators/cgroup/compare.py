@@ -15,7 +15,7 @@ from msgspec import Struct
 from cgroupfs.codecs import Value, Version, swap_value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
-from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.knobs import CATALOG, SETS, Knob
 from cgroupfs.naming import GroupKind, QosClass, parse
 from cgroupfs.steps import WriteStep
 from state.entry import US, FileKey, LedgerEntry
@@ -218,7 +218,7 @@ def expected_after_runtime(knob: Knob, version: Version, spec: RuntimeSpec | Non
     text = spec_text(knob, version, spec)
     if text is not None:
         return text
-    if knob.name in {"cpu.set", "cpu.mems"} and version == 1 and parent_text is not None:
+    if knob.name in SETS and version == 1 and parent_text is not None:
         return knob.normal(parent_text, version)
     return knob.default(version)
 

@@ -11,16 +11,16 @@ Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 from enum import Enum
 from typing import Final, final
 
+from cgroupfs.below import groups_below
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, CgroupGoneError, cgroup_error
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.knobs import CATALOG, SETS, Knob
 from cgroupfs.probe import cpus_in_effect, offered
 from cgroupfs.steps import ancestors
 from reconciler.actuators.cgroup.compare import FileWrite, KnobFile
@@ -43,11 +43,11 @@ _TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
 """Knobs whose value in one group is bounded by the groups above and below it, with those that bound it."""
 _GROUPS_AT_ONCE: Final = 512
 """Groups below another one that are read in one pass; tenants decide how many there are."""
-_MOST_GROUPS: Final = 65_536
+MOST_GROUPS: Final = 65_536
+"""The most of them that count at all."""
 _UNMANAGED_S: Final = 60.0
 """So long the value of a group that bypassd does not manage is kept."""
 _RESETTING: Final = tuple(knob for knob in CATALOG.values() if knob.resets is not None)
-_SETS: Final = frozenset({"cpu.set", "cpu.mems"})
 
 
 def knob_file(hierarchy: Hierarchy, path: str, knob: Knob) -> KnobFile | None:
@@ -219,7 +219,7 @@ class ControlFileCache:
                 self._readings[key] = reading
                 return Relatives.UNFINISHED
             await slices.checkpoint()
-        if len(reading.found) < _MOST_GROUPS:
+        if len(reading.found) < MOST_GROUPS:
             reading.changed |= self._drop_below(path, together, reading.found)
         return Relatives.CHANGED if reading.changed else Relatives.SAME
 
@@ -292,14 +292,11 @@ class ControlFileCache:
 
     def _below(self, controller: str, path: str) -> Iterator[str]:
         """All groups below one, as they are found; the number is bounded."""
-        pending, left = [path], _MOST_GROUPS
-        while pending and left > 0:
-            group = pending.pop()
-            with suppress(OSError):
-                for name in self.files.groups(self.hierarchy.directory(controller, group))[:left]:
-                    left -= 1
-                    pending.append(f"{group}/{name}")
-                    yield pending[-1]
+
+        def names(group: str, most: int) -> list[str]:
+            return self.files.groups(self.hierarchy.directory(controller, group), most)
+
+        return groups_below(names, path, MOST_GROUPS)
 
     def _value(self, path: str, knob: str) -> "Value | _Nothing":
         file = self.find(path, knob)
@@ -371,7 +368,7 @@ def restore_text(
     Source: kernel-measured on 5.10 to 6.18. Errors: those of ``read``.
     """
     knob, version = place
-    if original is None or original.strip() or version != 2 or knob.name not in _SETS:
+    if original is None or original.strip() or version != 2 or knob.name not in SETS:
         return original
     group = _parent(entry.path)
     while group != "/" and ledger.get((entry.controller, group, entry.file)) is not None:

@@ -22,27 +22,32 @@ from typing import Final, NamedTuple, final
 
 import trio
 
+from cgroupfs.below import groups_below
 from cgroupfs.codecs import Version
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.knobs import CATALOG, SETS, Knob
 from cgroupfs.naming import GroupKind, parse
 from cgroupfs.order_sets import order_sets
 from cgroupfs.steps import ancestors
 from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, KnobFile
+from reconciler.actuators.cgroup.control_files import MOST_GROUPS
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
 from state.entry import US, LedgerEntry, same_group
 from state.ledger import Ledger
 from state.model import GroupRef, Setting
 
-SETS: Final = ("cpu.set", "cpu.mems")
 READ_AT_ONCE: Final = 512
 """Groups that are read in one pass."""
 WRITTEN_AT_ONCE: Final = 128
-"""Of one container. A write of a v1 set costs as much as the machine has sets: 0.2 ms with 2,500."""
-_MOST_GROUPS: Final = 65_536
+"""Groups that are written in one pass, at most; fewer where that would take longer than `_WRITING_S`."""
+_LEAST_WRITTEN: Final = 8
+_WRITING_S: Final = 0.015
+"""CPU time of one pass for the groups inside. A write of a v1 set costs as much as the machine has sets: 0.4 ms with
+3,000."""
+_FIRST_WRITE_S: Final = 0.0005
 _MOST_COPIES: Final = 64
 _RETRY_MAX_S: Final = 60.0
 _FEW: Final = 256
@@ -238,6 +243,8 @@ class InnerGroups:
         """On v2: groups whose set the kernel refused for those inside."""
         self._resumed = False
         self._lane = trio.CapacityLimiter(1)
+        self._write_s = _FIRST_WRITE_S
+        """CPU time of one write, as measured."""
 
     def refused(self, place: tuple[str, str], why: str = "") -> None:
         """The kernel refused a set for a group inside, or (``why``) that group's own: read them again."""
@@ -269,8 +276,10 @@ class InnerGroups:
             times.append((inside.work, now + delay if delay else inside.verify_at or now))
         return times
 
-    def settle(self) -> None:
-        """The pass is over: count those that failed."""
+    def settle(self, writes: int, cpu_s: float) -> None:
+        """The pass is over: count those that failed. ``writes``: of this pass, which took so much CPU time."""
+        if writes:
+            self._write_s = (self._write_s + cpu_s / writes) / 2
         for inside in self._inside.values():
             inside.failures = inside.failures + 1 if inside.failed else 0
             inside.failed = False
@@ -282,6 +291,7 @@ class InnerGroups:
         self._resume()
         result = Expansion([], [], [])
         left = READ_AT_ONCE
+        writes = max(_LEAST_WRITTEN, min(WRITTEN_AT_ONCE, int(_WRITING_S / self._write_s)))
         concerned: dict[tuple[str, str], FileWrite] = {}
         slices = TimeSlice()
         for write in work:
@@ -297,8 +307,10 @@ class InnerGroups:
                     del self._inside[place]
                 elif (self._inside[place].verify_at or 0.0) <= time.monotonic():
                     concerned[place] = still
-        for place, write in concerned.items():
-            inside = self._inside.get(place)
+        # Whoever has had a part is the last of the next pass.
+        turns = [place for place in self._inside if place in concerned]
+        for place in [*turns, *(place for place in concerned if place not in self._inside)]:
+            write, inside = concerned[place], self._inside.get(place)
             if inside is None:
                 inside = self._inside[place] = Inside(write, self._walk(write), self._lane)
             elif inside.verify_at is not None:
@@ -307,7 +319,7 @@ class InnerGroups:
             if not inside.complete and left > 0:
                 left -= await inside.read(left)
             if inside.complete:
-                await self._add(write, inside, result)
+                writes -= await self._add(write, inside, result, writes)
             elif write.actual != write.text:
                 managed = self._managed(write, inside)
                 if not managed.now & ~managed.wanted:
@@ -318,8 +330,8 @@ class InnerGroups:
                 result.waiting.append((write, f"reading the groups inside: {len(inside.found)} so far"))
         return result
 
-    async def _add(self, write: FileWrite, inside: Inside, result: Expansion) -> None:
-        """The next part of one managed group's change. Its groups inside are all known."""
+    async def _add(self, write: FileWrite, inside: Inside, result: Expansion, most: int) -> int:
+        """The next part of one managed group's change; the number of its writes. Its groups inside are all known."""
         managed = self._managed(write, inside)
         more = await inside.plan(managed, write.version) and await self._keep_rows(write, inside, result)
         whole = write.actual != write.text
@@ -330,9 +342,11 @@ class InnerGroups:
                 del self._inside[write.place]
             else:
                 inside.again(self._walk(write), verify_at=time.monotonic() + _VERIFY_S)
-            return
+            return 0
         before = inside.left
-        taken = inside.take(WRITTEN_AT_ONCE)
+        taken = inside.take(most)
+        if taken:
+            self._inside[write.place] = self._inside.pop(write.place)
         slices = TimeSlice()
         for path, mask in taken.items():
             if path != managed.path:
@@ -347,6 +361,7 @@ class InnerGroups:
         inside.assume(taken, managed.path)
         if not inside.left:
             inside.again(self._walk(write), verify_at=time.monotonic() + _VERIFY_S)
+        return len(taken)
 
     async def _keep_rows(self, write: FileWrite, inside: Inside, result: Expansion) -> bool:
         """Groups that need no write but a row, and rows that are needed no more; whether a part of them is left."""
@@ -426,7 +441,8 @@ class InnerGroups:
         if write.place in self._inside:
             return True
         with suppress(OSError):
-            names = self._files.groups(write.directory)
+            # The containers of a pod are not its groups inside; a container has any number of them.
+            names = self._files.groups(write.directory, READ_AT_ONCE)
             return any(parse(f"{write.key[1]}/{name}") is None for name in names)
         return False
 
@@ -505,21 +521,15 @@ def walk(
 ) -> Iterator[InnerSet]:
     """The groups below one that are not managed themselves, parents first. Groups that cannot be read are left out."""
     controller, top, file = key
-    pending, left = [top], _MOST_GROUPS
-    while pending and left > 0:
-        above = pending.pop()
-        names: list[str] = []
-        with suppress(OSError):
-            names = files.groups(hierarchy.directory(controller, above))[:left]
-        for name in names:
-            path = f"{above}/{name}"
-            if above == top and parse(path) is not None:
-                continue
-            left -= 1
-            pending.append(path)
-            with suppress(OSError, ValueError):
-                text = files.read(hierarchy.directory(controller, path), file).rstrip("\n")
-                yield InnerSet(path, _mask(knob, version, text))
+
+    def names(above: str, most: int) -> list[str]:
+        found = files.groups(hierarchy.directory(controller, above), most)
+        return [name for name in found if parse(f"{top}/{name}") is None] if above == top else found
+
+    for path in groups_below(names, top, MOST_GROUPS):
+        with suppress(OSError, ValueError):
+            text = files.read(hierarchy.directory(controller, path), file).rstrip("\n")
+            yield InnerSet(path, _mask(knob, version, text))
 
 
 def _mask(knob: Knob, version: Version, text: str) -> int:

@@ -6,7 +6,8 @@ values that the agent may have left there, and the current value. A file that an
 unchanged; a file without a known original is left unchanged and reported. A second restore does nothing.
 
 Groups that a tenant has made inside a container are widened after it, and narrowed before, whether they have a row or
-were made as copies of the narrowed set (`reconciler.actuators.cgroup.inner_groups`).
+were made as copies of the narrowed set (`reconciler.actuators.cgroup.inner_groups`). The tenant decides how many they
+are: those that follow their container are restored last, in parts, and passes of the daemon run in between.
 
 A file is read again just before it is written. The runtime's record follows its writes by some milliseconds, so the
 values restored to a container are compared with the record once more, `_UPDATE_S` later.
@@ -23,7 +24,8 @@ That is recorded in their own journal, not in the ledger: the daemon thaws such 
 `reconciler.responses.eviction.journal.thaw_killed` does so if no daemon follows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -35,7 +37,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, CgroupChangedError, CgroupGoneError, cgroup_error
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.knobs import CATALOG, Knob
+from cgroupfs.knobs import CATALOG, SETS
 from cgroupfs.log import get_log
 from cgroupfs.naming import parse
 from cgroupfs.plan import KnobChange, Known, order_changes
@@ -44,7 +46,6 @@ from cgroupfs.writer import StepWriter
 from reconciler.actuators.cgroup.compare import FREEZE, intended, is_ours
 from reconciler.actuators.cgroup.control_files import masked, restore_text
 from reconciler.actuators.cgroup.inner_groups import (
-    SETS,
     InnerChange,
     InnerSet,
     ManagedSet,
@@ -54,12 +55,15 @@ from reconciler.actuators.cgroup.inner_groups import (
 )
 from reconciler.actuators.cgroup.records import NO_RECORDS, Records
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.stints import in_worker
 from state.entry import US, FileKey, LedgerEntry, same_group
 from state.ledger import Ledger
 from state.undo import RestoreOutcome, RestoreResult
 
 _LOG: Final = get_log("restore")
 _ROUNDS: Final = 3
+_AT_ONCE: Final = 128
+"""Groups inside a container that are compared, or written, before a pass may run: 60 ms."""
 _UPDATE_S: Final = 0.1
 """From the runtime's write to the rename of its record at most 11 ms were recorded."""
 _AS_PARENT: Final = "was empty, which is impossible for a group with processes: now equal to its parent"
@@ -98,11 +102,38 @@ class _PendingRestore(NamedTuple):
     emptied: bool
 
 
+_Place = tuple[str, str]
+"""Group path and knob."""
+
+
+class _InnerRows:
+    """The groups inside one container. ``near``: a row of it or of one inside; ``rows``: by path.
+
+    ``copies``: values of ours that a group made meanwhile may have copied.
+    """
+
+    def __init__(self, near: LedgerEntry) -> None:
+        self.near = near
+        self.rows: dict[str, LedgerEntry] = {}
+        self.copies: set[int] = set()
+
+
 class _RestoreContext(NamedTuple):
+    """``done``: the results until now. ``between``: lets a pass of the daemon run."""
+
     hierarchy: Hierarchy
     ledger: Ledger
     files: FileOps
     records: Records
+    writer: StepWriter
+    done: dict[FileKey, RestoreResult]
+    between: Callable[[], Awaitable[None]]
+
+    def note(self, entry: LedgerEntry, result: RestoreResult) -> None:
+        """A result that is final: a restored file leaves the ledger."""
+        self.done[entry.key] = result
+        if result.ok:
+            self.ledger.restored(entry.key, result.text)
 
     def wanted(self, entry: LedgerEntry) -> str | None:
         """The value to restore; None: unknown. Errors: `ValueError`."""
@@ -119,135 +150,224 @@ async def restore_all(
     only: str | None = None,
     policy: str | None = None,
     records: Records = NO_RECORDS,
+    between: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> list[RestoreResult]:
     """Restore every file and drop it from the ledger; the caller flushes it.
 
-    ``only``: those of one pod uid. ``policy``: those that one policy has set.
+    ``only``: those of one pod uid. ``policy``: those that one policy has set. ``between``: lets a pass of the daemon
+    run; all but groups inside containers is restored and recorded then.
 
     After a daemon was killed `adopt_unjournaled_writes` comes first. The kernel's own rules order the writes; where
     they leave a choice, the last touched file is restored first.
     """
-    scene = _RestoreContext(hierarchy, ledger, files, records)
     done: dict[FileKey, RestoreResult] = {}
-    todo = [
-        entry
-        for entry in ledger.backwards()
-        if (only is None or entry.pod_uid == only) and (policy is None or entry.policy == policy)
-    ]
+    scene = _RestoreContext(hierarchy, ledger, files, records, writer, done, between)
+    todo: list[LedgerEntry] = []
+    inside: dict[_Place, _InnerRows] = {}
+    slices = TimeSlice()
+    for entry in ledger.backwards():
+        if (only is None or entry.pod_uid == only) and (policy is None or entry.policy == policy):
+            place = _managed_place(scene, entry)
+            if place is None:
+                todo.append(entry)
+            else:
+                inside.setdefault(place, _InnerRows(entry)).rows[entry.path] = entry
+        await slices.checkpoint()
     for _ in range(_ROUNDS):
-        todo = await _round(scene, writer, todo, done)
+        todo = await _round(scene, todo, inside)
         if not todo:
             break
     restored = [
-        entry for key, result in done.items() if result.undo is RestoreOutcome.RESTORED and (entry := ledger.get(key))
+        row for key, result in done.items() if result.undo is RestoreOutcome.RESTORED and (row := ledger.get(key))
     ]
     if updated := await _updated(scene, restored):
-        await _round(scene, writer, updated, done)
+        await _round(scene, updated, inside)
     for key, restore_result in done.items():
         if restore_result.undo is RestoreOutcome.RESTORED:
             ledger.restored(key, restore_result.text)
+    for place, rows in inside.items():
+        await _restore_inside(scene, place, rows)
     return sorted(done.values(), key=lambda result: (result.path, result.file))
 
 
 async def _round(
-    scene: _RestoreContext, writer: StepWriter, todo: Sequence[LedgerEntry], done: dict[FileKey, RestoreResult]
+    scene: _RestoreContext, todo: Sequence[LedgerEntry], inside: dict[_Place, _InnerRows]
 ) -> list[LedgerEntry]:
-    """Compare these files and write where due. Returns those that changed meanwhile, to be compared again."""
+    """Compare these files and write where due. Returns those that changed meanwhile, to be compared again.
+
+    Groups inside containers that lose CPUs are restored with them; of the others ``inside`` is completed.
+    """
     pending: list[_PendingRestore] = []
-    settled: list[LedgerEntry] = []
     slices = TimeSlice()
     for entry in todo:
         await slices.checkpoint()
         result = _compare(scene, entry)
-        if isinstance(result, RestoreResult):
-            done[entry.key] = result
-            if result.undo is RestoreOutcome.ALREADY and entry.writer == US:
-                settled.append(entry)  # by a restore that was killed before it reached the groups inside
-            if result.ok:
-                scene.ledger.restored(entry.key, result.text)
-        else:
+        if isinstance(result, _PendingRestore):
             pending.append(result)
-    inside = await _inside(scene, pending, settled)
-    pending = [*(restore for restore in pending if restore.entry.key not in inside), *inside.values()]
+            continue
+        scene.note(entry, result)
+        if result.undo is RestoreOutcome.ALREADY and entry.writer == US and entry.seen:
+            # By a restore that was killed before it reached the groups inside.
+            _expect_inside(scene, inside, entry, entry.seen)
+    found: dict[FileKey, _PendingRestore] = {}
+    for restore in pending:
+        place = _expect_inside(scene, inside, restore.entry, restore.actual)
+        if place is None:
+            continue
+        now, own = CpuSet.parse(restore.actual).mask, CpuSet.parse(restore.restore).mask
+        if now & ~own:
+            managed = ManagedSet(place[0], now, own, own, frozenset({now}))
+            found |= await _plan_inside(scene, managed, inside.pop(place))
+    pending = [*(restore for restore in pending if restore.entry.key not in found), *found.values()]
+    around = await _bounding_values(scene, {managed_above(item.entry.path) or item.entry.path for item in pending})
+    steps, by_place = await _ordered(scene, pending, around)
+    again = await _perform(scene, steps, by_place)
+    for item in by_place.values():
+        detail = _AS_PARENT if item.emptied else ""
+        scene.done[item.entry.key] = _result(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
+    return again
+
+
+async def _ordered(
+    scene: _RestoreContext, pending: Sequence[_PendingRestore], around: Known
+) -> tuple[list[WriteStep], dict[_Place, _PendingRestore]]:
+    """The writes in the kernel's order, and the restore of each; those that are not possible are results."""
     versions = scene.hierarchy.versions()
-    changes = [_change(restore, versions[restore.entry.controller]) for restore in pending]
-    plan = order_changes(changes, _bounding_values(scene.hierarchy, pending, scene.files), versions)
+    slices = TimeSlice()
+    changes = []
+    for restore in pending:
+        changes.append(_change(restore, versions[restore.entry.controller]))
+        await slices.checkpoint()
+    if len(changes) <= _AT_ONCE:
+        plan = order_changes(changes, around, versions)
+    else:
+        plan = await in_worker(order_changes, changes, around, versions)
     by_place = {(restore.entry.path, restore.entry.knob): restore for restore in pending}
     for blocked in plan.blocked:
         item = by_place.pop((blocked.change.path, blocked.change.knob), None)
         if item is not None:
-            done[item.entry.key] = _result(
+            scene.done[item.entry.key] = _result(
                 item.entry, RestoreOutcome.REFUSED, item.actual, f"{blocked.rule}: {blocked.reason}"
             )
-    inodes = {restore.entry.path: restore.entry.inode for restore in pending}
-    steps = list(_guarded(plan.steps, by_place))
+    steps = []
+    for step in _guarded(plan.steps, by_place):
+        steps.append(step)
+        await slices.checkpoint()
+    return steps, by_place
+
+
+async def _perform(
+    scene: _RestoreContext, steps: Sequence[WriteStep], by_place: dict[_Place, _PendingRestore]
+) -> list[LedgerEntry]:
+    """Perform these steps. What fails is a result and leaves ``by_place``; returns the files that changed meanwhile."""
     # If this restore is killed, the next one must recognise these values as ours.
     scene.ledger.intend((key, text) for key, text in intended(steps) if scene.ledger.get(key) is not None)
+    inodes = {step.path: item.entry.inode for step in steps if (item := by_place.get((step.path, step.knob)))}
     again: list[LedgerEntry] = []
-    for outcome in await writer.perform(steps, inodes):
-        item = by_place.get((outcome.step.path, outcome.step.knob))
-        if item is None or outcome.error is None:
-            continue
-        undo = RestoreOutcome.GONE if isinstance(outcome.error, CgroupGoneError) else RestoreOutcome.REFUSED
-        if isinstance(outcome.error, CgroupChangedError):
-            undo = RestoreOutcome.FOREIGN
-            again.append(item.entry)
-        done[item.entry.key] = _result(item.entry, undo, outcome.before or "", str(outcome.error))
-        by_place.pop((outcome.step.path, outcome.step.knob), None)
-    for item in by_place.values():
-        detail = _AS_PARENT if item.emptied else ""
-        done[item.entry.key] = _result(item.entry, RestoreOutcome.RESTORED, item.restore, detail)
+    for begin in range(0, len(steps), _AT_ONCE):
+        # In parts: the writer bounds the time of each.
+        for outcome in await scene.writer.perform(steps[begin : begin + _AT_ONCE], inodes):
+            item = by_place.get((outcome.step.path, outcome.step.knob))
+            if item is None or outcome.error is None:
+                continue
+            undo = RestoreOutcome.GONE if isinstance(outcome.error, CgroupGoneError) else RestoreOutcome.REFUSED
+            if isinstance(outcome.error, CgroupChangedError):
+                undo = RestoreOutcome.FOREIGN
+                again.append(item.entry)
+            scene.done[item.entry.key] = _result(item.entry, undo, outcome.before or "", str(outcome.error))
+            by_place.pop((outcome.step.path, outcome.step.knob), None)
     return again
 
 
-async def _inside(
-    scene: _RestoreContext, pending: Sequence[_PendingRestore], settled: Sequence[LedgerEntry]
+# Groups inside containers
+
+
+def _managed_place(scene: _RestoreContext, entry: LedgerEntry) -> _Place | None:
+    """The container, and the knob, that this row's group is inside of; None: it is not, or is restored like others."""
+    if entry.knob not in SETS or scene.hierarchy.version(entry.controller) != 1:
+        return None
+    top = managed_above(entry.path)
+    return None if top is None else (top, entry.knob)
+
+
+def _expect_inside(
+    scene: _RestoreContext, inside: dict[_Place, _InnerRows], entry: LedgerEntry, copied: str
+) -> _Place | None:
+    """A container's v1 set is restored: so are the groups inside, also copies of ``copied`` that have no row."""
+    if entry.knob not in SETS or scene.hierarchy.version(entry.controller) != 1 or parse(entry.path) is None:
+        return None
+    place = entry.path, entry.knob
+    inside.setdefault(place, _InnerRows(entry)).copies.add(CpuSet.parse(copied).mask)
+    return place
+
+
+async def _plan_inside(
+    scene: _RestoreContext, managed: ManagedSet, inner: _InnerRows, between: Callable[[], Awaitable[None]] | None = None
 ) -> dict[FileKey, _PendingRestore]:
-    """The restores of the groups inside containers whose v1 sets are restored: with a row in the ledger or without.
+    """The restores of the groups inside one container: with a row in the ledger or without.
 
     A group that was made meanwhile is a copy of the narrowed set; it would stay narrow, or be in the way.
     """
-    by_key = {restore.entry.key: restore for restore in pending}
-    tops: dict[tuple[str, str], LedgerEntry] = {}
-    for entry in (*settled, *(restore.entry for restore in pending)):
-        if entry.knob in SETS and scene.hierarchy.version(entry.controller) == 1:
-            tops.setdefault((managed_above(entry.path) or entry.path, entry.knob), entry)
-    found: dict[FileKey, _PendingRestore] = {}
+    key = inner.near.controller, managed.path, inner.near.file
+    rows, found, groups = dict(inner.rows), dict[FileKey, _PendingRestore](), list[InnerSet]()
     slices = TimeSlice()
-    for (top, name), entry in tops.items():
-        if parse(top) is None:
-            continue
-        knob, key = CATALOG[name], (entry.controller, top, entry.file)
-        try:
-            managed = _managed(scene, knob, key, by_key.get(key), entry)
-        except (OSError, ValueError):
-            continue
-        groups: list[InnerSet] = []
-        for group in walk(scene.hierarchy, scene.files, key, knob, 1):
-            row = by_key.get((entry.controller, group.path, entry.file))
-            groups.append(group if row is None else group._replace(own=CpuSet.parse(row.restore).mask))
-            await slices.checkpoint()
-        for change in plan_inner(managed, groups):
-            if change.is_write:
-                place = (entry.controller, change.path, entry.file)
-                row = by_key.get(place)
-                made = _row_of(scene, entry, change) if row is None else row.entry
-                wanted, now = CpuSet.from_mask(change.wanted), CpuSet.from_mask(change.now)
-                found[place] = _PendingRestore(made, str(wanted), str(now), emptied=False)
+
+    def compare(row: LedgerEntry) -> _PendingRestore | None:
+        result = _compare(scene, row)
+        if isinstance(result, _PendingRestore):
+            found[row.key] = result
+            return result
+        scene.note(row, result)
+        return None
+
+    for number, group in enumerate(walk(scene.hierarchy, scene.files, key, CATALOG[inner.near.knob], 1), start=1):
+        row = rows.pop(group.path, None)
+        restore = None if row is None else compare(row)
+        groups.append(group if restore is None else group._replace(own=CpuSet.parse(restore.restore).mask))
+        await slices.checkpoint()
+        if between is not None and number % _AT_ONCE == 0:
+            await between()
+    for row in rows.values():
+        compare(row)
+        await slices.checkpoint()
+    changes: list[InnerChange] = []
+    if managed.wanted:
+        in_loop = len(groups) <= _AT_ONCE
+        changes = plan_inner(managed, groups) if in_loop else await in_worker(plan_inner, managed, groups)
+    for change in changes:
+        if change.is_write:
+            place = (key[0], change.path, key[2])
+            made = found[place].entry if place in found else _row_of(scene, inner.near, change)
+            wanted, now = CpuSet.from_mask(change.wanted), CpuSet.from_mask(change.now)
+            found[place] = _PendingRestore(made, str(wanted), str(now), emptied=False)
+        await slices.checkpoint()
     return found
 
 
-def _managed(
-    scene: _RestoreContext, knob: Knob, key: FileKey, restore: _PendingRestore | None, entry: LedgerEntry
-) -> ManagedSet:
-    """The container of a restore; without one of its own it keeps what it has. Errors: `OSError`, `ValueError`."""
-    if restore is not None:
-        now, own = CpuSet.parse(restore.actual).mask, CpuSet.parse(restore.restore).mask
-        return ManagedSet(key[1], now, own, own, frozenset({now}))
-    text = scene.files.read(scene.hierarchy.directory(key[0], key[1]), key[2]).rstrip("\n")
-    now = CpuSet.parse(knob.normal(text, 1)).mask
-    copies = frozenset({CpuSet.parse(entry.seen).mask}) if entry.path == key[1] and entry.seen else frozenset[int]()
-    return ManagedSet(key[1], now, now, now, copies)
+async def _restore_inside(scene: _RestoreContext, place: _Place, inner: _InnerRows) -> None:
+    """The groups inside one container, which keeps the set that it has by now."""
+    path, knob = place
+    try:
+        text = scene.files.read(scene.hierarchy.directory(inner.near.controller, path), inner.near.file).rstrip("\n")
+        now = CpuSet.parse(CATALOG[knob].normal(text, 1)).mask
+    except (OSError, ValueError):
+        now = 0
+    managed = ManagedSet(path, now, now, now, frozenset(inner.copies - {now}))
+    pending = await _plan_inside(scene, managed, inner, scene.between)
+    around = await _bounding_values(scene, {path})
+    steps, by_place = await _ordered(scene, list(pending.values()), around)
+    left = Counter((step.path, step.knob) for step in steps)
+    for begin in range(0, len(steps), _AT_ONCE):
+        part = steps[begin : begin + _AT_ONCE]
+        await _perform(scene, part, by_place)
+        for step in part:
+            at = step.path, step.knob
+            left[at] -= 1  # a group may need two writes
+            if not left[at] and (item := by_place.pop(at, None)) is not None:
+                scene.note(item.entry, _result(item.entry, RestoreOutcome.RESTORED, item.restore))
+        await scene.between()
+    for item in by_place.values():
+        scene.note(item.entry, _result(item.entry, RestoreOutcome.RESTORED, item.restore))
 
 
 def _row_of(scene: _RestoreContext, near: LedgerEntry, change: InnerChange) -> LedgerEntry:
@@ -343,12 +463,16 @@ def _change(restore: _PendingRestore, version: int) -> KnobChange:
     )
 
 
-def _bounding_values(hierarchy: Hierarchy, pending: Sequence[_PendingRestore], files: FileOps) -> Known:
-    """The current values of these groups and their ancestors: they bound what may be written."""
+async def _bounding_values(scene: _RestoreContext, tops: Collection[str]) -> Known:
+    """The current values of these groups and their ancestors: they bound what may be written.
+
+    Groups inside a container have the container above them, and they are as they were read.
+    """
+    hierarchy, files = scene.hierarchy, scene.files
     around: dict[tuple[str, str], Value] = {}
-    # Groups inside a container have the container above them, and they are as they were read.
-    tops = {managed_above(restore.entry.path) or restore.entry.path for restore in pending}
+    slices = TimeSlice()
     for path in {above for top in tops for above in _with_ancestors(top)}:
+        await slices.checkpoint()
         for name in ("cpu.set", "cpu.mems", "cpu.quota", "cpu.period"):
             knob = CATALOG[name]
             version = hierarchy.version(knob.controller)

@@ -59,8 +59,8 @@ class StoppingFiles:
         self._count()
         return self.kernel.write_now(directory, file, text)
 
-    def groups(self, directory: Directory) -> list[str]:
-        return self.kernel.groups(directory)
+    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+        return self.kernel.groups(directory, most)
 
     def files(self, directory: Directory) -> list[str]:
         return self.kernel.files(directory)

@@ -57,9 +57,9 @@ class Boxes:
             raise FileNotFoundError(directory)
         return "".join(f"{tid}\n" for tid in tids)
 
-    def groups(self, directory: Any) -> list[str]:
+    def groups(self, directory: Any, most: int | None = None) -> list[str]:
         inside = {path.removeprefix(f"{directory}/") for path in self.pids if path.startswith(f"{directory}/")}
-        return sorted({path.partition("/")[0] for path in inside})
+        return sorted({path.partition("/")[0] for path in inside})[:most]
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} is not needed here")

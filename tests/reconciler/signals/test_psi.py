@@ -74,8 +74,8 @@ class Unsupported:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         return REAL.read(directory, file)
 
-    def groups(self, directory: str) -> list[str]:
-        return REAL.groups(directory)
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
+        return REAL.groups(directory, most)
 
 
 def _pressure(tree: Tree, controller: str, path: str, **totals: tuple[int, int | None]) -> None:

@@ -1,9 +1,12 @@
 """A restore with groups that a tenant has made inside a container: their own sets come back with the container's."""
 
+import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.writer import KernelWriter
@@ -77,6 +80,55 @@ async def test_a_container_that_shrinks_back_takes_the_groups_inside_along(actin
     assert sets(acting, LATE, wide) == ["1", "1-3"]
     assert RestoreOutcome.REFUSED not in (await restored(acting)).values()
     assert sets(acting, GROUP, DOCKER, INNER, LATE, wide) == ["0-1"] * 5
+
+
+async def many(acting: Acting, number: int) -> list[str]:
+    """The container narrowed with so many groups inside."""
+    paths = [f"{DOCKER}/{index:064x}" for index in range(number)]
+    for path in paths:
+        acting.kernel.make_group(path)
+    for _ in range(10 + number // 8):
+        await narrowed(acting, "3")
+        if {*sets(acting, GROUP, *paths)} == {"3"}:
+            return paths
+    raise AssertionError("not narrowed")
+
+
+async def test_many_groups_are_restored_in_parts_and_passes_run_in_between(acting: Acting) -> None:
+    paths = await many(acting, 600)
+    seen: list[tuple[str, int, int]] = []
+
+    async def between() -> None:
+        await trio.lowlevel.checkpoint()
+        wide = sum(text == "0-3" for text in sets(acting, *paths))
+        seen.append((acting.read(GROUP, "cpu.set"), wide, len(acting.ledger)))
+
+    writer = KernelWriter(acting.hierarchy, files=acting.kernel)
+    results = await restore_all(acting.hierarchy, acting.ledger, writer, files=acting.kernel, between=between)
+    assert {*sets(acting, GROUP, DOCKER, INNER, *paths)} == {"0-3"}
+    assert {result.undo for result in results} == {RestoreOutcome.RESTORED}
+    assert len(results) == 603
+    assert all(text == "0-3" for text, _, _ in seen), "the container comes first"
+    parts = [wide for _, wide, _ in seen if wide]
+    assert all(after - before <= 128 for before, after in itertools.pairwise(parts))
+    assert [rows for _, wide, rows in seen if wide == 600] == [0], "what is restored is recorded at once"
+    assert any(0 < rows < 600 for _, _, rows in seen)
+
+
+async def test_the_time_of_one_write_bounds_a_part_and_not_all_of_them(acting: Acting) -> None:
+    """What was cut off by the writer's deadline stayed narrow."""
+    paths = await many(acting, 400)
+    real = acting.kernel.write
+
+    def slow(directory: int | str, file: str, text: str) -> None:
+        time.sleep(0.002)
+        real(directory, file, text)
+
+    acting.kernel.write = slow  # type: ignore[method-assign]
+    writer = KernelWriter(acting.hierarchy, files=acting.kernel, deadline_s=0.5)
+    results = await restore_all(acting.hierarchy, acting.ledger, writer, files=acting.kernel)
+    assert {result.undo for result in results} == {RestoreOutcome.RESTORED}
+    assert {*sets(acting, GROUP, *paths)} == {"0-3"}
 
 
 @pytest.mark.parametrize("writes", range(5))
