@@ -1,4 +1,4 @@
-"""Walks the groups below one. Whoever may make groups decides how many there are: each step lists one directory."""
+"""Walks the groups below one. Tenants decide how many there are: each step lists one directory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,7 +10,7 @@ def groups_below(names: Callable[[str, int], list[str]], top: str, most: int) ->
     ``names``: of the groups in one, at most so many; its `OSError` (gone) counts as none.
     """
     inside = [iter((top,))]
-    # The group itself is the first that is listed, and is no result.
+    # The group itself is listed first, and is not among the results.
     left = most + 1
     while inside and left > 0:
         group = next(inside[-1], None)

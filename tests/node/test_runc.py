@@ -38,6 +38,7 @@ class Noting:
         self._began = time.monotonic()
         self.at: dict[str, float] = {}
         self._shares = ""
+        self._limit = 0x7FFFFFFFFFFFF000
 
     def mkdir(self, path: str) -> None:
         if path.endswith(GROUP):
@@ -47,11 +48,15 @@ class Noting:
         self.steps.append(["rmdir", path.split("/")[1]])
 
     def read(self, directory: str, file: str) -> str:
+        if file == "memory.limit_in_bytes":
+            return f"{self._limit}\n"
         return {"cpuset.cpus": "0-1\n", "cpuset.mems": "0\n", "cpu.shares": self._shares}[file]
 
     def write(self, directory: str, file: str, text: str) -> None:
         if file == "cpu.shares":
             self._shares = text
+        elif file == "memory.limit_in_bytes":
+            self._limit = int(text)
         if file != "cgroup.procs":
             self.steps.append(["write", file, text])
             self.at.setdefault(f"{file} {len(self.steps)}", 1000 * (time.monotonic() - self._began))
@@ -89,7 +94,17 @@ def test_a_weight_changed_in_between_fails_as_in_runc() -> None:
 
 def test_v2_values_are_written_in_their_own_files() -> None:
     texts = {value.file: value.text for value in runc.values(ASKED["main"], v2=True)}
-    assert texts == {"cpuset.cpus": "0", "cpu.weight": "20", "cpu.max": "50000 100000", "memory.max": "67108864"}
+    memory = {"memory.swap.max": "0", "memory.max": "67108864"}
+    assert texts == {"cpuset.cpus": "0", "cpu.weight": "20", "cpu.max": "50000 100000"} | memory
+
+
+def test_the_bound_of_memory_and_swap_never_is_below_that_of_memory() -> None:
+    hands = Noting()
+    runtime = runc.Runtime(hands, MOUNTS, scale=0)
+    for limit in (1 << 20, 2 << 20, 1 << 20):
+        runtime.set(GROUP, {"memory": {"limit": limit}})
+    names = ["swap" if "memsw" in file else "memory" for _, file, _ in hands.steps]
+    assert names == ["memory", "swap", "swap", "memory", "memory", "swap"]
 
 
 def _config(spec: ContainerSpec | None) -> dict[str, Any]:

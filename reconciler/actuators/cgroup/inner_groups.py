@@ -307,7 +307,7 @@ class InnerGroups:
                     del self._inside[place]
                 elif (self._inside[place].verify_at or 0.0) <= time.monotonic():
                     concerned[place] = still
-        # Whoever has had a part is the last of the next pass.
+        # A container that has had a part is the last of the next pass.
         turns = [place for place in self._inside if place in concerned]
         for place in [*turns, *(place for place in concerned if place not in self._inside)]:
             write, inside = concerned[place], self._inside.get(place)
