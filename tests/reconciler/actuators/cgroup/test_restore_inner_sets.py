@@ -1,15 +1,15 @@
 """A restore with groups that a tenant has made inside a container: their own sets come back with the container's."""
 
 import itertools
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import trio
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.writer import KernelWriter
+from cgroupfs.steps import WriteStep
+from cgroupfs.writer import KernelWriter, StepOutcome
 from reconciler.actuators.cgroup.restore import restore_all
 from state.undo import RestoreOutcome
 from tests.reconciler.actuators.acting import GROUP, UID, Acting, make_node
@@ -115,20 +115,24 @@ async def test_many_groups_are_restored_in_parts_and_passes_run_in_between(actin
     assert any(0 < rows < 600 for _, _, rows in seen)
 
 
-async def test_the_time_of_one_write_bounds_a_part_and_not_all_of_them(acting: Acting) -> None:
-    """What was cut off by the writer's deadline stayed narrow."""
+async def test_the_writers_deadline_is_for_a_part_and_not_for_all_of_them(
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it cut off stayed narrow."""
     paths = await many(acting, 400)
-    real = acting.kernel.write
+    writer = KernelWriter(acting.hierarchy, files=acting.kernel)
+    parts: list[int] = []
+    perform = writer.perform
 
-    def slow(directory: int | str, file: str, text: str) -> None:
-        time.sleep(0.002)
-        real(directory, file, text)
+    async def counted(steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
+        parts.append(len(steps))
+        return await perform(steps, inodes)
 
-    acting.kernel.write = slow  # type: ignore[method-assign]
-    writer = KernelWriter(acting.hierarchy, files=acting.kernel, deadline_s=0.5)
+    monkeypatch.setattr(writer, "perform", counted)
     results = await restore_all(acting.hierarchy, acting.ledger, writer, files=acting.kernel)
     assert {result.undo for result in results} == {RestoreOutcome.RESTORED}
     assert {*sets(acting, GROUP, *paths)} == {"0-3"}
+    assert (sum(parts), max(parts) <= 128) == (403, True)
 
 
 @pytest.mark.parametrize("writes", range(5))
