@@ -75,6 +75,15 @@ def _agent(made: DirectoryNode, entered: EnteredFiles, **more: object) -> Iterat
 
 def foreign_cpuset(directory: str) -> dict[str, list[str]]:
     """A program writes another CPU set into a BE container: the files from the kernel's event to our write."""
+    return _foreign_cpuset(directory).files
+
+
+def foreign_write(directory: str) -> list[str]:
+    """The same: the functions in the order of their first entry."""
+    return _foreign_cpuset(directory).order
+
+
+def _foreign_cpuset(directory: str) -> EnteredFiles:
     entered = EnteredFiles()
     os.makedirs(directory, exist_ok=True)
     kernel = RealKernel()
@@ -91,7 +100,7 @@ def foreign_cpuset(directory: str) -> dict[str, list[str]]:
             entered.until_written(lambda: node.cpus(pod.main) == ours)
             program.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), before)
             assert entered.finished.wait(_WITHIN_S), "the CPU set is not put back"
-    return entered.files
+    return entered
 
 
 def _wait(condition: Callable[[], bool]) -> None:
