@@ -176,7 +176,7 @@ def test_the_scheduler_uses_the_nodes_own_resources(plane: ControlPlane) -> None
 class Manager(threading.Thread):
     """Koordinator's manager for one node: its formula by usage, each half second; resets what has no time.
 
-    Source: batchresource plug-in, `CalculateBatchResourceByPolicy` and `isDegradeNeeded`.
+    Source: batchresource plug-in, ``CalculateBatchResourceByPolicy`` and ``isDegradeNeeded``.
     """
 
     def __init__(self, plane: ControlPlane, node: str) -> None:
