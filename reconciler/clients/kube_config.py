@@ -49,9 +49,8 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     watch_pods: Annotated[
         WatchSwitch,
         Meta(
-            description="watch this node's pods at the API server: changed labels and annotations take effect at once "
-            "and not with the kubelet's next list; auto: with configured or own credentials, and with those "
-            "of the kubelet only if `identity` is kubelet",
+            description="watch this node's pods at the API server; auto: with other credentials than the kubelet's, "
+            "and with those if `identity` is kubelet",
             extra=_RESTART,
         ),
     ] = WatchSwitch.AUTO

@@ -121,8 +121,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             le=50,
-            description="CPU time that the daemon's work may take at once at real-time priority (SCHED_FIFO 1) while a "
-            "container starts, and a fifth of one CPU in the long run; other work has `nice`; 0: none",
+            description="CPU time of the daemon's work at once at real-time priority while a container starts "
+            "(docs/performance.md); 0: none",
             extra=_RESTART,
         ),
     ] = 10.0
@@ -131,10 +131,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=2,
             le=1024,
-            description="CPU weight of the daemon's own group directly below the root, in cpu.shares (a service has "
-            "1024): a small one gives way to online pods (before Linux 6.6 after each 0.1 ms of work); raised for "
-            "moments when its work waits for a CPU, to 320, or from Linux 6.6 on to 1024; 1024: unmanaged, and no "
-            "group is made for a daemon without a service manager",
+            description="CPU weight of the daemon's own group directly below the root, in cpu.shares; raised for "
+            "moments when its work waits (docs/performance.md); 1024: unmanaged",
             extra=_RESTART,
         ),
     ] = 50
@@ -147,9 +145,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     executable: Annotated[
         str | None,
         Meta(
-            description="path of the kubelet's executable, if it is not found automatically (a kubelet in a "
-            "container, or several); null: the only kubelet, or program with one inside, that runs as "
-            "root outside all pods (docs/security.md)",
+            description="path of the kubelet's executable, if it is not found automatically (docs/security.md)",
             extra=_PATH_RESTART,
         ),
     ] = None
@@ -272,9 +268,8 @@ class MemorySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lower: Annotated[
         Lower,
         Meta(
-            description="a memory limit below the group's usage: reclaim first reclaims memory of the group, for "
-            "a limited time, and writes the limit once it fits; refuse leaves it unwritten until the "
-            "usage is lower. Neither kills"
+            description="a memory limit below the group's usage: reclaim reclaims first and writes it once it fits; "
+            "refuse waits until the usage is lower"
         ),
     ] = Lower.RECLAIM
 

@@ -91,8 +91,8 @@ class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True)
     target_percent: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None,
         Meta(
-            description="of the time in which tasks of the pool's pods run or wait for a CPU, the waiting; throttling "
-            "by their own quotas is not counted; null: not measured and not used",
+            description="waiting for a CPU, of waiting and running, without throttling by the pods' own quotas; null: "
+            "not used",
         ),
     ] = None
     up: ClassVar[float] = 0.5

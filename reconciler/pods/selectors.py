@@ -168,9 +168,8 @@ class ClassRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extended_spec_by_webhook: Annotated[
         bool,
         Meta(
-            description="Koordinator's webhook writes the annotation node.koordinator.sh/extended-resource-spec at "
-            "each creation and change of a pod, so its batch requests count like those of the spec; false: tenants "
-            "can write it, and a request that only the annotation has counts as a whole CPU at most"
+            description="Koordinator's webhook writes node.koordinator.sh/extended-resource-spec, so its requests "
+            "count like the spec's; false: tenants can (docs/annotations.md)"
         ),
     ] = False
 

@@ -42,9 +42,8 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     law: Annotated[
         BudgetLaw,
         Meta(
-            description="auto: while all BE pods run in an effective idle class, BE work may have all idle CPU and is "
-            "cut when online pods wait for a CPU because of it (see harm), otherwise quota; quota: limit_percent and "
-            "the idle buffer, always"
+            description="auto: the harm law while all BE pods run in an effective idle class, otherwise quota; quota: "
+            "always limit_percent and the idle buffer"
         ),
     ] = BudgetLaw.AUTO
     harm: HarmConfig = HarmConfig()

@@ -70,9 +70,8 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     topology_policy: Annotated[
         TopologyPolicy,
         Meta(
-            description="policy for the NUMA nodes of a new container, from the hints of its CPUs, memory and "
-            "devices, as in the kubelet's topology manager; no pod is rejected: what the policy "
-            "would reject is reported"
+            description="as the kubelet's topology manager policy, for a new container's NUMA nodes; what it would "
+            "reject is reported"
         ),
     ] = TopologyPolicy.BEST_EFFORT
     avoid_irqs: Annotated[

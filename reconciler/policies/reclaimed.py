@@ -58,10 +58,8 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     form: Annotated[
         ReclaimedForm,
         Meta(
-            description="cpuset: BE work runs only on its CPUs; quota: its total CPU time is limited; both: both. "
-            "Under the harm law (budget.law): all CPUs that it may use at its top, whole CPUs less when cut, and a "
-            "quota only with quota, or for a response to interference. The CPU set is skipped if the kubelet rewrites "
-            "every container (static CPU manager up to 1.21)"
+            description="cpuset: BE work runs only on its CPUs; quota: its total CPU time is limited; both: both "
+            "(docs/cpu.md, The BE budget)"
         ),
     ] = ReclaimedForm.BOTH
     minimum_cpus: Annotated[int, Meta(ge=1, le=8192, description="minimum CPUs in the BE CPU set, if available")] = 1
@@ -74,9 +72,8 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     share_exclusive: Annotated[
         bool,
         Meta(
-            description="count dedicated CPUs as capacity and let BE work run there; this costs pinned pods "
-            "latency. Never the CPUs of pods that forbid it (koordinator.sh/qosClass LSE) or whose "
-            "labels are unknown"
+            description="count dedicated CPUs as capacity and let BE work run there, at the cost of their pods' "
+            "latency; never those of pods that forbid it or whose labels are unknown"
         ),
     ] = False
     besteffort_cpuset: Annotated[
@@ -89,9 +86,8 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     pod_weight: Annotated[
         bool,
         Meta(
-            description="write the CPU weight of a BE pod's directory, which decides between pods: by its request "
-            "where only BE pods are in the besteffort directory (a pod without one counts as a whole CPU), else the "
-            "minimum"
+            description="write the CPU weight of BE pods' directories: by request where only BE pods are in "
+            "besteffort, else the minimum"
         ),
     ] = True
     placement: PlacementConfig = PlacementConfig()

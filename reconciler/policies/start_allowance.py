@@ -60,8 +60,8 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             le=10,
-            description="seconds of allowance after another command of the runtime for a BE container, such as the "
-            "exec of a probe or a stop, while more than half of burst_s is left; 0: none",
+            description="seconds of allowance after another command of the runtime, such as the exec of a probe or a "
+            "stop; 0: none",
         ),
     ] = 0.3
 

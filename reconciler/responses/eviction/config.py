@@ -401,8 +401,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=3600,
-            description="a pod restarted in place after an eviction, done or failed, is exempt for this long (the "
-            "kubelet restarts a pod of which only the containers were stopped)",
+            description="a pod that the kubelet has restarted in place after an eviction is exempt for this long",
         ),
     ] = 300.0
 

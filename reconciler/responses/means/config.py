@@ -33,10 +33,8 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: Annotated[
         NoticeKind,
         Meta(
-            description="none; a file in an emptyDir volume of the pod; a signal to the main process of each "
-            "container that handles it; or a program on the node that reads the notice as JSON from "
-            "standard input. A pod can override it with the annotation bypassd/eviction-notice: "
-            "none, volume:NAME or signal:NAME"
+            description="how a pod is notified; a pod can override it with the annotation bypassd/eviction-notice "
+            "(docs/eviction.md)"
         ),
     ] = NoticeKind.NONE
     wait_s: Annotated[
@@ -44,8 +42,8 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=600,
-            description="time between the notice and the first termination step; ends early if the pod ends, "
-            "removes the file, creates FILE.ack beside it, or the command exits with 0",
+            description="time between the notice and the first termination step, unless the pod or command is ready "
+            "earlier",
         ),
     ] = 30.0
     volume: Annotated[str, Meta(description="name of the emptyDir volume")] = "eviction-notice"
