@@ -93,9 +93,9 @@ def run(options: Namespace) -> int:
     """
     if options.root != "/":
         raise CliError("credentials are made on the node itself, not for a copied one", Exit.USAGE)
-    given = options.admin is not None or options.server is not None
+    given = options.source is not None or options.server is not None
     if given:
-        if options.admin is not None and options.server is not None:
+        if options.source is not None and options.server is not None:
             raise CliError("--from and --server: only one of them", Exit.USAGE)
         if options.test:
             raise CliError("--test tests the credentials in force; without --from and --server", Exit.USAGE)
@@ -107,7 +107,7 @@ def run(options: Namespace) -> int:
             return _tested(node, node.config.apiserver)
         streams.write(manifest(options.uses or _uses(node), options.namespace, node_name(node.kubelet)))
         return Exit.OK
-    access = _from_admin(options) if options.admin is not None else _from_options(options)
+    access = _from_admin(options) if options.source is not None else _from_options(options)
     if options.dry_run:
         streams.write(render(replace(access, token=MASK)))
         return Exit.OK
@@ -193,14 +193,14 @@ def _from_options(options: Namespace) -> ApiAccess:
 def _from_admin(options: Namespace) -> ApiAccess:
     """Server and CA of a kubeconfig; the token is a file's or requested. Errors: `CliError`."""
     try:
-        admin = read_kubeconfig(os.path.abspath(options.admin), name=NAME, timeout_s=_TIMEOUT_S)
+        admin = read_kubeconfig(os.path.abspath(options.source), name=NAME, timeout_s=_TIMEOUT_S)
     except (InputError, SourceError) as exc:
         hint = "; or: kubectl create token, --server, --ca and --token-file" if "exec" in str(exc) else ""
         raise CliError(f"{exc}{hint}", Exit.USAGE) from exc
     if admin.exposed:
-        raise CliError(f"{options.admin}: {admin.exposed}", Exit.USAGE)
+        raise CliError(f"{options.source}: {admin.exposed}", Exit.USAGE)
     if not admin.secure or admin.insecure:
-        raise CliError(f"{options.admin}: the server's certificate must be verified: https and its CA", Exit.USAGE)
+        raise CliError(f"{options.source}: the server's certificate must be verified: https and its CA", Exit.USAGE)
     ca_file = options.ca or (None if admin.inline.ca else admin.ca_file)
     ca = admin.inline.ca if ca_file is None else _pem(ca_file)
     access = ApiAccess(server=admin.url, ca=ca, token="", server_name=admin.server_name)

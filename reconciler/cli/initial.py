@@ -12,7 +12,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cgroupfs.errors import AgentError, errno_name
+from cgroupfs.bounded import decoded, read_file
+from cgroupfs.errors import AgentError, InputError, errno_name
 from reconciler.actuators.network.netlink import link_mbit
 from reconciler.cli.checks.offers import offers_of
 from reconciler.cli.exits import CliError, Exit
@@ -30,6 +31,8 @@ _LONGEST: Final = 160
 """Characters of a text of the node within a comment."""
 _MANY_PODS: Final = 250
 _ROUTES: Final = 64 * 1024
+_LARGEST_SOURCE: Final = 1 << 20
+_DEEPEST: Final = 24
 
 
 class _ConfigEntry(NamedTuple):
@@ -40,8 +43,8 @@ class _ConfigEntry(NamedTuple):
 
 
 def run(options: Namespace) -> int:
-    """Print the configuration, or write it to a new file (``--to``)."""
-    text = initial(inspect_node(options))
+    """Print the configuration, or write it to a new file (``--to``). ``--from``: of a control plane's settings."""
+    text = initial(inspect_node(options)) if options.source is None else _imported(options.source)
     if options.to is None:
         streams.write(text)
         return Exit.OK
@@ -55,6 +58,33 @@ def run(options: Namespace) -> int:
         raise CliError(f"{options.to}: cannot be written: {errno_name(exc.errno)}", Exit.REFUSED) from exc
     streams.write(f"{options.to}: written, mode 600. Check it: bypassd check-config --config {options.to}\n")
     return Exit.OK
+
+
+def _imported(path: str) -> str:
+    """The configuration from a control plane's settings, and what of them has no counterpart. Errors: `CliError`."""
+    from reconciler.config import imported  # as the reader below, only for this form
+    from reconciler.settings.yaml import read_yaml
+
+    try:
+        text = read_file(path, _LARGEST_SOURCE, pipes=True).decode()
+        try:
+            document = decoded(json.loads, text, deepest=_DEEPEST)
+        except ValueError:
+            document = read_yaml(text, path).data
+        found = imported.fitting(imported.imported(document))
+    except (OSError, UnicodeError) as exc:
+        why = errno_name(exc.errno) if isinstance(exc, OSError) else "not UTF-8 text"
+        raise CliError(f"{path}: cannot be read: {why}", Exit.REFUSED) from exc
+    except InputError as exc:
+        raise CliError(str(exc) if path in str(exc) else f"{path}: {exc}", Exit.USAGE) from exc
+    day = time.strftime("%Y-%m-%d")
+    rows = list(_comment(f"From {found.source} ({_shown(path)}), by bypassctl init on {day}."))
+    rows += _comment("Begin with observe; then cpu, cpu+memory, full: bypassctl protect LEVEL. A setting below wins.")
+    rows += ["protect: observe", "", *imported.lines(found.settings)]
+    if found.left:
+        rows += ["", *_comment(f"Without a counterpart here, or not taken ({len(found.left)}):")]
+        rows += [row for item in found.left for row in _comment(f"- {item}")]
+    return "\n".join(rows) + "\n"
 
 
 def initial(node: InspectedNode) -> str:

@@ -287,10 +287,14 @@ def _init(parser: argparse.ArgumentParser) -> None:
         choices=("config", "credentials"),
         default="config",
         help="config (default): a short configuration with what this node has; credentials: rights to apply, and a "
-        "kubeconfig for this node; all options but --to are of this one",
+        "kubeconfig for this node; all options but --from and --to are of this one",
     )
-    admin = parser.add_argument(
-        "--from", dest="admin", metavar="KUBECONFIG", help="kubeconfig of an administrator: a token is requested"
+    source = parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        help="config: settings of Koordinator (slo-controller-config), Katalyst (AdminQoSConfiguration) or Volcano's "
+        "agent, as kubectl get -o json has them; credentials: an administrator's kubeconfig, which requests a token",
     )
     parser.add_argument("--server", metavar="URL", help="API server, with --token-file; instead of --from")
     ca = parser.add_argument("--ca", metavar="FILE", help="CA of the API server, PEM (default: the kubeconfig's)")
@@ -298,7 +302,7 @@ def _init(parser: argparse.ArgumentParser) -> None:
     to = parser.add_argument(
         "--to", metavar="FILE", help=f"file to write; default: standard output, for credentials {OWN_KUBECONFIG}"
     )
-    for action in (admin, ca, token, to):
+    for action in (source, ca, token, to):
         vars(action)["complete"] = _FILES
     parser.add_argument(
         "--namespace", type=_namespace, default="kube-system", help="of the service account (default: kube-system)"

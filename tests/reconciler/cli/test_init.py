@@ -1,5 +1,6 @@
 """``bypassctl init``: a short configuration that is valid on every node, and overwrites nothing."""
 
+import json
 import os
 from pathlib import Path
 
@@ -80,3 +81,24 @@ def test_a_directory_that_is_no_node_gets_a_valid_file_too(run: Run, tmp_path: P
 
 def test_without_a_subject_init_makes_a_configuration() -> None:
     assert parser().parse_args(["init"]).subject == "config"
+
+
+def test_a_control_planes_settings_become_a_valid_file(run: Run, tmp_path: Path) -> None:
+    def config_map(colocation: object) -> dict[str, object]:
+        return {"kind": "ConfigMap", "data": {"colocation-config": json.dumps(colocation)}}
+
+    source, target = tmp_path / "slo.json", tmp_path / "config.yaml"
+    source.write_text(json.dumps(config_map({"enable": True, "x\x1b[2J": "\x1b[2J\n# evil: true"})))
+    ran = run("init", "--from", str(source), "--to", str(target))
+    assert (ran.code, ran.err) == (0, "")
+    assert "\x1b" not in target.read_text()
+    assert load(str(target), required=True).config.headroom.publish == "koordinator"
+    assert run("init", "--from", str(tmp_path / "none")).code != 0
+    source.write_text("kind: Pod\n")
+    ran = run("init", "--from", str(source))
+    assert ran.code == 2
+    assert str(source) in ran.err
+    source.write_text(
+        'kind: ConfigMap\ndata:\n  resource-threshold-config: \'{"clusterStrategy": {"enable": true}}\'\n'
+    )
+    assert "policies:" in run("init", "--from", str(source)).out
