@@ -1,7 +1,7 @@
 """The kinds of object that have values in the ledger.
 
 Each kind has a codec (`reconciler.actuators.codec`), which the auxiliary actuator of the kind names in its row of
-`reconciler.daemon.side_actuators`.
+`reconciler.control.side_actuators`.
 """
 
 from typing import Final

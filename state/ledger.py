@@ -49,10 +49,18 @@ _decode: Final = msgspec.msgpack.Decoder(LedgerEntry).decode
 class Ledger:
     """All entries, in memory and in the store."""
 
-    def __init__(self, store: Store, *, intents: str | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        intents: str | None = None,
+        title_of: Callable[[str], str] = lambda _: "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """Load what the store holds. ``problems`` names rows that this version cannot understand.
 
         ``intents``: the file of the values about to be written; by default the last daemon's, else beside the store.
+        ``title_of``: the title of a pod, by uid; empty: not known.
         """
         self.problems: tuple[str, ...] = ()
         path = intents or _intents_path(store)
@@ -75,8 +83,7 @@ class Ledger:
         self._order = 0
         self._dirty: dict[FileKey, None] = {}
         self._pending: list[LedgerEvent] = []
-        self.title_of: Callable[[str], str] = lambda _: ""
-        """The title of a pod, by uid; empty: not known."""
+        self._title_of = title_of
         self._lost_events = 0
         self._first: set[FileKey] = set()
         self._lock = threading.Lock()
@@ -476,7 +483,7 @@ class Ledger:
     def note(self, event: LedgerEvent) -> None:
         """Add a free line to the history: a hold, an alert, a plan that was refused."""
         if event.pod_uid and not event.pod:
-            event = replace(event, pod=self.title_of(event.pod_uid))
+            event = replace(event, pod=self._title_of(event.pod_uid))
         with self._lock:
             event = self.events.add(event)
             if len(self._pending) >= _HISTORY_PENDING:

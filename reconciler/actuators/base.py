@@ -15,7 +15,7 @@ start if an earlier run has left rows of its kinds (`LazyActuator`).
 two sweeps at once, `restore` included. After a restore nothing is done before the next reconciliation, because mode and
 holds may have changed. All blocking work runs in one thread of its own, never in the event loop.
 
-A new one is a module that ends in ``ACTUATOR = ActuatorKind(...)`` and a row in `reconciler.daemon.side_actuators`.
+A new one is a module that ends in ``ACTUATOR = ActuatorKind(...)`` and a row in `reconciler.control.side_actuators`.
 """
 
 import math

@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
 from cgroupfs.log import get_log
+from reconciler.alerts.agent_alerts import as_alert, component_alert
 from reconciler.alerts.alert import Alert
 from reconciler.alerts.config import AlertsConfig, SinkConfig, check_sink
 from reconciler.alerts.sinks.base import SinkContext, SinkSetup, setup_of
@@ -24,9 +26,10 @@ from reconciler.clients.kube_config import ApiServer
 from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.stints import in_worker
+from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.wakeup import WakeUp
 from state.entry import LedgerEvent
-from state.model import Pod, SourceStatus
+from state.model import Pod, Setting, SourceStatus
 from state.schema import META
 from state.store import Store, StoreBatch
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from reconciler.alerts.dispatcher import AlertDispatcher
 
 _LOG: Final = get_log("alerts")
+_AGENT_LOG: Final = get_log("agent")
 _EARLY: Final = 100
 _LOOK_S: Final = 10.0
 
@@ -62,32 +66,51 @@ class AlertService:
     def __init__(
         self,
         config: AlertsConfig,
+        apiserver: ApiServer,
         store: Store,
         lane: trio.CapacityLimiter,
         *,
         ground: SinkContext,
-        apiserver: ApiServer,
-        statuses: Callable[[], Sequence[SourceStatus]],
-        claims: Callable[[], tuple[Sequence[CpuClaim], Mapping[str, Pod]]] = lambda: ((), {}),
+        pods: Mapping[str, Pod] = MappingProxyType({}),
         note: Callable[[LedgerEvent], object] = str,
     ) -> None:
-        """``lane``: the store's thread limiter.
+        """``lane``: the store's thread limiter. ``pods``: the node's, by uid; an alert names them.
 
-        ``statuses`` and ``claims`` (on CPUs, with the node's pods) are checked at intervals; what that finds is in the
-        log, too. Each alert is an event of the history (``note``).
+        Each alert is an event of the history (``note``).
         """
         self._config = config
         self._apiserver = apiserver
         self._store = store
         self._lane = lane
         self._ground = ground
-        self._statuses = statuses
-        self._claims = claims
+        self._pods = pods
         self._note = note
         self._teller: AlertDispatcher | None = None
         self._early: deque[Alert] = deque(maxlen=_EARLY)
         self._changed = WakeUp()
         self.counts: Counter[tuple[str, str]] = Counter()
+        self.raised: Counter[str] = Counter()
+        """Those about the agent itself, by cause."""
+
+    @property
+    def config(self) -> AlertsConfig:
+        """The configuration in use."""
+        return self._config
+
+    def alert(self, cause: str, message: str, setting: Setting | None) -> None:
+        """An alert of the agent's own, for people; sent once per occasion."""
+        self.raised[cause] += 1
+        path, knob = (setting.path, setting.knob) if setting is not None else ("", "")
+        _AGENT_LOG.warning(message, alert=cause, path=path, knob=knob)
+        self.send(as_alert(cause, message, setting, self._pods))
+
+    def component(self, status: ComponentStatus) -> None:
+        """A component waits for its next start, or runs again after a failure."""
+        if status.health is ComponentHealth.WAITING:
+            self.raised["component"] += 1
+            self.send(component_alert(status))
+        elif status.health is ComponentHealth.RUNNING and status.failures:
+            self.send(component_alert(status))
 
     def send(self, alert: Alert) -> None:
         """Count the alert and send it to the sinks that accept it."""
@@ -106,17 +129,14 @@ class AlertService:
         return _nothing if self._teller is None else self._teller.stage(batch, self._linked(alert))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch the sources; once there is a sink, run the dispatcher."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
-            if not self._config.sinks and not await self._left():
-                task_status.started()
-                task_status = trio.TASK_STATUS_IGNORED
-                while not self._config.sinks:
-                    await self._changed.wait()
-            teller = await self._load()
-            await nursery.start(teller.run)
+        """Run the dispatcher, once there is a sink."""
+        if not self._config.sinks and not await self._left():
             task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            while not self._config.sinks:
+                await self._changed.wait()
+        teller = await self._load()
+        await teller.run(task_status=task_status)
 
     def reconfigure(self, config: AlertsConfig, apiserver: ApiServer) -> None:
         """Take a new configuration."""
@@ -184,19 +204,41 @@ class AlertService:
     def _setup(self, name: str, config: SinkConfig) -> SinkSetup:
         return setup_of(name, config, self._ground, self._apiserver)
 
-    async def _watch(self) -> None:
-        watch, had_sinks = SourceHealth(self._config.source_down_s), bool(self._config.sinks)
+
+@final
+class HealthWatch:
+    """A component: checks sources and claims at intervals, and sends an alert for what lasts. It is in the log, too."""
+
+    def __init__(
+        self,
+        service: AlertService,
+        statuses: Callable[[], Sequence[SourceStatus]],
+        claims: Callable[[], Sequence[CpuClaim]],
+        pods: Mapping[str, Pod],
+    ) -> None:
+        """``claims``: on CPUs. ``pods``: the node's, by uid."""
+        self._service = service
+        self._statuses = statuses
+        self._claims = claims
+        self._pods = pods
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Check for ever."""
+        task_status.started()
+        config = self._service.config
+        watch, had_sinks = SourceHealth(config.source_down_s), bool(config.sinks)
         while True:
             await trio.sleep(_LOOK_S)
-            if self._config.sinks and not had_sinks:
+            config = self._service.config
+            if config.sinks and not had_sinks:
                 # The first sink has yet to get what lasts.
-                watch = SourceHealth(self._config.source_down_s)
-            had_sinks = bool(self._config.sinks)
-            watch.down_s = self._config.source_down_s
-            states = (*source_states(self._statuses()), *claim_states(*self._claims()))
+                watch = SourceHealth(config.source_down_s)
+            had_sinks = bool(config.sinks)
+            watch.down_s = config.source_down_s
+            states = (*source_states(self._statuses()), *claim_states(self._claims(), self._pods))
             for alert in watch.check(states, trio.current_time(), time.time()):
                 (_LOG.info if alert.has_ended else _LOG.warning)(alert.summary, alert=str(alert.kind))
-                self.send(alert)
+                self._service.send(alert)
 
 
 def _nothing() -> None:

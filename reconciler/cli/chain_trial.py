@@ -299,10 +299,10 @@ def _serve(hierarchy: Hierarchy, private: str) -> None:
 async def _run(hierarchy: Hierarchy, config: "Config", private: str) -> None:
     import trio
 
-    from reconciler.config.environment import NodeEnvironment
     from reconciler.daemon.agent import Agent
     from reconciler.runtime.supervisor import Supervisor
     from reconciler.sources.kubelet_config import KubeletConfig
+    from reconciler.sources.node import NodeEnvironment
     from reconciler.sources.runtime_roots import RuntimeDirs
     from state.topology_sysfs import read_topology
 
@@ -317,7 +317,7 @@ async def _run(hierarchy: Hierarchy, config: "Config", private: str) -> None:
     )
     agent = Agent(config, place)
     # Those that write outside of cgroups have nothing to do here.
-    sides = {side.name for side in agent.sides}
+    sides = {side.name for side in agent.sides.all}
     supervisor = Supervisor([[part for part in layer if part.name not in sides] for layer in agent.components()])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tell, agent, private)
@@ -330,7 +330,7 @@ async def _tell(agent: "Agent", private: str) -> None:
 
     interfered = False
     while True:
-        observer = agent.watching.observer
+        observer = agent.interference.observer
         judgement = None if observer is None else observer.judgement
         findings = () if judgement is None else judgement.findings
         for finding in (item for item in findings if item.victim == f"pod:{VICTIM}"):

@@ -19,7 +19,7 @@ from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restor
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.cli.exits import CliError, Exit
 from reconciler.config.load import DEFAULT_PATH
-from reconciler.daemon import side_actuators
+from reconciler.control import side_actuators
 from reconciler.responses.eviction.journal import thaw_killed
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from state.downgrade import convert_newer

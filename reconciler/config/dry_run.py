@@ -6,12 +6,23 @@ rule. Disabled parts are not listed: they plan nothing.
 
 from collections.abc import Iterator
 
-from reconciler.config.model import Config
+from reconciler.actuators.mode import WriteSettings
+from reconciler.config.model import AgentMode, Config, Lower
 
 
 def dry_run_parts(config: Config) -> tuple[str, ...]:
     """The dotted names of the enabled parts that are configured as a dry run, in any ``mode``."""
     return tuple(_parts(config))
+
+
+def write_settings(config: Config) -> WriteSettings:
+    """What may be written."""
+    sections = ((name, getattr(config.policies, name)) for name in config.policies.__struct_fields__)
+    return WriteSettings(
+        enforce=config.mode is AgentMode.ENFORCE,
+        dry_policies=frozenset(name for name, section in sections if section.dry_run),
+        reclaim=config.memory.lower is Lower.RECLAIM,
+    )
 
 
 def _parts(config: Config) -> Iterator[str]:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import trio
-from msgspec import Struct
 from msgspec.structs import replace
 
-from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
@@ -23,8 +21,8 @@ from reconciler.pods.marks import MarkReader
 from reconciler.sources.cri_socket import find_socket
 from reconciler.sources.kubelet_api import KubeletAccess, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig, read_kubelet_config
+from reconciler.sources.node import NodeEnvironment
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
-from state.topology import Topology
 from state.topology_sysfs import read_topology
 
 if TYPE_CHECKING:
@@ -116,23 +114,6 @@ def api_client(config: Config, kubelet_config: KubeletConfig) -> "KubeApi":
 
 _LOG: Final = get_log("node")
 _AGAIN_S: Final = 1.0
-
-
-class NodeEnvironment(Struct, frozen=True, kw_only=True):
-    """What was found. ``root`` is the prefix under which the node lies. ``own``: the group of bypassd's own pod."""
-
-    root: str
-    hierarchy: Hierarchy
-    layout: Layout
-    topology: Topology
-    kubelet: KubeletConfig
-    runtime: RuntimeDirs
-    own: GroupName | None = None
-
-    @property
-    def reserved(self) -> CpuSet:
-        """The kubelet's ``reservedSystemCPUs``."""
-        return self.kubelet.reserved_cpus
 
 
 def find_place(config: Config) -> NodeEnvironment | None:

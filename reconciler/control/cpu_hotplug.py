@@ -23,7 +23,6 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
 from cgroupfs.naming import GroupKind, Layout, QosClass
 from reconciler.actuators.cgroup.decide import ChangeDetector
-from reconciler.actuators.holds import holding
 from reconciler.control.reconciler import Reconciler
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import plural
@@ -146,9 +145,10 @@ class CpusetRepair:
 
     def _may_write(self, path: str, uid: str | None) -> bool:
         """False for files that the plan manages, for held targets, and for everything in a mode that writes nothing."""
-        if not self._judge.enforce or any(entry.knob == _KNOB for entry in self._ledger.group(path)):
+        mode = self._judge.mode
+        if not mode.enforce or any(entry.knob == _KNOB for entry in self._ledger.group(path)):
             return False
-        return holding(self._judge.holds, path=path, knob=_KNOB, pod_uid=uid) is None
+        return mode.hold_on(path, _KNOB, uid) is None
 
     def _above(self) -> list[str]:
         """kubepods, and the directories above it where the kubelet was given a root of its own."""

@@ -94,7 +94,7 @@ class EarlierRun:
                 left.add(candidate.key)
             await slices.checkpoint()
         self._left = _text(found)
-        if found and judge.enforce and await self._actuator.take_over(found):
+        if found and judge.mode.enforce and await self._actuator.take_over(found):
             self._alert(f"{self._left}: taken as left by an earlier bypassd; those are the originals now")
             self._left = ""
             left -= {(write.target.group.path, write.target.group.inode) for write in found}

@@ -20,21 +20,23 @@ class EventNotes:
     """Notes them in the ledger's history (``note``), which is the stream of events."""
 
     def __init__(
-        self, note: Callable[[LedgerEvent], None], version: str, *, wall: Callable[[], float] = time.time
+        self,
+        note: Callable[[LedgerEvent], None],
+        version: str,
+        holds: Mapping[str, Hold],
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """``holds``: those of earlier runs, which are no events."""
         self._note = note
         self._wall = wall
-        self._holds: Mapping[str, Hold] = {}
+        self._holds = dict(holds)
         self._mode = ""
         self._event("start", f"bypassd {version} starts")
 
     def stopped(self) -> None:
         """The daemon ends, or builds its parts again."""
         self._event("stop", "bypassd stops")
-
-    def known(self, holds: Mapping[str, Hold]) -> None:
-        """The holds of earlier runs, which are no events."""
-        self._holds = dict(holds)
 
     def held(self, holds: Mapping[str, Hold]) -> None:
         """The holds in force now, by target."""

@@ -11,17 +11,22 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, final
 
+import msgspec
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from cgroupfs.log import get_log
 from reconciler.actuators.holds import LONGEST_S, MOST, OFF, active, check_target, tidied
-from reconciler.control.persistence import StateWriter
 from reconciler.runtime.format import duration
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.model import Hold
+from state.schema import HOLDS
+from state.store import Store, StoreBatch
 
+_LOG: Final = get_log("holds")
 _LOOK_S: Final = 30.0
 """Longest sleep. The wall clock may be set while the task sleeps, and the sleep's clock stops in a suspend."""
 _DRIFT_S: Final = 2.0
@@ -32,44 +37,126 @@ def _boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def read_holds(store: Store) -> dict[str, Hold]:
+    """The holds, by target."""
+    holds: dict[str, Hold] = {}
+    for key, row in store.rows(HOLDS):
+        try:
+            hold = decoded(msgspec.msgpack.Decoder(Hold).decode, row)
+            if hold.target != key:
+                _LOG.warning("cannot read a hold: its target differs from its key", key=key, target=hold.target)
+                continue
+            holds[key] = hold
+        except ValueError as exc:
+            _LOG.warning("cannot read a hold", key=key, error=str(exc))
+    return holds
+
+
+@final
+class HoldRows:
+    """The store's rows of holds. Those of a command are durable before it is answered, the others with a flush."""
+
+    def __init__(self, store: Store, lane: trio.CapacityLimiter) -> None:
+        """``lane``: the store's thread limiter."""
+        self._store = store
+        self._lane = lane
+        self.pending: dict[str, Hold | None] = {}
+        """By target, what the next flush has to write; None: the end of a hold."""
+        self.urgent = WakeUp()
+        """A flush is due now."""
+
+    def stored(self) -> dict[str, Hold]:
+        """All that are stored, by target."""
+        return read_holds(self._store)
+
+    async def put(self, hold: Hold) -> None:
+        """Make a hold durable. Errors: `StoreError`."""
+        batch = StoreBatch()
+        _add(batch, hold.target, hold)
+        await in_worker(self._store.apply, batch, limiter=self._lane)
+
+    async def delete(self, target: str) -> None:
+        """Forget a hold. Errors: `StoreError`."""
+        batch = StoreBatch()
+        _add(batch, target, None)
+        await in_worker(self._store.apply, batch, limiter=self._lane)
+
+    def soon(self, target: str, hold: Hold | None) -> None:
+        """Make a hold (None: its end) durable with a flush of its own, soon; no caller waits for it."""
+        self.pending[target] = hold
+        self.urgent.set()
+
+    def rewrite(self, holds: Mapping[str, Hold]) -> None:
+        """All of these are to be written, but for those with a later row."""
+        self.pending = {**holds, **self.pending}
+
+    def stage(self, batch: StoreBatch) -> Callable[[], None]:
+        """Put what is pending into a batch; call the answer when that is durable."""
+        staged = dict(self.pending)
+        for target, hold in staged.items():
+            _add(batch, target, hold)
+
+        def stored() -> None:
+            self.pending = {key: hold for key, hold in self.pending.items() if key not in staged or hold != staged[key]}
+
+        return stored
+
+
+def _add(batch: StoreBatch, target: str, hold: Hold | None) -> None:
+    if hold is None:
+        batch.delete(HOLDS, target)
+    else:
+        batch.put(HOLDS, target, msgspec.msgpack.encode(hold))
+
+
 @final
 class HoldManager:
-    """See the module's text. ``keeper`` makes holds durable; it is set before the first use."""
-
-    keeper: StateWriter
+    """See the module's text. ``rows`` makes holds durable."""
 
     def __init__(
         self,
-        holds: dict[str, Hold],
-        in_force: Callable[[Mapping[str, Hold]], None],
+        rows: HoldRows,
+        publish: Callable[[Mapping[str, Hold]], None],
         *,
         boot_id: str = "",
         wall: Callable[[], float] = time.time,
         boot: Callable[[], float] = _boot_s,
     ) -> None:
-        """``in_force`` is called with the holds in force, by target, whenever they may have changed.
+        """``publish`` is called with the holds in force, by target, when they are others than before.
 
-        ``holds``: as stored, possibly in another boot or by another version. ``wall`` and ``boot``: the clocks
-        (seconds).
+        What is stored may be of another boot or another version. ``wall`` and ``boot``: the clocks (seconds).
         """
+        self.rows = rows
         self._wall, self._boot, self._boot_id = wall, boot, boot_id
-        self._in_force = in_force
+        self._publish = publish
         self._changed = WakeUp()
         self._log = get_log("agent")
         self.all: dict[str, Hold] = {}
         """By target; includes expired holds until `run` has removed them."""
         self._unsaved: dict[str, Hold] = {}
-        for target, hold in holds.items():
+        for target, hold in rows.stored().items():
             if len(self.all) >= MOST:
                 self._log.warning("too many holds in the store; the others are ignored", most=MOST)
                 break
             self._resume(target, hold)
+        self._follow_clock()
+        self.in_force: Mapping[str, Hold] = active(self.all.values(), self._wall())
+        """By target, as published last."""
+        self._refused = False
+        """A hold is in force that is not one of these: the next refresh ends it."""
 
     def refresh(self) -> None:
-        """Pass on the holds in force now."""
+        """Publish the holds in force now, if they are others."""
         self._follow_clock()
-        self._in_force(active(self.all.values(), self._wall()))
+        before, self.in_force = self.in_force, active(self.all.values(), self._wall())
+        if self.in_force != before or self._refused:
+            self._refused = False
+            self._publish(self.in_force)
         self._changed.set()
+
+    def rewrite(self) -> None:
+        """The store is another file than before: all holds are to be written to it."""
+        self.rows.rewrite(self.all)
 
     def add_manual(self, hold: Hold) -> None:
         """The judge honours what a person wrote: remember it like any other hold."""
@@ -77,14 +164,15 @@ class HoldManager:
             ends = {item.until: item.target for item in self.all.values() if item.until is not None}
             if not ends:
                 self._log.warning("too many holds; this one is not stored", target=hold.target, most=MOST)
+                self._refused = True
                 return
             # The hold that would end first is dropped; a hold without an end stays.
             first = ends[min(ends)]
             self._log.warning("too many holds; one ended early", target=first, most=MOST)
             del self.all[first]
-            self.keeper.hold_soon(first, None)
+            self.rows.soon(first, None)
         self.all[hold.target] = held = self._dated(tidied(hold))
-        self.keeper.hold_soon(hold.target, held)
+        self.rows.soon(hold.target, held)
         self._changed.set()
 
     def restored(self, uid: str, by: str, seconds: float) -> None:
@@ -111,7 +199,7 @@ class HoldManager:
         if hold.target not in self.all and len(self.all) >= MOST:
             raise InputError("holds", len(self.all), f"fewer than {MOST} holds; release some")
         held = self._dated(tidied(hold))
-        await self.keeper.hold(held)
+        await self.rows.put(held)
         self.all[hold.target] = held
         self.refresh()
         return held
@@ -120,7 +208,7 @@ class HoldManager:
         """End a hold; False when there was none. The caller refreshes. Errors: `StoreError`."""
         if target not in self.all:
             return False
-        await self.keeper.release(target)
+        await self.rows.delete(target)
         del self.all[target]
         return True
 
@@ -142,10 +230,10 @@ class HoldManager:
         ]:
             del self.all[target]
             self._unsaved.pop(target, None)
-            self.keeper.hold_soon(target, None)
+            self.rows.soon(target, None)
             self._log.info("hold ended", target=target)
         for target, hold in self._unsaved.items():
-            self.keeper.hold_soon(target, hold)
+            self.rows.soon(target, hold)
         self._unsaved.clear()
         self.refresh()
 

@@ -5,7 +5,7 @@ the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in h
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypedDict, Unpack, final
 
@@ -126,7 +126,7 @@ class Inventory:
         versions: Mapping[str, int],
         layout: Layout,
         dirs: RuntimeDirs,
-        rules: ClassRules,
+        rules: Callable[[], ClassRules],
         metas: Callable[[str], list[PodMeta]],
         signalled: Callable[[str], bool],
         awaited: Callable[[str], bool],
@@ -136,8 +136,9 @@ class Inventory:
         classes: Mapping[str, LastClass] | None = None,
         errors: ObjectErrors | None = None,
         scheduler: KernelScheduler | None = None,
+        pods: dict[str, Pod] | None = None,
     ) -> None:
-        """``metas``: a uid's metadata from the pod lists.
+        """``metas``: a uid's metadata from the pod lists. ``rules``: in force, for the next reading of a pod.
 
         ``signalled``: whether the runtime's events cover a container. ``awaited``: whether the event of its creation is
         still to come.
@@ -145,10 +146,10 @@ class Inventory:
         ``disks``: those that the configuration names, by that name. ``indicators``: by uid of the pod. ``marks``
         receives the labels and annotations to keep. ``classes``: by uid, those of an earlier run. A container whose
         files cannot be read keeps its last known state, and is in ``errors`` until they can be read.
-        ``scheduler``: as in the view.
+        ``scheduler``: as in the view. ``pods``: the table to fill.
         """
         self.layout = layout
-        self.pods: dict[str, Pod] = {}
+        self.pods: dict[str, Pod] = {} if pods is None else pods
         self._readings = NodeReadings(topology=topology)
         self._rules = rules
         self._disks = disks
@@ -183,7 +184,7 @@ class Inventory:
     @property
     def rules(self) -> ClassRules:
         """The class rules in force."""
-        return self._rules
+        return self._rules()
 
     @property
     def capacity_milli(self) -> int:
@@ -195,10 +196,6 @@ class Inventory:
         self._readings = replace(self._readings, **news)
         return self._readings
 
-    def use_rules(self, rules: ClassRules) -> None:
-        """Class pods by these from their next reading on."""
-        self._rules = rules
-
     @property
     def besteffort(self) -> str:
         """The besteffort directory's group path."""
@@ -207,15 +204,6 @@ class Inventory:
     def owner(self, container_id: str) -> str | None:
         """The uid of a container's pod, as of the last reading."""
         return self._owners.get(container_id)
-
-    def container_ids(self) -> Collection[str]:
-        """Every container that has a directory and is bounded itself, as of the last reading."""
-        sandboxed = self.sandboxed()
-        return [cid for cid, uid in self._owners.items() if uid not in sandboxed]
-
-    def sandboxed(self) -> Collection[str]:
-        """The uids of the pods in a machine or kernel of their own."""
-        return {uid for uid, pod in self.pods.items() if pod.sandbox is not None}
 
     def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod again."""
@@ -354,14 +342,14 @@ class Inventory:
             sandbox=self._sandbox(dirs, metas),
             last=self._last.get(dirs.uid),
         )
-        before = self._assembled.get(dirs.uid)
-        if before is not None and before[1] is self._rules and before[0] == known:
+        before, rules = self._assembled.get(dirs.uid), self._rules()
+        if before is not None and before[1] is rules and before[0] == known:
             # Nothing is new: what the pod's texts say is not read again.
             return before[2]
-        pod = assemble(known, self._rules)
+        pod = assemble(known, rules)
         if pod.classification.last is not None:
             self._last[dirs.uid] = pod.classification.last
-        self._assembled[dirs.uid] = known, self._rules, pod
+        self._assembled[dirs.uid] = known, rules, pod
         return pod
 
     def _sandbox(self, dirs: PodDirs, metas: Iterable[PodMeta]) -> str | None:

@@ -14,7 +14,7 @@ which a tenant may choose any number.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final, NamedTuple, Protocol, final
+from typing import Annotated, Final, NamedTuple, final
 
 import msgspec
 import trio
@@ -57,41 +57,36 @@ class _Delta(NamedTuple):
     taken_ns: int
 
 
-class LedgerNode(Protocol):
-    """The part of the agent that the ledger reads and changes."""
-
-    inventory: Inventory
-    dirty: DirtyKeys
-    store: Store
-    store_lane: trio.CapacityLimiter
-    usage: UsageReader
-
-
 @final
 class OwnerLedger:
     """See the module's text."""
 
     def __init__(
         self,
-        node: LedgerNode,
+        store: Store,
+        lane: trio.CapacityLimiter,
+        inventory: Inventory,
+        usage: UsageReader,
+        dirty: DirtyKeys,
+        *,
         config: Callable[[], OwnersConfig],
         cases: Callable[[], Sequence[EvictionCase]],
         withheld_s: Callable[[], float],
-        *,
         wall: Callable[[], float] = time.time,
         uptime: Callable[[], float] = uptime_s,
     ) -> None:
-        """``config``: the section in force. ``cases``: evictions under way, and the last that ended.
+        """``lane``: the store's thread limiter. ``config``: the section in force.
 
+        ``cases``: evictions under way, and the last that ended.
         ``withheld_s``: CPU-seconds that cuts of the harm law have kept from BE work, since the daemon's start.
         """
-        self._node = node
+        self._inventory, self._usage, self._dirty = inventory, usage, dirty
         self._config = config
         self._cases = cases
         self._withheld_s = withheld_s
         self._withheld_before_s = 0.0
         self._wall = wall
-        self.hours: Final = load_hours(node.store)
+        self.hours: Final = load_hours(store)
         self.totals: Accounts = {}
         """Since the start, for the metrics."""
         self.bonus: dict[str, int] = {}
@@ -106,7 +101,7 @@ class OwnerLedger:
         """What each owner got in the present hour, those without an account included."""
         self._ranked_hour = -1
         self._total_ranks: dict[str, float] = {}
-        self._rows = HourRows(node.store, node.store_lane, ROW, self.hours, merge=self._merge, wall=wall, uptime=uptime)
+        self._rows = HourRows(store, lane, ROW, self.hours, merge=self._merge, wall=wall, uptime=uptime)
         self._saved_at = wall()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -133,7 +128,7 @@ class OwnerLedger:
 
     async def sample(self) -> None:
         """Read all BE pods, and account what they used since the last reading."""
-        config, inventory = self._config(), self._node.inventory
+        config, inventory = self._config(), self._inventory
         pods = {uid: pod for uid, pod in inventory.pods.items() if pod.pod_class is PodClass.RECLAIMED}
         slices = TimeSlice()
         seen: dict[str, tuple[int, UsageCounters]] = {}
@@ -179,7 +174,7 @@ class OwnerLedger:
     def _delta(self, path: str, inode: int, seen: dict[str, tuple[int, UsageCounters]]) -> _Delta:
         """What a group's counters grew by. The first reading of a new group counts from its creation."""
         try:
-            now = self._node.usage.read_cpu(path, inode)
+            now = self._usage.read_cpu(path, inode)
         except (CgroupError, InputError):
             return _Delta(0, 0)
         seen[path] = inode, now
@@ -224,9 +219,9 @@ class OwnerLedger:
         return accounts
 
     def _publish(self, bonus: Mapping[str, int]) -> None:
-        if bonus != self._node.inventory.readings.be_bonus:
-            self._node.inventory.take(be_bonus=bonus)
-            self._node.dirty.mark(TICK)
+        if bonus != self._inventory.readings.be_bonus:
+            self._inventory.take(be_bonus=bonus)
+            self._dirty.mark(TICK)
 
     async def save(self) -> None:
         """Store the hours that changed, drop the old ones, and compute the bonuses anew.

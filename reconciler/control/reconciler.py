@@ -33,6 +33,7 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.counters import AgentCounters
 from reconciler.runtime.workqueue import FILES, LOAN, NODE, TICK, DirtyBatch, DirtyKeys, container_key, pod_key
+from reconciler.sources.reassertion import Reassertion
 from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.sources.tree import PodDirs, TreeSource
 from state.cpu import StartPlan
@@ -69,7 +70,7 @@ class Reconciler:
         ledger: Ledger,
         policies: PoliciesConfig,
         kubelet: Callable[[Mapping[str, Pod]], KubeletView],
-        updated: Callable[[str, float, bool], None],
+        reassertion: Reassertion,
         planned: Callable[[NodeView, NodePlan], None],
         resync_s: float,
         verify_s: float,
@@ -82,8 +83,7 @@ class Reconciler:
         ``unexamined``: groups that may have values of an earlier run that no store has.
 
         ``planned`` is called after each pass with its input; it must not wait. ``kubelet``: the kubelet's allocations,
-        given the pods that exist. ``updated`` is called for each runtime event: container id, monotonic seconds, and
-        whether the runtime's record differs from before.
+        given the pods that exist. ``reassertion`` learns from each event of the runtime.
         """
         self.dirty = dirty
         self.inventory = knowledge
@@ -115,7 +115,7 @@ class Reconciler:
         self.controllers = ControllerCheck(
             actuator.judge.hierarchy,
             knowledge.layout,
-            may_write=lambda: actuator.judge.enforce and NODE not in actuator.judge.holds,
+            may_write=lambda: actuator.judge.mode.enforce and NODE not in actuator.judge.mode.holds,
             alert=lambda message: actuator.judge.alert("controllers", message, None),
             files=actuator.judge.files,
         )
@@ -134,7 +134,7 @@ class Reconciler:
         self._starts: set[str] = set()
         self._due: float | None = None
         self._kubelet = kubelet
-        self._updated = updated
+        self._reassertion = reassertion
         self._planned = planned
         self._signalled: dict[str, float] = {}
         self._found: set[str] = set()
@@ -145,7 +145,16 @@ class Reconciler:
         """The pools of the last plan; None before the first pass."""
         return self.plan.pools if self.plan is not None else None
 
+    def use(self, policies: PoliciesConfig) -> None:
+        """Plan by these from the next pass on."""
+        self.policies = policies
+
     # The runtime's signal (called in the reader's task)
+
+    def settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
+        """The runtime has finished with a container."""
+        self.wait_idle(container_id, at, which)
+        self._metadata.container_changed()
 
     def wait_idle(self, container_id: str, at: float, which: RuntimeEvent) -> None:
         """The runtime has finished writing: write bypassd's values, then reconcile."""
@@ -169,7 +178,9 @@ class Reconciler:
 
     def gone(self, container_id: str) -> None:
         """The runtime has deleted the container; its directories show the rest."""
+        self._reassertion.gone(container_id)
         self.dirty.mark(container_key(container_id))
+        self._metadata.container_changed()
 
     def on_executed(self, result: FastResult) -> None:
         """The fast path has written."""
@@ -210,7 +221,7 @@ class Reconciler:
             if not started and self.problem is None:
                 started = True
                 # Events from now on were sent after the loss, if there was one.
-                self.actuator.judge.lost = False
+                self.actuator.judge.all_seen()
                 self.timelines.ready()
                 self.ready.set()
                 task_status.started()
@@ -352,7 +363,7 @@ class Reconciler:
         ran = self.inventory.runs(cid)
         changed = self.inventory.refresh(cid)
         if cid not in self._found:
-            self._updated(cid, at, changed)
+            self._reassertion.updated(cid, at, changed=changed)
         if ran and changed:
             # A running container was given other values: a resize; its spec has the rest.
             self._metadata.refresh()

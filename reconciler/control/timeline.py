@@ -61,7 +61,7 @@ class Timeline:
 
 @final
 class Timelines:
-    """The timelines of the existing containers. Starts that the fast path did not handle are counted here."""
+    """The timelines of the existing containers. All starts are counted here, also those without the fast path."""
 
     def __init__(self, lane: FastPath, judge: ChangeDetector, counters: AgentCounters) -> None:
         self._lane = lane
@@ -90,6 +90,8 @@ class Timelines:
         """The fast path has written at the runtime event."""
         if (timeline := self.get(result.container_id)) is not None:
             timeline.on_executed(result)
+        if result.creation:
+            self._counters.started(result.seconds, result.before_exec)
 
     def looked(self, targets: Iterable[GroupTarget], signalled: Mapping[str, float]) -> None:
         """A pass has brought these groups to the plan; ``signalled``: monotonic seconds by container."""
@@ -122,7 +124,7 @@ class Timelines:
     def _outcome(self, path: str) -> tuple[bool, bool]:
         """Whether the group's settings are in force or prepared, and whether one is only planned."""
         states = {status.state for status in self._judge.statuses.by_group.get(path, {}).values()}
-        would_write = not self._judge.enforce or SettingState.WOULD_WRITE in states
+        would_write = not self._judge.mode.enforce or SettingState.WOULD_WRITE in states
         return not would_write and any(state.is_settled() for state in states), would_write
 
     def _saw_creation(self, timeline: Timeline) -> bool:

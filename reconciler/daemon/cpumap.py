@@ -12,7 +12,7 @@ def cpu_rows(agent: Agent) -> Iterator[dict[str, object]]:
     ``pools``: as in the document's ``pools``, but ``dedicated`` for all containers' own CPUs, the strictest first;
     ``pods``: uids of the pods whose own it is. ``busy_percent``: of the last second; null: unknown.
     """
-    topology, cpu = agent.inventory.readings.topology, agent.inventory.readings.cpu
+    topology, cpu = agent.control.inventory.readings.topology, agent.control.inventory.readings.cpu
     sets, owners = _pools(agent)
     idle = cpu.idle if cpu is not None else {}
     for item in sorted(topology.cpus, key=lambda cpu: (cpu.socket, cpu.node, cpu.l3, cpu.core, cpu.thread)):
@@ -33,7 +33,7 @@ def cpu_rows(agent: Agent) -> Iterator[dict[str, object]]:
 
 
 def _pools(agent: Agent) -> tuple[list[tuple[str, CpuSet]], list[tuple[str, CpuSet]]]:
-    pools = agent.reconciler.pools
+    pools = agent.control.reconciler.pools
     if pools is None:
         return [], []
     owners = [(owner.partition("/")[0], cpus) for owner, cpus in sorted(pools.dedicated.items())]

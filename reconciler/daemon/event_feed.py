@@ -38,7 +38,7 @@ async def event_feed(
     since a time: beyond the largest number of one answer. Without both there are none: only what is to come. The
     events are made one by one, for a caller that lets others run. With them the CPU time of the thread (seconds).
     """
-    log = agent.ledger.events
+    log = agent.record.ledger.events
     lost, spent_s = 0, 0.0
     stored: list[dict[str, Any]] = []
     recent: list[LedgerEvent] = []
@@ -46,11 +46,11 @@ async def event_feed(
     if after is not None:
         # Numbers that an earlier run gave to events that it could not store are this run's.
         after = min(after, log.last if run == log.run else log.first - 1)
-        recent = agent.ledger.events_after(after)
+        recent = agent.record.ledger.events_after(after)
         lost = missing(recent, after)
     elif since is not None:
-        stored, last, spent_s = await in_worker(_stored, agent.store.path, since)
-        recent = [event for event in agent.ledger.events_after(last) if event.at >= since]
+        stored, last, spent_s = await in_worker(_stored, agent.record.store.path, since)
+        recent = [event for event in agent.record.ledger.events_after(last) if event.at >= since]
     end = max(recent[-1].number, after or 0) if recent else last if stored else log.last
     shown = [event for event in recent if event.kind not in HIDDEN]
     beyond = max(0, len(stored) + len(shown) - MOST)

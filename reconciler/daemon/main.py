@@ -20,9 +20,8 @@ from cgroupfs.errors import AgentError
 from cgroupfs.log import BoundLog, get_log
 from cgroupfs.naming import QosClass
 from reconciler import __version__
-from reconciler.alerts.agent_alerts import component_alert
 from reconciler.config import load
-from reconciler.config.environment import NodeEnvironment, wait_for_place
+from reconciler.config.environment import wait_for_place
 from reconciler.config.load import DEFAULT_PATH, Loaded
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
@@ -36,9 +35,10 @@ from reconciler.runtime.standby import REFUSES_S, REQUEST, NotHandedOverError, w
 from reconciler.runtime.stint_timer import TIMER
 from reconciler.runtime.stints import LoopTimer
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
-from reconciler.runtime.supervisor import Component, ComponentHealth, ComponentStatus, Supervisor
+from reconciler.runtime.supervisor import Component, ComponentStatus, Supervisor
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
 from reconciler.settings.binder import ConfigError
+from reconciler.sources.node import NodeEnvironment
 from reconciler.web import components as web
 from state.schema import NewerSchemaError
 
@@ -95,7 +95,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
-        trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.is_urgent()))
+        trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.sources.is_urgent()))
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
             try:
@@ -146,9 +146,9 @@ class Daemon:
             wanted.set()
 
         agent = self.agent = Agent(self.config, place, renew=renew)
-        agent.own_group.prepare()
+        agent.process.prepare()
         if self._restored:
-            agent.set_enforce(enforce=False)
+            agent.commands.set_enforce(enforce=False)
         layers = [self._outer(), *agent.components(), self._inner(agent)]
         self.supervisor = Supervisor(layers, self._component_changed)
         self._log.info(
@@ -194,9 +194,7 @@ class Daemon:
 
     async def _end(self, agent: Agent) -> None:
         # The next agent has one of its own, and two of them in one thread undo each other.
-        agent.priority.stop()
-        agent.own_group.stop()
-        agent.stints.stop()
+        agent.process.stop()
         if self.handed_over:
             # Not a stop, either: the next daemon is there.
             self._notifier.status("handed over; standby")
@@ -205,39 +203,37 @@ class Daemon:
             return
         if self._renewal is not None and self._stopped_by is None:
             # Not a stop: what is in force stays, as the next agent finds it in the store.
-            self._restored = self.config.mode is AgentMode.ENFORCE and not agent.enforces()
+            self._restored = self.config.mode is AgentMode.ENFORCE and not agent.mode.enforce
             self._notifier.status(f"{self.config.mode.value}: {self._renewal}; starting the parts again")
             agent.close()
             return
         self._notifier.stopping("stopping")
         if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
-            done = await agent.restore()
+            done = await agent.commands.restore()
             left = [result for result in done if not result.ok]
             self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
-        elif agent.enforces():
-            await agent.restore_daemon_weights()
+        elif agent.mode.enforce:
+            await agent.commands.restore_daemon_weights()
         agent.close()
         self._notifier.close()
         self._ended = True
 
     async def _tell_ready(self, agent: Agent) -> None:
         with trio.move_on_after(_READY_S) as waiting:
-            await agent.reconciler.ready.wait()
+            await agent.control.reconciler.ready.wait()
         if waiting.cancelled_caught:
             # The unit has no start timeout: an installation or upgrade must not hang on the state that /readyz reports.
-            problem = agent.reconciler.problem or "the first reconciliation is not finished"
+            problem = agent.control.reconciler.problem or "the first reconciliation is not finished"
             self._notifier.ready(f"{self.config.mode.value}: not ready: {problem}")
             self._log.warning("not ready yet", problem=problem)
-            await agent.reconciler.ready.wait()
-        pods = len(agent.inventory.pods)
+            await agent.control.reconciler.ready.wait()
+        pods = len(agent.control.inventory.pods)
         # Before that is reported, and before the loop has a priority.
         malloc.keep_objects()
         self._notifier.ready(f"{self.config.mode.value}: {plural(pods, 'pod')}")
         # Only now: the start itself is a second of work, which needs neither a high priority nor the least weight.
-        agent.own_group.start()
-        agent.stints.start()
-        agent.priority.start()
-        self._log.info("ready", pods=pods, look_ms=round(agent.reconciler.look_s * 1000, 1))
+        agent.process.start()
+        self._log.info("ready", pods=pods, look_ms=round(agent.control.reconciler.look_s * 1000, 1))
         # Once the web part has loaded its libraries, too.
         await trio.sleep(_SETTLE_S)
         malloc.trim_after_start()
@@ -246,7 +242,7 @@ class Daemon:
         """The loop is alive while this runs and no pass of the worker is blocked."""
         task_status.started()
         while True:
-            busy = self.agent.reconciler.busy_since if self.agent is not None else None
+            busy = self.agent.control.reconciler.busy_since if self.agent is not None else None
             if busy is None or time.monotonic() - busy < _STUCK_S:
                 self.heartbeat.beat()
             logs.write_due()
@@ -256,11 +252,8 @@ class Daemon:
         return list(self.supervisor.statuses.values()) if self.supervisor is not None else []
 
     def _component_changed(self, status: ComponentStatus) -> None:
-        if status.health is ComponentHealth.WAITING and self.agent is not None:
-            self.agent.alerts["component"] += 1
-            self.agent.alert_service.send(component_alert(status))
-        elif status.health is ComponentHealth.RUNNING and status.failures and self.agent is not None:
-            self.agent.alert_service.send(component_alert(status))
+        if self.agent is not None:
+            self.agent.alerts.component(status)
 
     async def _signals(
         self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

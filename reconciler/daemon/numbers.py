@@ -20,7 +20,6 @@ from reconciler.daemon.podlist import (
     standings_by_group,
     standings_of,
 )
-from reconciler.daemon.side_actuators import cache_use
 from reconciler.runtime.cooperative import Steps
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.supervisor import ComponentStatus
@@ -33,13 +32,13 @@ from state.setting_state import SettingState
 def counters(agent: Agent) -> CounterValues:
     """All counters, those of the actuators among them."""
     return replace(
-        agent.counters.values,
-        writes=dict(agent.actuator.writes),
-        foreign=dict(agent.judge.foreign_writes.writes),
-        resyncs=dict(agent.dirty.resyncs),
-        yields=agent.judge.foreign_writes.yields,
-        systemd_events=agent.judge.foreign_writes.systemd_events,
-        object_errors=dict(agent.errors.counts),
+        agent.control.counters.values,
+        writes=dict(agent.writes.actuator.writes),
+        foreign=dict(agent.writes.judge.foreign_writes.writes),
+        resyncs=dict(agent.hub.changed.resyncs),
+        yields=agent.writes.judge.foreign_writes.yields,
+        systemd_events=agent.writes.judge.foreign_writes.systemd_events,
+        object_errors=dict(agent.writes.judge.errors.counts),
     )
 
 
@@ -54,68 +53,70 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         yield
     pods: list[PodMetrics] = []
     if agent.config.http.pod_metrics:
-        cache = cache_use(agent.sides)
+        cache = agent.sides.cache_use()
         ordered = sorted(pods_in_order(agent), key=lambda pod: not pod.pod_class.online)
         for pod in ordered[: agent.config.http.pod_metrics_limit]:
             pods.append(_pod_metrics(agent, pod, cache))
             yield
-    pools, cpu = agent.reconciler.pools, agent.inventory.readings.cpu
-    refused = Counter(refusal.rule for refusals in agent.reconciler.refusals.values() for refusal in refusals)
+    pools, cpu = agent.control.reconciler.pools, agent.control.inventory.readings.cpu
+    refused = Counter(refusal.rule for refusals in agent.control.reconciler.refusals.values() for refusal in refusals)
     used = {}
     if cpu is not None:
         used = {"online": cpu.online_milli, "reclaimed": cpu.reclaimed_milli, "system": cpu.system_milli}
     times = os.times()
-    cache = cache_use(agent.sides)
+    cache = agent.sides.cache_use()
     return MetricsSnapshot(
         version=__version__,
-        mode=AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
-        paused=agent.config.mode is AgentMode.ENFORCE and not agent.judge.enforce,
+        mode=AgentMode.ENFORCE.value if agent.mode.enforce else AgentMode.OBSERVE.value,
+        paused=agent.config.mode is AgentMode.ENFORCE and not agent.mode.enforce,
         ready=ready,
         pods=tuple(pods),
-        pods_without_series=max(0, len(agent.inventory.pods) - agent.config.http.pod_metrics_limit)
+        pods_without_series=max(0, len(agent.control.inventory.pods) - agent.config.http.pod_metrics_limit)
         if agent.config.http.pod_metrics
         else 0,
-        cpu_by_class={pod_class.value: cpu for pod_class, cpu in agent.minutes.by_class.items()},
-        pods_by_class=Counter(pod.pod_class.value for pod in agent.inventory.pods.values()),
+        cpu_by_class={pod_class.value: cpu for pod_class, cpu in agent.accounts.minutes.by_class.items()},
+        pods_by_class=Counter(pod.pod_class.value for pod in agent.control.inventory.pods.values()),
         pools={name: len(cpus) for name, cpus in _pool_sets(agent).items()},
-        claims_cut=sum(claim.cut for claim in agent.claims()),
-        claims_missing_cpus=sum(max(0, claim.asked - claim.got) for claim in agent.claims()),
+        claims_cut=sum(claim.cut for claim in agent.control.claims()),
+        claims_missing_cpus=sum(max(0, claim.asked - claim.got) for claim in agent.control.claims()),
         budget_milli=pools.budget_milli if pools is not None else None,
         harm_law=pools is not None and pools.harm is not None and pools.harm.in_force,
-        harm_cuts=agent.sampler.harm.cuts,
-        harm_unknown=agent.sampler.harm.unknown,
-        starts_late=agent.sampler.starts.late,
+        harm_cuts=agent.accounts.sampler.harm.cuts,
+        harm_unknown=agent.accounts.sampler.harm.unknown,
+        starts_late=agent.accounts.sampler.starts.late,
         used_milli=used,
-        headroom_milli={str(node): milli for node, milli in agent.headroom.state.amounts.items()},
-        owner_cpu_s=agent.owners.totals if agent.config.http.pod_metrics else {},
-        headroom_memory_bytes=agent.memory_headroom.state.total,
+        headroom_milli={str(node): milli for node, milli in agent.headroom.report.state.amounts.items()},
+        owner_cpu_s=agent.accounts.owners.totals if agent.config.http.pod_metrics else {},
+        headroom_memory_bytes=agent.headroom.memory.state.total,
         settings=settings,
         refused=refused,
-        holds=Counter(target.partition(":")[0] for target in agent.judge.holds),
+        holds=Counter(target.partition(":")[0] for target in agent.mode.holds),
         yielded=yielded,
-        ledger_files=len(agent.ledger),
+        ledger_files=len(agent.record.ledger),
         sources=tuple(agent.statuses()),
         components=tuple(components),
-        store_ok=agent.store.writable,
-        alerts=agent.alert_service.numbers(),
-        watches=sum(stats.watches for stats in (agent.tree.stats, agent.signal.stats) if stats is not None),
+        store_ok=agent.record.store.writable,
+        alerts=agent.alerts.numbers(),
+        watches=sum(
+            stats.watches for stats in (agent.sources.tree.stats, agent.sources.signal.stats) if stats is not None
+        ),
         rss_bytes=rss_bytes(),
         cpu_s=times.user + times.system,
         started_at=agent.started_at,
-        priority=agent.priority.status,
-        own_group=agent.own_group.status,
-        stints=agent.stints.values,
-        daemons=agent.sampler.daemons.rows(),
-        token_expires_at=agent.credentials.expires_s,
+        priority=agent.process.priority.status,
+        own_group=agent.process.group.status,
+        stints=agent.process.stints.values,
+        daemons=agent.accounts.sampler.daemons.rows(),
+        token_expires_at=agent.sources.credentials.expires_s,
         counters=counters(agent),
         cache=cache,
-        watched=agent.watching.numbers(),
+        watched=agent.interference.numbers(),
         cache_age_s=time.monotonic() - cache.at_s if cache is not None and cache.at_s is not None else None,
     )
 
 
 def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics:
-    pools = agent.reconciler.pools
+    pools = agent.control.reconciler.pools
     use = cache.pods.get(pod.uid, CacheConsumption()) if cache is not None else CacheConsumption()
     outcomes = outcomes_of(agent)
     statuses = [standings_of(agent, path, outcomes) for path in pod.paths]
@@ -132,7 +133,7 @@ def _pod_metrics(agent: Agent, pod: Pod, cache: CacheUsage | None) -> PodMetrics
         wanted_cpus=_size([status.wanted for status in sets]),
         quota_milli=pod_quota_milli(agent, pod) if quota_milli is not None else None,
         wanted_quota_milli=quota_milli,
-        used=agent.minutes.total(pod),
+        used=agent.accounts.minutes.total(pod),
         in_force=states["in_force"],
         pending=states["pending"],
         held_or_yielded=states["held_or_yielded"],
@@ -156,7 +157,7 @@ def _union_size(texts: tuple[str, ...]) -> int | None:
 
 
 def _pool_sets(agent: Agent) -> Mapping[str, CpuSet]:
-    pools = agent.reconciler.pools
+    pools = agent.control.reconciler.pools
     if pools is None:
         return {}
     return {

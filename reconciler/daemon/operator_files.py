@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
 from reconciler.actuators.holds import OFF
-from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
 from reconciler.pods.classify import merge_rules
 from reconciler.pods.marks import MarkReader
@@ -20,6 +19,7 @@ from reconciler.pods.metadata import Metadata
 from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.runtime.safe_files import FileRule
 from reconciler.sources.manifests import ManifestDirectory, resolve
+from reconciler.sources.node import NodeEnvironment
 from reconciler.sources.operator_file import OperatorFile
 from state.model import Hold, Pod, PodClass, SourceStatus
 

@@ -21,14 +21,14 @@ class PodProblems:
     """The problems of one moment, by pod."""
 
     def __init__(self, agent: Agent) -> None:
-        self._limits = agent.owner_check.limits
-        self._controllers = agent.reconciler.controllers
+        self._limits = agent.control.owner_check.limits
+        self._controllers = agent.control.reconciler.controllers
         self._broken: dict[str, list[str]] = {}
         """Bounds and exclusive CPUs that are not in force, by uid."""
-        for problem in bound_problems(agent.reconciler):
+        for problem in bound_problems(agent.control.reconciler):
             for uid in problem.uids:
                 self._broken.setdefault(uid, []).append(problem.text)
-        for claim in agent.claims():
+        for claim in agent.control.claims():
             if claim.cut and claim.owner.startswith(_DEDICATED):
                 for uid in claim.pods:
                     self._broken.setdefault(uid, []).append(claim.message)

@@ -3,28 +3,24 @@
 Which of them exist follows from the configuration and the credentials that the node has.
 """
 
-import math
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
-
-import trio
+from typing import TYPE_CHECKING, final
 
 from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import own_peer, watches_pods
 from reconciler.clients.endpoint import HttpEndpoint
-from reconciler.config.environment import NodeEnvironment, cri_client, kubelet_peer, node_name
+from reconciler.config.environment import cri_client, kubelet_peer, node_name
 from reconciler.config.model import Config
+from reconciler.control.hub import Topic
 from reconciler.pods.marks import MarkReader
 from reconciler.pods.metadata import Metadata
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources.cri import CriClient
 from reconciler.sources.kubelet_api import KubeletPods
+from reconciler.sources.node import NodeEnvironment
 
 if TYPE_CHECKING:
     from reconciler.sources.pod_watch import PodWatch
-
-_LIST_GAP_S: Final = 1.0
-"""Containers' events request the kubelet's list at most this often."""
 
 
 @final
@@ -41,17 +37,11 @@ class PodSources:
         self._dirty = dirty
         self._marks = marks
         self._own = own_peer(config.apiserver, root=place.root)
-        self._listed_at = -math.inf
+        interrupted: Topic[[]] = Topic()
+        self.watch = self._watch(interrupted)
         self.kubelet = self._kubelet()
-        self.watch = self._watch()
         self.metadata = Metadata(dirty, kubelet=self.kubelet, cri=self._cri(), watch=self.watch)
-
-    def list_on_event(self) -> None:
-        """A container was made or has ended: without a watch, this may have come with other labels or annotations."""
-        now = trio.current_time()
-        if self.watch is None and now - self._listed_at >= _LIST_GAP_S:
-            self._listed_at = now
-            self.metadata.refresh()
+        interrupted.subscribe(self.metadata.refresh)
 
     def needs_watch(self) -> bool:
         """Whether there are credentials for a watch by now, and none were there when this was built."""
@@ -102,7 +92,7 @@ class PodSources:
                     return None
         return kubelet_peer(self._config.kubelet, self._place.kubelet, identity)
 
-    def _watch(self) -> "PodWatch | None":
+    def _watch(self, interrupted: Topic[[]]) -> "PodWatch | None":
         config, place = self._config.apiserver, self._place
         if not watches_pods(config, root=place.root, kubelets=place.kubelet.kubeconfig):
             return None
@@ -115,7 +105,7 @@ class PodSources:
             api,
             node_name(place.kubelet),
             on_change=self._changed,
-            on_break=lambda: self.metadata.refresh(),  # noqa: PLW0108  (made later)
+            on_break=interrupted,
             marks=self._marks,
             beside=beside,
         )

@@ -37,7 +37,7 @@ _REPORTS: Final[dict[type, bool]] = {}
 def outcomes_of(agent: Agent) -> Outcomes:
     """The outcomes of the auxiliary actuators that have some for groups now. Valid until others run."""
     found: Outcomes = []
-    for side in agent.sides:
+    for side in agent.sides.all:
         kind = type(side)
         if kind not in _REPORTS:
             _REPORTS[kind] = isinstance(side, GroupOutcomes)
@@ -48,7 +48,7 @@ def outcomes_of(agent: Agent) -> Outcomes:
 
 def standings_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> Mapping[str, SettingStatus]:
     """The status of every setting of one group, by knob. ``outcomes``: of `outcomes_of`, for many groups at once."""
-    statuses = agent.judge.statuses.by_group.get(path, {})
+    statuses = agent.writes.judge.statuses.by_group.get(path, {})
     beside = [item[path] for item in (outcomes_of(agent) if outcomes is None else outcomes) if path in item]
     if not beside:
         return statuses
@@ -57,7 +57,7 @@ def standings_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> M
 
 def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
     """The status of every setting, by group. A list, as its input may change between two steps."""
-    statuses: list[Mapping[str, SettingStatus]] = list(agent.judge.statuses.by_group.values())
+    statuses: list[Mapping[str, SettingStatus]] = list(agent.writes.judge.statuses.by_group.values())
     for outcomes in outcomes_of(agent):
         statuses += outcomes.values()
     return statuses
@@ -65,7 +65,7 @@ def standings_by_group(agent: Agent) -> list[Mapping[str, SettingStatus]]:
 
 def pods_in_order(agent: Agent) -> list[Pod]:
     """All pods, by class and title."""
-    return sorted(agent.inventory.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
+    return sorted(agent.control.inventory.pods.values(), key=lambda pod: (pod.pod_class, pod.title))
 
 
 def pods_named(agent: Agent, texts: str) -> list[Pod]:
@@ -88,10 +88,10 @@ def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
     ``settings``: the number by state.
     """
     above: Counter[str] = Counter()
-    for path in agent.reconciler.wanted.get("", {}):
+    for path in agent.control.reconciler.wanted.get("", {}):
         above.update(status.state for status in standings_of(agent, path).values())
     yield {"class": None, "pods": 0, "refused": 0, "settings": dict(above)}
-    pods = list(agent.inventory.pods.values())
+    pods = list(agent.control.inventory.pods.values())
     for pod_class in PodClass:
         outcomes = outcomes_of(agent)
         states: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
         for pod in members:
             for path in pod.paths:
                 states.update([status.state for status in standings_of(agent, path, outcomes).values()])
-        refused = sum(len(agent.reconciler.refusals.get(pod.uid, ())) for pod in members)
+        refused = sum(len(agent.control.reconciler.refusals.get(pod.uid, ())) for pod in members)
         if members:
             yield {"class": pod_class.value, "pods": len(members), "refused": refused, "settings": dict(states)}
 
@@ -117,7 +117,11 @@ def pod_rows(agent: Agent) -> Iterator[dict[str, object]]:
     null while interference detection is off. ``counters``: by group, the pod's own under the key "", from which a
     reader makes rates. ``parent``: the directory above the pod, one of `parent_rows`.
     """
-    pools, measures, observer = agent.reconciler.pools, agent.inventory.readings.measures, agent.watching.observer
+    pools, measures, observer = (
+        agent.control.reconciler.pools,
+        agent.control.inventory.readings.measures,
+        agent.interference.observer,
+    )
     samples = observer.frame.samples if observer is not None and observer.frame is not None else {}
     problems = PodProblems(agent)
     for pod in pods_in_order(agent):
@@ -143,10 +147,10 @@ def parent_rows(agent: Agent) -> Iterator[dict[str, object]]:
     ``quota_milli``: in force, set by any program; ``file``: what the ledger has of it, null: bypassd never wrote it;
     ``counters``: null where they cannot be read.
     """
-    parents = {pod.group.path.rpartition("/")[0] for pod in agent.inventory.pods.values()}
+    parents = {pod.group.path.rpartition("/")[0] for pod in agent.control.inventory.pods.values()}
     paths = parents | {above for parent in parents for above in directories_above(parent)}
     for path in sorted(paths - {"", "/"}):
-        entry = next((entry for entry in agent.ledger.group(path) if entry.knob == "cpu.quota"), None)
+        entry = next((entry for entry in agent.record.ledger.group(path) if entry.knob == "cpu.quota"), None)
         yield {
             "path": path,
             "quota_milli": _quota_milli(agent, path),
@@ -166,14 +170,14 @@ def state_of(agent: Agent, pod: Pod, measures: Restrictions, *, broken: bool = F
         return "frozen"
     if pod.uid in measures.squeezed:
         return "squeezed"
-    if pod_hold(agent.judge.holds, pod.uid, pod.paths) is not None:
+    if pod_hold(agent.mode.holds, pod.uid, pod.paths) is not None:
         return "held"
     outcomes = outcomes_of(agent)
     states = {status.state for path in pod.paths for status in standings_of(agent, path, outcomes).values()}
     if not states:
         return "unmanaged"
     if SettingState.WOULD_WRITE in states:
-        return "observe" if not agent.judge.enforce else "dry run"
+        return "observe" if not agent.mode.enforce else "dry run"
     if broken or any(state.is_failing() for state in states):
         return "failing"
     if any(state.is_left_to_others() for state in states):
@@ -222,7 +226,7 @@ def pod_quota_milli(agent: Agent, pod: Pod) -> int | None:
     """
     quotas = [_quota_milli(agent, pod.group.path)]
     paths = [container.group.path for container in _apps(pod)]
-    if any("cpu.quota" in agent.judge.statuses.by_group.get(path, {}) for path in paths):
+    if any("cpu.quota" in agent.writes.judge.statuses.by_group.get(path, {}) for path in paths):
         parts = [_quota_milli(agent, path) for path in paths]
         quotas.append(None if None in parts else sum(milli for milli in parts if milli is not None))
     return min((milli for milli in quotas if milli is not None), default=None)
@@ -244,6 +248,6 @@ def _value(agent: Agent, path: str, knob: str) -> Value:
     if version is None or (file := item.file(version)) is None:
         return None
     try:
-        return item.decode(agent.files.read(hierarchy.directory(item.controller, path), file), version)
+        return item.decode(agent.base.files.read(hierarchy.directory(item.controller, path), file), version)
     except (OSError, ValueError):
         return None

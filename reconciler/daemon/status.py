@@ -5,7 +5,6 @@ the daemon's own knowledge in ``pods`` (containers, the status of each setting, 
 the groups above the pods) and ``budget``. Everything is gathered from the agent's parts; nothing here decides.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import AgentError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
+from cgroupfs.log import get_log
 from reconciler import __version__
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import check_new_target, check_reason, check_seconds
@@ -33,7 +33,6 @@ from reconciler.daemon.agent import Agent
 from reconciler.daemon.cpumap import cpu_rows
 from reconciler.daemon.event_feed import event_feed
 from reconciler.daemon.numbers import counters, snapshot
-from reconciler.daemon.pod_off import off, restore
 from reconciler.daemon.pod_problems import PodProblems
 from reconciler.daemon.podlist import (
     Outcomes,
@@ -63,6 +62,7 @@ from state.reader import history_rows
 from state.setting_state import SettingState
 from state.summary import budget_facts, pod_facts, pool_lists
 
+_LOG: Final = get_log("agent")
 _OF_THE_NODE: Final = frozenset({SettingState.UNREADABLE, SettingState.NOT_RECORDED})
 """Failures whose cause is the node's store or files, not the pod's own use."""
 
@@ -77,14 +77,14 @@ def nothing_in_force(agent: Agent) -> str | None:
     failing: Counter[str] = Counter()
     pods = 0
     only_its_own = True
-    for pod in agent.inventory.pods.values():
+    for pod in agent.control.inventory.pods.values():
         if pod.pod_class is not PodClass.RECLAIMED:
             continue
         paths = (pod.group.path, *(container.group.path for container in pod.containers))
-        statuses = [status for path in paths for status in agent.judge.statuses.by_group.get(path, {}).values()]
+        statuses = [status for path in paths for status in agent.writes.judge.statuses.by_group.get(path, {}).values()]
         states = {status.state for status in statuses}
         # The least quota that the kernel takes above a tenant's own groups is in force.
-        least = agent.judge.control_files.floors
+        least = agent.writes.judge.control_files.floors
         bad = [
             status.detail
             for status in statuses
@@ -92,7 +92,7 @@ def nothing_in_force(agent: Agent) -> str | None:
         ]
         if statuses and not bad:
             return None
-        written = any(entry.writer == US for path in paths for entry in agent.ledger.group(path))
+        written = any(entry.writer == US for path in paths for entry in agent.record.ledger.group(path))
         only_its_own = only_its_own and written and not states & _OF_THE_NODE
         pods += bool(bad)
         failing.update(bad)
@@ -184,10 +184,10 @@ class StatusReport:
         """Why the node is not under control (yet)."""
         agent = self._agent
         reasons = []
-        if not agent.reconciler.ready.is_set():
+        if not agent.control.reconciler.ready.is_set():
             reasons.append("the first reconciliation is not finished")
-        if agent.reconciler.problem is not None:
-            reasons.append(agent.reconciler.problem)
+        if agent.control.reconciler.problem is not None:
+            reasons.append(agent.control.reconciler.problem)
         reasons += [
             f"{status.name}: {status.health.value}: {status.error}"
             for status in self._statuses()
@@ -204,8 +204,8 @@ class StatusReport:
 
     def hour(self, uid: str) -> Mapping[str, object] | None:
         """The pod's last hour, one value a minute; None: no such pod."""
-        pod = self._agent.inventory.pods.get(uid)
-        return None if pod is None else self._agent.minutes.hour(pod)
+        pod = self._agent.control.inventory.pods.get(uid)
+        return None if pod is None else self._agent.accounts.minutes.hour(pod)
 
     async def events(
         self, after: int | None, run: str, since: float | None
@@ -243,36 +243,38 @@ class StatusReport:
         made: Mapping[str, Callable[[], object]] = {
             "agent": self._about,
             "pools": lambda: (
-                dict(sorted(pool_lists(self._agent.reconciler.pools).items()))
-                if self._agent.reconciler.pools is not None
+                dict(sorted(pool_lists(self._agent.control.reconciler.pools).items()))
+                if self._agent.control.reconciler.pools is not None
                 else {}
             ),
-            "headroom": lambda: {**self._agent.headroom.status(), "published": self._agent.publisher.status()},
-            "sides": lambda: {side.name: side.status() for side in self._agent.sides},
+            "headroom": self._agent.headroom.status,
+            "sides": lambda: {side.name: side.status() for side in self._agent.sides.all},
             "pods": lambda: self._pod_parts(pods),
             "settings": lambda: (
                 _plain(asdict(setting)) for setting in sorted(filter(wanted_row, self._settings()), key=_by_path)
             ),
             "files": lambda: (
-                _plain(asdict(entry)) for entry in sorted(filter(wanted_row, self._agent.ledger), key=_by_order)
+                _plain(asdict(entry)) for entry in sorted(filter(wanted_row, self._agent.record.ledger), key=_by_order)
             ),
-            "holds": lambda: [asdict(self._agent.holds.all[target]) for target in sorted(self._agent.holds.all)],
+            "holds": lambda: [
+                asdict(self._agent.record.holds.all[target]) for target in sorted(self._agent.record.holds.all)
+            ],
             "history": lambda: ({**EVENT_DEFAULTS, **row} for row in history),
             "sources": lambda: [asdict(status) for status in self._agent.statuses()],
-            "alerts": self._agent.alert_service.status,
-            "interference": self._agent.watching.status,
-            "eviction": self._agent.watching.eviction_facts,
+            "alerts": self._agent.alerts.status,
+            "interference": self._agent.interference.status,
+            "eviction": self._agent.interference.eviction_facts,
             "problems": self._problems,
-            "owners": self._agent.owners.status,
+            "owners": self._agent.accounts.owners.status,
             "budget": self._budget,
             "directories": self._directories,
             "classes": lambda: class_rows(self._agent),
             "podnames": lambda: name_rows(self._agent),
             "podlist": lambda: pod_rows(self._agent),
             "podparents": lambda: parent_rows(self._agent),
-            "effect": self._agent.effect.status,
+            "effect": self._agent.accounts.effect.status,
             "cpumap": lambda: cpu_rows(self._agent),
-            "nodehour": self._agent.hour.series,
+            "nodehour": self._agent.accounts.hour.series,
         }
         whole = document(at=time.time(), source="daemon", meta={})
         for name in (*whole, *(name for name in made if name not in whole)):
@@ -297,26 +299,26 @@ class StatusReport:
         check_seconds(request.seconds, until_released=request.until_released)
         check_reason(request.reason)
         until = None if request.seconds is None else time.time() + request.seconds
-        return await self._agent.holds.put(
+        return await self._agent.record.holds.put(
             Hold(target=request.target, reason=request.reason, by=request.by, until=until)
         )
 
     async def release(self, target: str) -> bool:
         """End a hold."""
-        return await self._agent.release(target)
+        return await self._agent.commands.release(target)
 
     async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
         """Put the original values back; a whole restore also ends enforcing until the next reload or start."""
-        return await restore(self._agent, request)
+        return await self._agent.commands.restore_by_request(request)
 
     async def off(self, request: OffRequest) -> Mapping[str, object]:
         """Free one pod for a time."""
-        return await off(self._agent, request)
+        return await self._agent.commands.off(request)
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
         """Send a test to the sinks."""
-        self._agent.log.info("testing alerts", by=request.by or "unknown", sink=request.sink or "all")
-        return {"sinks": list(await self._agent.alert_service.test(request.sink, request.by))}
+        _LOG.info("testing alerts", by=request.by or "unknown", sink=request.sink or "all")
+        return {"sinks": list(await self._agent.alerts.test(request.sink, request.by))}
 
     async def reload(self) -> Mapping[str, object]:
         """Read the configuration again."""
@@ -332,20 +334,20 @@ class StatusReport:
         agent = self._agent
         meta = {
             "agent_version": __version__,
-            "node": agent.place.kubelet.node_name or os.uname().nodename,
-            "boot_id": agent.store.boot,
+            "node": agent.place.name,
+            "boot_id": agent.record.store.boot,
             "opened_at": agent.started_at,
         }
         return {**_mapping(document(at=0.0, source="daemon", meta=meta)["agent"]), **self._agent_facts()}
 
     def _directories(self) -> list[dict[str, object]]:
-        above = self._agent.reconciler.wanted.get("", {})
+        above = self._agent.control.reconciler.wanted.get("", {})
         return [{"path": path, "settings": self._group(path)} for path in sorted(above)]
 
     def _agent_facts(self) -> dict[str, object]:
         agent, not_ready = self._agent, list(self.not_ready())
         return {
-            "mode": AgentMode.ENFORCE.value if agent.judge.enforce else AgentMode.OBSERVE.value,
+            "mode": AgentMode.ENFORCE.value if agent.mode.enforce else AgentMode.OBSERVE.value,
             "configured_mode": agent.config.mode.value,
             "dry_run": list(dry_run_parts(agent.config)),
             "ready": not not_ready,
@@ -353,31 +355,33 @@ class StatusReport:
             "cgroups": agent.place.hierarchy.mode.value,
             "driver": agent.place.layout.driver.value,
             "kubepods": agent.place.layout.kubepods,
-            "cpus": str(agent.inventory.readings.topology.online),
+            "cpus": str(agent.control.inventory.readings.topology.online),
             "config_digest": digest(agent.config),
             "kubelet": self._kubelet(),
-            "kubelet_policy": agent.inventory.readings.kubelet.policy.value,
-            "kubelet_reasserts_s": agent.inventory.readings.kubelet.reasserts_s,
-            "ledger": agent.ledger.counts(),
-            "looks": agent.reconciler.looks,
-            "last_look_s": agent.reconciler.look_s,
+            "kubelet_policy": agent.control.inventory.readings.kubelet.policy.value,
+            "kubelet_reasserts_s": agent.control.inventory.readings.kubelet.reasserts_s,
+            "ledger": agent.record.ledger.counts(),
+            "looks": agent.control.reconciler.looks,
+            "last_look_s": agent.control.reconciler.look_s,
             "movement": self._movement(),
             "rss_bytes": rss_bytes(),
-            "priority": asdict(agent.priority.status),
-            "own_group": asdict(agent.own_group.status),
-            "work": {name: asdict(work) for name, work in agent.stints.values.components.items()},
-            "daemons": [asdict(row) for row in agent.sampler.daemons.rows()],
-            "daemons_refused": agent.sampler.daemons.problems(),
-            "alerts": dict(agent.alerts),
-            "unobeyed": dict(Counter(key_of(text) for pod in agent.inventory.pods.values() for text in pod.unobeyed)),
+            "priority": asdict(agent.process.priority.status),
+            "own_group": asdict(agent.process.group.status),
+            "work": {name: asdict(work) for name, work in agent.process.stints.values.components.items()},
+            "daemons": [asdict(row) for row in agent.accounts.sampler.daemons.rows()],
+            "daemons_refused": agent.accounts.sampler.daemons.problems(),
+            "alerts": dict(agent.alerts.raised),
+            "unobeyed": dict(
+                Counter(key_of(text) for pod in agent.control.inventory.pods.values() for text in pod.unobeyed)
+            ),
             "components": [asdict(status) for status in self._statuses()],
         }
 
     def _kubelet(self) -> dict[str, object]:
         """The values in use; ``pending``: edited since the kubelet started, in effect when it restarts."""
-        watch = self._agent.kubelet_watch
+        watch = self._agent.sources.kubelet_watch
         return {
-            **kubelet_facts(self._agent.place.kubelet),
+            **kubelet_facts(self._agent.sources.kubelet),
             "pid": watch.current.pid,
             "pending": [str(change) for change in watch.pending],
         }
@@ -393,14 +397,14 @@ class StatusReport:
         }
 
     def _budget(self) -> dict[str, object]:
-        plan, cpu = self._agent.reconciler.plan, self._agent.inventory.readings.cpu
+        plan, cpu = self._agent.control.reconciler.plan, self._agent.control.inventory.readings.cpu
         if plan is None:
             return {}
-        ceiling_milli = self._agent.inventory.readings.reclaimed_ceiling_milli
-        harm = self._agent.sampler.harm.facts()
-        claims = plain(self._agent.claims())
+        ceiling_milli = self._agent.control.inventory.readings.reclaimed_ceiling_milli
+        harm = self._agent.accounts.sampler.harm.facts()
+        claims = plain(self._agent.control.claims())
         facts = budget_facts(plan, cpu)
-        facts["reasons"] = reasons_in_force(self._agent.reconciler, {**plan.pools.reasons, **plan.reasons})
+        facts["reasons"] = reasons_in_force(self._agent.control.reconciler, {**plan.pools.reasons, **plan.reasons})
         return {**facts, "ceiling_milli": ceiling_milli, "harm": harm, "claims": claims}
 
     def _pod_parts(self, pods: Sequence[Pod]) -> Iterator[dict[str, object]]:
@@ -410,9 +414,9 @@ class StatusReport:
 
     def _pod(self, pod: Pod, problems: PodProblems) -> dict[str, object]:
         agent = self._agent
-        refusals, outcomes = agent.reconciler.refusals.get(pod.uid, ()), outcomes_of(agent)
+        refusals, outcomes = agent.control.reconciler.refusals.get(pod.uid, ()), outcomes_of(agent)
         return {
-            **pod_facts(pod, agent.reconciler.pools),
+            **pod_facts(pod, agent.control.reconciler.pools),
             "problems": problems.of(pod),
             "labels": shown_marks(pod.labels),
             "annotations": shown_marks(pod.annotations),
@@ -435,7 +439,7 @@ class StatusReport:
         }
 
     def _container(self, container: Container, outcomes: Outcomes) -> dict[str, object]:
-        timeline = self._agent.reconciler.timelines.get(container.id)
+        timeline = self._agent.control.reconciler.timelines.get(container.id)
         return {
             "id": container.id,
             "name": container.name,
@@ -451,14 +455,14 @@ class StatusReport:
         return [_standing(status, hierarchy) for _, status in sorted(statuses.items())]
 
     def _settings(self) -> Iterator[Setting]:
-        for wanted in self._agent.reconciler.wanted.values():
+        for wanted in self._agent.control.reconciler.wanted.values():
             for settings in wanted.values():
                 yield from settings.values()
 
     def _history(self, pod: str, uids: Sequence[str]) -> list[Mapping[str, object]]:
         """The newest rows; of a pod, with the uids of those of the node, the newest that are of it."""
         # By a connection of its own: the store's belongs to its thread, which may be busy.
-        path = self._agent.store.path
+        path = self._agent.record.store.path
         try:
             if not pod:
                 return list(history_rows(path, _HISTORY))
@@ -478,31 +482,33 @@ class StatusReport:
         # Of these the lines follow, each with its pod.
         sources = (status for status in agent.statuses() if not status.ok and status.name != BOUNDS)
         texts = [_named(status.name, status.detail) for status in sources]
-        if problem := agent.priority.status.problem:
+        if problem := agent.process.priority.status.problem:
             texts.append(f"priority: {problem}: on a busy node more containers start before their settings")
-        if problem := agent.own_group.status.problem:
+        if problem := agent.process.group.status.problem:
             texts.append(f"own CPU group: {problem}: the daemon's wake-ups delay online pods")
         texts += [agent.keeper.problem] if agent.keeper.problem else []
-        held = agent.inventory.readings.kubelet.problem
+        held = agent.control.inventory.readings.kubelet.problem
         texts += held.split("; ") if held else ()
-        texts += agent.pods.kubelet.problems if agent.pods.kubelet is not None else ()
-        texts += agent.ledger.problems
-        texts += [agent.reconciler.problem] if agent.reconciler.problem is not None else []
-        texts += agent.errors.problems()
+        texts += agent.sources.pods.kubelet.problems if agent.sources.pods.kubelet is not None else ()
+        texts += agent.record.ledger.problems
+        texts += [agent.control.reconciler.problem] if agent.control.reconciler.problem is not None else []
+        texts += agent.writes.judge.errors.problems()
         texts += [
             f"{status.setting.path}: {status.setting.knob}: {status.detail}"
             for statuses in standings_by_group(agent)
             for status in statuses.values()
             if status.state is SettingState.UNREADABLE
         ][:_LINES]
-        texts += [problem.text for problem in islice(bound_problems(agent.reconciler), _LINES)]
-        texts += agent.alert_service.problems()
-        texts += [_named(side.name, problem) for side in agent.sides for problem in side.problems()]
+        texts += [problem.text for problem in islice(bound_problems(agent.control.reconciler), _LINES)]
+        texts += agent.alerts.problems()
+        texts += [_named(side.name, problem) for side in agent.sides.all for problem in side.problems()]
         texts += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
-        if agent.store.quarantined:
-            texts.append(f"the store was damaged and was moved to {agent.store.quarantined}")
+        if agent.record.store.quarantined:
+            texts.append(f"the store was damaged and was moved to {agent.record.store.quarantined}")
         texts += [
-            text for text in (agent.keeper.damage, agent.store.copy_problem, agent.ledger.intents_problem) if text
+            text
+            for text in (agent.keeper.damage, agent.record.store.copy_problem, agent.record.ledger.intents_problem)
+            if text
         ]
         return distinct(texts)
 

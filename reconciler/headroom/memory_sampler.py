@@ -40,7 +40,7 @@ class MemoryHeadroomReading(Protocol):
 
 @final
 class MemoryHeadroom:
-    """See the module's text. ``config`` may be replaced while it runs."""
+    """See the module's text."""
 
     def __init__(
         self,
@@ -62,6 +62,10 @@ class MemoryHeadroom:
         self._clock = clock
         self._supply: MemorySupply | None = None
         self._closed: str | None = None
+
+    def use(self, config: HeadroomConfig) -> None:
+        """Take a new configuration."""
+        self.config = config
 
     def restore(self, promised_bytes: int, age_s: float) -> None:
         """Go on from what an earlier run promised so long ago."""

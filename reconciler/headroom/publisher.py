@@ -17,9 +17,7 @@ import trio
 
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.log import get_log
-from reconciler.clients.kube_config import ApiServer
 from reconciler.headroom.cpu import ClusterTarget
-from reconciler.headroom.report import HeadroomReport
 from reconciler.headroom.shapes import NodeUse, Offer
 from reconciler.runtime.format import cpu, size
 from reconciler.runtime.wakeup import WakeUp
@@ -88,12 +86,14 @@ class HeadroomPublisher:
         writes: Callable[[], bool],
         note: Callable[[ClusterTarget | None], Awaitable[None]],
         noted: ClusterTarget | None = None,
+        changed: WakeUp | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``make``: a target's object, called once for each. ``offer``: the headroom as promised now.
 
         ``writes``: whether this mode changes anything. ``note``: makes durable where something is published (None:
         nowhere), before the first write and after the withdrawal; ``noted``: what an earlier run noted.
+        ``changed``: set when the headroom is another one.
         """
         self._make = make
         self._targets: dict[ClusterTarget, PublishTarget] = {}
@@ -103,7 +103,7 @@ class HeadroomPublisher:
         self._note = note
         self._noted = noted
         self._wall = wall
-        self._changed = WakeUp()
+        self._changed = changed or WakeUp()
         self._found: ClusterTarget | None = None
         self._sent: Offer | None = None
         self._published: Published | None = None
@@ -254,39 +254,3 @@ class HeadroomPublisher:
         if isinstance(exc, SourceError) or (isinstance(exc, PublishError) and exc.busy):
             return min(REFUSED_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6))
         return REFUSED_S
-
-
-def publisher_of(
-    report: HeadroomReport,
-    meter: Callable[[], Meter],
-    apiserver: ApiServer,
-    *,
-    node: str,
-    root: str,
-    kubelets: str | None,
-    writes: Callable[[], bool],
-    note: Callable[[str | None], Awaitable[None]],
-    noted: str | None,
-) -> HeadroomPublisher:
-    """The publisher of a node's report. ``node``: the name of its Node object; ``kubelets``: the kubelet's kubeconfig.
-
-    The HTTP client is loaded when something is published or withdrawn.
-    """
-
-    def make(name: ClusterTarget) -> PublishTarget:
-        from reconciler.clients.kube import KubeApi  # most nodes have no credentials
-        from reconciler.headroom.targets import target_of
-
-        api = KubeApi(apiserver, root=root, kubelets=kubelets)
-        return target_of(name, api, node, meter(), valid_s=lambda: report.config.unknown_hold_s)
-
-    publisher = HeadroomPublisher(
-        make,
-        wanted=lambda: report.config.publish,
-        offer=report.offer,
-        writes=writes,
-        note=lambda target: note(None if target is None else target.value),
-        noted=ClusterTarget(noted) if noted in set(ClusterTarget) else None,
-    )
-    report.follow(publisher.changed)
-    return publisher

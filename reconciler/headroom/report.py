@@ -61,7 +61,7 @@ def read_kept(store: Store) -> HeadroomState | None:
 
 @final
 class HeadroomReport:
-    """See the module's text. ``config`` may be replaced while it runs."""
+    """See the module's text."""
 
     def __init__(
         self,
@@ -69,12 +69,17 @@ class HeadroomReport:
         kept: HeadroomState | None = None,
         *,
         memory: MemoryHeadroom | None = None,
+        due: WakeUp | None = None,
+        changed: Callable[[], None] | None = None,
         node: str = "",
         root: str = "/",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``kept``: the promise of an earlier run. ``memory``: the promise of it. ``node``: its name, for the file."""
+        """``kept``: the promise of an earlier run. ``memory``: the promise of it. ``node``: its name, for the file.
+
+        ``due`` makes the file follow; ``changed`` is called when a promise is another one, and sets that.
+        """
         self.config = config
         self.problem: str | None = None
         self._memory = memory
@@ -82,8 +87,8 @@ class HeadroomReport:
         self._root = root
         self._clock = clock
         self._wall = wall
-        self._changed = WakeUp()
-        self._follow: Callable[[], None] = _nothing
+        self._due = due or WakeUp()
+        self._announce = changed or self._due.set
         self._sample: HeadroomSample | None = None
         self._kept = kept
         self._closed: str | None = None
@@ -93,6 +98,10 @@ class HeadroomReport:
             self.state = restored(milli, wall() - kept.at, clock(), config.smoothing)
             if memory is not None and kept.memory_bytes is not None and kept.memory_at is not None:
                 memory.restore(kept.memory_bytes, wall() - kept.memory_at)
+
+    def use(self, config: HeadroomConfig) -> None:
+        """Take a new configuration."""
+        self.config = config
 
     def update(self, pools: Pools | None, topology: Topology, cpu: NodeCpu | None, now: float) -> None:
         """One CPU reading (None, or an old one: unknown), with the pools in force."""
@@ -104,7 +113,7 @@ class HeadroomReport:
         if self._closed is not None:
             self.state = withdrawn(self.state, now, self._closed)
         if self.state.amounts != before.amounts:
-            self.changed()
+            self._announce()
 
     def close(self, reason: str | None) -> None:
         """Promise nothing from now on, for this reason; None: promise again, in steps from 0."""
@@ -116,16 +125,7 @@ class HeadroomReport:
             self._memory.close(closed)
         if closed is not None:
             self.state = withdrawn(self.state, self._clock(), closed)
-        self.changed()
-
-    def changed(self) -> None:
-        """A promise is another one: the file follows, and the cluster (`follow`)."""
-        self._changed.set()
-        self._follow()
-
-    def follow(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` when a promise is another one."""
-        self._follow = changed
+        self._announce()
 
     def offer(self) -> Offer:
         """What is promised now."""
@@ -217,7 +217,7 @@ class HeadroomReport:
         """Replace the file when the promise changes, and often enough for its time never to run out."""
         task_status.started()
         while True:
-            await self._changed.wait(min(self.config.report_s, max(1.0, self.config.unknown_hold_s / 3)))
+            await self._due.wait(min(self.config.report_s, max(1.0, self.config.unknown_hold_s / 3)))
             await self.write()
 
     async def write(self) -> None:
@@ -238,7 +238,3 @@ class HeadroomReport:
             self.problem = problem
         else:
             self.problem = None
-
-
-def _nothing() -> None:
-    pass

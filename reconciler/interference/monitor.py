@@ -22,12 +22,12 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import StoreError
-from cgroupfs.files import FileOps
 from cgroupfs.log import get_log
 from reconciler.actuators.holds import OFF_NODE, pod_hold
-from reconciler.config.environment import NodeEnvironment
 from reconciler.config.model import Config
-from reconciler.control.inventory import Inventory
+from reconciler.control.hub import NodeBase
+from reconciler.control.loop import ControlLoop
+from reconciler.control.record import NodeRecord
 from reconciler.interference.alerts import alerts_of, closing_alert, effect_events, opened_alert, resolutions
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
 from reconciler.interference.nodesteps import NodeStep, settings_of
@@ -43,15 +43,13 @@ from reconciler.responses.eviction.plan import EvictionDecision, decide, initial
 from reconciler.responses.eviction.plan import EvictionPlanState as EvictionMemory
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
-from reconciler.runtime.workqueue import NODE, TICK, DirtyKeys, pod_key
+from reconciler.runtime.workqueue import NODE, TICK, pod_key
 from reconciler.signals.devicestats import whole_disks
 from reconciler.signals.extent import own_cpus
 from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet
 from reconciler.signals.reading import MeteredReader, build, costs
 from reconciler.signals.tasks import ReaderTasks
-from state.cache import CacheUsage
 from state.closing import ClosedNode, MarkState, MarkStatus, NodeClosing
-from state.entry import LedgerEvent
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep
 from state.evidence import ContainerSnapshot, PodSnapshot, SampleFrame
 from state.measures import Restrictions
@@ -175,42 +173,6 @@ class MonitorState(Struct, frozen=True, kw_only=True):
     past: EvictionHistory = EvictionHistory()
 
 
-class MonitoredNode(Protocol):
-    """The part of the agent that the monitor reads and changes."""
-
-    place: NodeEnvironment
-    files: FileOps
-    inventory: Inventory
-    dirty: DirtyKeys
-    store: Store
-    store_lane: trio.CapacityLimiter
-
-    def note(self, event: LedgerEvent) -> None:
-        """Add an event to the history."""
-
-    @property
-    def config(self) -> Config: ...
-
-    def current(self) -> tuple[NodeView, NodePlan | None]:
-        """The node's present state, and the plan of the last pass."""
-
-    def cache_use(self) -> CacheUsage | None:
-        """What was measured last of caches and memory bandwidth."""
-
-    def notified(self) -> frozenset[str]:
-        """Uids of the pods whose capacity file could be written."""
-
-    def holds_now(self) -> Mapping[str, Hold]: ...
-
-    def enforces(self) -> bool: ...
-
-    def mark(self) -> MarkStatus | None:
-        """What became of the mark of a closed node; None: none is wanted."""
-
-    def closing(self) -> bool:
-        """Whether the node is being closed to new BE pods, and the cluster cannot know it yet."""
-
-
 class EvictionExecutor(Protocol):
     """Carries out evictions."""
 
@@ -234,9 +196,12 @@ class InterferenceMonitor:
 
     def __init__(
         self,
-        node: MonitoredNode,
-        means: Callable[[Config], ReaderContext],
+        base: NodeBase,
+        record: NodeRecord,
+        control: ControlLoop,
         *,
+        config: Callable[[], Config],
+        means: Callable[[Config], ReaderContext],
         tell: Callable[..., None],
         kept: MonitorState,
         evictor: EvictionExecutor | None = None,
@@ -246,15 +211,25 @@ class InterferenceMonitor:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``kept``: by `read_kept`. ``building``: makes the readers of the signals that are wanted."""
+        """``config``: the one in use. ``means``: the environment of readers.
+
+        ``kept``: by `read_kept`. ``building``: makes the readers of the signals that are wanted.
+        """
         self._building = building
-        self._node, self._means, self._tell, self._evictor = node, means, tell, evictor
+        self._hierarchy, self._samples, self._record, self._control = (
+            base.place.hierarchy,
+            base.samples,
+            record,
+            control,
+        )
+        self._in_use, self._means, self._tell, self._evictor = config, means, tell, evictor
+        self._mode = control.writes.mode
         self._clock, self._wall = clock, wall
         self._readers: tuple[MeteredReader, ...] = ()
         self._config: Config | None = None
         self._resting: Config | None = None
         self._looking = trio.Lock()
-        self.engine = InterferenceEngine(node.config.interference, kept.brain, evicts=node.config.eviction.serves_rules)
+        self.engine = InterferenceEngine(config().interference, kept.brain, evicts=config().eviction.serves_rules)
         self._past = kept.past
         self.evictions: EvictionMemory | None = None
         """What the eviction planner remembers; None before the first pass."""
@@ -297,14 +272,15 @@ class InterferenceMonitor:
             async with trio.open_nursery() as nursery:
                 self._tasks = ReaderTasks(nursery)
                 while True:
-                    if self._resting is not self._node.config:
+                    if self._resting is not self._in_use():
                         async with self._looking:
                             await self.evaluate()
                     # A pass that took too long is not made up for.
-                    next_at = max(next_at + self._node.config.interference.sample_s, trio.current_time())
+                    next_at = max(next_at + self._in_use().interference.sample_s, trio.current_time())
                     next_at = await self._wait_until(min(next_at, trio.current_time() + self._notice_left_s()))
         finally:
             self._tasks = None
+            self._samples.put(None)
             self._publish(Restrictions())
             self._forget("interference detection stopped")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
@@ -330,7 +306,7 @@ class InterferenceMonitor:
 
     async def suspend(self) -> None:
         """Ask for nothing and hold nothing until the configuration is read again: everything is being restored."""
-        self._resting = self._node.config
+        self._resting = self._in_use()
         async with self._looking:
             self._publish(Restrictions())
             for reader in self._readers:
@@ -352,8 +328,8 @@ class InterferenceMonitor:
     async def evaluate(self) -> Evaluation:
         """One pass."""
         await self._configure()
-        config, before = self._node.config, sum(self.costs().values())
-        view, plan = self._node.current()
+        config, before = self._in_use(), sum(self.costs().values())
+        view, plan = self._control.current()
         slices = TimeSlice()
         frame = await self._frame(config, view, plan)
         await slices.checkpoint()
@@ -368,7 +344,7 @@ class InterferenceMonitor:
         for alert in alerts_of(judgement, frame, self.engine.ladder.climbs.values()):
             self._tell(alert)
         for event in effect_events(judgement, frame):
-            self._node.note(event)
+            self._record.ledger.note(event)
         for change in judgement.changes:
             response = change.step.response.value if change.step is not None else ""
             self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
@@ -378,7 +354,7 @@ class InterferenceMonitor:
             config.interference.record,
             frame,
             lambda: LearnedState(self.engine.remember().learned),
-            lambda: NodeStep(view=view, plan=plan, settings=settings_of(config, self._node.inventory)),
+            lambda: NodeStep(view=view, plan=plan, settings=settings_of(config, self._control.inventory)),
         )
         self.passes += 1
         if judgement.modes or frame.at_s - self._saved_at >= _KEEP_S:
@@ -404,10 +380,11 @@ class InterferenceMonitor:
 
     async def _configure(self) -> None:
         """Go by the newest configuration; readers that are no longer needed give back what they hold."""
-        config = self._node.config
+        config = self._in_use()
         if config is self._config:
             return
         self._config = config
+        self._samples.put(None)
         self.engine.configure(config.interference, evicts=config.eviction.serves_rules)
         wanted = self._wanted(config)
         before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
@@ -428,7 +405,7 @@ class InterferenceMonitor:
         capacity = plan.capacity if plan is not None else None
         asked = capacity.pods if capacity is not None and not capacity.dry_run else ()
         # A pod without the volume that it names would only delay each step.
-        self._listeners = self._node.notified().intersection(asked) if asked else frozenset()
+        self._listeners = self._control.sides.notified().intersection(asked) if asked else frozenset()
         wanted = self._wanted(config)
         memory = plan.memory if plan is not None else MemoryPlan()
         scene, sheet = SampleContext(view=view, pools=pools, wanted=wanted, memory=memory), SampleSheet()
@@ -437,7 +414,7 @@ class InterferenceMonitor:
             await reader.read(scene, sheet, now)
             # Most take some tenths of a millisecond and do not yield themselves.
             await slices.checkpoint()
-        holds = self._node.holds_now()
+        holds = self._mode.holds
         if pools != self._pools or view.kubelet.default_cpus != self._default_cpus:
             self._known.clear()
             self._pools, self._default_cpus = pools, view.kubelet.default_cpus
@@ -456,7 +433,7 @@ class InterferenceMonitor:
             samples=sheet.samples,
             knobs=tuple(sorted(view.knobs)),
             disks=self._disks,
-            enforce=self._node.enforces(),
+            enforce=self._mode.enforce,
             be_yields=pools is not None and pools.harm is not None and pools.harm.in_force,
             closing=self._closing(config, now),
         )
@@ -465,12 +442,12 @@ class InterferenceMonitor:
         """None where it cannot be closed now: by the configuration, or because it was for as long as that may last."""
         if not config.closing.enabled or self.closing.spent or self._open_because(config):
             return None
-        if self.closing.closed is None or self._node.closing():
+        if self.closing.closed is None or self._control.closing():
             self._settled_s = None
             return NodeClosing()
         if self._settled_s is None:
             self._settled_s = now
-        mark = self._node.mark()
+        mark = self._control.sides.mark()
         in_place = mark is not None and mark.state is MarkState.IN_PLACE
         return NodeClosing(closed_s=self._settled_s, mark=mark.mark if mark is not None and in_place else None)
 
@@ -492,7 +469,7 @@ class InterferenceMonitor:
         known = self._created.get(pod.uid)
         if known is None or known[0] != pod.group.inode:
             try:
-                made = os.stat(self._node.place.hierarchy.trigger_directory(pod.group.path)).st_ctime
+                made = os.stat(self._hierarchy.trigger_directory(pod.group.path)).st_ctime
             except OSError:
                 made = 0.0
             known = self._created[pod.uid] = pod.group.inode, made
@@ -511,10 +488,10 @@ class InterferenceMonitor:
     def _announced(self, config: Config, measures: Restrictions, now: float) -> Restrictions:
         """Without what a pod with a capacity file gets notice of first."""
         policies = config.policies
-        if not (self._listeners and policies.capacity.notice_s and self._node.enforces()):
+        if not (self._listeners and policies.capacity.notice_s and self._mode.enforce):
             return measures
         return announced(
-            measures, self._node.inventory.readings.measures, self._listeners, now, policies.capacity.notice_s
+            measures, self._control.inventory.readings.measures, self._listeners, now, policies.capacity.notice_s
         )
 
     def _close(self, config: Config, frame: SampleFrame) -> ClosedNode | None:
@@ -540,16 +517,16 @@ class InterferenceMonitor:
         policy = config.policies.responses
         if not policy.enabled or policy.dry_run:
             return "the policy responses is off" if not policy.enabled else "the policy responses is a dry run"
-        hold = self._node.holds_now().get(OFF_NODE)
+        hold = self._mode.holds.get(OFF_NODE)
         return "" if hold is None else f"off by {hold.by}: {hold.reason}"
 
     def _notice_left_s(self) -> float:
         """Seconds until the first announced step begins."""
-        steps = self._node.inventory.readings.measures.announced.values()
+        steps = self._control.inventory.readings.measures.announced.values()
         return max(0.0, min((step.at_s for step in steps), default=math.inf) - self._clock())
 
     def _publish(self, measures: Restrictions) -> None:
-        knowledge, dirty = self._node.inventory, self._node.dirty
+        knowledge, dirty = self._control.inventory, self._control.reconciler.dirty
         before = knowledge.readings.measures
         if measures == before:
             return
@@ -573,7 +550,7 @@ class InterferenceMonitor:
             self.engine.history,
             self.evictions,
             self.cases(),
-            self._node.holds_now(),
+            self._mode.holds,
             judgement.named,
             judgement.findings,
         )
@@ -586,6 +563,9 @@ class InterferenceMonitor:
             for identifier, why in self.decision.over.items():
                 self._evictor.withdraw(identifier, why)
         self.frame = frame
+        followed = bool(config.policies.shared.signals)
+        if followed or cache_signals(config.policies.cache):
+            self._samples.put(frame, followed=followed)
 
     # Remembering
 
@@ -601,7 +581,7 @@ class InterferenceMonitor:
         batch = StoreBatch()
         batch.put(META, ROW, msgspec.msgpack.encode(kept))
         try:
-            await in_worker(self._node.store.apply, batch, limiter=self._node.store_lane)
+            await in_worker(self._record.store.apply, batch, limiter=self._record.lane)
         except StoreError:
             return
         self._saved = kept
@@ -618,7 +598,7 @@ class InterferenceMonitor:
 
     def mark(self) -> MarkStatus | None:
         """What became of the mark on the node's object; None: none is wanted."""
-        return self._node.mark()
+        return self._control.sides.mark()
 
     def costs(self) -> dict[str, float]:
         """CPU seconds that each reader has taken so far."""

@@ -17,19 +17,21 @@ from reconciler.actuators.holds import pod_hold
 from reconciler.alerts.service import AlertService
 from reconciler.config.environment import cri_client
 from reconciler.config.model import Config
-from reconciler.placement.provision import pod_indicators
+from reconciler.control.hub import NodeBase
+from reconciler.control.loop import ControlLoop
+from reconciler.control.record import NodeRecord
 from reconciler.policies.cache import signals_of
 from reconciler.runtime.counters import InterferenceCounters
 from reconciler.runtime.stints import in_worker
+from reconciler.runtime.supervisor import Component
 from reconciler.runtime.wakeup import WakeUp
-from state.cpu import PodIndicators
 from state.eviction import EvictionCase, EvictionOrder
-from state.evidence import PodSnapshot, Sample
+from state.evidence import PodSnapshot
 from state.model import SourceStatus
 from state.schema import EVICTIONS
 
 if TYPE_CHECKING:
-    from reconciler.interference.monitor import InterferenceMonitor, MonitoredNode
+    from reconciler.interference.monitor import InterferenceMonitor
     from reconciler.responses.eviction.executor import Evictor
     from reconciler.signals.readers import ReaderContext
     from reconciler.sources.pressure_events import PressureEvents
@@ -50,25 +52,38 @@ def watched(config: Config) -> bool:
 class InterferenceService:
     """See the module's text."""
 
-    def __init__(self, node: "MonitoredNode", telling: AlertService) -> None:
-        self._node, self._telling = node, telling
+    def __init__(
+        self,
+        config: Config,
+        base: NodeBase,
+        record: NodeRecord,
+        control: ControlLoop,
+        alerts: AlertService,
+    ) -> None:
+        self._config, self._base, self._record, self._control, self._alerts = config, base, record, control, alerts
+        self._place, self._mode = base.place, control.writes.mode
         self._changed = WakeUp()
         # Evictions that an earlier run began are completed or dropped, whatever the configuration now.
-        self._left = bool(node.store.rows(EVICTIONS))
+        self._left = bool(record.store.rows(EVICTIONS))
         self.observer: InterferenceMonitor | None = None
         self.evictor: Evictor | None = None
         self._pressure: PressureEvents | None = None
 
-    def reconfigure(self) -> None:
-        """The configuration is another one now."""
+    def reconfigure(self, config: Config) -> None:
+        """Take a new configuration."""
+        self._config = config
         if self.evictor is not None:
-            self.evictor.reconfigure(self._node.config.eviction.means)
+            self.evictor.reconfigure(config.eviction.means)
         self._changed.set()
 
     async def suspend(self) -> None:
         """Everything is being restored: what watching holds is given back, until the configuration is read again."""
         if self.observer is not None:
             await self.observer.suspend()
+
+    def component(self) -> Component:
+        """The one that monitors."""
+        return Component(name=NAME, run=self.run)
 
     def statuses(self) -> list[SourceStatus]:
         """Of what can be out of order."""
@@ -79,7 +94,7 @@ class InterferenceService:
         """Monitor while the configuration enables it."""
         task_status.started()
         while True:
-            if self._left or watched(self._node.config):
+            if self._left or watched(self._config):
                 await self._watch()
             else:
                 await self._changed.wait()
@@ -88,19 +103,26 @@ class InterferenceService:
         from reconciler.interference.monitor import InterferenceMonitor, read_kept
         from reconciler.sources.pressure_events import PressureEvents
 
-        node = self._node
+        record = self._record
         # The reconciler may be writing originals at this moment.
-        kept = await in_worker(read_kept, node.store, limiter=node.store_lane)
+        kept = await in_worker(read_kept, record.store, limiter=record.lane)
         try:
             async with trio.open_nursery() as nursery:
-                if self._left or self._node.config.eviction.enabled:
+                if self._left or self._config.eviction.enabled:
                     self.evictor = self._make_evictor()
                     await nursery.start(self.evictor.run)
                 self.observer = InterferenceMonitor(
-                    node, self._means, tell=self._telling.send, kept=kept, evictor=self.evictor
+                    self._base,
+                    record,
+                    self._control,
+                    config=lambda: self._config,
+                    means=self._means,
+                    tell=self._alerts.send,
+                    kept=kept,
+                    evictor=self.evictor,
                 )
                 nursery.start_soon(self.observer.run)
-                self._pressure = PressureEvents(self.observer.wake, root=self._node.place.root)
+                self._pressure = PressureEvents(self.observer.wake, root=self._place.root)
                 nursery.start_soon(self._pressure.run)
                 while not self._over():
                     await self._changed.wait(_LOOK_S)
@@ -113,17 +135,16 @@ class InterferenceService:
         if self.evictor is not None and any(case.open for case in self.evictor.cases()):
             return False
         self._left = False
-        if self.evictor is None and self._node.config.eviction.enabled:
+        if self.evictor is None and self._config.eviction.enabled:
             return True
-        return not watched(self._node.config)
+        return not watched(self._config)
 
     def _make_evictor(self) -> "Evictor":
         from reconciler.clients.kube import KubeApi
         from reconciler.responses.eviction.executor import Evictor
         from reconciler.sources.cri import CriClient
 
-        node, place = self._node, self._node.place
-        config = node.config
+        config, place, record = self._config, self._place, self._record
 
         def cri() -> CriClient | None:
             return cri_client(config.runtime, place.kubelet, place.root)
@@ -131,9 +152,9 @@ class InterferenceService:
         return Evictor(
             config.eviction.means,
             hierarchy=place.hierarchy,
-            store=node.store,
-            lane=node.store_lane,
-            stage=self._telling.stage,
+            store=record.store,
+            lane=record.lane,
+            stage=self._alerts.stage,
             api=KubeApi(
                 config.apiserver,
                 root=place.root,
@@ -144,60 +165,46 @@ class InterferenceService:
             kubelet_dir=os.path.join(place.root, place.kubelet.root_dir.lstrip("/")),
             pods=self._pod,
             forbidden=self._forbidden,
-            closing=self._node.closing,
+            closing=self._control.closing,
         )
 
     def _pod(self, uid: str) -> PodSnapshot | None:
         from reconciler.interference.monitor import snapshot_of
 
-        pod = self._node.inventory.pods.get(uid)
+        pod = self._control.inventory.pods.get(uid)
         return None if pod is None else snapshot_of(pod, None)
 
     def _forbidden(self, order: EvictionOrder) -> str | None:
         """Why an eviction must not continue: an operator's hold or change since it was ordered."""
-        config = self._node.config.eviction
+        config = self._config.eviction
         if not config.enabled:
             return "eviction is disabled"
-        if config.dry_run or not self._node.enforces():
+        if config.dry_run or not self._mode.enforce:
             return "eviction is now a dry run"
-        pod = self._node.inventory.pods.get(order.uid)
-        hold = pod_hold(self._node.holds_now(), order.uid, () if pod is None else pod.paths)
+        pod = self._control.inventory.pods.get(order.uid)
+        hold = pod_hold(self._mode.holds, order.uid, () if pod is None else pod.paths)
         return None if hold is None else f"on hold by {hold.by}: {hold.reason}"
 
     def _means(self, config: Config) -> "ReaderContext":
         from reconciler.signals.readers import ReaderContext
         from reconciler.sources.runtime_roots import find_image_root
 
-        place = self._node.place
+        place = self._place
         return ReaderContext(
             hierarchy=place.hierarchy,
             root=place.root,
-            files=self._node.files,
+            files=self._base.files,
             private_cgroup2=config.interference.private_cgroup2,
             filesystems={"nodefs": place.kubelet.root_dir, "imagefs": find_image_root(place.root)},
             kubelet=place.kubelet.root_dir,
             perf=config.interference.perf,
             probes=config.interference.probes,
-            cache=self._node.cache_use,
+            cache=self._control.sides.cache_use,
         )
 
     def cases(self) -> Sequence[EvictionCase]:
         """Evictions under way, and the last that ended."""
         return self.evictor.cases() if self.evictor is not None else ()
-
-    def misses(self) -> Mapping[str, Sample]:
-        """The newest cache misses by pod uid; empty while they are not counted."""
-        if self.observer is None or self.observer.frame is None:
-            return {}
-        from reconciler.signals.resctrl_reader import misses_of
-
-        return misses_of(self.observer.frame, time.monotonic())
-
-    def indicators(self) -> Mapping[str, PodIndicators]:
-        """What the sizes of pools follow beside CPU use, by pod uid; empty where they follow nothing else."""
-        if self.observer is None or self.observer.frame is None or not self._node.config.policies.shared.signals:
-            return {}
-        return pod_indicators(self.observer.frame, time.monotonic())
 
     def numbers(self) -> InterferenceCounters | None:
         """The metrics' part; None while nothing is watched."""
@@ -221,5 +228,4 @@ class InterferenceService:
             return None
         from reconciler.interference.status import evictions
 
-        node = self._node
-        return evictions(self.observer, node.config, enforce=node.enforces(), now=time.monotonic())
+        return evictions(self.observer, self._config, enforce=self._mode.enforce, now=time.monotonic())

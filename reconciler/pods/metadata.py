@@ -23,6 +23,8 @@ _LOG: Final = get_log("metadata")
 _FEW: Final = 8
 _RETRY_S: Final = (0.003, 0.01, 0.05, 0.2, 1.0, 5.0)
 """A runtime lists a new pod's sandbox some milliseconds after its first directory."""
+_LIST_GAP_S: Final = 1.0
+"""Containers' events request the kubelet's list at most this often."""
 
 
 class PodList(Protocol):
@@ -94,6 +96,7 @@ class Metadata:
         self._problem: str | None = None
         self._unread: tuple[str, ...] = ()
         self._relist = False
+        self._listed_at = -math.inf
         self._again: dict[str, tuple[int, float]] = {}
         self._wake = WakeUp()
         self.manifests: dict[str, PodMeta] = {}
@@ -147,6 +150,13 @@ class Metadata:
         """
         if self._kubelet is not None:
             self._kubelet.fetch()
+
+    def container_changed(self) -> None:
+        """A container was made or has ended: without a watch, this may have come with other labels or annotations."""
+        now = trio.current_time()
+        if self._watch is None and now - self._listed_at >= _LIST_GAP_S:
+            self._listed_at = now
+            self.refresh()
 
     def relist(self) -> None:
         """Have all metadata reported again: from now on other keys of labels and annotations are read."""

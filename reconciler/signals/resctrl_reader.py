@@ -31,7 +31,7 @@ class ResctrlReader:
     signals: Collection[str] = SIGNALS
 
     def __init__(self, newest: Callable[[], CacheUsage | None]) -> None:
-        """``newest``: the last measurement, None before the first (`reconciler.daemon.side_actuators.cache_use`)."""
+        """``newest``: the last measurement, None before the first (`reconciler.control.side_actuators`)."""
         self._newest = newest
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:

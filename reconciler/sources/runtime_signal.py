@@ -73,11 +73,15 @@ _BUNDLES: Final[Mapping[str, RuntimeEvent]] = {"init.pid": RuntimeEvent.INIT_PID
 class RuntimeEventHandler(Protocol):
     """Takes the signals, in the reader's task. Must not wait, and should not take longer than the writes do."""
 
-    def on_settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
+    def settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
         """The runtime has finished writing (creation or update). ``at``: monotonic seconds of the read.
 
         May be called twice for one rename, and is called for both files: compare values, not counts.
         """
+        ...
+
+    def commanded(self, container_id: str, at: float | None, /) -> None:
+        """The runtime was called for this container. ``at``: monotonic seconds; None: the last one was an update."""
         ...
 
     def gone(self, container_id: str, /) -> None:
@@ -116,17 +120,18 @@ class RuntimeEvents:
     """Watches the runtimes' directories and calls the handler."""
 
     def __init__(
-        self, dirs: RuntimeDirs, handler: RuntimeEventHandler, *, root: str = "/", resync_s: float = _RESYNC_S
+        self,
+        dirs: RuntimeDirs,
+        handler: RuntimeEventHandler,
+        *,
+        updates: Callable[[], bool] = lambda: False,
+        root: str = "/",
+        resync_s: float = _RESYNC_S,
     ) -> None:
+        """``updates``: whether the kubelet updates running containers, as its CPU manager's static policy does."""
         self._dirs = dirs
         self._handler = handler
-        self.commanded: Callable[[str, float | None], None] = _ignored
-        """Gets the container and monotonic seconds of each command, None where the last one was an update.
-
-        Called within the reader's task, it must not wait.
-        """
-        self.updates: Callable[[], bool] = _never
-        """Whether the kubelet updates running containers, as its CPU manager's static policy does."""
+        self._updates = updates
         self._opened: dict[str, float] = {}
         self._read: dict[str, float] = {}
         """Announced readings whose opening of the file is still to come."""
@@ -228,7 +233,7 @@ class RuntimeEvents:
             self._watcher = None
 
     async def _follow(self, watcher: DirWatcher[_WatchedDirectory], nursery: trio.Nursery) -> None:
-        settled = self._handler.on_settled
+        settled = self._handler.settled
         while True:
             batch = await watcher.next_batch()
             at = time.monotonic()
@@ -261,20 +266,20 @@ class RuntimeEvents:
         if at - self._opened.get(container_id, -math.inf) < _UPDATE_S:
             return
         self._opened[container_id] = at
-        if self.updates():
+        if self._updates():
             nursery.start_soon(self._report_later, container_id, at)
         else:
-            self.commanded(container_id, at)
+            self._handler.commanded(container_id, at)
 
     def _on_replaced(self, container_id: str, at: float) -> None:
         opened = self._opened.pop(container_id, -math.inf)
-        if at - opened < _UPDATE_S and not self.updates():
-            self.commanded(container_id, None)
+        if at - opened < _UPDATE_S and not self._updates():
+            self._handler.commanded(container_id, None)
 
     async def _report_later(self, container_id: str, at: float) -> None:
         await trio.sleep(_UPDATE_S)
         if self._opened.get(container_id) == at:
-            self.commanded(container_id, at)
+            self._handler.commanded(container_id, at)
 
     def _note(self, container_id: str, which: RuntimeEvent) -> None:
         """Keep the strongest evidence: that of the runtime's own file."""
@@ -290,7 +295,7 @@ class RuntimeEvents:
             for name in [name for name, at in self._silent_at.items() if at <= now]:
                 del self._silent_at[name]
                 self._evidence[name] = RuntimeEvent.ABSENT
-                self._handler.on_settled(name, time.monotonic(), RuntimeEvent.ABSENT)
+                self._handler.settled(name, time.monotonic(), RuntimeEvent.ABSENT)
             await self._silence.wait_until(min(self._silent_at.values(), default=math.inf))
 
     async def _list_periodically(self, watcher: DirWatcher[_WatchedDirectory]) -> None:
@@ -369,7 +374,7 @@ class RuntimeEvents:
         for file, which in root.expects.items():
             if os.path.exists(f"{path}/{file}"):
                 self._note(name, which)
-                self._handler.on_settled(name, time.monotonic(), RuntimeEvent.FOUND if found else which)
+                self._handler.settled(name, time.monotonic(), RuntimeEvent.FOUND if found else which)
                 return
         if name not in self._evidence and name not in self._silent_at:
             self._silent_at[name] = trio.current_time() + _SILENT_S
@@ -402,14 +407,5 @@ class RuntimeEvents:
             if seen != spot.seen:
                 spot.seen = seen
                 self._note(spot.container_id, which)
-                self._handler.on_settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)
+                self._handler.settled(spot.container_id, time.monotonic(), RuntimeEvent.FOUND)
             return
-
-
-def _ignored(container_id: str, at: float | None) -> None:
-    """No part uses the runtime's commands."""
-
-
-def _never() -> bool:
-    """No kubelet is known that updates containers."""
-    return False

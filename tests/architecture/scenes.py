@@ -40,7 +40,7 @@ from tests.node.inprocess import InProcess
 
 # One of them since a container's inner groups are narrowed before it.
 FOREIGN_CPUSET_FILES: Final = 41
-EVICTION_FILES: Final = 90
+EVICTION_FILES: Final = 94
 """Bounds: more files than that are too many for one way. Each alert is an event too, which is two files more."""
 CGROUP_ROOT: Final = f"/bypassd-test-architecture-{os.getpid()}"
 _WITHIN_S: Final = 30.0
@@ -153,13 +153,13 @@ async def _eviction(directory: Path, last: Callable[..., Any]) -> EnteredFiles:
 
     with entered.installed(), patch.object(live.kernel, "read", read), live.agent(config) as agent:
         await live.look(agent)
-        for uid, pod in agent.inventory.pods.items():
+        for uid, pod in agent.control.inventory.pods.items():
             certain = replace(pod.classification, certain=True)
-            agent.inventory.pods[uid] = replace(pod, classification=certain)
+            agent.control.inventory.pods[uid] = replace(pod, classification=certain)
         charge(WEB, _GI)
         charge(BATCH, 4 * _GI)
         async with trio.open_nursery() as nursery:
-            await nursery.start(agent.watching.run)
+            await nursery.start(agent.interference.run)
             await trio.sleep(_SETTLE_S)
             entered.until_called(last)
             charge(WEB, 2 * _GI)
@@ -226,7 +226,7 @@ async def _running(agent: Agent) -> AsyncIterator[None]:
     supervisor = Supervisor(agent.components())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
-        await agent.reconciler.ready.wait()
+        await agent.control.reconciler.ready.wait()
         await trio.sleep(_IDLE_S)
         yield
         supervisor.stop("the end of the scene")

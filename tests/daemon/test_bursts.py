@@ -104,7 +104,7 @@ async def running(config: Config, machine: Machine) -> AsyncIterator[Agent]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)
             with trio.fail_after(WITHIN_S):
-                await agent.reconciler.ready.wait()
+                await agent.control.reconciler.ready.wait()
             yield agent
             supervisor.stop("the end of the test")
     finally:
@@ -128,7 +128,7 @@ def web(node: DirectoryNode, **more: Any) -> NodePod:
 
 def forgotten(agent: Agent, pod: NodePod) -> bool:
     """True when nothing of ours is left in the pod."""
-    return not any(agent.ledger.group(path) for path in (pod.group, *(box.group for box in pod.boxes)))
+    return not any(agent.record.ledger.group(path) for path in (pod.group, *(box.group for box in pod.boxes)))
 
 
 class Quotas:
@@ -162,10 +162,10 @@ async def test_a_throttled_container_is_lent_quota_until_the_node_is_busy(node: 
         async with running(config, machine) as agent:
             await until(lambda: quotas.main >= 2 * LIMIT, quotas)
             await until(lambda: quotas() == (25_000, LIMIT, 35_000), quotas)
-            assert agent.alerts == {}
+            assert agent.alerts.raised == {}
             machine.busy = FULL
             await until(quotas.untouched, quotas)
-            await until(lambda: forgotten(agent, pod), lambda: list(agent.ledger))
+            await until(lambda: forgotten(agent, pod), lambda: list(agent.record.ledger))
             machine.busy = CALM
             await until(lambda: quotas.main > LIMIT, quotas)
 
@@ -179,8 +179,10 @@ async def test_a_loan_ends_with_its_policy(node: DirectoryNode, tmp_path: Path) 
             await until(lambda: quotas.main > LIMIT, quotas)
             agent.reconfigure(config_of(node, tmp_path))
             await until(quotas.untouched, quotas)
-            await until(lambda: forgotten(agent, pod), lambda: list(agent.ledger))
-            await until(lambda: agent.inventory.readings.lent_us == {}, lambda: agent.inventory.readings.lent_us)
+            await until(lambda: forgotten(agent, pod), lambda: list(agent.record.ledger))
+            await until(
+                lambda: agent.control.inventory.readings.lent_us == {}, lambda: agent.control.inventory.readings.lent_us
+            )
 
 
 async def test_a_loan_ends_with_a_restore_and_with_the_next_start(node: DirectoryNode, tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ async def test_a_loan_ends_with_a_restore_and_with_the_next_start(node: Director
         on, off = config_of(node, tmp_path, quota_burst=BURST), config_of(node, tmp_path)
         async with running(on, machine) as agent:
             await until(lambda: quotas.main > LIMIT, quotas)
-            assert all(result.ok for result in await agent.restore())
+            assert all(result.ok for result in await agent.commands.restore())
             assert quotas.untouched()
         async with running(on, machine):
             await until(lambda: quotas.main > LIMIT, quotas)
@@ -207,8 +209,8 @@ async def test_a_resize_during_a_loan_is_the_base_of_the_loan_and_of_its_return(
     quotas = Quotas(node, pod)
     with burning(node, pod.main), Scribe("kubelet") as kubelet:
         async with running(config_of(node, tmp_path, quota_burst=BURST), machine) as agent:
-            if not agent.attribution.status().ok:
-                pytest.skip(f"REAL KERNEL TEST NOT RUN: {agent.attribution.status().detail}")
+            if not agent.writes.attribution.status().ok:
+                pytest.skip(f"REAL KERNEL TEST NOT RUN: {agent.writes.attribution.status().detail}")
             await until(lambda: quotas() == (25_000, LIMIT, 35_000), quotas)
             kubelet.write(node.path(pod.group, "cpu", "cpu.cfs_quota_us"), "60000")
             await until(lambda: quotas()[2] == 75_000, quotas)
@@ -230,7 +232,7 @@ async def test_quota_turbo_lends_what_was_saved_and_no_more(node: DirectoryNode,
         async with running(config, machine) as agent:
 
             def saved() -> int:
-                state = agent.sampler.bursts.turbo.get(pod.main.group)
+                state = agent.accounts.sampler.bursts.turbo.get(pod.main.group)
                 return sum(state.saved) if state is not None else 0
 
             await until(lambda: saved() > 3000, saved)
@@ -238,5 +240,5 @@ async def test_quota_turbo_lends_what_was_saved_and_no_more(node: DirectoryNode,
             await until(lambda: quotas() == (2 * LIMIT, LIMIT, 3 * LIMIT), quotas)
             # It burns on: what it had saved is spent before long, and its average is its limit again.
             await until(quotas.untouched, quotas)
-            await until(lambda: forgotten(agent, pod), lambda: list(agent.ledger))
+            await until(lambda: forgotten(agent, pod), lambda: list(agent.record.ledger))
             assert node.quota(other.main.group) == str(LIMIT), "a pod without the mark has no part in it"

@@ -10,7 +10,7 @@ import trio
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
-from reconciler.control.persistence import was_killed
+from reconciler.control.record import was_killed
 from state.ledger import Ledger
 from state.store import Store, boot_id
 from state.undo import RestoreResult

@@ -22,7 +22,7 @@ from reconciler.actuators.network import netlink
 from reconciler.alerts import queue
 from reconciler.cli import plan, recorded
 from reconciler.clients import http, kube
-from reconciler.daemon.side_actuators import KINDS, codec_of
+from reconciler.control.side_actuators import KINDS, codec_of
 from reconciler.interference import recording
 from reconciler.pods import annotations, cpu_annotations
 from reconciler.responses.eviction import exemptions

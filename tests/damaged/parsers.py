@@ -29,16 +29,10 @@ from reconciler.clients.http_config import read_line
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config import load
 from reconciler.control.effect_hours import load_effect
+from reconciler.control.hold_store import read_holds
+from reconciler.control.node_headroom import read_published
 from reconciler.control.owner_ledger import load_hours
-from reconciler.control.persistence import (
-    decode_plan,
-    encoded,
-    read_classes,
-    read_holds,
-    read_plan,
-    read_published,
-    read_unexamined,
-)
+from reconciler.control.persistence import decode_plan, encoded, read_classes, read_plan, read_unexamined
 from reconciler.headroom.report import read_kept as read_headroom
 from reconciler.interference import recording
 from reconciler.interference.engine import EngineState, _learned
@@ -506,13 +500,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
         BYTES,
     ),
     Parser(
-        "reconciler.control.persistence:read_holds",
+        "reconciler.control.hold_store:read_holds",
         feed_row("node", read_holds),
         (),
         (msgpack.packb({"target": "node", "reason": "r", "by": "b", "until": None}),),
         BYTES,
     ),
-    Parser("reconciler.control.persistence:read_published", feed_row("published", read_published), (), ROWS, BYTES),
+    Parser("reconciler.control.node_headroom:read_published", feed_row("published", read_published), (), ROWS, BYTES),
     Parser("reconciler.interference.monitor:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
     Parser("reconciler.control.owner_ledger:load_hours", feed_row("owners:480000", load_hours), (), ROWS, BYTES),
     Parser("reconciler.control.effect_hours:load_effect", feed_row("effect:480000", load_effect), (), ROWS, BYTES),

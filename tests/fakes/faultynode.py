@@ -131,7 +131,7 @@ async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)
             with trio.move_on_after(20):
-                await agent.reconciler.ready.wait()
+                await agent.control.reconciler.ready.wait()
             with faults.apart():
                 settle = _late(node)
             await trio.sleep(0.05)
@@ -143,13 +143,13 @@ async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected
                 run.not_ready = show.not_ready()
                 result = show.state(("problems",))["problems"]
                 run.problems = [str(entry) for entry in result] if isinstance(result, list) else []
-            run.counted = dict(agent.errors.counts)
+            run.counted = dict(agent.writes.judge.errors.counts)
             run.failures = {name: status.failures for name, status in supervisor.statuses.items() if status.failures}
             faults.fault = lambda _call: 0
             run.calls = list(faults.calls)
             await _wait(node, faults, run, expected)
             with faults.apart():
-                await agent.restore()
+                await agent.commands.restore()
                 run.restored = _values(node)
             supervisor.stop("the end of the test")
     finally:

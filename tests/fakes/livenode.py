@@ -15,7 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from reconciler.cli.recorded import UsageReading
-from reconciler.config.environment import NodeEnvironment, find_place
+from reconciler.config.environment import find_place
 from reconciler.config.model import (
     AgentMode,
     Config,
@@ -31,8 +31,11 @@ from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
+from reconciler.sources.node import NodeEnvironment
 from reconciler.sources.runtime_signal import RuntimeEvent
 from state.model import PodClass
+from state.schema import META, RUNNING
+from state.store import StoreBatch
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.kubelet.cpu_manager import STATIC
@@ -61,6 +64,13 @@ USAGE = (
     UsageReading(at=1.0, stat=_stat(1), pods={WEB: 2_000_000_000, BATCH: 700_000_000, PINNED: 0}),
 )
 """Two CPUs' worth of online work, 0.7 of best-effort work, 0.3 of the system's."""
+
+
+def begin(agent: Agent) -> None:
+    """The store as after a daemon's start: one that ends without more was killed."""
+    batch = StoreBatch()
+    batch.put(META, RUNNING, msgspec.msgpack.encode(True))
+    agent.record.store.apply(batch)
 
 
 def container_id(uid: str) -> str:
@@ -146,9 +156,9 @@ class LiveNode(DirectoryNode):
             reading = CpuReading(
                 at_s=now - 1 + usage_reading.at, cpus=parse_stat(usage_reading.stat), pods=usage_reading.pods
             )
-            agent.inventory.take(cpu=sampler.sample(reading, CLASSES))
-        await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
-        agent.reconciler.ready.set()
+            agent.control.inventory.take(cpu=sampler.sample(reading, CLASSES))
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        agent.control.reconciler.ready.set()
 
     def document(self, *, killed: bool = False, mode: AgentMode = AgentMode.ENFORCE) -> dict[str, Any]:
         """What the daemon shows after two looks. ``killed``: it ends without a word, as by SIGKILL."""
@@ -156,11 +166,11 @@ class LiveNode(DirectoryNode):
         async def live() -> dict[str, Any]:
             with self.agent(replace(self.config, mode=mode)) as agent:
                 if killed:
-                    await agent.keeper._mark(running=True)
+                    begin(agent)
                 await self.look(agent)
-                agent.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
-                await agent.reconciler.reconcile(agent.dirty.take_nowait())
-                agent.alert("yield", "cpu.quota: left to systemd", None)
+                agent.control.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+                await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
+                agent.alerts.alert("yield", "cpu.quota: left to systemd", None)
                 await agent.keeper.flush()
                 show = StatusReport(agent, FakePulse(), statuses=_components, reload=tuple)
                 return _plain(show.state(()))

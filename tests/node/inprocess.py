@@ -108,5 +108,5 @@ class InProcess:
             agent.close()
 
     async def _tell_ready(self, agent: Agent) -> None:
-        await agent.reconciler.ready.wait()
+        await agent.control.reconciler.ready.wait()
         self._ready.set()

@@ -58,8 +58,8 @@ def test_a_row_without_a_number_or_that_cannot_be_read_is_left_out() -> None:
 
 
 def test_the_title_is_that_of_the_time_of_the_event(tmp_path: Path) -> None:
-    ledger = opened(tmp_path)
-    ledger.title_of = {"u1": "shop/web-0"}.__getitem__
+    titles = {"u1": "shop/web-0"}
+    ledger = Ledger(Store(str(tmp_path / "state.db")), title_of=lambda uid: titles.get(uid, ""))
     ledger.note(LedgerEvent(at=1.0, kind="off", pod_uid="u1"))
-    ledger.title_of = lambda _: ""
+    titles.clear()
     assert [item.pod for item in ledger.events_after(0)] == ["shop/web-0"]

@@ -40,7 +40,6 @@ from reconciler.actuators.cgroup.control_files import BOUNDS, MEMORY_PAIR, Relat
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite
 from reconciler.actuators.cgroup.inner_groups import InnerGroups
-from reconciler.actuators.holds import holding
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.workqueue import NODE, pod_key
@@ -103,8 +102,6 @@ class CgroupActuator:
         self._store_lane = store_lane
         self._follower = watched
         self._inner = InnerGroups(judge.hierarchy, ledger, judge.control_files.files)
-        self.reclaim = False
-        """Whether memory of a group may be reclaimed first when its limit is below its usage."""
         self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
         self._under_way: dict[tuple[str, str], FileWrite] = {}
         self._overtaken: Counter[tuple[str, str]] = Counter()
@@ -428,7 +425,7 @@ class CgroupActuator:
             want=want,
             why=why,
             usage_bytes=usage,
-            reclaim=self.reclaim or work.setting is None,
+            reclaim=self.judge.mode.reclaim or work.setting is None,
             least=work.setting is not None,
         )
 
@@ -538,10 +535,8 @@ class CgroupActuator:
 
     def _may_follow(self, work: FileWrite) -> bool:
         """Whether the groups inside this one may be written now."""
-        if not self.judge.enforce:
-            return False
-        path, knob = work.place
-        return holding(self.judge.holds, path=path, knob=knob, pod_uid=work.target.pod_uid) is None
+        mode = self.judge.mode
+        return mode.enforce and mode.hold_on(*work.place, work.target.pod_uid) is None
 
     async def _is_overtaken(self, work: FileWrite, code: int | None) -> bool:
         """Whether the fast path or another program changed what bounds this value after it was planned.

@@ -114,9 +114,12 @@ class ForeignWrites:
     """Decides, per file, about foreign values."""
 
     def __init__(self, rules: ForeignRules) -> None:
-        """``rules`` may be replaced at any time; running waits keep their end."""
-        self.rules = rules
+        self._rules = rules
         self._files: dict[tuple[str, str], FileHistory] = {}
+
+    def use(self, rules: ForeignRules) -> None:
+        """Decide by these from now on; running waits keep their end."""
+        self._rules = rules
 
     def decide(
         self,
@@ -136,7 +139,7 @@ class ForeignWrites:
         its hold has ended. While a wait or yield lasts the decision is repeated and nothing is counted; the first call
         after its end returns REASSERT.
         """
-        rules = self.rules
+        rules = self._rules
         history = self._files.setdefault(key, FileHistory())
         if history.until:
             if now < history.until:

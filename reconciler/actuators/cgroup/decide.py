@@ -29,7 +29,7 @@ from reconciler.actuators.cgroup.compare import (
 from reconciler.actuators.cgroup.conflict import ForeignWriteHandler, ForeignWrites, WriterLookup
 from reconciler.actuators.cgroup.control_files import MEMORY_PAIR, ControlFileCache, masked, reset_by, restore_text
 from reconciler.actuators.cgroup.status import Alert, StatusTable
-from reconciler.actuators.holds import holding
+from reconciler.actuators.mode import WriteMode
 from reconciler.runtime.object_errors import ObjectErrors
 from state.entry import US, LedgerEntry
 from state.ledger import Ledger
@@ -151,12 +151,16 @@ class ChangeDetector:
         alert: Alert,
         held: Callable[[Hold], None],
         errors: ObjectErrors,
+        mode: WriteMode,
+        in_place: ValuesInPlace | None = None,
+        lost: bool = False,
     ) -> None:
-        """``held`` is called with the holds that result from a person's own writes, so that they are stored."""
+        """``held`` is called with the holds that result from a person's own writes, so that they are stored.
+
+        ``lost``: the store was lost: a file's current value may be ours, and is not recorded as an original.
+        """
         self.hierarchy = hierarchy
-        self.enforce = True
-        self.dry_policies: frozenset[str] = frozenset()
-        self.holds: Mapping[str, Hold] = {}
+        self.mode = mode
         self.control_files = ControlFileCache(hierarchy, files)
         self.statuses = StatusTable(alert)
         self.alert = alert
@@ -168,12 +172,11 @@ class ChangeDetector:
             alert=alert,
             held=self._add_person_hold,
         )
-        self.lost = False
-        """The store was lost: a file's current value may be ours, and is not recorded as an original."""
+        self._lost = lost
         self.adoptable: list[FileWrite] = []
         """Files that hold the wanted value, and not the one that the kubelet and the runtime would have left there."""
         self.recent_releases = RecentReleases(self.control_files)
-        self.in_place = ValuesInPlace()
+        self.in_place = in_place or ValuesInPlace()
         self.errors = errors
         self.ledger = ledger
         self.files = files
@@ -261,7 +264,16 @@ class ChangeDetector:
 
     def may_write(self, setting: Setting) -> bool:
         """False if the setting is held, its policy is in dry run, or bypassd only observes."""
-        return self.enforce and setting.policy not in self.dry_policies and self._hold(setting) is None
+        return self.mode.enforce and not self.mode.is_dry(setting.policy) and self._hold(setting) is None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the originals were lost with the store, and the first pass is not over."""
+        return self._lost
+
+    def all_seen(self) -> None:
+        """Every file was compared: from now on a value that bypassd has not recorded is not its own."""
+        self._lost = False
 
     def forget(self, path: str) -> None:
         """Drop the state of a group that is gone; groups below it are forgotten by their own calls."""
@@ -342,7 +354,7 @@ class ChangeDetector:
             if entry is None and not work.target.creating and self.may_write(setting):
                 self.in_place.saw(work.place, work.actual)
             if (
-                self.lost
+                self._lost
                 and entry is None
                 and self.may_write(setting)
                 and self.value_without_agent(work) != work.actual
@@ -392,20 +404,20 @@ class ChangeDetector:
         self.statuses.record_unread(setting, SettingState.MISSING, why)
 
     def _hold(self, setting: Setting) -> Hold | None:
-        return holding(self.holds, path=setting.path, knob=setting.knob, pod_uid=setting.pod_uid)
+        return self.mode.hold_on(setting.path, setting.knob, setting.pod_uid)
 
     def _add_person_hold(self, hold: Hold) -> None:
-        self.holds = {**self.holds, hold.target: hold}
+        self.mode.add_hold(hold)
         self._on_hold(hold)
 
     # One managed file whose knob has no wanted setting any more
 
     def _plan_release(self, target: GroupTarget, entry: LedgerEntry) -> FileWrite | None:
         file = self.control_files.find(entry.path, entry.knob)
-        if file is None or not self.enforce or target.creating:
+        if file is None or not self.mode.enforce or target.creating:
             return None
         knob, version = file.knob, file.version
-        held = holding(self.holds, path=entry.path, knob=knob.name, pod_uid=entry.pod_uid) is not None
+        held = self.mode.hold_on(entry.path, knob.name, entry.pod_uid) is not None
         if held and knob.name not in ALWAYS_RESTORED:
             return None
         raw = self.control_files.text(file)

@@ -262,4 +262,4 @@ def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
 
 
 ACTUATOR: Final = ActuatorKind(codecs={THREAD: CODEC}, build=_build, undo=_undo)
-"""Its row in `reconciler.daemon.side_actuators`."""
+"""Its row in `reconciler.control.side_actuators`."""

@@ -97,4 +97,4 @@ def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
 
 
 ACTUATOR: Final = ActuatorKind(codecs={PROCESS: CODEC}, build=_build, undo=_undo)
-"""Its row in `reconciler.daemon.side_actuators`."""
+"""Its row in `reconciler.control.side_actuators`."""

@@ -15,6 +15,7 @@ from reconciler.actuators.cgroup.conflict import ForeignWrites
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
+from reconciler.actuators.mode import WriteMode, WriteSettings
 from reconciler.runtime.object_errors import ObjectErrors
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
@@ -103,6 +104,7 @@ class Acting:
         self.names = Names()
         self.followed = Followed()
         self.lane = FastPath(self._fired, files=self.files)
+        self.mode = WriteMode(WriteSettings())
         self.judge = ChangeDetector(
             hierarchy=hierarchy,
             ledger=self.ledger,
@@ -112,6 +114,7 @@ class Acting:
             alert=lambda kind, message, setting: self.alerts.append((kind, message)),
             held=lambda _hold: None,
             errors=ObjectErrors(),
+            mode=self.mode,
         )
         self.writer = KernelWriter(hierarchy, files=self.files)
         self.actuator = CgroupActuator(

@@ -38,7 +38,7 @@ from reconciler.actuators.processes.value_records import ContainerRecord, Contai
 from reconciler.actuators.resctrl import undo as resctrl
 from reconciler.actuators.resctrl.undo import ResctrlState
 from reconciler.actuators.restore import UndoKind, restore_ledger
-from reconciler.daemon import side_actuators
+from reconciler.control import side_actuators
 from state.entry import LedgerEntry
 from state.kinds import NETWORK, SYSCTL
 from state.ledger import Ledger

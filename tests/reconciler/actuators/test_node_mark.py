@@ -15,8 +15,8 @@ from reconciler.actuators.restore import restore_ledger
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.node_object import NodeClient, NodeTaint
+from reconciler.control import side_actuators
 from reconciler.control.planner import plan_node
-from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.closing import CLOSED_CONDITION, NODE_MARK, ClosedNode, MarkState, MarkStatus, NodeMark
 from state.kinds import NODE_OBJECT

@@ -13,7 +13,7 @@ from cgroupfs.errors import InputError
 from reconciler.alerts.agent_alerts import STORE_IS_WELL, as_alert, component_alert
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig
-from reconciler.alerts.service import AlertService, event_of, linked
+from reconciler.alerts.service import AlertService, HealthWatch, event_of, linked
 from reconciler.alerts.sinks.base import SinkContext
 from reconciler.alerts.sinks.file import FileSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
@@ -37,15 +37,14 @@ def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     return thread_clock(monkeypatch, threshold_s=0.05)
 
 
-def telling(tmp_path: Path, config: AlertsConfig, statuses: tuple[SourceStatus, ...] = ()) -> AlertService:
+def telling(tmp_path: Path, config: AlertsConfig) -> AlertService:
     store = Store(str(tmp_path / "state.db"), boot="b")
     return AlertService(
         config,
+        ApiServer(),
         store,
         trio.CapacityLimiter(1),
         ground=SinkContext(node="n1", root=str(tmp_path)),
-        apiserver=ApiServer(),
-        statuses=lambda: statuses,
     )
 
 
@@ -121,8 +120,10 @@ async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
 async def test_a_source_that_stays_down_is_told_and_its_return_too(
     tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    service = telling(tmp_path, to_file(), (SourceStatus(name="cri", ok=False, detail="no answer"),))
+    service = telling(tmp_path, to_file())
+    statuses = [SourceStatus(name="cri", ok=False, detail="no answer")]
     await nursery.start(service.run)
+    await nursery.start(HealthWatch(service, lambda: statuses, tuple, {}).run)
     await trio.sleep(50)
     assert not (tmp_path / "alerts").exists()
     await trio.sleep(60)
@@ -206,8 +207,8 @@ def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
         "async def main():\n"
         "    store = Store(tempfile.mkdtemp() + '/s')\n"
         "    config = Config()\n"
-        "    one = AlertService(config.alerts, store, trio.CapacityLimiter(1), ground=SinkContext(node='n'),\n"
-        "                  apiserver=config.apiserver, statuses=list)\n"
+        "    lane, ground = trio.CapacityLimiter(1), SinkContext(node='n')\n"
+        "    one = AlertService(config.alerts, config.apiserver, store, lane, ground=ground)\n"
         "    async with trio.open_nursery() as nursery:\n"
         "        await nursery.start(one.run)\n"
         "        one.send(as_alert('store', 'x', None, {}))\n"

@@ -128,7 +128,7 @@ def test_with_the_daemon_down_the_store_tells_what_has_yet_to_be_told(run: Run, 
     async def left() -> None:
         store = Store(path)
         lane = trio.CapacityLimiter(1)
-        service = AlertService(config, store, lane, ground=SinkContext(node="n"), apiserver=ApiServer(), statuses=list)
+        service = AlertService(config, ApiServer(), store, lane, ground=SinkContext(node="n"))
         alert = Alert(kind=AlertKind.CLEARED, key="v", summary="it is over", at_s=1700000000.0, durable=True)
         await keep(service, store, lane, alert)
         store.close()

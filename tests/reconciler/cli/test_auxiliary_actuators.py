@@ -16,7 +16,7 @@ from reconciler.actuators.restore import restore_ledger
 from reconciler.cli.exits import Exit
 from reconciler.cli.explain import BESIDE
 from reconciler.config.model import AgentMode
-from reconciler.daemon import side_actuators
+from reconciler.control import side_actuators
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.policies.core_sched import CoreSchedConfig
@@ -59,12 +59,12 @@ class Machine:
         side = CoreSched(
             self.cores,
             self.cores.hierarchy(),
-            agent.ledger,
-            agent.store_lane,
-            writes=agent.actuator.writes,
+            agent.record.ledger,
+            agent.record.lane,
+            writes=agent.writes.actuator.writes,
             proc=self.cores.proc,
         )
-        agent.sides = (side,)
+        agent.sides.all = (side,)
         return side
 
 
@@ -85,14 +85,14 @@ async def test_a_reload_a_hold_and_a_restore_reach_it_through_the_next_look(mach
         [cookie] = await look()
         assert cookie
         assert machine.cores.cookies(machine.box(WEB)) == {0}
-        await agent.holds.put(Hold(target=f"knob:{CORE_COOKIE}", reason="r", by="b"))
+        await agent.record.holds.put(Hold(target=f"knob:{CORE_COOKIE}", reason="r", by="b"))
         agent.reconfigure(machine.live.config)
         assert await look() == {cookie}
-        await agent.release(f"knob:{CORE_COOKIE}")
+        await agent.commands.release(f"knob:{CORE_COOKIE}")
         assert await look() == {0}
         agent.reconfigure(machine.config())
         assert await look() != {0}
-        done = await agent.restore()
+        done = await agent.commands.restore()
         assert ("core cookie", "reclaimed", True) in {(result.file, result.path, result.ok) for result in done}
         assert await look() == {0}
 
@@ -144,7 +144,7 @@ async def test_what_a_side_measures_of_caches_is_in_the_metrics(machine: Machine
         await machine.live.look(agent)
         show = StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple)
         assert (show.metrics().cache, show.metrics().cache_age_s) == (None, None)
-        agent.sides = (Measuring(),)  # type: ignore[assignment]  # only what a scrape asks for
+        agent.sides.all = (Measuring(),)  # type: ignore[assignment]  # only what a scrape asks for
         snapshot = show.metrics()
     assert snapshot.cache is not None
     assert snapshot.cache_age_s == pytest.approx(3, abs=1)
@@ -156,17 +156,17 @@ async def test_what_a_side_measures_of_caches_is_in_the_metrics(machine: Machine
 def test_a_copy_of_a_node_has_no_threads_to_reach(machine: Machine) -> None:
     """Thread ids mean something on the machine that they are of."""
     with machine.live.agent(machine.config()) as agent:
-        assert not {"core_sched", "resctrl"} & {side.name for side in agent.sides}
+        assert not {"core_sched", "resctrl"} & {side.name for side in agent.sides.all}
 
 
 async def test_a_copy_of_a_node_has_none_to_restore(machine: Machine) -> None:
     with machine.live.agent(machine.config()) as agent:
-        table = side_actuators.restore_table_without_daemon(machine.live.root, agent.ledger, None, no_api)
+        table = side_actuators.restore_table_without_daemon(machine.live.root, agent.record.ledger, None, no_api)
         assert list(table) == [SYSCTL, FILE, CAPACITY]
-        assert await restore_ledger(agent.ledger, table, side_actuators.codec_of) == []
+        assert await restore_ledger(agent.record.ledger, table, side_actuators.codec_of) == []
 
 
 def test_this_machine_gets_one(machine: Machine) -> None:
     machine.live.put("proc/sys/kernel/random/boot_id", f"{boot_id()}\n")
     with machine.live.agent() as agent:
-        assert {"core_sched", "resctrl"} <= {side.name for side in agent.sides}
+        assert {"core_sched", "resctrl"} <= {side.name for side in agent.sides.all}

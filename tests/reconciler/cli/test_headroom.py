@@ -65,9 +65,11 @@ def test_without_a_daemon_headroom_is_read_from_the_store_if_there_is_any(run: R
     async def measured(*, seconds: int) -> None:
         with live.agent() as agent:
             await live.look(agent)
-            use = agent.inventory.readings.cpu
+            use = agent.control.inventory.readings.cpu
             for second in range(seconds):
-                agent.headroom.update(agent.reconciler.pools, agent.inventory.readings.topology, use, 1.0 + second)
+                agent.headroom.report.update(
+                    agent.control.reconciler.pools, agent.control.inventory.readings.topology, use, 1.0 + second
+                )
             await agent.keeper.flush()
 
     trio.run(lambda: measured(seconds=0))

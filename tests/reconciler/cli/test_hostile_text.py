@@ -366,10 +366,10 @@ async def test_the_daemons_documents_are_safe_to_print(live: LiveNode) -> None:
         await live.look(agent)
         pods = {
             uid: replace(pod, labels={HOSTILE: HOSTILE}, annotations={HOSTILE: HOSTILE}, name=HOSTILE)
-            for uid, pod in agent.inventory.pods.items()
+            for uid, pod in agent.control.inventory.pods.items()
         }
-        agent.inventory.pods.clear()
-        agent.inventory.pods.update(pods)
+        agent.control.inventory.pods.clear()
+        agent.control.inventory.pods.update(pods)
         show = StatusReport(agent, pulse, statuses=list, reload=tuple)
         answers = Answers(show, HttpCounts())
         for form in FORMATS.keys() - {"msgpack"}:

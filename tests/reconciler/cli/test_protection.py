@@ -38,7 +38,7 @@ def write(live: LiveNode, level: str, **more: object) -> str:
 
 def settings_of(agent: Agent) -> list[Setting]:
     """What the last plan sets in control files, of the pods and the directories above them."""
-    groups = [group for wanted in agent.reconciler.wanted.values() for group in wanted.values()]
+    groups = [group for wanted in agent.control.reconciler.wanted.values() for group in wanted.values()]
     return [setting for group in groups for setting in group.values()]
 
 
@@ -57,7 +57,7 @@ async def test_a_plan_of_full_sets_what_doctor_does_not_miss(tmp_path: Path, mod
     live = LiveNode(tmp_path, mode)
     with live.agent(load(write(live, "full")).config) as agent:
         await live.look(agent)
-        view, _ = agent.current()
+        view, _ = agent.control.current()
         inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
         assert inspected.knobs == view.knobs
         assert knobs_of(agent) <= view.knobs
@@ -117,9 +117,15 @@ async def test_a_reload_sets_and_releases_what_another_level_has(tmp_path: Path)
         now = await level(now, "cpu")
         assert idle() == "1"
         now = await level(now, "observe")
-        assert not agent.enforces()
+        assert not agent.mode.enforce
         await level(now, "full", mode="observe")
-        assert not agent.enforces()
+        assert not agent.mode.enforce
         assert "cpu.idle" in knobs_of(agent)
-        assert agent.reconciler.plan is not None
-        assert agent.reconciler.plan.reasons.keys() >= {"memory_qos", "be_memory", "memory_reclaim", "cache", "network"}
+        assert agent.control.reconciler.plan is not None
+        assert agent.control.reconciler.plan.reasons.keys() >= {
+            "memory_qos",
+            "be_memory",
+            "memory_reclaim",
+            "cache",
+            "network",
+        }

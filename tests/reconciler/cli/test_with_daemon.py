@@ -36,7 +36,7 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
             assert (await run("diff"))[0] == Exit.OK
             assert (await run("explain", "batch-7"))[0] == Exit.OK
             code, out = await run("hold", "pod:batch-7", "--reason", "a test, with ümlaut", "--for", "1h")
-            assert (code, list(agent.holds.all)) == (Exit.OK, [f"pod:{BATCH}"])
+            assert (code, list(agent.record.holds.all)) == (Exit.OK, [f"pod:{BATCH}"])
             code, out = await run("holds")
             assert "a test, with ümlaut" in out
             assert (await run("hold", "nonsense", "--reason", "x"))[0] == Exit.USAGE
@@ -48,7 +48,7 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
             assert "4 files: 4 restored" in out
             assert "in mode observe" in out
             assert (await run("diff"))[0] == Exit.OK, "until the daemon has looked again"
-            await agent.reconciler.reconcile(agent.dirty.take_nowait())
+            await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
             code, out = await run("diff")
             assert code == Exit.NOT_OK
             assert out.count("would write") == 4

@@ -43,7 +43,7 @@ def everywhere(live: LiveNode) -> None:
 
 
 def condition(agent: Agent) -> SourceStatus:
-    return next(status for status in agent._watched() if status.name == NAME)
+    return next(status for status in agent.watched() if status.name == NAME)
 
 
 def cpus(live: LiveNode) -> str:
@@ -61,7 +61,7 @@ async def test_a_controller_is_put_back_from_the_top_and_the_settings_follow(liv
             cpus(live)
         await live.look(agent)
         assert "cpuset" in control(live, group(BATCH))
-        assert agent.alerts["controllers"] == 1
+        assert agent.alerts.raised["controllers"] == 1
         assert condition(agent).ok
         await live.look(agent)
         assert cpus(live) == wanted
@@ -79,10 +79,10 @@ async def test_it_is_the_same_with_the_other_controllers(live: LiveNode, name: s
 async def test_a_setting_names_the_directory_and_where_nothing_may_be_written_it_is_an_alert(live: LiveNode) -> None:
     with live.agent() as agent:
         await live.look(agent)
-        agent.judge.enforce = False
+        agent.mode.set_enforce(enforce=False)
         everywhere(live)
         await live.look(agent)
-        status = agent.judge.statuses.get((BOX, "cpu.set"))
+        status = agent.writes.judge.statuses.get((BOX, "cpu.set"))
         assert status is not None
         assert status.detail.startswith("cpuset is not in cgroup.subtree_control of /kubepods, so this group has no")
         found = condition(agent)
@@ -101,7 +101,7 @@ async def test_a_directory_above_kubepods_is_reported_only(live: LiveNode) -> No
         await live.look(agent)
         assert "cpuset" not in control(live, "/")
         assert "of /: not bypassd's to change" in condition(agent).detail
-        assert not agent.alerts["controllers"]
+        assert not agent.alerts.raised["controllers"]
 
 
 async def test_what_is_taken_out_again_and_again_is_left_and_reported(live: LiveNode, mock_clock: MockClock) -> None:

@@ -44,7 +44,7 @@ class Node:
 
     async def switch(self, agent: Agent, *, off: str = "", on: str = "") -> None:
         """The kernel's part, then the agent's: what the source tells, and the look that follows."""
-        before = agent.inventory.readings.topology
+        before = agent.control.inventory.readings.topology
         for cpu in map(int, filter(None, off.split(","))):
             self.live.kernel.unplug(cpu)
         for cpu in map(int, filter(None, on.split(","))):
@@ -55,7 +55,7 @@ class Node:
         self.live.put("sys/devices/system/cpu/online", ",".join(map(str, online)) + "\n")
         after = read_topology(self.live.root)
         taken = type(before.online)(int(cpu) for cpu in off.split(",") if cpu)
-        await agent.replug.changed(CpuChange(before, after, taken))
+        await agent.control.repair.changed(CpuChange(before, after, taken))
         await self.live.look(agent)
 
 
@@ -68,15 +68,15 @@ async def test_every_cpuset_gets_a_returned_cpu_back_on_v1(node: Node) -> None:
     with node.agent() as agent:
         await node.live.look(agent)
         await node.switch(agent, off="3")
-        assert agent.inventory.readings.topology.online == agent.reconciler.pools.online_cpus  # type: ignore[union-attr]
+        assert agent.control.inventory.readings.topology.online == agent.control.reconciler.pools.online_cpus  # type: ignore[union-attr]
         assert node.cpus(TOP) == node.cpus(group(WEB)) == "0-2,4-7"
         assert node.cpus(node.main(WEB)) == "0-2,4-6"
         await node.switch(agent, on="3")
         for path in (TOP, BE, "/kubepods/burstable", group(WEB), group(BATCH), group(PINNED)):
             assert node.cpus(path) == "0-7"
         assert node.cpus(node.main(WEB)) == "0-6"
-        assert agent.alerts["hotplug"] == 2
-        assert agent.dirty.resyncs["hotplug"] == 2
+        assert agent.alerts.raised["hotplug"] == 2
+        assert agent.hub.changed.resyncs["hotplug"] == 2
 
 
 async def test_a_containers_settings_are_written_again_without_a_foreign_writer(node: Node) -> None:
@@ -89,13 +89,13 @@ async def test_a_containers_settings_are_written_again_without_a_foreign_writer(
             await node.switch(agent, off=first)
             assert first not in node.cpus(node.main(BATCH)).split(",")
             await node.switch(agent, on=first)
-            pools = agent.reconciler.pools
+            pools = agent.control.reconciler.pools
             assert pools is not None
             assert node.cpus(node.main(BATCH)) == str(pools.reclaimed)
         # A dozen narrowings that were somebody's writes would have ended in a yield.
-        assert not agent.judge.foreign_writes.writes
-        assert not agent.judge.foreign_writes.yields
-        assert agent.judge.statuses.get((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
+        assert not agent.writes.judge.foreign_writes.writes
+        assert not agent.writes.judge.foreign_writes.yields
+        assert agent.writes.judge.statuses.get((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
 
 
 async def test_a_cpu_unplugged_for_a_moment_is_restored_too(node: Node) -> None:
@@ -144,11 +144,11 @@ async def test_a_container_that_has_lost_its_last_cpu_is_named(node: Node) -> No
     node.put(node.main(PINNED), "7")
     with node.agent() as agent:
         await node.live.look(agent)
-        texts: list[str] = []
-        agent.replug._tell = texts.append
         await node.switch(agent, off="7")
         await node.switch(agent, on="7")
         assert node.cpus(node.main(PINNED)) == "7"
+        events = agent.record.ledger.events_after(0)
+        texts = [event.reason for event in events if event.kind == "alert:hotplug"]
     assert f"; no CPU left for {node.main(PINNED)}: its processes run in the parent group" in texts[0]
     assert "no CPU left" not in texts[1]
     assert "restored in " in texts[1]
@@ -172,20 +172,20 @@ async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_restored(tmp_path:
         await node.switch(agent, off="3")
         await node.switch(agent, on="3")
         assert {path: node.cpus(path) for path in before} == before
-        assert agent.inventory.readings.topology.online == read_topology(node.live.root).online
+        assert agent.control.inventory.readings.topology.online == read_topology(node.live.root).online
 
 
 @pytest.mark.parametrize("mode", [AgentMode.OBSERVE, AgentMode.ENFORCE], ids=["observe", "hold on the node"])
 async def test_where_nothing_may_be_written_nothing_is_restored(node: Node, mode: AgentMode) -> None:
     with node.agent(mode) as agent:
         if mode is AgentMode.ENFORCE:
-            agent.holds.all["node"] = Hold(target="node", reason="kernel upgrade", by="ana")
-            agent.holds.refresh()
+            agent.record.holds.all["node"] = Hold(target="node", reason="kernel upgrade", by="ana")
+            agent.record.holds.refresh()
         await node.live.look(agent)
         await node.switch(agent, off="3")
         await node.switch(agent, on="3")
         assert (node.cpus(TOP), node.cpus(node.main(WEB))) == ("0-2,4-7", "0-2,4-6")
-        assert agent.inventory.readings.topology.online == read_topology(node.live.root).online
+        assert agent.control.inventory.readings.topology.online == read_topology(node.live.root).online
 
 
 async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node: Node) -> None:
@@ -193,27 +193,27 @@ async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node:
         await node.live.look(agent)
         await node.switch(agent, off="3")
         node.put(node.main(BATCH), "0-1")
-        pools = agent.reconciler.pools
+        pools = agent.control.reconciler.pools
         assert pools is not None
         assert str(pools.reclaimed) != "0-1"
         await node.live.look(agent)
         # Nobody knows who it was: a runtime, maybe, that is not done yet.
-        agent.judge.foreign_writes._updating[node.main(BATCH), "cpu.set"] -= 1.0
+        agent.writes.judge.foreign_writes._updating[node.main(BATCH), "cpu.set"] -= 1.0
         await node.live.look(agent)
-        assert agent.judge.foreign_writes.writes
+        assert agent.writes.judge.foreign_writes.writes
 
 
 async def test_the_ticker_notices_without_any_event(node: Node) -> None:
     with node.agent() as agent:
         seen: list[str] = []
-        agent.hotplug._on_change = lambda change: _note(seen, change)
-        agent.hotplug.check()
-        assert not agent.hotplug._hint.is_set()
+        agent.control.hotplug._on_change = lambda change: _note(seen, change)
+        agent.control.hotplug.check()
+        assert not agent.control.hotplug._hint.is_set()
         node.live.put("sys/devices/system/cpu/online", "0-6\n")
-        agent.sampler._files = REAL  # /proc is no part of the fake kernel
-        agent.sampler.tick(time.monotonic(), fast=False)
-        assert agent.hotplug._hint.is_set()
-        await agent.hotplug._look()
+        agent.accounts.sampler._files = REAL  # /proc is no part of the fake kernel
+        agent.accounts.sampler.tick(time.monotonic(), fast=False)
+        assert agent.control.hotplug._hint.is_set()
+        await agent.control.hotplug._look()
         assert seen == ["CPU 7 went offline; online now: 0-6"]
 
 

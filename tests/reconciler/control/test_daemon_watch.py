@@ -24,7 +24,7 @@ from state.daemons import DaemonGroup
 from state.setting_state import SettingState
 from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
-from tests.fakes.livenode import BATCH, LiveNode
+from tests.fakes.livenode import BATCH, LiveNode, begin
 from tests.fakes.node import mounts_of
 
 SLICE: Final = "/system.slice"
@@ -80,8 +80,13 @@ class Node:
                 taskstats=lambda: self.taskstats,
                 clock=lambda: self.now,
             )
-            agent.sampler.daemons = DaemonWatch(
-                agent.reconciler, agent.ledger, place.hierarchy, agent.usage, files=self.live.kernel, groups=groups
+            agent.accounts.sampler.daemons = DaemonWatch(
+                agent.control.reconciler,
+                agent.record.ledger,
+                place.hierarchy,
+                agent.usage,
+                files=self.live.kernel,
+                groups=groups,
             )
             yield agent
 
@@ -93,15 +98,15 @@ class Node:
         mount = mounts_of(self.live.kernel).get("cpuacct", self.cpu)
         self.live.kernel.charge(mount + SLICE, cpu_ns=use_ns)
         self.now += 1.0
-        await agent.sampler.daemons.round(self.now)
-        if agent.dirty:
-            await agent.reconciler.reconcile(agent.dirty.take_nowait())
+        await agent.accounts.sampler.daemons.round(self.now)
+        if agent.hub.changed:
+            await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
 
     def play(self, scenario: Callable[[Agent], Awaitable[None]]) -> None:
         async def played() -> None:
             with self.agent() as agent:
                 await self.live.look(agent)
-                agent.dirty.take_nowait()
+                agent.hub.changed.take_nowait()
                 await scenario(agent)
 
         trio.run(played)
@@ -132,12 +137,12 @@ def test_the_weight_follows_the_need_and_is_in_the_ledger(node: Node) -> None:
         for _ in range(60):
             await node.second(agent)
             weights.append(node.weight)
-        status = agent.judge.statuses.get((SLICE, "cpu.weight"))
+        status = agent.writes.judge.statuses.get((SLICE, "cpu.weight"))
         assert status is not None
         assert status.state in {SettingState.WRITTEN, SettingState.IN_PLACE}
-        (row,) = agent.ledger.group(SLICE)
+        (row,) = agent.record.ledger.group(SLICE)
         assert (row.original, row.policy) == (original, "node_daemons")
-        assert agent.reconciler.wanted[""][SLICE]["cpu.weight"].reason == "200 % of what its daemons need"
+        assert agent.control.reconciler.wanted[""][SLICE]["cpu.weight"].reason == "200 % of what its daemons need"
 
     node.play(scenario)
     assert weights[:10] == [original] * 10
@@ -166,8 +171,8 @@ def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
         pod = node.live.pods[BATCH]
         box = node.live.prepare(pod, "second", {"cpu": {"shares": 2}})
         node.live.make_groups(pod, box)
-        agent.inventory._awaited = lambda _cid: True
-        await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        agent.control.inventory._awaited = lambda _cid: True
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         assert node.weight == original
 
     node.play(scenario)
@@ -180,25 +185,25 @@ def test_it_is_restored_by_off_by_a_restore_by_a_stop_and_after_a_killed_agent(n
         await until_low(node, agent)
         off = replace(agent.config, policies=PoliciesConfig(node_daemons=NodeDaemonsConfig()))
         agent.reconfigure(off)
-        await agent.reconciler.reconcile(agent.dirty.take_nowait())
+        await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
         assert node.weight == original
-        assert agent.ledger.group(SLICE) == []
+        assert agent.record.ledger.group(SLICE) == []
 
     async def restore(agent: Agent) -> None:
         await until_low(node, agent)
-        await agent.restore()
+        await agent.commands.restore()
         assert node.weight == original
 
     async def stopped(agent: Agent) -> None:
         await until_low(node, agent)
-        others = [row.key for row in agent.ledger.control_files() if row.path != SLICE]
-        await agent.restore_daemon_weights()
+        others = [row.key for row in agent.record.ledger.control_files() if row.path != SLICE]
+        await agent.commands.restore_daemon_weights()
         assert node.weight == original
-        assert [row.key for row in agent.ledger.control_files()] == others != []
+        assert [row.key for row in agent.record.ledger.control_files()] == others != []
 
     async def killed(agent: Agent) -> None:
         await until_low(node, agent)
-        await agent.keeper._mark(running=True)
+        begin(agent)
         assert node.weight == low(node)
 
     async def next_start(agent: Agent) -> None:
@@ -220,13 +225,13 @@ def test_a_value_of_its_owner_becomes_the_original_and_ours_is_written_again(nod
 
     async def scenario(agent: Agent) -> None:
         await until_low(node, agent)
-        agent.judge.foreign_writes._attribution = Writers()
+        agent.writes.judge.foreign_writes._attribution = Writers()
         node.live.kernel.write(node.cpu + SLICE, node.file, "70")
-        await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         assert node.weight == low(node)
         await node.second(agent)
-        assert agent.inventory.readings.daemons.groups[SLICE].original == 70
-        await agent.restore()
+        assert agent.control.inventory.readings.daemons.groups[SLICE].original == 70
+        await agent.commands.restore()
         assert node.weight == "70"
 
     node.play(scenario)
@@ -239,11 +244,11 @@ def test_a_value_of_a_person_becomes_a_hold(node: Node) -> None:
 
     async def scenario(agent: Agent) -> None:
         await until_low(node, agent)
-        agent.judge.foreign_writes._attribution = Writers()
+        agent.writes.judge.foreign_writes._attribution = Writers()
         node.live.kernel.write(node.cpu + SLICE, node.file, "700")
-        await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         assert node.weight == "700"
-        assert [hold.by for hold in agent.judge.holds.values()] == ["bash (pid 7)"]
+        assert [hold.by for hold in agent.mode.holds.values()] == ["bash (pid 7)"]
 
     node.play(scenario)
 
@@ -256,11 +261,11 @@ def test_without_the_policy_daemons_are_measured_and_nothing_is_written(tmp_path
 
     async def scenario(agent: Agent) -> None:
         await until_low(node, agent)
-        daemons = agent.inventory.readings.daemons
+        daemons = agent.control.inventory.readings.daemons
         own, waits = int(original), daemons.groups[SLICE].waits
         assert daemons.groups == {SLICE: DaemonGroup(weight=own, original=own, use_milli=50, waits=waits)}
-        assert agent.reconciler.plan is not None
-        assert agent.reconciler.plan.reasons["node_daemons"] == "off"
+        assert agent.control.reconciler.plan is not None
+        assert agent.control.reconciler.plan.reasons["node_daemons"] == "off"
 
     node.play(scenario)
     assert node.weight == original
@@ -270,10 +275,10 @@ def test_where_services_have_no_group_the_reason_is_reported(tmp_path: Path) -> 
     node = Node(tmp_path)
 
     async def scenario(agent: Agent) -> None:
-        await agent.sampler.daemons.round(node.now + 1)
-        await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
-        assert agent.reconciler.plan is not None
-        reason = agent.reconciler.plan.reasons["node_daemons"]
+        await agent.accounts.sampler.daemons.round(node.now + 1)
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        assert agent.control.reconciler.plan is not None
+        reason = agent.control.reconciler.plan.reasons["node_daemons"]
         assert reason.startswith("/system.slice: not here: no such group in the CPU hierarchy: without CPU accounting")
 
     node.play(scenario)
@@ -285,9 +290,9 @@ def test_the_pods_and_the_root_are_never_among_them(node: Node) -> None:
 
     async def scenario(agent: Agent) -> None:
         await node.second(agent)
-        daemons = agent.inventory.readings.daemons
+        daemons = agent.control.inventory.readings.daemons
         assert set(daemons.groups) == {SLICE, "/user.slice"}
-        view = agent.inventory.view(0.0, {})
+        view = agent.control.inventory.view(0.0, {})
         assert view.daemons is daemons
 
     node.play(scenario)
@@ -318,10 +323,10 @@ def test_waiting_is_that_of_the_process_that_waited_most(tmp_path: Path) -> None
 
     async def scenario(agent: Agent) -> None:
         await node.second(agent)
-        assert agent.inventory.readings.daemons.groups[SLICE].waits is None
+        assert agent.control.inventory.readings.daemons.groups[SLICE].waits is None
         pass_time((0.1, 0.9, 0.0), (0.05, 0.1, 0.0))
         await node.second(agent)
-        assert agent.inventory.readings.daemons.groups[SLICE].waits == pytest.approx(0.9)
+        assert agent.control.inventory.readings.daemons.groups[SLICE].waits == pytest.approx(0.9)
         for _ in range(int(LIST_S)):
             pass_time((0.1, 0.2, 0.0), (0.05, 0.1, 0.0))
             await node.second(agent)

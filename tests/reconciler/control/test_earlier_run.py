@@ -57,7 +57,7 @@ def without_record(live: LiveNode) -> Path:
 
 
 def waiting(agent: Agent) -> set[str]:
-    return {path for path, _ in agent.reconciler.earlier_run.unexamined or ()}
+    return {path for path, _ in agent.control.reconciler.earlier_run.unexamined or ()}
 
 
 def problem(agent: Agent) -> str:
@@ -71,13 +71,13 @@ async def test_a_budget_without_a_record_is_not_the_nodes_own(live: LiveNode) ->
         await live.look(agent)
         assert not limited(live, BE)
         assert not limited(live, BOX)
-        assert agent.alerts["earlier run"] == 1
+        assert agent.alerts.raised["earlier run"] == 1
         assert not problem(agent)
         # Whoever writes it now is another program: what it writes stays.
         limit(live, BE, 300)
         await live.look(agent)
         assert limited(live, BE)
-        assert agent.alerts["earlier run"] == 1
+        assert agent.alerts.raised["earlier run"] == 1
 
 
 async def test_the_original_of_a_planned_value_is_the_kubelets_not_the_leftover(live: LiveNode) -> None:
@@ -85,8 +85,8 @@ async def test_the_original_of_a_planned_value_is_the_kubelets_not_the_leftover(
     with live.agent() as agent:
         await live.look(agent)
         assert limited(live, BE)
-        assert agent.alerts["earlier run"] == 1
-        assert all(result.ok for result in await agent.restore())
+        assert agent.alerts.raised["earlier run"] == 1
+        assert all(result.ok for result in await agent.commands.restore())
         assert not limited(live, BE)
 
 
@@ -96,8 +96,8 @@ async def test_where_nothing_may_be_written_it_is_a_problem(live: LiveNode, why:
     mode = AgentMode.OBSERVE if why == "observe" else AgentMode.ENFORCE
     with live.agent(without_quota(live, mode)) as agent:
         if why == "hold":
-            agent.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
-            agent.holds.refresh()
+            agent.record.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
+            agent.record.holds.refresh()
         await live.look(agent)
         assert limited(live, BE)
         if why == "observe":
@@ -135,10 +135,10 @@ async def test_a_pod_left_in_the_idle_class_gets_its_weight_back(live: LiveNode)
         for _ in range(3):
             await live.look(agent)
         assert live.read(group(BATCH), "cpu", "cpu.idle").strip() == "0"
-        status = agent.judge.statuses.get((group(BATCH), "cpu.weight"))
+        status = agent.writes.judge.statuses.get((group(BATCH), "cpu.weight"))
         assert status is not None
         assert status.state.is_in_force()
-        assert all(result.ok for result in await agent.restore())
+        assert all(result.ok for result in await agent.commands.restore())
         assert live.read(group(BATCH), "cpu", "cpu.idle").strip() == "0"
         assert live.read(group(BATCH), "cpu", file) == weight
 
@@ -152,11 +152,11 @@ async def test_a_container_whose_record_comes_later_is_examined_then(live: LiveN
         assert limited(live, BOX)
         assert BOX in waiting(agent)
         record.with_name("away").rename(record)
-        agent.inventory.refresh(container_id(BATCH))
+        agent.control.inventory.refresh(container_id(BATCH))
         await live.look(agent)
         await live.look(agent)
         assert not limited(live, BOX)
-        assert agent.alerts["earlier run"] == 1
+        assert agent.alerts.raised["earlier run"] == 1
         assert BOX not in waiting(agent)
 
 
@@ -180,7 +180,7 @@ async def test_what_is_never_known_is_given_up_after_a_while(live: LiveNode, mon
     with live.agent(without_quota(live)) as agent:
         await live.look(agent)
         assert BOX in waiting(agent)
-        monkeypatch.setattr(agent.reconciler.earlier_run, "_clock", lambda: time.monotonic() + 601)
+        monkeypatch.setattr(agent.control.reconciler.earlier_run, "_clock", lambda: time.monotonic() + 601)
         await live.look(agent)
         assert not waiting(agent)
         limit(live, BE, 300)
@@ -192,11 +192,11 @@ async def test_a_group_that_is_made_later_has_no_values_of_an_earlier_run(live: 
     without_record(live)
     with live.agent(without_quota(live)) as agent:
         await live.look(agent)
-        assert agent.reconciler.earlier_run.is_open
+        assert agent.control.reconciler.earlier_run.is_open
         limit(live, BE, 300)
         await live.look(agent)
         assert limited(live, BE), "examined once, what another program writes then stays"
-        assert not agent.alerts["earlier run"]
+        assert not agent.alerts.raised["earlier run"]
 
 
 async def test_the_bound_of_memory_and_swap_is_taken_over_too(live: LiveNode) -> None:
@@ -230,8 +230,8 @@ async def test_a_whole_run_whose_state_directory_is_lost_leaves_nothing_behind(l
 async def test_a_new_node_has_nothing_to_take_over(live: LiveNode) -> None:
     with live.agent(without_quota(live)) as agent:
         await live.look(agent)
-        assert not agent.alerts["earlier run"]
-        assert not agent.ledger.group(BE)
+        assert not agent.alerts.raised["earlier run"]
+        assert not agent.record.ledger.group(BE)
         # An online pod's quota is nobody's leftover: its runtime's record may be older than the file.
         limit(live, f"{group(WEB)}/{container_id(WEB)}", 500)
         await live.look(agent)
@@ -246,4 +246,4 @@ async def test_with_a_record_a_value_is_the_nodes_own(live: LiveNode) -> None:
     with live.agent(without_quota(live)) as agent:
         await live.look(agent)
         assert limited(live, BE)
-        assert not agent.alerts["earlier run"]
+        assert not agent.alerts.raised["earlier run"]

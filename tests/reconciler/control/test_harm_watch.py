@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ import trio.testing
 from msgspec.structs import replace
 
 from cgroupfs.usage import UsageReader
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.sampler import Sampler
 from reconciler.daemon.agent import Agent
@@ -23,8 +25,7 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.workqueue import DirtyBatch
 from state.cpu import HarmReading
-from state.model import NodeCpu, NodeView, Pod
-from state.plan import NodePlan
+from state.model import NodeCpu, Pod
 from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import BATCH, WEB, LiveNode, group
@@ -65,32 +66,32 @@ class Rounds:
         self.be_ns = 0
         self.want_milli: int | None = None
         usage = UsageReader(agent.place.hierarchy, ops=node.kernel, clock=lambda: self.now)
-        usage.cpu_ns = lambda path: self.be_ns if path == agent.inventory.besteffort else 0  # type: ignore[method-assign]  # counters by hand
-        self.watch = HarmWatch(agent.reconciler, usage, wait=lambda: self.waits)
+        usage.cpu_ns = lambda path: self.be_ns if path == agent.control.inventory.besteffort else 0  # type: ignore[method-assign]  # counters by hand
+        self.watch = HarmWatch(agent.control.reconciler, usage, wait=lambda: self.waits)
 
     async def next(self, times: int = 1) -> HarmReading | None:
         for _ in range(times):
             self.now += 0.1
-            pools = self.agent.reconciler.pools
+            pools = self.agent.control.reconciler.pools
             assert pools is not None
             used = pools.budget_milli if self.want_milli is None else self.want_milli
             self.be_ns += used * 100_000
             await self.watch.round(self.now)
             await self.look()
-        return self.agent.inventory.readings.harm
+        return self.agent.control.inventory.readings.harm
 
     async def look(self) -> None:
-        if (batch := self.agent.dirty.take_nowait()) is not None:
-            await self.agent.reconciler.reconcile(batch)
+        if (batch := self.agent.hub.changed.take_nowait()) is not None:
+            await self.agent.control.reconciler.reconcile(batch)
 
     @property
     def in_force(self) -> bool:
-        pools = self.agent.reconciler.pools
+        pools = self.agent.control.reconciler.pools
         return pools is not None and pools.harm is not None and pools.harm.in_force
 
     @property
     def quota(self) -> str:
-        path = self.agent.inventory.besteffort
+        path = self.agent.control.inventory.besteffort
         if self.node.kernel.mode == "v2":
             return self.node.kernel.read(f"{self.node.root}/sys/fs/cgroup{path}", "cpu.max").split()[0]
         return self.node.kernel.read(f"{self.node.root}/sys/fs/cgroup/cpu{path}", "cpu.cfs_quota_us").strip()
@@ -105,8 +106,8 @@ async def watching(node: LiveNode, policies: PoliciesConfig = POLICIES) -> Async
     agent = Agent(replace(node.config, policies=policies), node.place(), files=node.kernel)
     try:
         for _ in range(2):
-            await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
-        agent.reconciler.ready.set()
+            await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        agent.control.reconciler.ready.set()
         yield Rounds(node, agent)
     finally:
         agent.close()
@@ -123,7 +124,7 @@ async def test_it_rises_to_the_top_and_the_quota_ends(node: LiveNode) -> None:
         assert rounds.limited
         reading = await rounds.next(150)
         assert reading is not None
-        pools = rounds.agent.reconciler.pools
+        pools = rounds.agent.control.reconciler.pools
         assert pools is not None
         assert pools.harm is not None
         assert rounds.in_force
@@ -149,7 +150,7 @@ async def test_harm_cuts_at_once_and_names_the_pod(node: LiveNode, form: Reclaim
         assert reading is not None
         assert reading.ceiling_milli == before.ceiling_milli // 2
         assert (reading.uid, reading.waits_percent, rounds.watch.cuts) == (WEB, 50.0, 1)
-        pools = rounds.agent.reconciler.pools
+        pools = rounds.agent.control.reconciler.pools
         assert pools is not None
         assert len(pools.reclaimed) == reading.ceiling_milli // 1000
         assert pools.confined is not rounds.limited is (form is ReclaimedForm.QUOTA)
@@ -163,10 +164,10 @@ async def test_idle_cpu_time_that_a_cut_keeps_from_be_work_is_counted(node: Live
         rounds.waits.now = HARM
         reading = await rounds.next()
         assert reading is not None
-        online = 1000 * len(rounds.agent.inventory.readings.topology.online)
+        online = 1000 * len(rounds.agent.control.inventory.readings.topology.online)
         idle = (top - reading.ceiling_milli) // 2
         use = NodeCpu(busy_milli=online - idle, online_milli=0, reclaimed_milli=0, idle={}, age_s=0.0)
-        rounds.agent.inventory.take(cpu=use)
+        rounds.agent.control.inventory.take(cpu=use)
         rounds.want_milli = reading.ceiling_milli
         assert rounds.watch.withheld_s == 0.0
         await rounds.next()
@@ -190,8 +191,8 @@ async def test_waiting_that_stays_when_be_is_at_its_minimum_is_the_pods_own(
         await rounds.next(60)
         reading = await rounds.next(200)
         assert reading is not None
-        assert rounds.agent.reconciler.pools is not None
-        terms = rounds.agent.reconciler.pools.harm
+        assert rounds.agent.control.reconciler.pools is not None
+        terms = rounds.agent.control.reconciler.pools.harm
         assert terms is not None
         assert terms.floor_milli == floor
         assert reading.cuts
@@ -207,7 +208,7 @@ async def test_a_comparison_is_at_the_minimum_is_explained_and_ends(node: LiveNo
         for number in range(200):
             rounds.waits.now = HARM if number % 10 < 2 else CALM
             reading = await rounds.next()
-            pools = rounds.agent.reconciler.pools
+            pools = rounds.agent.control.reconciler.pools
             assert reading is not None
             assert pools is not None
             assert pools.harm is not None
@@ -256,9 +257,11 @@ async def test_without_the_class_the_quota_is_back_with_the_same_plan(node: Live
         assert quota in UNLIMITED
         budget = BudgetConfig(law=BudgetLaw.QUOTA if case == "law" else BudgetLaw.AUTO)
         idle = IdleClassConfig(enabled=case != "class")
-        rounds.agent.reconciler.policies = PoliciesConfig(idle_class=idle, reclaimed=ReclaimedConfig(budget=budget))
-        await rounds.agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
-        await rounds.agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        rounds.agent.control.reconciler.policies = PoliciesConfig(
+            idle_class=idle, reclaimed=ReclaimedConfig(budget=budget)
+        )
+        await rounds.agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        await rounds.agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         assert not rounds.in_force
         assert rounds.quota not in UNLIMITED
         assert await rounds.next() is None
@@ -268,9 +271,9 @@ async def test_without_the_class_the_quota_is_back_with_the_same_plan(node: Live
 async def test_a_foreign_write_that_ends_the_class_ends_the_law(node: LiveNode) -> None:
     async with watching(node) as rounds:
         await rounds.next(150)
-        actual = rounds.agent.judge.control_files.actual
+        actual = rounds.agent.writes.judge.control_files.actual
         actual[group(BATCH), "cpu.idle"] = 0
-        rounds.agent.dirty.mark("tick")
+        rounds.agent.hub.changed.mark("tick")
         await rounds.look()
         assert not rounds.in_force
 
@@ -280,22 +283,26 @@ async def test_a_capacity_file_follows_the_cpu_that_is_left_without_a_pass(node:
     config = replace(POLICIES, capacity=CapacityConfig(enabled=True))
     async with watching(node, config) as rounds:
         agent = rounds.agent
-        agent.inventory.pods[BATCH] = replace(agent.inventory.pods[BATCH], annotations={ANNOTATION: "volume:v"})
+        agent.control.inventory.pods[BATCH] = replace(
+            agent.control.inventory.pods[BATCH], annotations={ANNOTATION: "volume:v"}
+        )
         await rounds.next(150)
         told: list[int] = []
 
-        def planned(view: NodeView, plan: NodePlan) -> None:
-            assert view is agent.reconciler.view
-            assert plan.capacity is not None
-            told.append(plan.capacity.pods[BATCH].cpu_milli)
+        def planned(situation: PlanSnapshot) -> None:
+            assert situation.view is agent.control.reconciler.view
+            assert situation.plan.capacity is not None
+            told.append(situation.plan.capacity.pods[BATCH].cpu_milli)
 
-        agent.reconciler._planned = planned
-        looks = agent.reconciler.looks
+        agent.sides.all = (SimpleNamespace(name="told", planned=planned),)
+        looks = agent.control.reconciler.looks
         for use in (1000, 1050, 4000):
-            agent.inventory.take(cpu=NodeCpu(busy_milli=use, online_milli=use, reclaimed_milli=0, idle={}, age_s=0.0))
-            agent.dirty.mark("tick")
+            agent.control.inventory.take(
+                cpu=NodeCpu(busy_milli=use, online_milli=use, reclaimed_milli=0, idle={}, age_s=0.0)
+            )
+            agent.hub.changed.mark("tick")
             await rounds.look()
-        assert agent.reconciler.looks == looks
+        assert agent.control.reconciler.looks == looks
         assert len(told) == 2
         assert told[0] - told[1] == 3000
 
@@ -314,14 +321,14 @@ async def test_the_sampler_steps_it_ten_times_a_second_while_be_works(
     del autojump_clock
     async with watching(node) as rounds:
         sampler = Sampler(
-            rounds.agent.reconciler,
+            rounds.agent.control.reconciler,
             UsageReader(rounds.agent.place.hierarchy, ops=node.kernel),
             root=node.root,
             lagged=lambda _: None,
             read=lambda _cpu, _now: None,
             sampled=lambda: None,
             harm=rounds.watch,
-            daemons=rounds.agent.sampler.daemons,
+            daemons=rounds.agent.accounts.sampler.daemons,
         )
         Path(node.root, "proc", "stat").write_text("cpu 1 0 1 9 0 0 0 0\ncpu0 1 0 1 9 0 0 0 0\n")
         await rounds.next(2)

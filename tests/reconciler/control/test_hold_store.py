@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
 from cgroupfs.errors import InputError
 from reconciler.actuators.holds import LONGEST_S, MOST
-from reconciler.control.hold_store import HoldManager
-from reconciler.control.persistence import encoded, read_holds
+from reconciler.control.hold_store import HoldManager, HoldRows
+from reconciler.control.persistence import encoded
 from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest, RestoreRequest
 from state.model import Hold
@@ -26,13 +27,16 @@ class Rows:
     def __init__(self) -> None:
         self.rows: dict[str, Hold] = {}
 
-    async def hold(self, hold: Hold) -> None:
+    def stored(self) -> dict[str, Hold]:
+        return dict(self.rows)
+
+    async def put(self, hold: Hold) -> None:
         self.rows[hold.target] = hold
 
-    async def release(self, target: str) -> None:
+    async def delete(self, target: str) -> None:
         self.rows.pop(target, None)
 
-    def hold_soon(self, target: str, hold: Hold | None) -> None:
+    def soon(self, target: str, hold: Hold | None) -> None:
         if hold is None:
             self.rows.pop(target, None)
         else:
@@ -45,20 +49,24 @@ class World:
     def __init__(self) -> None:
         self.wall, self.boot, self.boot_id = 1_800_000_000.0, 1000.0, "boot-1"
         self.store = Rows()
-        self.in_force: Mapping[str, Hold] = {}
+        self.published: Mapping[str, Hold] = {}
         self.book = self.start()
+
+    @property
+    def in_force(self) -> Mapping[str, Hold]:
+        """As the book has published them, if it has since it began; else as it began."""
+        return self.published
 
     def start(self) -> HoldManager:
         """As the daemon does when it starts."""
         book = HoldManager(
-            dict(self.store.rows),
-            lambda now: setattr(self, "in_force", now),
+            self.store,  # type: ignore[arg-type]
+            lambda now: setattr(self, "published", now),
             boot_id=self.boot_id,
             wall=lambda: self.wall,
             boot=lambda: self.boot,
         )
-        book.keeper = self.store  # type: ignore[assignment]
-        self.book = book
+        self.book, self.published = book, book.in_force
         book.expire()
         return book
 
@@ -164,7 +172,7 @@ async def test_a_stored_row_that_is_no_hold_does_not_take_the_others_with_it(tmp
     batch.put(HOLDS, "nonsense", encoded(Hold(target="nonsense", reason="r", by="b")))
     batch.put(HOLDS, "pod:y", encoded(Hold(target="pod:y", reason="r", by="b")))
     store.apply(batch)
-    assert set(HoldManager(read_holds(store), lambda _: None).all) == {"pod:y"}
+    assert set(HoldManager(HoldRows(store, trio.CapacityLimiter(1)), print).all) == {"pod:y"}
     store.close()
 
 
@@ -219,7 +227,7 @@ async def test_an_order_without_sense_is_refused(live: LiveNode, asked: dict[str
         request = {"target": "node", "reason": "r", "by": "ana", **asked}
         with pytest.raises(InputError):
             await show.hold(msgspec.convert(request, HoldRequest))
-        assert not agent.holds.all
+        assert not agent.record.holds.all
 
 
 async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) -> None:
@@ -228,7 +236,7 @@ async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) ->
         await live.look(agent)
         made = await show.hold(HoldRequest(target=f"pod:{BATCH}", reason="INC-42 debugging", by="ana", seconds=600.0))
         answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
-        assert agent.holds.all == {f"pod:{BATCH}": made}
+        assert agent.record.holds.all == {f"pod:{BATCH}": made}
         assert msgspec.convert(answer["hold"], Hold) == made
 
 
@@ -237,7 +245,7 @@ async def test_restoring_a_pod_that_is_not_held_holds_it_for_a_while(live: LiveN
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
-        (hold,) = agent.holds.all.values()
+        (hold,) = agent.record.holds.all.values()
         assert (hold.target, hold.by) == (f"pod:{BATCH}", "ben")
         assert hold.seconds == pytest.approx(3600.0)
         assert msgspec.convert(answer["hold"], Hold) == hold

@@ -59,7 +59,7 @@ def inventory_of(awaited: Callable[[str], bool]) -> Inventory:
         versions={"cpu": 2},
         layout=Layout(Driver.CGROUPFS),
         dirs=RuntimeDirs(states=(), bundles=()),
-        rules=ClassRules(),
+        rules=ClassRules,
         metas=lambda _: [],
         signalled=lambda _: False,
         awaited=awaited,

@@ -26,9 +26,9 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> LiveNode:
 
 def recorded(agent: Agent, limits: Resources | None = None, **spec: Any) -> None:
     """The online container has these values in the runtime's record."""
-    one = agent.inventory.pods[WEB]
+    one = agent.control.inventory.pods[WEB]
     (box,) = one.containers
-    agent.inventory.pods[WEB] = replace(
+    agent.control.inventory.pods[WEB] = replace(
         one, containers=(replace(box, spec=RuntimeSpec(**({"cpus": "0-6"} | spec)), limits=limits or Resources()),)
     )
 
@@ -44,14 +44,14 @@ def put(live: LiveNode, *, memory: int | None = None, quota: int | None = None) 
 
 async def looked(agent: Agent, times: int = 2) -> str:
     for _ in range(times):
-        await agent.owner_check.limits.check(agent.inventory.pods, CpuPolicy.NONE)
+        await agent.control.owner_check.limits.check(agent.control.inventory.pods, CpuPolicy.NONE)
     return next((status.detail for status in agent.statuses() if status.name == NAME), "")
 
 
 async def test_a_limit_that_no_file_has_is_a_condition_with_both_values(live: LiveNode) -> None:
     with live.agent() as agent:
         await live.look(agent)
-        title = agent.inventory.pods[WEB].title
+        title = agent.control.inventory.pods[WEB].title
         recorded(agent, memory_bytes=256 * MIB, quota_us=50_000, period_us=100_000)
         put(live, memory=256 * MIB, quota=50_000)
         assert not await looked(agent)

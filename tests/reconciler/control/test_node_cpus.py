@@ -48,8 +48,8 @@ def give(live: LiveNode, text: str, *, wider: bool = False) -> None:
 
 
 def pools_of(agent: Agent) -> Pools:
-    assert agent.reconciler.pools is not None
-    return agent.reconciler.pools
+    assert agent.control.reconciler.pools is not None
+    return agent.control.reconciler.pools
 
 
 async def test_cpus_outside_of_kubepods_are_in_no_pool_until_they_are_given_back(live: LiveNode) -> None:
@@ -63,10 +63,10 @@ async def test_cpus_outside_of_kubepods_are_in_no_pool_until_they_are_given_back
         assert pools.budget_milli <= 4000
         written = live.kernel.read(f"{tree(live)}{group(BATCH)}/{container_id(BATCH)}", "cpuset.cpus")
         assert cpus(written.strip()) == pools.reclaimed
-        assert not any(agent.reconciler.refusals.values())
+        assert not any(agent.control.reconciler.refusals.values())
         give(live, "0-7", wider=True)
         # The write is seen, or the next full pass reads it.
-        await agent.reconciler.reconcile(DirtyBatch(frozenset({NODE}), ()))
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset({NODE}), ()))
         assert pools_of(agent).online_cpus == cpus("0-7")
         assert "cpus" not in pools_of(agent).reasons
 

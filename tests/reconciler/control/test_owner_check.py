@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.naming import QosClass
+from reconciler.actuators.mode import WriteSettings
 from reconciler.alerts.source_health import SourceHealth, claim_states
 from reconciler.control.owner_check import _is_meant
 from reconciler.control.planner import plan, plan_pools
@@ -55,11 +56,11 @@ def has(live: LiveNode, uid: str) -> str:
 
 async def checked(agent: Agent) -> CpuClaim:
     """After one check and the pass that it leads to."""
-    await agent.owner_check.check()
-    batch = agent.dirty.take_nowait()
+    await agent.control.owner_check.check()
+    batch = agent.hub.changed.take_nowait()
     if batch:
-        await agent.reconciler.reconcile(batch)
-    return next(claim for claim in agent.claims() if claim.owner == OWNER)
+        await agent.control.reconciler.reconcile(batch)
+    return next(claim for claim in agent.control.claims() if claim.owner == OWNER)
 
 
 async def test_a_container_that_runs_elsewhere_is_protected_there_after_one_period(
@@ -79,18 +80,18 @@ async def test_a_container_that_runs_elsewhere_is_protected_there_after_one_peri
         assert "the kubelet's checkpoint gives it CPU 7, its CPU set file has CPU 1-6" in claim.against
         assert has(live, BATCH) == "0"
         assert "BE work is kept off CPU 1-6" in claim.against
-        assert not claims_status(agent.claims()).ok
+        assert not claims_status(agent.control.claims()).ok
         # It is a problem of the node, and an alert with the pod's name once it lasts.
         assert [item.detail for item in agent.statuses() if not item.ok and "CPU 1-6" in item.detail]
         health = SourceHealth(60)
-        assert not health.check(claim_states(agent.claims(), agent.inventory.pods), 0.0, 0.0)
-        (alert,) = health.check(claim_states(agent.claims(), agent.inventory.pods), 60.0, 0.0)
+        assert not health.check(claim_states(agent.control.claims(), agent.control.inventory.pods), 0.0, 0.0)
+        (alert,) = health.check(claim_states(agent.control.claims(), agent.control.inventory.pods), 60.0, 0.0)
         assert "CPU 1-6" in alert.summary
         assert alert.labels["uid"] == PINNED
         # The kubelet has corrected it.
         give(live, PINNED, "7")
         assert not (await checked(agent)).cut
-        pools = agent.reconciler.pools
+        pools = agent.control.reconciler.pools
         assert pools is not None
         assert not pools.elsewhere
         assert " of 6 eligible)" in pools.reasons["reclaimed"]
@@ -104,7 +105,9 @@ async def test_cpus_that_another_container_may_use_are_not_exclusive(live: LiveN
         mock_clock.jump(10.1)
         claim = await checked(agent)
         assert claim.cut
-        assert claim.against == f"CPU 7 is not exclusive: {agent.inventory.pods[WEB].title}/main may run on CPU 7"
+        assert (
+            claim.against == f"CPU 7 is not exclusive: {agent.control.inventory.pods[WEB].title}/main may run on CPU 7"
+        )
         assert claim.got == 0, "none of them is its own"
 
 
@@ -124,13 +127,13 @@ async def test_an_observer_reports_no_choice_of_its_own(live: LiveNode, mock_clo
     """Under policy none bypassd gives the CPUs; while it writes nothing, no file has them."""
     live.kubelet.cpu_manager("none", "")
     with live.agent() as agent:
-        agent.judge.enforce = False
+        agent.mode.set_enforce(enforce=False)
         await live.look(agent)
-        await agent.owner_check.check()
+        await agent.control.owner_check.check()
         mock_clock.jump(20)
-        await agent.owner_check.check()
-        await agent.reconciler.reconcile(DirtyBatch(frozenset({NODE}), ()))
-        assert not agent.inventory.readings.owners
+        await agent.control.owner_check.check()
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset({NODE}), ()))
+        assert not agent.control.inventory.readings.owners
 
 
 # The plan
@@ -184,20 +187,20 @@ async def test_a_pod_in_gvisor_is_judged_by_its_directory(live: LiveNode, mock_c
     shim = f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{container_id(PINNED)}/shim-binary-path"
     live.put(shim, "/usr/local/bin/containerd-shim-runsc-v1")
     with live.agent() as agent:
-        agent.judge.dry_policies = frozenset({"dedicated"})
+        agent.mode.use(WriteSettings(dry_policies=frozenset({"dedicated"})))
         await live.look(agent)
         await checked(agent)
         mock_clock.jump(10.1)
         claim = await checked(agent)
         assert "gives it CPU 7, its CPU set file has CPU 0-7" in claim.against
         assert "BE work also runs on CPU" in claim.against
-        agent.judge.dry_policies = frozenset()
+        agent.mode.use(WriteSettings(dry_policies=frozenset()))
         await live.look(agent)
         assert live.read(group(PINNED), "cpuset", "cpuset.cpus").strip() == "7"
         assert not (await checked(agent)).cut
         # Two containers with a CPU each: the pod has both.
         live.kubelet.cpu_manager("static", "0-5", {PINNED: {"main": "7", "side": "6"}})
-        agent.checkpoints.read_all()
+        agent.sources.checkpoints.read_all()
         live.write(group(PINNED), "cpuset", "cpuset.cpus", "6-7")
         await live.look(agent)
         await checked(agent)

@@ -40,14 +40,18 @@ class Books:
         self.cases: list[EvictionCase] = []
         self.config = OwnersConfig()
         self.ledger = self.another()
-        self.owner = agent.inventory.pods[BATCH].namespace or UNKNOWN
+        self.owner = agent.control.inventory.pods[BATCH].namespace or UNKNOWN
 
     def another(self) -> OwnerLedger:
         return OwnerLedger(
-            self.agent,
-            lambda: self.config,
-            lambda: self.cases,
-            lambda: self.withheld_s,
+            self.agent.record.store,
+            self.agent.record.lane,
+            self.agent.control.inventory,
+            self.agent.usage,
+            self.agent.hub.changed,
+            config=lambda: self.config,
+            cases=lambda: self.cases,
+            withheld_s=lambda: self.withheld_s,
             wall=self.wall,
             uptime=self.uptime,
         )
@@ -85,7 +89,7 @@ async def books(live: LiveNode) -> AsyncIterator[Books]:
 async def test_what_be_pods_use_is_sold_and_what_quotas_withhold_is_taken_back(books: Books) -> None:
     books.use(8.0)
     books.throttle(f"{group(BATCH)}/{container_id(BATCH)}", 2.0)
-    books.throttle(books.agent.inventory.besteffort, 1.0)
+    books.throttle(books.agent.control.inventory.besteffort, 1.0)
     await books.sample()
     assert books.account() == OwnerAccount(sold_s=8.0, taken_s=3.0, fair_s=8.0)
     await books.sample()
@@ -107,7 +111,7 @@ async def test_what_was_used_before_the_daemon_is_not_counted_and_an_online_pod_
     books.ledger = books.another()
     await books.sample()
     assert books.ledger.hours == {}
-    pods = books.agent.inventory.pods
+    pods = books.agent.control.inventory.pods
     pods[BATCH] = replace(pods[BATCH], classification=replace(pods[BATCH].classification, pod_class=PodClass.SHARED))
     books.use(5.0)
     await books.sample()
@@ -117,7 +121,7 @@ async def test_what_was_used_before_the_daemon_is_not_counted_and_an_online_pod_
 async def test_an_evicted_pods_whole_run_is_lost_once(books: Books) -> None:
     books.use(30.0)
     await books.sample()
-    del books.agent.inventory.pods[BATCH]
+    del books.agent.control.inventory.pods[BATCH]
     case = EvictionCase(order=ORDER)
     books.cases = [case]
     await books.sample()
@@ -150,7 +154,7 @@ async def test_accounts_are_kept_over_a_restart_by_hour_and_for_some_days_only(b
     books.now += 23 * 3600
     await books.ledger.save()
     assert len(books.ledger.hours) == 1
-    assert load_hours(books.agent.store) == books.ledger.hours
+    assert load_hours(books.agent.record.store) == books.ledger.hours
 
 
 async def test_accounts_of_an_hour_that_is_another_after_a_step_of_the_clock_are_added(books: Books) -> None:
@@ -168,17 +172,17 @@ async def test_hours_of_a_clock_that_was_set_back_and_damaged_rows_are_dropped(b
     batch.put(META, f"{ROW}{HOUR + 500}", msgspec.msgpack.encode({"a": OwnerAccount(sold_s=1.0)}))
     batch.put(META, f"{ROW}{HOUR}", msgspec.msgpack.encode({"a": {"sold_s": "much"}}))
     batch.put(META, f"{ROW}x", b"\xc1")
-    books.agent.store.apply(batch)
+    books.agent.record.store.apply(batch)
     books.ledger = books.another()
     assert set(books.ledger.hours) == {HOUR + 500}
     await books.ledger.save()
     assert books.ledger.hours == {}
-    assert load_hours(books.agent.store) == {}
+    assert load_hours(books.agent.record.store) == {}
 
 
 async def test_owners_beyond_the_number_share_one_account(books: Books) -> None:
     books.config = varied(OwnersConfig(), most=2)
-    pods, pod = books.agent.inventory.pods, books.agent.inventory.pods[BATCH]
+    pods, pod = books.agent.control.inventory.pods, books.agent.control.inventory.pods[BATCH]
     for number in range(5):
         pods[BATCH] = replace(pod, namespace=f"team-{number}")
         books.use(1.0)
@@ -190,7 +194,7 @@ async def test_owners_beyond_the_number_share_one_account(books: Books) -> None:
 
 async def test_owners_with_throw_away_names_do_not_take_the_accounts_of_those_that_consume(books: Books) -> None:
     books.config = varied(OwnersConfig(), most=4)
-    pods, pod = books.agent.inventory.pods, books.agent.inventory.pods[BATCH]
+    pods, pod = books.agent.control.inventory.pods, books.agent.control.inventory.pods[BATCH]
 
     async def use(owner: str, seconds: float) -> None:
         pods[BATCH] = replace(pod, namespace=owner)
@@ -222,7 +226,7 @@ def test_names_without_an_account_are_bounded() -> None:
 
 
 async def test_a_label_may_name_the_owner(books: Books) -> None:
-    pod = replace(books.agent.inventory.pods[BATCH], labels={"team": "ml"})
+    pod = replace(books.agent.control.inventory.pods[BATCH], labels={"team": "ml"})
     assert owner_of(pod, OwnersConfig(label="team")) == "ml"
     config = replace(books.live.config, owners=OwnersConfig(label="example.org/team"))
     assert "example.org/team" in read_keys(config, ClassRules()).labels
@@ -234,7 +238,7 @@ async def test_pods_of_an_owner_in_debt_count_more_only_where_that_is_configured
     books.ledger.hours[HOUR] = accounts
     await books.ledger.save()
     await books.sample()
-    readings = books.agent.inventory
+    readings = books.agent.control.inventory
     assert readings.readings.be_bonus == {}
     books.config = OwnersConfig(fair_shares=True)
     await books.sample()
@@ -261,17 +265,17 @@ async def test_it_accounts_while_it_runs_and_the_last_interval_is_stored_at_the_
     async with trio.open_nursery() as nursery:
         await nursery.start(books.ledger.run)
         await until(lambda: bool(books.ledger.hours))
-        assert load_hours(books.agent.store) == {}
+        assert load_hours(books.agent.record.store) == {}
         nursery.cancel_scope.cancel()
-    assert load_hours(books.agent.store) == {HOUR: {books.owner: OwnerAccount(sold_s=4.0, fair_s=4.0)}}
+    assert load_hours(books.agent.record.store) == {HOUR: {books.owner: OwnerAccount(sold_s=4.0, fair_s=4.0)}}
 
 
 async def test_switched_off_it_gives_no_bonus_and_later_does_not_count_that_time(books: Books) -> None:
-    books.agent.inventory.take(be_bonus={BATCH: 200})
+    books.agent.control.inventory.take(be_bonus={BATCH: 200})
     books.config = OwnersConfig(enabled=False)
     async with trio.open_nursery() as nursery:
         await nursery.start(books.ledger.run)
-        await until(lambda: books.agent.inventory.readings.be_bonus == {})
+        await until(lambda: books.agent.control.inventory.readings.be_bonus == {})
         nursery.cancel_scope.cancel()
     books.use(50.0)
     books.config = OwnersConfig()

@@ -50,7 +50,7 @@ def test_the_sum_of_a_class_keeps_what_pods_that_ended_have_used(tmp_path: Path)
         node = LiveNode(tmp_path)
         with node.agent() as agent:
             await node.look(agent)
-            pods = {BATCH: agent.inventory.pods[BATCH]}
+            pods = {BATCH: agent.control.inventory.pods[BATCH]}
             at = [0.0]
             minutes = PodMinutes(
                 Hierarchy.detect(node.root),
@@ -86,7 +86,7 @@ def test_pods_that_are_gone_are_forgotten_and_a_namesake_begins_anew(tmp_path: P
         node = LiveNode(tmp_path)
         with node.agent() as agent:
             await node.look(agent)
-            pods: dict[str, Pod] = dict(agent.inventory.pods)
+            pods: dict[str, Pod] = dict(agent.control.inventory.pods)
             at = [0.0]
 
             def clock() -> float:

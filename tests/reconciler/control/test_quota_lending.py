@@ -70,19 +70,19 @@ class Seconds:
         self.now = 1000.0
         usage = UsageReader(agent.place.hierarchy, ops=files, clock=lambda: self.now)
         self.ticker = Sampler(
-            agent.reconciler,
+            agent.control.reconciler,
             usage,
             root=node.root,
             files=files,
-            lagged=agent.counters.lagged,
+            lagged=agent.control.counters.lagged,
             read=lambda _cpu, _now: None,
             sampled=lambda: None,
-            harm=agent.sampler.harm,
-            daemons=agent.sampler.daemons,
+            harm=agent.accounts.sampler.harm,
+            daemons=agent.accounts.sampler.daemons,
         )
 
     async def look(self) -> None:
-        await self.agent.reconciler.reconcile(self.agent.dirty.take_nowait())
+        await self.agent.control.reconciler.reconcile(self.agent.hub.changed.take_nowait())
 
     async def next(self, *, busy: bool | None = False, used_us: int = 100_000, hit: int = 5) -> tuple[str, str]:
         """One second more, with the machine idle, busy or unreadable (None); the two quotas after it."""
@@ -113,8 +113,8 @@ async def looking(node: LiveNode, policies: PoliciesConfig) -> AsyncIterator[Sec
     files = Counting(node.kernel)
     agent = Agent(replace(node.config, policies=policies), node.place(), files=files)
     try:
-        await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
-        agent.reconciler.ready.set()
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        agent.control.reconciler.ready.set()
         yield Seconds(node, agent, files)
     finally:
         agent.close()
@@ -148,8 +148,8 @@ async def test_a_loan_grows_by_fifths_with_its_pod_and_goes_back_by_fifths(node:
         for _ in range(12):
             quotas = await seconds.next(busy=True)
         assert went_back(quotas)
-        assert not seconds.agent.ledger.group(MAIN)
-        assert not seconds.agent.ledger.group(group(WEB))
+        assert not seconds.agent.record.ledger.group(MAIN)
+        assert not seconds.agent.record.ledger.group(group(WEB))
 
 
 async def test_an_unreadable_machine_lends_nothing_and_takes_back_in_the_end(node: LiveNode) -> None:
@@ -177,8 +177,8 @@ async def test_a_policy_that_is_switched_off_leaves_nothing(node: LiveNode, poli
         await seconds.look()
         assert went_back(seconds.quotas)
         await seconds.next()
-        assert seconds.agent.inventory.readings.lent_us == {}
-        assert not seconds.agent.ledger.group(MAIN)
+        assert seconds.agent.control.inventory.readings.lent_us == {}
+        assert not seconds.agent.record.ledger.group(MAIN)
 
 
 async def test_one_law_takes_over_from_the_other(node: LiveNode) -> None:
@@ -215,12 +215,12 @@ async def test_a_pod_that_goes_takes_its_loan_along(node: LiveNode) -> None:
             await seconds.next()
         node.kernel.remove_group(MAIN)
         node.kernel.remove_group(group(WEB))
-        seconds.agent.dirty.mark_all("test")
+        seconds.agent.hub.changed.mark_all("test")
         await seconds.look()
         seconds.now += 1.0
         seconds.ticker.tick(seconds.now, fast=False)
         await seconds.look()
-        assert seconds.agent.inventory.readings.lent_us == {}
+        assert seconds.agent.control.inventory.readings.lent_us == {}
         assert len(seconds.ticker.bursts.burst) == 0
 
 
@@ -228,10 +228,10 @@ async def test_only_those_that_may_borrow_are_read(node: LiveNode) -> None:
     async with looking(node, BURST) as seconds:
         await seconds.next()
         await seconds.next()
-        assert seconds.agent.inventory.readings.uses.keys() == {MAIN}
+        assert seconds.agent.control.inventory.readings.uses.keys() == {MAIN}
         assert seconds.ticker.bursts.interval_s() is None
         seconds.agent.reconfigure(replace(seconds.agent.config, policies=TURBO))
         assert seconds.ticker.bursts.interval_s() == 1.0
         await seconds.next()
-        assert seconds.agent.inventory.readings.uses == {}
-        assert BATCH in seconds.agent.inventory.pods
+        assert seconds.agent.control.inventory.readings.uses == {}
+        assert BATCH in seconds.agent.control.inventory.pods

@@ -43,7 +43,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def watch_of(agent: Agent, threads: dict[str, list[int]], scheduler: Policies) -> RealtimeWatch:
-    return RealtimeWatch(agent.reconciler, threads=lambda path: threads.get(path, []), scheduler=scheduler)
+    return RealtimeWatch(agent.control.reconciler, threads=lambda path: threads.get(path, []), scheduler=scheduler)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_real_time_thread_of_a_be_pod_is_found_and_reported_once(agent: Agent,
     watch = watch_of(agent, {group(BATCH): [1, 3, 2]}, scheduler)
     for second in range(0, 60, 11):
         assert watch.check(float(second)) == (frozenset({BATCH}) if found else frozenset())
-    assert (watch.found, agent.alerts["realtime"]) == (int(found), int(found))
+    assert (watch.found, agent.alerts.raised["realtime"]) == (int(found), int(found))
 
 
 def test_it_ends_with_the_thread_and_is_reported_again(agent: Agent) -> None:
@@ -77,16 +77,16 @@ def test_one_reading_is_bounded_whatever_a_pod_has(agent: Agent) -> None:
 
 
 def test_many_pods_are_read_in_turn(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    pod = agent.inventory.pods[BATCH]
+    pod = agent.control.inventory.pods[BATCH]
     pods = {f"be-{number}": replace(pod, uid=f"be-{number}") for number in range(100)}
-    monkeypatch.setattr(agent.inventory, "pods", pods)
+    monkeypatch.setattr(agent.control.inventory, "pods", pods)
     listed: list[str] = []
 
     def threads(path: str) -> list[int]:
         listed.append(path)
         return []
 
-    watch = RealtimeWatch(agent.reconciler, threads=threads, scheduler=Policies({}))
+    watch = RealtimeWatch(agent.control.reconciler, threads=threads, scheduler=Policies({}))
     counts = []
     for second in range(5):
         watch.check(float(second))
@@ -97,7 +97,7 @@ def test_many_pods_are_read_in_turn(agent: Agent, monkeypatch: pytest.MonkeyPatc
 def test_online_pods_may_have_real_time_threads(agent: Agent) -> None:
     scheduler = Policies({1: FIFO})
     watch = RealtimeWatch(
-        agent.reconciler, threads=lambda path: [] if path == group(BATCH) else [1], scheduler=scheduler
+        agent.control.reconciler, threads=lambda path: [] if path == group(BATCH) else [1], scheduler=scheduler
     )
     assert not watch.check(0.0)
 
@@ -106,15 +106,15 @@ def test_the_harm_law_needs_be_pods_without_them(tmp_path: Path) -> None:
     """On kernels where groups have the class, too: it does not apply to a real-time thread."""
     node = LiveNode(tmp_path)
     with node.agent() as agent:
-        agent.reconciler.policies = PoliciesConfig(idle_class=IdleClassConfig(enabled=True))
+        agent.control.reconciler.policies = PoliciesConfig(idle_class=IdleClassConfig(enabled=True))
 
         async def reason() -> str:
             for _ in range(2):
                 await node.look(agent)
-            assert agent.reconciler.pools is not None
-            return agent.reconciler.pools.reasons["law"]
+            assert agent.control.reconciler.pools is not None
+            return agent.control.reconciler.pools.reasons["law"]
 
-        agent.inventory.take(realtime=frozenset({BATCH}))
+        agent.control.inventory.take(realtime=frozenset({BATCH}))
         assert "real-time" in trio.run(reason)
-        agent.inventory.take(realtime=frozenset())
+        agent.control.inventory.take(realtime=frozenset())
         assert "real-time" not in trio.run(reason)

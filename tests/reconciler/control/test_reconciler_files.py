@@ -33,7 +33,7 @@ def cpus(live: LiveNode) -> str:
 async def disturbed(live: LiveNode, agent: Agent) -> str:
     """The agent's value, after which another program has written all CPUs."""
     await live.look(agent)
-    agent.dirty.take_nowait()
+    agent.hub.changed.take_nowait()
     ours = cpus(live)
     live.kernel.write(directory(live), "cpuset.cpus", "0-7")
     assert ours != cpus(live)
@@ -43,23 +43,23 @@ async def disturbed(live: LiveNode, agent: Agent) -> str:
 async def test_a_foreign_value_is_put_back_without_a_plan(live: LiveNode) -> None:
     with live.agent() as agent:
         ours = await disturbed(live, agent)
-        looks, changes = agent.reconciler.looks, agent.reconciler.changes
-        agent.dirty.mark(files_key(BATCH))
+        looks, changes = agent.control.reconciler.looks, agent.control.reconciler.changes
+        agent.hub.changed.mark(files_key(BATCH))
         with patch.object(module, "plan_node") as node, patch.object(module, "plan_pod") as pod:
-            await agent.reconciler.reconcile(agent.dirty.take_nowait())
+            await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
         assert cpus(live) == ours
         assert (node.called, pod.called) == (False, False)
-        assert (agent.reconciler.looks - looks, agent.reconciler.changes - changes) == (1, 1)
+        assert (agent.control.reconciler.looks - looks, agent.control.reconciler.changes - changes) == (1, 1)
 
 
 @pytest.mark.parametrize("beside", [pod_key(BATCH), container_key(container_id(BATCH)), "node"])
 async def test_with_another_event_beside_it_the_node_is_planned(live: LiveNode, beside: str) -> None:
     with live.agent() as agent:
         ours = await disturbed(live, agent)
-        agent.dirty.mark(files_key(BATCH))
-        agent.dirty.mark(beside)
+        agent.hub.changed.mark(files_key(BATCH))
+        agent.hub.changed.mark(beside)
         with patch.object(module, "plan_node", wraps=plan_node) as node:
-            await agent.reconciler.reconcile(agent.dirty.take_nowait())
+            await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
         assert node.called
         assert cpus(live) == ours
 
@@ -67,7 +67,7 @@ async def test_with_another_event_beside_it_the_node_is_planned(live: LiveNode, 
 async def test_files_of_a_pod_that_is_not_known_ask_for_a_look_at_the_pod(live: LiveNode) -> None:
     with live.agent() as agent:
         await live.look(agent)
-        agent.dirty.take_nowait()
-        agent.dirty.mark(files_key(OTHER))
-        await agent.reconciler.reconcile(agent.dirty.take_nowait())
-        assert agent.dirty.take_nowait().keys == {pod_key(OTHER)}
+        agent.hub.changed.take_nowait()
+        agent.hub.changed.mark(files_key(OTHER))
+        await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
+        assert agent.hub.changed.take_nowait().keys == {pod_key(OTHER)}

@@ -20,16 +20,16 @@ def test_cpus_that_change_pools_are_counted_by_event(tmp_path: Path) -> None:
             seen = []
             await node.look(agent)
             seen.append(show.metrics().counters)
-            await agent.reconciler.reconcile(DirtyBatch(frozenset({TICK}), ()))
-            await agent.reconciler.reconcile(DirtyBatch(frozenset(), ("periodic",)))
+            await agent.control.reconciler.reconcile(DirtyBatch(frozenset({TICK}), ()))
+            await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("periodic",)))
             seen.append(show.metrics().counters)
-            assert agent.reconciler.pools is not None
-            assert len(agent.reconciler.pools.dedicated_cpus) == 1
+            assert agent.control.reconciler.pools is not None
+            assert len(agent.control.reconciler.pools.dedicated_cpus) == 1
             # The kubelet gives the pinned pod a second CPU.
             state = checkpoint("static", "0-5", {PINNED: {"main": "6-7"}})
             node.put("var/lib/kubelet/cpu_manager_state", state)
-            agent.checkpoints.read_all()
-            await agent.reconciler.reconcile(DirtyBatch(frozenset({NODE}), ()))
+            agent.sources.checkpoints.read_all()
+            await agent.control.reconciler.reconcile(DirtyBatch(frozenset({NODE}), ()))
             seen.append(show.metrics().counters)
             document = show.state(("agent",))["agent"]
             assert isinstance(document, dict)

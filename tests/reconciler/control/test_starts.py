@@ -54,29 +54,29 @@ def test_a_command_of_the_runtime_lifts_the_quota_in_the_next_pass_and_its_end_l
 
         await node.look(agent)
         note()
-        assert agent.reconciler.view is not None
-        at = agent.reconciler.view.now
-        agent.signal.commanded(container_id(WEB), at + 0.3)
-        assert not agent.dirty, "an online pod's commands count for nothing"
-        agent.signal.commanded(container_id(BATCH), at + 0.3)
-        assert agent.dirty.take_nowait() == TICKED
-        agent.signal.commanded(container_id(BATCH), None)
-        assert agent.dirty.take_nowait() == TICKED, "it was an update"
-        assert agent.inventory.readings.commands == {}
-        agent.signal.commanded(container_id(BATCH), None)
-        assert not agent.dirty
-        agent.inventory.take(commands={container_id(BATCH): at})
-        await agent.reconciler.reconcile(TICKED)
+        assert agent.control.reconciler.view is not None
+        at = agent.control.reconciler.view.now
+        agent.hub.commanded(container_id(WEB), at + 0.3)
+        assert not agent.hub.changed, "an online pod's commands count for nothing"
+        agent.hub.commanded(container_id(BATCH), at + 0.3)
+        assert agent.hub.changed.take_nowait() == TICKED
+        agent.hub.commanded(container_id(BATCH), None)
+        assert agent.hub.changed.take_nowait() == TICKED, "it was an update"
+        assert agent.control.inventory.readings.commands == {}
+        agent.hub.commanded(container_id(BATCH), None)
+        assert not agent.hub.changed
+        agent.control.inventory.take(commands={container_id(BATCH): at})
+        await agent.control.reconciler.reconcile(TICKED)
         note()
-        agent.inventory.take(commands={})
-        await agent.reconciler.reconcile(TICKED)
+        agent.control.inventory.take(commands={})
+        await agent.control.reconciler.reconcile(TICKED)
         note()
-        await agent.reconciler.reconcile(TICKED)
+        await agent.control.reconciler.reconcile(TICKED)
 
     trio.run(scenario)
     assert seen == [("16000", "1024"), ("100000", "262144"), ("16000", "1024")]
-    assert agent.actuator.writes["cpu.quota", "written"] == 3
-    status = agent.judge.statuses.get((DIRECTORY, "cpu.quota"))
+    assert agent.writes.actuator.writes["cpu.quota", "written"] == 3
+    status = agent.writes.judge.statuses.get((DIRECTORY, "cpu.quota"))
     assert status is not None
     assert status.state in {SettingState.WRITTEN, SettingState.IN_PLACE}
 
@@ -94,7 +94,8 @@ def _online_pod_in_besteffort(node: LiveNode, agent: Agent) -> None:
     node.kernel.make_group(path)
     node.write(path, "cpu", "cpu.shares", "2")
     node.kernel.make_group(f"{path}/{'d' * 64}")
-    agent.inventory.use_rules(ClassRules(overrides=(ClassOverride(pod_class=PodClass.SHARED, uid=ONLINE),)))
+    online = ClassOverride(pod_class=PodClass.SHARED, uid=ONLINE)
+    agent.reconfigure(replace(agent.config, classes=ClassRules(overrides=(online,))))
 
 
 def test_a_raised_pod_has_the_least_weight_as_soon_as_an_online_pod_is_beside_it(node: LiveNode, agent: Agent) -> None:
@@ -102,12 +103,12 @@ def test_a_raised_pod_has_the_least_weight_as_soon_as_an_online_pod_is_beside_it
 
     async def scenario() -> None:
         await node.look(agent)
-        assert agent.reconciler.view is not None
-        agent.inventory.take(commands={container_id(BATCH): agent.reconciler.view.now})
-        await agent.reconciler.reconcile(TICKED)
+        assert agent.control.reconciler.view is not None
+        agent.control.inventory.take(commands={container_id(BATCH): agent.control.reconciler.view.now})
+        await agent.control.reconciler.reconcile(TICKED)
         seen.append(_shares(node))
         _online_pod_in_besteffort(node, agent)
-        await agent.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
         seen.append(_shares(node))
 
     trio.run(scenario)
@@ -125,11 +126,11 @@ def test_without_the_reclaimed_policy_a_request_still_yields_to_an_online_pod_at
     async def scenario() -> None:
         off = replace(node.config, policies=PoliciesConfig(reclaimed=ReclaimedConfig(enabled=False)))
         with node.agent(off) as agent:
-            agent.metadata.set_manifests([meta])
+            agent.sources.metadata.set_manifests([meta])
             await node.look(agent)
             seen.append(_shares(node))
             _online_pod_in_besteffort(node, agent)
-            await agent.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
+            await agent.control.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
             seen.append(_shares(node))
 
     trio.run(scenario)
@@ -138,10 +139,10 @@ def test_without_the_reclaimed_policy_a_request_still_yields_to_an_online_pod_at
 
 def test_an_own_reading_of_the_runtimes_file_is_no_command(node: LiveNode, agent: Agent) -> None:
     trio.run(node.look, agent)
-    view = agent.reconciler.view
+    view = agent.control.reconciler.view
     assert view is not None
-    assert not agent.inventory.command(container_id(BATCH), view.now), "it was read in this pass"
-    assert agent.inventory.command(container_id(BATCH), view.now + 1.0)
+    assert not agent.control.inventory.command(container_id(BATCH), view.now), "it was read in this pass"
+    assert agent.control.inventory.command(container_id(BATCH), view.now + 1.0)
 
 
 @pytest.mark.parametrize(
@@ -158,17 +159,17 @@ def test_a_throttled_start_that_does_not_get_on_is_an_alert_once(
     alerts: int,
 ) -> None:
     trio.run(node.look, agent)
-    watch, plan = agent.sampler.starts, agent.reconciler.plan
+    watch, plan = agent.accounts.sampler.starts, agent.control.reconciler.plan
     assert plan is not None
-    agent.reconciler.plan = replace(plan, starts=StartPlan(created={container_id(BATCH): 100.0}))
-    monkeypatch.setattr(agent.lane, "not_yet_executed", lambda cid, procs: waits)
+    agent.control.reconciler.plan = replace(plan, starts=StartPlan(created={container_id(BATCH): 100.0}))
+    monkeypatch.setattr(agent.writes.fastpath, "not_yet_executed", lambda cid, procs: waits)
     throttled = {"ns": 5}
     monkeypatch.setattr(agent.usage, "read_cpu", lambda path: UsageCounters(at_s=0.0, throttled_ns=throttled["ns"]))
     watch.check(100.0)
     throttled["ns"] += throttled_ns
     watch.check(104.9)
     assert watch.late == 0
-    agent.reconciler.plan = plan
+    agent.control.reconciler.plan = plan
     for second in range(3):
         watch.check(105.0 + second)
-    assert (watch.late, agent.alerts["start"]) == (alerts, alerts)
+    assert (watch.late, agent.alerts.raised["start"]) == (alerts, alerts)

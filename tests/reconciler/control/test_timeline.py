@@ -17,15 +17,15 @@ from tests.fakes.livenode import BATCH, LiveNode, container_id
 async def start(node: LiveNode, agent: Agent) -> dict[str, object]:
     """A BE container that appears after the first pass, and its signal; what its timeline shows."""
     await node.look(agent)
-    agent.reconciler.timelines.ready()
+    agent.control.reconciler.timelines.ready()
     cid = container_id(BATCH)
-    agent.reconciler.timelines.came(cid)
-    agent.reconciler.wait_idle(cid, trio.current_time(), RuntimeEvent.STATE)
-    agent.lane.clear()
-    agent.reconciler._signalled[cid] = time.monotonic()
-    agent.dirty.mark_all("test")
-    await agent.reconciler.reconcile(agent.dirty.take_nowait())
-    timeline = agent.reconciler.timelines.get(cid)
+    agent.control.reconciler.timelines.came(cid)
+    agent.control.reconciler.wait_idle(cid, trio.current_time(), RuntimeEvent.STATE)
+    agent.writes.fastpath.clear()
+    agent.control.reconciler._signalled[cid] = time.monotonic()
+    agent.hub.changed.mark_all("test")
+    await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
+    timeline = agent.control.reconciler.timelines.get(cid)
     assert timeline is not None
     return timeline.status()
 
@@ -38,7 +38,7 @@ def test_nothing_is_called_written_that_was_not_and_planned_writes_have_their_ow
         node = LiveNode(tmp_path)
         with node.agent(replace(node.config, mode=mode)) as agent:
             shown = await start(node, agent)
-            counted = agent.counters.values
+            counted = agent.control.counters.values
             enforced = mode is AgentMode.ENFORCE
             assert bool(shown["written_at"]) == bool(shown["verified_at"]) == enforced
             assert bool(shown["would_write_at"]) == (not enforced)
@@ -54,10 +54,10 @@ def test_settings_on_hold_are_neither(tmp_path: Path) -> None:
     async def run() -> None:
         node = LiveNode(tmp_path)
         with node.agent() as agent:
-            agent.holds.all["node"] = Hold(target="node", reason="x", by="ana")
-            agent.holds.refresh()
+            agent.record.holds.all["node"] = Hold(target="node", reason="x", by="ana")
+            agent.record.holds.refresh()
             shown = await start(node, agent)
             assert shown["written_at"] is shown["verified_at"] is shown["would_write_at"] is None
-            assert sum(agent.counters.values.starts.values()) == 0
+            assert sum(agent.control.counters.values.starts.values()) == 0
 
     trio.run(run)

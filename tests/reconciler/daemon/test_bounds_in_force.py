@@ -65,7 +65,7 @@ async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_p
     with live.agent() as agent:
         with refusing(live, INNER, "cpuset.cpus"):
             for _ in range(6):
-                for retries in agent.judge.statuses._retries.values():
+                for retries in agent.writes.judge.statuses._retries.values():
                     retries.clear()
                 await live.look(agent)
             problems, reasons = shown(agent)
@@ -76,7 +76,7 @@ async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_p
             (theirs,) = [line for line in problems if line.startswith("shop/db-0: CPU 7 of main is not exclusive")]
             assert "ci/batch-7 still runs there" in theirs
             assert reasons["cpuset"].startswith("1 of 1 BE containers are not limited to the BE pool: ci/batch-7: ")
-        for retries in agent.judge.statuses._retries.values():
+        for retries in agent.writes.judge.statuses._retries.values():
             retries.clear()
         for _ in range(3):
             await live.look(agent)
@@ -100,8 +100,8 @@ async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -
     with live.agent() as agent:
         await live.look(agent)
         assert shown(agent)[1]["cpuset"] == "BE containers are limited to the BE pool"
-        agent.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
-        agent.holds.refresh()
+        agent.record.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
+        agent.record.holds.refresh()
         live.write(CONTAINER, "cpuset", "cpuset.cpus", "0-7")
         await live.look(agent)
         problems, reasons = shown(agent)
@@ -114,7 +114,7 @@ async def test_many_refused_bounds_hide_no_owners_broken_claim(live: LiveNode, m
     widened(live)
     with live.agent() as agent, refusing(live, INNER, "cpuset.cpus"):
         for _ in range(6):
-            for retries in agent.judge.statuses._retries.values():
+            for retries in agent.writes.judge.statuses._retries.values():
                 retries.clear()
             await live.look(agent)
         many = [BoundProblem((BATCH,), f"ci/batch-7: cpu.quota: {number}") for number in range(500)]
@@ -122,7 +122,7 @@ async def test_many_refused_bounds_hide_no_owners_broken_claim(live: LiveNode, m
         problems, _ = shown(agent)
         assert [line for line in problems if line.startswith("shop/db-0: CPU 7 of main is not exclusive")]
         assert len([line for line in problems if line.startswith("ci/batch-7: cpu.quota: ")]) < 20
-        detail = bounds_in_force.bounds_status(agent.reconciler).detail
+        detail = bounds_in_force.bounds_status(agent.control.reconciler).detail
         assert detail.startswith("shop/db-0: CPU 7 of main is not exclusive")
         assert detail.endswith("and 498 more")
 
@@ -144,7 +144,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
     besteffort = os.path.dirname(group(BATCH))
     with live.agent(config) as agent:
         for _ in range(5):
-            for retries in agent.judge.statuses._retries.values():
+            for retries in agent.writes.judge.statuses._retries.values():
                 retries.clear()
             await live.look(agent)
         assert live.read(besteffort, "cpu", "cpu.cfs_quota_us") == "800000"
@@ -158,7 +158,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
         assert nothing_in_force(agent) is None
         live.kernel.remove_group(os.path.dirname(INNER))
         for _ in range(5):
-            for retries in agent.judge.statuses._retries.values():
+            for retries in agent.writes.judge.statuses._retries.values():
                 retries.clear()
             await live.look(agent)
         assert 0 < int(live.read(besteffort, "cpu", "cpu.cfs_quota_us")) < 800_000

@@ -226,15 +226,15 @@ class Scene:
     async def look(self) -> None:
         """What the daemon does within a minute."""
         for _ in range(4):
-            for uid in self.agent.inventory.pods:
-                self.agent.inventory.refresh(container_id(uid))
-            for retries in self.agent.judge.statuses._retries.values():
+            for uid in self.agent.control.inventory.pods:
+                self.agent.control.inventory.refresh(container_id(uid))
+            for retries in self.agent.writes.judge.statuses._retries.values():
                 retries.clear()
             await self.live.look(self.agent)
-            self.agent.outside = groups_outside(self.agent.place.hierarchy)
-            await self.agent.owner_check.check()
-            await self.agent.owner_check.limits.check(
-                self.agent.inventory.pods, self.agent.inventory.readings.kubelet.policy
+            self.agent.sources.outside = groups_outside(self.agent.place.hierarchy)
+            await self.agent.control.owner_check.check()
+            await self.agent.control.owner_check.limits.check(
+                self.agent.control.inventory.pods, self.agent.control.inventory.readings.kubelet.policy
             )
             self.clock.jump(10.1)
         await self.live.look(self.agent)
@@ -250,7 +250,10 @@ class Scene:
         return rows[0].split()[-1] if rows else "not there"
 
     def alerts(self, now: float) -> list[str]:
-        states = [*source_states(self.agent._watched()), *claim_states(self.agent.claims(), self.agent.inventory.pods)]
+        states = [
+            *source_states(self.agent.watched()),
+            *claim_states(self.agent.control.claims(), self.agent.control.inventory.pods),
+        ]
         return [f"{alert.resolved} {alert.labels['source']}" for alert in self.health.check(states, now, 0.0)]
 
     async def command(self, *words: str) -> str:
@@ -282,8 +285,8 @@ class Scene:
 
     async def minute(self) -> str:
         """The report after one more minute."""
-        self.agent.effect.hours.clear()
-        self.agent.effect.minute([])
+        self.agent.accounts.effect.hours.clear()
+        self.agent.accounts.effect.minute([])
         return await self.command("report")
 
 
@@ -298,7 +301,7 @@ def with_batch_memory(agent: Agent) -> None:
     limits = Resources(batch_memory_bytes=1 << 28)
     meta = PodMeta(uid=BATCH, source="kubelet", name="batch-7", namespace="ci", labels={}, annotations={})
     declared = replace(meta, containers=(ContainerMeta(name="main", limits=limits), ContainerMeta(name="b")))
-    agent.inventory._metas = lambda uid: [declared] if uid == BATCH else []
+    agent.sources.metadata.set_manifests([declared])
 
 
 NOT_IN_FORCE = "1 of them with a setting or a claim not in force"

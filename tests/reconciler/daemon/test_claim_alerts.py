@@ -69,7 +69,7 @@ class Scene:
             self.marks[pod.uid] = PodMeta(
                 uid=pod.uid, source="test", namespace="shop", name=name, annotations=annotations
             )
-        self.agent.metadata.set_manifests(self.marks.values())
+        self.agent.sources.metadata.set_manifests(self.marks.values())
         await self.live.look(self.agent)
         return pod
 
@@ -84,10 +84,10 @@ class Scene:
             await wait_all_tasks_blocked()
             # A sink writes in a thread, whose time this clock does not count: jumps would be its timeout.
             await self._until(self._delivered)
-        await self._until(lambda: len(self.agent.alert_service.numbers().sinks) == self.sinks and self._delivered())
+        await self._until(lambda: len(self.agent.alerts.numbers().sinks) == self.sinks and self._delivered())
 
     def _delivered(self) -> bool:
-        return not any(sink.waiting for sink in self.agent.alert_service.numbers().sinks.values())
+        return not any(sink.waiting for sink in self.agent.alerts.numbers().sinks.values())
 
     async def _until(self, done: Callable[[], bool]) -> None:
         for _ in range(5000):
@@ -112,7 +112,7 @@ class Scene:
 
     def cut(self) -> list[str]:
         """The owners of claims that are cut."""
-        return [claim.owner for claim in self.agent.claims() if claim.cut]
+        return [claim.owner for claim in self.agent.control.claims() if claim.cut]
 
     def alerts(self) -> list[tuple[str, str]]:
         """What the sink got: status and owner of the claim, the oldest first."""
@@ -133,6 +133,7 @@ async def scene(live: LiveNode, clock: MockClock, **sinks: SinkSection) -> Async
         await live.look(agent)
         async with trio.open_nursery() as nursery:
             await nursery.start(component(agent, "alerts").run)
+            await nursery.start(component(agent, "source health").run)
             yield made
             nursery.cancel_scope.cancel()
 
@@ -220,7 +221,7 @@ async def test_without_a_sink_the_alert_is_in_the_log_and_the_history_and_a_firs
         assert logged() == []
         await at.seconds(2 * LOOKS_S)
         assert logged() == ["WARNING"]
-        at.agent.alert_service.reconfigure(AlertsConfig(sinks={"lines": SINK}, source_down_s=DOWN_S), ApiServer())
+        at.agent.alerts.reconfigure(AlertsConfig(sinks={"lines": SINK}, source_down_s=DOWN_S), ApiServer())
         at.sinks = 1
         await at.seconds(DOWN_S + 2 * LOOKS_S)
         assert at.alerts() == [("firing", "shared")]
@@ -229,5 +230,5 @@ async def test_without_a_sink_the_alert_is_in_the_log_and_the_history_and_a_firs
         assert at.alerts()[1:] == [("resolved", "shared")]
         assert logged() == ["WARNING", "WARNING", "INFO"]
         await at.agent.keeper.flush()
-        events = [row for row in read_history(at.agent.store.path, 1000) if row["kind"] == "alert:source"]
+        events = [row for row in read_history(at.agent.record.store.path, 1000) if row["kind"] == "alert:source"]
         assert sum(str(row["reason"]).startswith("placement: shared ") for row in events) == 3

@@ -50,13 +50,13 @@ def kinds(answer: Mapping[str, object]) -> list[str]:
 
 def test_a_first_pass_is_a_start_a_mode_a_plan_and_writes_with_the_pods_name(tmp_path: Path) -> None:
     async def act(node: LiveNode, agent: Agent, shown: StatusReport) -> None:
-        answer = await feed(shown, 0, agent.ledger.events.run, None)
+        answer = await feed(shown, 0, agent.record.ledger.events.run, None)
         first = kinds(answer)
         assert first[:3] == ["start", "mode", "plan"]
         assert "write" in first
         assert "touch" not in first
         written = [event for event in events(answer) if event["pod_uid"] == BATCH and event["kind"] == "write"]
-        assert {event["pod"] for event in written} == {agent.inventory.pods[BATCH].title}
+        assert {event["pod"] for event in written} == {agent.control.inventory.pods[BATCH].title}
         assert answer["missing"] == 0
 
     on_a_node(tmp_path, act)
@@ -71,7 +71,7 @@ def test_a_reader_gets_each_event_once(tmp_path: Path) -> None:
         assert [(event["kind"], event["process"], event["pod_uid"]) for event in events(answer)] == [
             ("hold", "ana", BATCH)
         ]
-        await agent.release(f"pod:{BATCH}")
+        await agent.commands.release(f"pod:{BATCH}")
         then = await feed(shown, int(str(answer["next"])), str(answer["run"]), None)
         assert kinds(then) == ["release"]
         assert events(await feed(shown, int(str(then["next"])), str(then["run"]), None)) == []
@@ -86,7 +86,7 @@ def test_after_a_restart_the_reader_goes_on_and_known_holds_are_no_events(tmp_pa
             await node.look(agent)
             shown = report(agent)
             await shown.hold(HoldRequest(target="node", reason="INC-1", by="ana", until_released=True))
-            before = await feed(shown, 0, agent.ledger.events.run, None)
+            before = await feed(shown, 0, agent.record.ledger.events.run, None)
         with node.agent() as agent:
             answer = await feed(report(agent), int(str(before["next"])), str(before["run"]), None)
             assert answer["run"] != before["run"]
@@ -104,7 +104,7 @@ def test_alerts_of_responses_and_evictions_are_events(tmp_path: Path) -> None:
     async def act(node: LiveNode, agent: Agent, shown: StatusReport) -> None:
         start = await feed(shown, None, "", None)
         labels = {"uid": BATCH, "namespace": "ci", "pod": "batch-7"}
-        agent.alert_service.send(
+        agent.alerts.send(
             Alert(kind=AlertKind.INTERFERENCE, key="k", summary="ci/batch-7: slow", at_s=1.0, labels=labels)
         )
         answer = await feed(shown, int(str(start["next"])), str(start["run"]), None)
@@ -116,8 +116,8 @@ def test_alerts_of_responses_and_evictions_are_events(tmp_path: Path) -> None:
 def test_one_answer_is_bounded_and_counts_what_it_leaves_out(tmp_path: Path) -> None:
     async def act(node: LiveNode, agent: Agent, shown: StatusReport) -> None:
         for number in range(MOST + 500):
-            agent.note(LedgerEvent(at=time.time(), kind="plan", reason=str(number)))
-        agent.ledger.flush()
+            agent.record.ledger.note(LedgerEvent(at=time.time(), kind="plan", reason=str(number)))
+        agent.record.ledger.flush()
         answer = await feed(shown, None, "", 0.0)
         assert len(events(answer)) == MOST
         assert events(answer)[-1]["reason"] == str(MOST + 499)

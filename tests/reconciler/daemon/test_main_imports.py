@@ -28,6 +28,7 @@ NEEDED = {
         "codec",
         "file_catalog",
         "holds",
+        "mode",
         "restore",
         *(f"cgroup.{name}" for name in ("apply", "compare", "conflict", "control_files", "decide", "fastpath")),
         *(f"cgroup.{name}" for name in ("foreign_rules", "inner_groups", "records", "restore", "status")),
@@ -35,7 +36,18 @@ NEEDED = {
     "alerts": {"agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base", "source_health"},
     "detectors": {"config"},
     "responses": {"config", "eviction", "eviction.config", "eviction.exemptions", "means", "means.config"},
-    "signals": {"cpu", "groups", "irqs", "load", "memory", "numa_memory", "perf_config", "root_groups", "uses"},
+    "signals": {
+        "cpu",
+        "groups",
+        "irqs",
+        "latest",
+        "load",
+        "memory",
+        "numa_memory",
+        "perf_config",
+        "root_groups",
+        "uses",
+    },
 }
 NEVER = {
     *("pyroute2", "psutil", "httpx2", "httpcore2", "prometheus_client", "grpc", "google.protobuf", "rich", "difflib"),

@@ -6,12 +6,13 @@ import pytest
 
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode
 from cgroupfs.naming import Driver, Layout, QosClass
-from reconciler.config.environment import NodeEnvironment, own_group
+from reconciler.config.environment import own_group
 from reconciler.config.model import Config
 from reconciler.daemon.operator_files import OperatorFiles
 from reconciler.pods.classify import classification_input, classify
 from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.node import NodeEnvironment
 from reconciler.sources.runtime_roots import RuntimeDirs
 from state.model import PodClass, PodMeta
 from state.topology_sysfs import read_topology

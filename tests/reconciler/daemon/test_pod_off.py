@@ -42,13 +42,13 @@ class OffScene:
         return await self.report.off(OffRequest(**asked))
 
     async def reconcile(self) -> None:
-        await self.agent.reconciler.reconcile(self.agent.dirty.take_nowait())
+        await self.agent.control.reconciler.reconcile(self.agent.hub.changed.take_nowait())
 
     async def end(self, target: str) -> None:
         """Let one hold run out."""
-        hold = self.agent.holds.all[target]
-        self.agent.holds.all[target] = replace(hold, ends_boot_s=0.0, until=time.time())
-        self.agent.holds.expire()
+        hold = self.agent.record.holds.all[target]
+        self.agent.record.holds.all[target] = replace(hold, ends_boot_s=0.0, until=time.time())
+        self.agent.record.holds.expire()
         await self.reconcile()
 
 
@@ -64,15 +64,15 @@ def on_a_node(path: Path, act: Callable[[OffScene], Any]) -> None:
 
 def test_the_quota_of_a_pod_is_that_of_its_containers_where_bypassd_bounds_those(tmp_path: Path) -> None:
     async def act(scene: OffScene) -> None:
-        agent, pod = scene.agent, scene.agent.inventory.pods[BATCH]
+        agent, pod = scene.agent, scene.agent.control.inventory.pods[BATCH]
         directory = agent.place.hierarchy.directory("cpu", MAIN)
         assert pod_quota_milli(agent, pod) is None
         scene.node.kernel.write(directory, "cpu.cfs_quota_us", "20000")
         # Of another program, and this container alone: the pod as a whole has no quota.
-        before = agent.judge.statuses.by_group.pop(MAIN, {})
+        before = agent.writes.judge.statuses.by_group.pop(MAIN, {})
         assert pod_quota_milli(agent, pod) is None
         status = next(iter(before.values()))
-        agent.judge.statuses.by_group[MAIN] = {**before, "cpu.quota": status}
+        agent.writes.judge.statuses.by_group[MAIN] = {**before, "cpu.quota": status}
         assert pod_quota_milli(agent, pod) == 200
         above = agent.place.hierarchy.directory("cpu", pod.group.path)
         scene.node.kernel.write(directory, "cpu.cfs_quota_us", "-1")
@@ -94,7 +94,7 @@ def test_a_freed_pod_has_its_values_back_and_is_managed_again_when_the_time_is_o
         assert scene.quota(ABOVE) > 0  # the budget of all BE pods still bounds it
         await scene.end(OFF)
         assert scene.cpus() == squeezed
-        assert not scene.agent.holds.all
+        assert not scene.agent.record.holds.all
 
     on_a_node(tmp_path, act)
 
@@ -102,11 +102,11 @@ def test_a_freed_pod_has_its_values_back_and_is_managed_again_when_the_time_is_o
 def test_a_persons_hold_stays_with_its_reason_and_end_and_is_shown(tmp_path: Path) -> None:
     async def act(scene: OffScene) -> None:
         await scene.report.hold(HoldRequest(target=POD, reason="debugging", by="ben", seconds=600.0))
-        before = scene.agent.holds.all[POD]
+        before = scene.agent.record.holds.all[POD]
         squeezed = scene.cpus()
         answer = await scene.off()
         assert (answer["kept"]["target"], answer["kept"]["by"], answer["kept"]["reason"]) == (POD, "ben", "debugging")
-        assert scene.agent.holds.all[POD] == before
+        assert scene.agent.record.holds.all[POD] == before
         assert scene.cpus() != squeezed
         await scene.end(OFF)
         assert scene.cpus() != squeezed  # ben's hold is still there
@@ -123,9 +123,9 @@ def test_without_the_budget_no_quota_above_the_pod_is_left_and_it_comes_back(tmp
         assert (await scene.off(budget=True))["hold"]["budget"]
         assert scene.quota(ABOVE) == -1
         assert scene.quota(MAIN) == -1
-        assert scene.agent.inventory.pods[BATCH].pod_class is PodClass.SHARED
+        assert scene.agent.control.inventory.pods[BATCH].pod_class is PodClass.SHARED
         await scene.end(OFF)
-        assert scene.agent.inventory.pods[BATCH].pod_class is PodClass.RECLAIMED
+        assert scene.agent.control.inventory.pods[BATCH].pod_class is PodClass.RECLAIMED
         assert scene.quota(ABOVE) > 0
 
     on_a_node(tmp_path, act)
@@ -141,7 +141,7 @@ def test_the_other_be_pods_stay_within_the_budget_while_one_is_outside_of_it(tmp
             await node.look(agent)
             scene = OffScene(node, agent)
             await scene.off(budget=True)
-            pools = agent.reconciler.pools
+            pools = agent.control.reconciler.pools
             assert pools is not None
             assert pools.quota_milli is not None
             assert set(pools.quota_milli) == {other}
@@ -163,7 +163,7 @@ def test_a_second_off_takes_the_place_of_the_first(tmp_path: Path) -> None:
         await scene.off(budget=True)
         answer = await scene.off(budget=True, reason="longer", seconds=7200.0)
         assert (answer["hold"]["reason"], answer["hold"]["budget"], answer["kept"]) == ("longer", True, None)
-        assert [hold.target for hold in scene.agent.holds.all.values()] == [OFF]
+        assert [hold.target for hold in scene.agent.record.holds.all.values()] == [OFF]
 
     on_a_node(tmp_path, act)
 
@@ -178,7 +178,7 @@ def test_a_freed_pod_stays_free_over_a_restart(tmp_path: Path) -> None:
         with node.agent() as agent:
             await node.look(agent)
             scene = OffScene(node, agent)
-            assert agent.inventory.pods[BATCH].pod_class is PodClass.SHARED
+            assert agent.control.inventory.pods[BATCH].pod_class is PodClass.SHARED
             assert (scene.quota(ABOVE), scene.quota(MAIN)) == (-1, -1)
 
     trio.run(run)
@@ -191,7 +191,7 @@ def test_what_makes_no_sense_is_refused_before_anything_changes(tmp_path: Path) 
                 await scene.off(**wrong)
         with pytest.raises(InputError):
             await scene.report.hold(HoldRequest(target=OFF, reason="x", by="ana", seconds=1.0))
-        assert not scene.agent.holds.all
+        assert not scene.agent.record.holds.all
 
     on_a_node(tmp_path, act)
 
@@ -199,8 +199,8 @@ def test_what_makes_no_sense_is_refused_before_anything_changes(tmp_path: Path) 
 def test_restoring_a_freed_pod_adds_no_hold(tmp_path: Path) -> None:
     async def act(scene: OffScene) -> None:
         await scene.off()
-        await scene.agent.restore(BATCH, by="ana")
-        assert list(scene.agent.holds.all) == [OFF]
-        assert isinstance(scene.agent.holds.all[OFF], Hold)
+        await scene.agent.commands.restore(BATCH, by="ana")
+        assert list(scene.agent.record.holds.all) == [OFF]
+        assert isinstance(scene.agent.record.holds.all[OFF], Hold)
 
     on_a_node(tmp_path, act)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -45,13 +44,14 @@ class FakeAgent:
         self.place = place
         self.renew = renew
         self.priority = LoopPriority(nice=0, slice_s=0.01, starting=lambda: False, calls=NoCalls())
-        self.own_group = SimpleNamespace(prepare=lambda: None, start=lambda: None, stop=lambda: None)
-        self.stints = SimpleNamespace(start=lambda: None, stop=lambda: None)
-        self.inventory = SimpleNamespace(pods=())
-        self.reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
-        self.reconciler.ready.set()
-        self.alerts: Counter[str] = Counter()
-        self.enforce = config.mode is AgentMode.ENFORCE
+        self.process = SimpleNamespace(prepare=lambda: None, start=self.priority.start, stop=self.priority.stop)
+        reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
+        reconciler.ready.set()
+        self.control = SimpleNamespace(inventory=SimpleNamespace(pods=()), reconciler=reconciler)
+        self.sources = SimpleNamespace(is_urgent=lambda: False)
+        self.mode = SimpleNamespace(enforce=config.mode is AgentMode.ENFORCE)
+        self.alerts = SimpleNamespace(component=lambda _status: None)
+        self.commands = self
         self.restored = 0
         self.daemon_weights_restored = 0
         self.closed = False
@@ -60,9 +60,6 @@ class FakeAgent:
     def components(self) -> list[list[object]]:
         return []
 
-    def is_urgent(self) -> bool:
-        return False
-
     async def restore(self) -> list[RestoreResult]:
         self.restored += 1
         return []
@@ -70,14 +67,11 @@ class FakeAgent:
     async def restore_daemon_weights(self) -> None:
         self.daemon_weights_restored += 1
 
-    def enforces(self) -> bool:
-        return self.enforce
-
     def set_enforce(self, *, enforce: bool) -> None:
-        self.enforce = enforce
+        self.mode.enforce = enforce
 
     def reconfigure(self, config: Config) -> None:
-        self.enforce = config.mode is AgentMode.ENFORCE
+        self.mode.enforce = config.mode is AgentMode.ENFORCE
 
     def close(self) -> None:
         self.closed = True
@@ -187,15 +181,15 @@ async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_
     daemon = main.Daemon(config)
     nursery.start_soon(daemon.run)
     await until(lambda: agents)
-    assert agents[0].enforces()
+    assert agents[0].mode.enforce
     agents[0].set_enforce(enforce=False)
     for number in (1, 2):
         agents[-1].renew("test")
         await until(lambda number=number: len(agents) > number)  # type: ignore[misc]
-        assert not agents[-1].enforces()
+        assert not agents[-1].mode.enforce
     daemon.reload()
-    assert agents[-1].enforces()
+    assert agents[-1].mode.enforce
     agents[-1].renew("test")
     await until(lambda: len(agents) == 4)
-    assert agents[-1].enforces()
+    assert agents[-1].mode.enforce
     nursery.cancel_scope.cancel()

@@ -13,12 +13,13 @@ from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActu
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.files import capacity, node_files
+from reconciler.actuators.mode import WriteMode, WriteSettings
 from reconciler.actuators.processes import idle_threads, oom_score
+from reconciler.control import side_actuators
 from reconciler.control.cache_loop import CacheLoop
 from reconciler.control.network_loop import NetworkLoop
 from reconciler.control.planner import plan_node
 from reconciler.control.reclaim_loop import MemoryReclaimLoop
-from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
 from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
@@ -62,6 +63,10 @@ class Noting:
         return ["one"]
 
 
+def cache_use(*sides: AuxiliaryActuator) -> CacheUsage | None:
+    return side_actuators.SideActuators(sides, WriteMode(WriteSettings())).cache_use()
+
+
 def situation(*, enforce: bool) -> PlanSnapshot:
     view = node()
     return PlanSnapshot(view=view, plan=plan_node(view, None, PoliciesConfig()), enforce=enforce)
@@ -78,7 +83,7 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     await nursery.start(side.run)
     side.planned(situation(enforce=False))
     assert (made, side.status(), side.problems(), await side.restore()) == ([], {}, (), ())
-    assert (side.standings, side.measured(), side_actuators.cache_use([side])) == ({}, None, None)
+    assert (side.standings, side.measured(), cache_use(side)) == ({}, None, None)
     side.planned(situation(enforce=True))
     side.planned(situation(enforce=False))
     (real,) = made
@@ -88,11 +93,7 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     # What is shown and counted of the real one must not end at what loads it.
     assert isinstance(side, GroupOutcomes)
     assert side.standings == {"/group": {}}
-    assert (
-        side.measured()
-        == CacheUsage(at_s=2.0)
-        == side_actuators.cache_use([LazyActuator("no", make, lambda _: False), side])
-    )
+    assert side.measured() == CacheUsage(at_s=2.0) == cache_use(LazyActuator("no", make, lambda _: False), side)
     assert [result.path for result in await side.restore("uid")] == ["uid"]
 
 

@@ -118,7 +118,7 @@ async def test_names_of_pods_are_made_without_reading_the_kernel(
     with live.agent() as agent:
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
-        monkeypatch.setattr(agent.files, "read", read)
+        monkeypatch.setattr(agent.base.files, "read", read)
         rows = show.state(["podnames"])["podnames"]
         with pytest.raises(AssertionError):
             show.state(["podlist"])
@@ -132,7 +132,7 @@ async def test_a_node_is_paused_from_a_restore_to_the_next_configuration(live: L
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         paused = [all_steps(show.metrics_steps()).paused]
-        agent.set_enforce(enforce=False)
+        agent.commands.set_enforce(enforce=False)
         paused.append(all_steps(show.metrics_steps()).paused)
         agent.reconfigure(replace(agent.config, mode=AgentMode.OBSERVE))
         paused.append(all_steps(show.metrics_steps()).paused)
@@ -146,7 +146,7 @@ async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         steps = sum(1 for _ in show.metrics_steps())
-        assert steps >= len(agent.inventory.pods) + len(agent.judge.statuses.by_group)
+        assert steps >= len(agent.control.inventory.pods) + len(agent.writes.judge.statuses.by_group)
 
 
 async def test_the_metrics_of_a_live_node_count_holds_by_kind_and_have_online_pods_first(live: LiveNode) -> None:
@@ -154,16 +154,16 @@ async def test_the_metrics_of_a_live_node_count_holds_by_kind_and_have_online_po
     with live.agent(config) as agent:
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
-        agent.holds.all["node"] = Hold(target="node", reason="r", by="root")
-        agent.holds.refresh()
+        agent.record.holds.all["node"] = Hold(target="node", reason="r", by="root")
+        agent.record.holds.refresh()
         found = show.metrics()
         assert found.holds == {"node": 1}
         assert [pod.pod_class for pod in found.pods] != ["reclaimed"]
-        assert found.pods_without_series == len(agent.inventory.pods) - 1 > 0
+        assert found.pods_without_series == len(agent.control.inventory.pods) - 1 > 0
     with live.agent() as agent:
         await live.look(agent)
-        agent.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
-        await agent.reconciler.reconcile(agent.dirty.take_nowait())
+        agent.control.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+        await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         (batch,) = (pod for pod in show.metrics().pods if pod.uid == BATCH)
         reclaimed = show.metrics().pools["reclaimed"]
@@ -179,10 +179,10 @@ async def test_a_refusal_of_the_only_be_pod_is_its_own_and_a_failing_store_the_n
 ) -> None:
     with live.agent() as agent:
         await live.look(agent)
-        agent.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
-        await agent.reconciler.reconcile(agent.dirty.take_nowait())
+        agent.control.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
+        await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
         assert nothing_in_force(agent) is None
-        statuses = agent.judge.statuses.by_group[group(BATCH)]
+        statuses = agent.writes.judge.statuses.by_group[group(BATCH)]
         knob = next(name for name in statuses)
         statuses[knob] = statuses[knob]._replace(state=state, detail="below the usage")
         assert (nothing_in_force(agent) is None) == ready
@@ -301,7 +301,7 @@ async def test_a_removed_pod_is_found_by_the_start_of_its_uid(live: LiveNode) ->
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
         await agent.keeper.flush()
-        del agent.inventory.pods[BATCH]
+        del agent.control.inventory.pods[BATCH]
         body = json.loads(await Answers(show, HttpCounts()).state(OF_PODS, "json", BATCH[:5]))
     assert body["pods"] == []
     assert find_pod(body, BATCH) == {"uid": BATCH, "title": BATCH, "gone": True}
@@ -314,9 +314,9 @@ async def test_of_one_pod_the_history_reaches_further_back_and_of_a_removed_one_
     with live.agent() as agent:
         show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         await live.look(agent)
-        agent.ledger.note(LedgerEvent(at=1.0, kind="alert:eviction-done", pod_uid=gone, pod="ci/train-0"))
+        agent.record.ledger.note(LedgerEvent(at=1.0, kind="alert:eviction-done", pod_uid=gone, pod="ci/train-0"))
         for number in range(300):
-            agent.ledger.note(LedgerEvent(at=2.0, kind="plan", reason=f"plan {number}"))
+            agent.record.ledger.note(LedgerEvent(at=2.0, kind="plan", reason=f"plan {number}"))
         await agent.keeper.flush()
         rows = {
             wanted: list(dict((await show.parts(["history"], wanted))[0])["history"])  # type: ignore[call-overload]
@@ -344,8 +344,8 @@ async def test_of_one_pod_the_newest_rows_are_shown_and_a_text_in_rows_of_others
                 pod_uid=gone,
                 pod="ci/train-0",
             )
-            agent.ledger.note(event)
-            agent.ledger.note(msgspec.structs.replace(event, pod_uid=other, pod="ci/other-0"))
+            agent.record.ledger.note(event)
+            agent.record.ledger.note(msgspec.structs.replace(event, pod_uid=other, pod="ci/other-0"))
         await agent.keeper.flush()
         rows = {
             wanted: list(dict((await show.parts(["history"], wanted))[0])["history"])  # type: ignore[call-overload]

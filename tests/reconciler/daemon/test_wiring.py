@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.config.model import Config
+from reconciler.control import side_actuators
 from reconciler.control.cache_loop import CacheLoop
-from reconciler.daemon import side_actuators
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.detectors.config import InterferenceConfig
@@ -145,10 +145,10 @@ async def test_memory_headroom_is_measured_by_a_component_of_its_own(live: LiveN
     with agent_on(live) as agent:
         await live.look(agent)
         async with running(agent, "ticker"):
-            await until(lambda: agent.inventory.node_memory is not None)
-            assert agent.memory_headroom.status()["supply_bytes"] is None
+            await until(lambda: agent.control.inventory.node_memory is not None)
+            assert agent.headroom.memory.status()["supply_bytes"] is None
             async with running(agent, "memory headroom"):
-                await until(lambda: agent.memory_headroom.status()["supply_bytes"] is not None)
+                await until(lambda: agent.headroom.memory.status()["supply_bytes"] is not None)
         report = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         headroom: Any = dict(report.state(("headroom",)))["headroom"]
     assert 0 < headroom["memory"]["supply_bytes"] <= 8 << 30
@@ -166,7 +166,7 @@ async def test_the_cpus_of_named_interrupts_reach_the_view_that_policies_get(liv
     with agent_on(live, replace(live.config, policies=policies)) as agent:
         await live.look(agent)
         async with running(agent, "ticker"):
-            await until(lambda: str(agent.current()[0].irq_cpus) == "5")
+            await until(lambda: str(agent.control.current()[0].irq_cpus) == "5")
 
 
 class Counted:
@@ -212,7 +212,7 @@ async def test_cache_misses_reach_the_cache_share_that_moves(
     with agent_on(live, config) as agent:
         async with running(agent, "interference"):
             await live.look(agent)
-            await until(lambda: WEB in agent.watching.misses())
+            await until(lambda: WEB in agent.base.samples.misses())
             (cache,) = made
             world.model.advance(1.0)
             await cache.sweep()
@@ -258,8 +258,8 @@ async def test_what_online_pods_wait_and_their_cpi_move_the_size_of_their_pool(
     with agent_on(live, config) as agent:
 
         async def planned() -> str:
-            await agent.reconciler.reconcile(agent.dirty.take_nowait())
-            pools = agent.reconciler.pools
+            await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
+            pools = agent.control.reconciler.pools
             assert pools is not None
             return pools.sizes["shared"].reason
 
@@ -296,15 +296,15 @@ async def test_pressure_that_begins_is_judged_at_once(live: LiveNode, monkeypatc
     with agent_on(live, replace(live.config, interference=interference)) as agent:
         await live.look(agent)
         async with running(agent, "interference"):
-            await until(lambda: agent.watching.observer is not None and agent.watching.observer.passes == 1)
-            observer = agent.watching.observer
+            await until(lambda: agent.interference.observer is not None and agent.interference.observer.passes == 1)
+            observer = agent.interference.observer
             assert observer is not None
             await until(lambda: len(triggers) == 2)
             triggers[f"{live.root}/proc/pressure/memory"].now.set()
             began = trio.current_time()
             await until(lambda: observer.passes == 2)
             assert trio.current_time() - began < 5
-            status: Any = agent.watching.status()
+            status: Any = agent.interference.status()
             assert status["woken"] == {"memory": 1}
             (events,) = (source for source in agent.statuses() if source.name == pressure_events.NAME)
             assert events.detail == "memory within 1 s; cpu within 1 s"

@@ -73,9 +73,8 @@ def machine(tmp_path: object) -> Machine:
 
 
 async def test_be_pods_count_wherever_they_are_and_online_ones_nowhere(machine: Machine) -> None:
-    machine.memory.config = replace(
-        machine.memory.config, memory=varied(machine.memory.config.memory, max_step_bytes=1 << 50)
-    )
+    config = machine.memory.config
+    machine.memory.use(replace(config, memory=varied(config.memory, max_step_bytes=1 << 50)))
     machine.add("be", PodClass.RECLAIMED, QosClass.BESTEFFORT, 4)
     machine.add("executor", PodClass.RECLAIMED, QosClass.BURSTABLE, 6)
     machine.add("online", PodClass.SHARED, QosClass.BESTEFFORT, 3)

@@ -179,7 +179,7 @@ def test_a_new_configuration_takes_hold_at_once() -> None:
     clock = Clock()
     headroom_report = report(clock)
     look(headroom_report, clock)
-    headroom_report.config = varied(headroom_report.config, unknown_hold_s=5.0)
+    headroom_report.use(varied(headroom_report.config, unknown_hold_s=5.0))
     look(headroom_report, clock, 4, known=False)
     assert headroom_report.state.total == 4000
     look(headroom_report, clock, 4, known=False)

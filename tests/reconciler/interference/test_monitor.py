@@ -15,7 +15,6 @@ from reconciler.actuators.files.capacity import CapacityFiles
 from reconciler.alerts.alert import Alert, AlertKind
 from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.pod_off import off
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.rule import SHIPPED, RuleConfig
 from reconciler.interference.monitor import ROW, InterferenceMonitor, read_kept
@@ -108,10 +107,13 @@ class Stage:
 
     def another(self) -> InterferenceMonitor:
         return InterferenceMonitor(
-            self.agent,
-            lambda _: ReaderContext(hierarchy=self.agent.place.hierarchy),
+            self.agent.base,
+            self.agent.record,
+            self.agent.control,
+            config=lambda: self.agent.config,
+            means=lambda _: ReaderContext(hierarchy=self.agent.place.hierarchy),
             tell=self.told.append,
-            kept=read_kept(self.agent.store),
+            kept=read_kept(self.agent.record.store),
             evictor=self.orders,
             building=lambda _, means, before: tuple(before) or (MeteredReader(self.script, SharedReaders(means)),),
             clock=lambda: self.now,
@@ -151,7 +153,7 @@ def configured(live: LiveNode, *responses: Response, eviction: bool = False) -> 
 @contextmanager
 def stage(live: LiveNode, config: Config) -> Iterator[Stage]:
     with live.agent(config) as agent:
-        agent.metadata.set_manifests({})
+        agent.sources.metadata.set_manifests({})
         yield Stage(agent, live)
 
 
@@ -166,7 +168,7 @@ def still_told(scene: Stage) -> list[str]:
 async def certain(scene: Stage) -> None:
     """The first look, after which the pods' labels are taken for known."""
     await scene.live.look(scene.agent)
-    knowledge = scene.agent.inventory
+    knowledge = scene.agent.control.inventory
     for uid, pod in knowledge.pods.items():
         knowledge.pods[uid] = replace(pod, classification=replace(pod.classification, certain=True))
 
@@ -180,13 +182,13 @@ async def test_a_pod_whose_capacity_file_is_written_has_notice_before_it_is_sque
     config = replace(config, policies=replace(config.policies, capacity=capacity))
     with stage(live, config) as scene:
         await certain(scene)
-        knowledge = scene.agent.inventory
+        knowledge = scene.agent.control.inventory
         knowledge.pods[BATCH] = replace(knowledge.pods[BATCH], annotations={"bypassd/capacity": "volume:v"})
-        await scene.agent.reconciler.reconcile(DirtyBatch(frozenset({TICK}), ()))
+        await scene.agent.control.reconciler.reconcile(DirtyBatch(frozenset({TICK}), ()))
         if volume:
             directory = f"{live.root}/var/lib/kubelet/pods/{BATCH}/volumes/{EMPTY_DIRS}/v"
             Path(directory).mkdir(parents=True)
-        files = next(side for side in scene.agent.sides if side.name == "capacity")
+        files = next(side for side in scene.agent.sides.all if side.name == "capacity")
         assert isinstance(files, LazyActuator)
         assert isinstance(files._real, CapacityFiles)
         await files._real.sweep()
@@ -216,17 +218,17 @@ async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is
         scene.script.bad = True
         for _ in range(15):
             await scene.seconds(1)
-            if scene.agent.inventory.readings.measures.squeezed:
+            if scene.agent.control.inventory.readings.measures.squeezed:
                 break
-        milli = scene.agent.inventory.readings.measures.squeezed[BATCH].cpu_milli
+        milli = scene.agent.control.inventory.readings.measures.squeezed[BATCH].cpu_milli
         assert milli is not None
         assert 1100 <= milli < 1500, "what it uses less what the victim lacked in the last windows"
-        await scene.agent.reconciler.reconcile(scene.agent.dirty.take_nowait())
+        await scene.agent.control.reconciler.reconcile(scene.agent.hub.changed.take_nowait())
         assert int(scene.quota()) == 100 * milli
         scene.script.bad = False
         await scene.seconds(60)
-        assert scene.agent.inventory.readings.measures == Restrictions()
-        await scene.agent.reconciler.reconcile(scene.agent.dirty.take_nowait())
+        assert scene.agent.control.inventory.readings.measures == Restrictions()
+        await scene.agent.control.reconciler.reconcile(scene.agent.hub.changed.take_nowait())
         assert scene.quota() == before
     kinds = [(alert.kind, alert.resolved) for alert in scene.told]
     assert kinds[0] == (AlertKind.INTERFERENCE, False)
@@ -241,17 +243,17 @@ async def test_observing_nothing_is_asked_of_the_plan_but_all_of_it_is_told(live
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(20)
-        assert scene.agent.inventory.readings.measures == Restrictions()
+        assert scene.agent.control.inventory.readings.measures == Restrictions()
         assert any("would do: squeeze ci/batch-7" in alert.summary for alert in scene.told)
 
 
 async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
-        await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        await scene.agent.record.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
         scene.script.bad = True
         await scene.seconds(20)
-        assert scene.agent.inventory.readings.measures == Restrictions()
+        assert scene.agent.control.inventory.readings.measures == Restrictions()
 
 
 async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_told_at_once(live: LiveNode) -> None:
@@ -265,17 +267,17 @@ async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_
 
         before, again = await facts(), await facts()
         assert all(again[uid] is snapshot for uid, snapshot in before.items())
-        await scene.agent.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
+        await scene.agent.record.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
         held = await facts()
         assert {uid for uid, snapshot in held.items() if snapshot is not again[uid]} == {BATCH}
         assert held[BATCH].held
-        pods = scene.agent.inventory.pods
+        pods = scene.agent.control.inventory.pods
         pods[BATCH] = replace(pods[BATCH], deleting=True)
         assert (await facts())[BATCH].terminating
-        plan = scene.agent.reconciler.plan
+        plan = scene.agent.control.reconciler.plan
         assert plan is not None
         pools = replace(plan.pools, reclaimed=CpuSet.parse("1"), confined=True)
-        scene.agent.reconciler.plan = replace(plan, pools=pools)
+        scene.agent.control.reconciler.plan = replace(plan, pools=pools)
         assert (await facts())[BATCH].cpus == "1"
         del pods[BATCH]
         assert BATCH not in await facts()
@@ -311,9 +313,9 @@ async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, insi
         scene.script.bad = True
         await scene.seconds(20)
         (order,) = scene.orders.submitted
-        watching = scene.agent.watching
+        watching = scene.agent.interference
         assert watching._forbidden(order) is None
-        await scene.agent.holds.put(Hold(target=f"file:{group(BATCH)}{inside}", reason="mine", by="ana"))
+        await scene.agent.record.holds.put(Hold(target=f"file:{group(BATCH)}{inside}", reason="mine", by="ana"))
         assert watching._forbidden(order) == "on hold by ana: mine"
         await scene.seconds(1)
         assert scene.observer.frame is not None
@@ -356,10 +358,10 @@ async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(10)
-        assert scene.agent.inventory.readings.measures.frozen.keys() == {BATCH}
+        assert scene.agent.control.inventory.readings.measures.frozen.keys() == {BATCH}
         scene.orders.leaving = frozenset((BATCH,))
         await scene.seconds(1)
-        assert scene.agent.inventory.readings.measures.frozen == {}
+        assert scene.agent.control.inventory.readings.measures.frozen == {}
 
 
 async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason_not_to_start(live: LiveNode) -> None:
@@ -371,7 +373,7 @@ async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason
         again = scene.another()
         assert again.engine.ladder.useless.keys() <= scene.observer.engine.ladder.useless.keys()
         assert again.engine.ladder.useless
-        batch_row = dict(scene.agent.store.rows(META))[ROW]
+        batch_row = dict(scene.agent.record.store.rows(META))[ROW]
         assert msgspec.msgpack.decode(batch_row)["brain"]["useless"]
 
 
@@ -380,12 +382,12 @@ async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_ho
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(10)
-        assert scene.agent.inventory.readings.measures.squeezed
+        assert scene.agent.control.inventory.readings.measures.squeezed
         async with trio.open_nursery() as nursery:
             await nursery.start(scene.observer.run)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert scene.agent.inventory.readings.measures == Restrictions()
+        assert scene.agent.control.inventory.readings.measures == Restrictions()
         assert scene.script.closed == 1
         assert still_told(scene) == []
 
@@ -395,10 +397,10 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(10)
-        scene.agent.watching.observer = scene.observer
-        assert scene.agent.inventory.readings.measures.squeezed
-        await scene.agent.restore()
-        assert scene.agent.inventory.readings.measures == Restrictions()
+        scene.agent.interference.observer = scene.observer
+        assert scene.agent.control.inventory.readings.measures.squeezed
+        await scene.agent.commands.restore()
+        assert scene.agent.control.inventory.readings.measures == Restrictions()
         assert scene.script.closed == 1
         assert scene.observer.engine.ladder.climbs == {}
         assert still_told(scene) == []
@@ -411,7 +413,7 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
             await trio.sleep(1.2)
             assert scene.observer.passes > passes
             nursery.cancel_scope.cancel()
-        scene.agent.watching.observer = None
+        scene.agent.interference.observer = None
 
 
 async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveNode) -> None:
@@ -419,10 +421,10 @@ async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveN
         await certain(scene)
         scene.script.bad = True
         await scene.seconds(10)
-        scene.agent.watching.observer = scene.observer
-        fields = scene.agent.watching.status()
-        numbers = scene.agent.watching.numbers()
-        scene.agent.watching.observer = None
+        scene.agent.interference.observer = scene.observer
+        fields = scene.agent.interference.status()
+        numbers = scene.agent.interference.numbers()
+        scene.agent.interference.observer = None
     assert msgspec.json.encode(fields)
     (finding,) = [entry for entry in fields["findings"] if entry["verdict"] == "interfered"]  # type: ignore[attr-defined]
     assert finding["suspects"][0]["title"] == "ci/batch-7"
@@ -434,11 +436,11 @@ async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveN
 
 
 def closed_of(scene: Stage) -> ClosedNode | None:
-    return scene.agent.inventory.readings.measures.closed
+    return scene.agent.control.inventory.readings.measures.closed
 
 
 def plan_of(scene: Stage) -> ClosedNode | None:
-    plan = scene.agent.reconciler.plan
+    plan = scene.agent.control.reconciler.plan
     return None if plan is None else plan.closed
 
 
@@ -452,7 +454,7 @@ async def test_the_node_is_closed_by_an_enforced_step_and_opened_late_and_both_a
         closed = closed_of(scene)
         assert closed is not None
         assert closed.reason == "victim shop/web-0 (cpu)"
-        await scene.agent.reconciler.reconcile(DirtyBatch(frozenset({TICK, NODE_KEY}), ()))
+        await scene.agent.control.reconciler.reconcile(DirtyBatch(frozenset({TICK, NODE_KEY}), ()))
         assert plan_of(scene) == closed
         assert scene.agent.headroom.status()["closed"] is True
         scene.script.bad = False
@@ -477,7 +479,7 @@ async def test_a_closed_node_is_opened_by_a_person_at_once(live: LiveNode, how: 
         assert closed_of(scene) is not None
         match how:
             case "off":
-                await off(scene.agent, OffRequest(pod_uid="node", reason="test", by="me", seconds=60))
+                await scene.agent.commands.off(OffRequest(pod_uid="node", reason="test", by="me", seconds=60))
                 await scene.seconds(1)
             case "restore":
                 await scene.observer.suspend()

@@ -42,20 +42,20 @@ async def test_a_day_without_regret_makes_a_rule_enforcing_and_responses_without
         with_record(scene, RuleRecord(watched_s=DAY_S - 100))
         scene.script.bad = True
         await scene.seconds(60)
-        assert scene.agent.inventory.readings.measures == Restrictions(), "a dry run"
+        assert scene.agent.control.inventory.readings.measures == Restrictions(), "a dry run"
         scene.script.bad = False
         await scene.seconds(60)
         assert scene.observer.engine.enforces("cpu")
         (alert,) = [alert for alert in scene.told if alert.kind is AlertKind.OTHER]
         assert (alert.key, alert.severity, alert.labels["mode"]) == ("rule cpu", Severity.INFO, "enforce")
-        assert read_kept(scene.agent.store).brain.records["cpu"].enforcing, "kept at once"
+        assert read_kept(scene.agent.record.store).brain.records["cpu"].enforcing, "kept at once"
         assert scene.another().engine.enforces("cpu"), "after a restart"
         scene.script.bad = True
         await scene.seconds(20)
         assert scene.observer.changes["squeeze", "applied"], "the script does not heed the quota"
         await scene.seconds(40)
         assert not scene.observer.engine.enforces("cpu")
-        assert scene.agent.inventory.readings.measures == Restrictions()
+        assert scene.agent.control.inventory.readings.measures == Restrictions()
         last = [alert for alert in scene.told if alert.kind is AlertKind.OTHER][-1]
         assert (last.severity, last.labels["mode"]) == (Severity.WARNING, "dry_run")
 
@@ -77,9 +77,9 @@ async def test_what_a_person_configured_has_precedence(live: LiveNode, words: di
         with_record(scene, ENFORCING)
         assert scene.observer.engine.enforces("cpu") is enforces
         by_record = config.interference.promotion.enabled and words.get("dry_run", True) and words.get("promote", True)
-        scene.agent.watching.observer = scene.observer
-        fields = scene.agent.watching.status()
-        scene.agent.watching.observer = None
+        scene.agent.interference.observer = scene.observer
+        fields = scene.agent.interference.status()
+        scene.agent.interference.observer = None
         rule = fields["rules"]["cpu"]  # type: ignore[index]
         assert rule["dry_run"] is not enforces
         assert (rule["record"] is not None) is by_record
@@ -91,7 +91,7 @@ async def test_observing_a_rule_with_the_best_record_takes_no_step(live: LiveNod
         with_record(scene, ENFORCING)
         scene.script.bad = True
         await scene.seconds(20)
-        assert scene.agent.inventory.readings.measures == Restrictions()
+        assert scene.agent.control.inventory.readings.measures == Restrictions()
         assert not scene.observer.changes["squeeze", "applied"]
         assert scene.observer.changes["squeeze", "would-applied"]
 
@@ -102,7 +102,7 @@ async def test_the_planners_input_is_recorded_beside_each_frame(live: LiveNode, 
     with stage(live, replace(config, interference=replace(config.interference, record=record))) as scene:
         await certain(scene)
         await scene.seconds(3)
-        plan = scene.agent.reconciler.plan
+        plan = scene.agent.control.reconciler.plan
         await scene.observer.recorder.aclose()
     (path,) = (tmp_path / "rec").iterdir()
     with path.open("rb") as file:
@@ -111,5 +111,5 @@ async def test_the_planners_input_is_recorded_beside_each_frame(live: LiveNode, 
     assert plan is not None
     assert steps[0].plan is not None
     assert steps[0].plan.pools.reclaimed == plan.pools.reclaimed
-    assert steps[0].view.pods.keys() == scene.agent.inventory.pods.keys()
+    assert steps[0].view.pods.keys() == scene.agent.control.inventory.pods.keys()
     assert steps[0].settings.policies == config.policies

@@ -83,17 +83,17 @@ async def test_a_share_that_moves_has_misses_counted_and_goes_by_them(
     world.spawn(online(WEB))
     with live.agent(with_cache(live.config, MOVING)) as agent:
         await live.look(agent)
-        await nursery.start(agent.watching.run)
-        await until(lambda: WEB in agent.watching.misses())
+        await nursery.start(agent.interference.run)
+        await until(lambda: WEB in agent.base.samples.misses())
         for _ in range(8):
             await world.sweep(BATCH, online(WEB), seconds=2.0)
         assert level(world) > (20, 10)
-        world.misses = dict(agent.watching.misses())
+        world.misses = dict(agent.base.samples.misses())
         await world.sweep(BATCH, online(WEB), seconds=2.0)
         assert level(world) == (20, 10)
         agent.reconfigure(with_cache(live.config, replace(MOVING, mode=CacheMode.STATIC)))
-        await until(lambda: agent.watching.observer is None)
-        assert agent.watching.misses() == {}
+        await until(lambda: agent.interference.observer is None)
+        assert agent.base.samples.misses() == {}
         nursery.cancel_scope.cancel()
 
 
@@ -104,11 +104,11 @@ async def test_the_monitor_reads_the_store_in_the_stores_lane(tmp_path: Path) ->
         await live.look(agent)
         # The agent closes the store only after the service has ended.
         async with trio.open_nursery() as nursery:
-            async with agent.store_lane:
-                await nursery.start(agent.watching.run)
+            async with agent.record.lane:
+                await nursery.start(agent.interference.run)
                 await trio.testing.wait_all_tasks_blocked()
-                assert agent.watching.observer is None
-            await until(lambda: agent.watching.observer is not None)
+                assert agent.interference.observer is None
+            await until(lambda: agent.interference.observer is not None)
             nursery.cancel_scope.cancel()
 
 

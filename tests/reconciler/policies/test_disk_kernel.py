@@ -22,6 +22,7 @@ from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from reconciler.actuators.cgroup.restore import restore_all
+from reconciler.actuators.mode import WriteMode, WriteSettings
 from reconciler.control.planner import plan
 from reconciler.policies.disk import DiskPolicyConfig, DiskShare
 from reconciler.policies.diskrules import DiskRule
@@ -78,6 +79,7 @@ class Real:
             alert=lambda _kind, _words, _setting: None,
             held=lambda _hold: None,
             errors=ObjectErrors(),
+            mode=WriteMode(WriteSettings()),
         )
         self.actuator = CgroupActuator(
             judge=judge,

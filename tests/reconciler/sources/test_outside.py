@@ -39,9 +39,10 @@ async def test_the_daemon_has_a_problem_and_an_alert_of_them_until_they_are_gone
     health = SourceHealth(60)
     with live.agent() as agent:
         async with trio.open_nursery() as nursery:
-            await nursery.start(agent._watch_files)
+            (files,) = (each for layer in agent.components() for each in layer if each.name == "operator's files")
+            await nursery.start(files.run)
             with trio.fail_after(10):
-                while not agent.outside:  # noqa: ASYNC110  # a thread's result
+                while not agent.sources.outside:  # noqa: ASYNC110  # a thread's result
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         (status,) = (item for item in agent.statuses() if item.name == NAME)
@@ -52,9 +53,9 @@ async def test_the_daemon_has_a_problem_and_an_alert_of_them_until_they_are_gone
         (alert,) = health.check(source_states([status]), 60.0, 0.0)
         assert alert.labels == {"source": NAME}
         os.rmdir(path)
-        agent.outside = groups_outside(agent.place.hierarchy)
+        agent.sources.outside = groups_outside(agent.place.hierarchy)
         assert not [item for item in agent.statuses() if item.name == NAME]
-        (status,) = (item for item in agent._watched() if item.name == NAME)
+        (status,) = (item for item in agent.watched() if item.name == NAME)
         (ended,) = health.check(source_states([status]), 70.0, 0.0)
         assert ended.resolved
 

@@ -56,10 +56,15 @@ class Handler:
     def __init__(self) -> None:
         self.log: list[tuple[str, RuntimeEvent | None]] = []
         self.times: list[float] = []
+        self.commands: list[tuple[str, bool]] = []
+        """Container, and whether it was a command; False: the last one was an update."""
 
-    def on_settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
+    def settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
         self.log.append((container_id, which))
         self.times.append(at)
+
+    def commanded(self, container_id: str, at: float | None, /) -> None:
+        self.commands.append((container_id, at is not None))
 
     def gone(self, container_id: str, /) -> None:
         self.log.append((container_id, None))
@@ -81,9 +86,9 @@ def runtime(tmp_path: Path) -> Runtime:
     return Runtime(tmp_path)
 
 
-def make(runtime: Runtime, tmp_path: Path) -> tuple[RuntimeEvents, Handler]:
+def make(runtime: Runtime, tmp_path: Path, *, updates: bool = False) -> tuple[RuntimeEvents, Handler]:
     handler = Handler()
-    return RuntimeEvents(runtime.dirs, handler, root=str(tmp_path)), handler
+    return RuntimeEvents(runtime.dirs, handler, updates=lambda: updates, root=str(tmp_path)), handler
 
 
 async def until(check: Callable[[], bool], seconds: float = 5) -> None:
@@ -126,8 +131,7 @@ async def test_each_command_of_the_runtime_is_reported_at_once_and_taken_back_fo
     runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     source, handler = make(runtime, tmp_path)
-    commands: list[tuple[str, bool]] = []
-    source.commanded = lambda container_id, at: commands.append((container_id, at is not None))
+    commands = handler.commands
     await nursery.start(source.run)
     runtime.create("new")
     await until(lambda: source.covers("new"))
@@ -156,9 +160,8 @@ async def test_each_command_of_the_runtime_is_reported_at_once_and_taken_back_fo
 async def test_a_reader_that_opens_the_directory_before_is_no_command_and_hides_no_other(
     runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    source, _ = make(runtime, tmp_path)
-    commands: list[str] = []
-    source.commanded = lambda container_id, at: commands.append(container_id)
+    source, handler = make(runtime, tmp_path)
+    commands = handler.commands
     for name in ("read", "other", "bundle"):
         runtime.create(name)
         runtime.settle(name)
@@ -169,19 +172,17 @@ async def test_a_reader_that_opens_the_directory_before_is_no_command_and_hides_
     for name in ("other", "bundle"):
         (runtime.state(name) / "state.json").read_text()
     await until(lambda: len(commands) == 2)
-    assert commands == ["other", "bundle"]
+    assert commands == [("other", True), ("bundle", True)]
     (runtime.state("read") / "state.json").read_text()
     await until(lambda: len(commands) == 3)
-    assert commands[-1] == "read"
+    assert commands[-1] == ("read", True)
 
 
 async def test_where_the_kubelet_updates_containers_a_command_is_reported_once_it_is_no_update(
     runtime: Runtime, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    source, handler = make(runtime, tmp_path)
-    commands: list[tuple[str, bool]] = []
-    source.commanded = lambda container_id, at: commands.append((container_id, at is not None))
-    source.updates = lambda: True
+    source, handler = make(runtime, tmp_path, updates=True)
+    commands = handler.commands
     await nursery.start(source.run)
     runtime.create("new")
     await until(lambda: source.covers("new"))

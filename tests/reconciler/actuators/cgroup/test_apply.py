@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import Directory
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
+from reconciler.actuators.mode import WriteSettings
 from state.entry import LedgerEntry
 from state.model import Hold, RuntimeSpec
 from state.undo import RestoreOutcome
@@ -59,7 +60,7 @@ async def test_observe_mode_says_what_it_would_write_and_touches_nothing(tmp_pat
     kernel, hierarchy = make_node(tmp_path)
     before = snapshot(kernel, hierarchy)
     acting = Acting(kernel, hierarchy, tmp_path)
-    acting.judge.enforce = False
+    acting.mode.set_enforce(enforce=False)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"would write"}
     assert snapshot(kernel, hierarchy) == before
@@ -70,7 +71,7 @@ async def test_observe_mode_says_what_it_would_write_and_touches_nothing(tmp_pat
 async def test_a_policy_that_only_practises_is_told_apart_from_the_others(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
-    acting.judge.dry_policies = frozenset({"reclaimed"})
+    acting.mode.use(WriteSettings(dry_policies=frozenset({"reclaimed"})))
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert acting.files.count == 0
     acting.close()
@@ -90,7 +91,7 @@ async def test_what_is_no_longer_wanted_gets_its_old_value_back(tmp_path: Path) 
 async def test_a_held_file_is_left_as_it_is(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
-    acting.judge.holds = {"knob:cpu.set": Hold(target="knob:cpu.set", reason="test", by="me")}
+    acting.mode.use_holds({"knob:cpu.set": Hold(target="knob:cpu.set", reason="test", by="me")})
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert acting.read(GROUP, "cpu.set") == "0-3"
     assert acting.stood(GROUP, "cpu.set") == "held"
@@ -104,7 +105,7 @@ async def test_a_value_that_was_never_written_is_not_ours(tmp_path: Path) -> Non
     acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
     hold = Hold(target="knob:cpu.weight", reason="test", by="me")
-    acting.judge.holds = {hold.target: hold}
+    acting.mode.use_holds({hold.target: hold})
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 300})])
     acting.write(GROUP, "cpu.weight", "300")
     (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
@@ -174,11 +175,11 @@ async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     await acting.actuator.apply([target])
     assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("held", "500")
     assert [kind for kind, _ in acting.alerts] == ["hold"]
-    assert [(hold.target, hold.by) for hold in acting.judge.holds.values()] == [
+    assert [(hold.target, hold.by) for hold in acting.mode.holds.values()] == [
         (f"file:{GROUP}:cpu.weight", "bash (pid 9)")
     ]
     # It is a hold like any other: over when it is taken away, though the same value still stands.
-    acting.judge.holds = {}
+    acting.mode.use_holds({})
     await acting.actuator.apply([target])
     assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "3")
     acting.close()
@@ -200,7 +201,7 @@ async def test_a_persons_first_change_of_a_value_that_was_in_place_is_a_hold_too
     acting.write(GROUP, "cpu.weight", "600")
     await acting.actuator.apply([target])
     assert acting.judge.foreign_writes.writes == {"person": 2}
-    acting.judge.holds = {}
+    acting.mode.use_holds({})
     await acting.actuator.apply([target])
     assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", str(ours))
     # It was bypassd's first write: without it the file would have the person's value.
@@ -237,9 +238,9 @@ async def test_a_value_in_place_that_bypassd_no_longer_wants_there_is_no_foreign
     acting.names.writer = ("person", "bash (pid 9)")
     ours = int(acting.read(GROUP, "cpu.weight"))
     creating = RuntimeSpec(shares=ours) if change == "creating" else None
-    acting.judge.enforce = change != "observed"
+    acting.mode.set_enforce(enforce=change != "observed")
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": ours}, creating=creating)])
-    acting.judge.enforce = True
+    acting.mode.set_enforce(enforce=True)
     if change == "not wanted":
         await acting.actuator.apply([acting.target(GROUP, {})])
     if change != "wanted":

@@ -9,6 +9,7 @@ import trio
 
 from cgroupfs.files import Directory
 from cgroupfs.writer import KernelWriter
+from reconciler.actuators.mode import WriteSettings
 from state.entry import US
 from state.model import RuntimeSpec
 from tests.fakes.kernel import FakeKernel, Mode
@@ -32,7 +33,7 @@ async def test_a_limit_below_usage(
 ) -> None:
     kernel, hierarchy = make_node(tmp_path, mode=mode)
     act = Acting(kernel, hierarchy, tmp_path)
-    act.actuator.reclaim = reclaim
+    act.mode.use(WriteSettings(reclaim=reclaim))
     directory = hierarchy.directory("memory", GROUP)
     file, used = (
         ("memory.limit_in_bytes", "memory.usage_in_bytes") if mode == "v1" else ("memory.max", "memory.current")
@@ -68,7 +69,7 @@ class Held(StoppingFiles):
 async def test_a_value_reported_as_stuck_is_recorded_once_it_is_written(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     act = Acting(kernel, hierarchy, tmp_path)
-    act.actuator.reclaim = True
+    act.mode.use(WriteSettings(reclaim=True))
     files = Held(kernel)
     act.actuator._writer = KernelWriter(hierarchy, files=files, deadline_s=0.1, patience_s=0.01)
     before = act.read(GROUP, "memory.max")
@@ -102,7 +103,7 @@ async def test_a_look_does_not_wait_for_what_takes_long_and_a_later_one_enters_i
 ) -> None:
     kernel, hierarchy = make_node(tmp_path, mode=mode)
     act = Acting(kernel, hierarchy, tmp_path)
-    act.actuator.reclaim = True
+    act.mode.use(WriteSettings(reclaim=True))
     files = Held(kernel)
     act.actuator._writer = KernelWriter(hierarchy, files=files, patience_s=0.05)
     directory = hierarchy.directory("memory", GROUP)
@@ -168,7 +169,7 @@ async def test_a_limit_above_memory_with_swap_alone_says_which_rule_it_breaks(tm
 async def test_a_limit_below_the_use_says_what_is_used(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     act = Acting(kernel, hierarchy, tmp_path)
-    act.actuator.reclaim = True
+    act.mode.use(WriteSettings(reclaim=True))
     kernel.charge(hierarchy.directory("memory", GROUP), anon=24 * MEGA, cache=0)
     await act.actuator.apply([act.target(GROUP, {"memory.max": 16 * MEGA})])
     ((_, message),) = act.alerts

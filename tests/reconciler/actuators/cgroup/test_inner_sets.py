@@ -346,7 +346,7 @@ async def test_after_a_restart_in_the_middle_the_groups_inside_grow_with_the_nex
 
 async def test_in_observe_mode_and_under_a_hold_nothing_inside_is_written(acting: Acting) -> None:
     make_inner(acting, INNER)
-    acting.judge.enforce = False
+    acting.judge.mode.set_enforce(enforce=False)
     assert (await container_on(acting, "3"))[1] == "would write"
     assert sets(acting, DOCKER, INNER) == ["0-3", "0-3"]
     assert list(acting.ledger.control_files()) == []

@@ -17,7 +17,7 @@ from state.model import Hold
 from state.schema import EVICTIONS
 from state.store import Store, StoreBatch, boot_id
 from tests.fakes.kernel import Mode as KernelMode
-from tests.fakes.livenode import BATCH, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, LiveNode, begin, container_id, group
 from tests.reconciler.responses.bench import row_of
 
 FROZEN = Restrictions(frozen={BATCH: "for shop/web-0, at most 30 s"})
@@ -38,7 +38,7 @@ def frozen(live: LiveNode) -> bool:
 
 
 async def freeze(live: LiveNode, agent: Agent) -> None:
-    agent.inventory.take(measures=FROZEN)
+    agent.control.inventory.take(measures=FROZEN)
     await live.look(agent)
     assert frozen(live)
 
@@ -46,19 +46,19 @@ async def freeze(live: LiveNode, agent: Agent) -> None:
 async def killed_while_frozen(live: LiveNode) -> None:
     """A daemon that froze a pod and is no more: its store is as a SIGKILL leaves it, its outcomes unwritten."""
     agent = Agent(live.config, live.place(), files=live.kernel)
-    await agent.keeper._mark(running=True)
+    begin(agent)
     await freeze(live, agent)
-    agent.store.close()
+    agent.record.store.close()
 
 
 async def test_it_ends_with_the_response_and_the_ledger_forgets_it(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
-        agent.inventory.take(measures=Restrictions())
+        agent.control.inventory.take(measures=Restrictions())
         await live.look(agent)
         assert not frozen(live)
         await live.look(agent)
-        assert not [entry for entry in agent.ledger if entry.knob == "freeze"]
+        assert not [entry for entry in agent.record.ledger if entry.knob == "freeze"]
 
 
 async def test_it_ends_with_the_daemon(live: LiveNode) -> None:
@@ -77,15 +77,15 @@ async def test_it_ends_with_the_next_start_even_one_that_only_observes(live: Liv
 async def test_it_ends_when_nothing_is_to_be_written_any_more(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
-        agent.set_enforce(enforce=False)
+        agent.commands.set_enforce(enforce=False)
         assert not frozen(live)
 
 
 async def test_a_hold_keeps_every_value_but_this(live: LiveNode) -> None:
     with live.agent() as agent:
         await freeze(live, agent)
-        await agent.holds.put(Hold(target=f"pod:{BATCH}", reason="look at it", by="ana"))
-        agent.inventory.take(measures=Restrictions())
+        await agent.record.holds.put(Hold(target=f"pod:{BATCH}", reason="look at it", by="ana"))
+        agent.control.inventory.take(measures=Restrictions())
         await live.look(agent)
         assert not frozen(live)
 
@@ -151,6 +151,6 @@ async def test_a_container_that_restarts_meanwhile_changes_nothing(live: LiveNod
         await live.look(agent)
         assert frozen(live)
         live.run(BATCH)
-        agent.inventory.take(measures=Restrictions())
+        agent.control.inventory.take(measures=Restrictions())
         await live.look(agent)
         assert not frozen(live)

@@ -16,8 +16,8 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.files.node_files import CODECS, FileAccess, NodeFiles, restore_files
 from reconciler.actuators.restore import restore_ledger
+from reconciler.control import side_actuators
 from reconciler.control.planner import plan_node
-from reconciler.daemon import side_actuators
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig
 from state.entry import LedgerEntry

@@ -4,10 +4,10 @@ A new one is a module that ends in ``ACTUATOR = ActuatorKind(...)``, a field of 
 row says all that is needed before the module is imported: a node that needs none of them imports none.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 from msgspec import Struct
@@ -28,13 +28,20 @@ from reconciler.actuators.base import (
     PlanSnapshot,
 )
 from reconciler.actuators.codec import RowCodec
+from reconciler.actuators.mode import WriteMode
 from reconciler.actuators.restore import UndoKind
+from reconciler.control.hub import NodeBase
+from reconciler.control.record import NodeRecord
+from reconciler.control.writes import CgroupWrites
 from reconciler.policies.yielding import threads_count
 from reconciler.runtime.lazy import load
+from reconciler.runtime.supervisor import Component
 from state.cache import CacheUsage
 from state.closing import MarkStatus
 from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.ledger import Ledger
+from state.model import NodeView
+from state.plan import NodePlan
 from state.store import boot_id
 from state.undo import RestoreResult
 
@@ -89,34 +96,97 @@ def codec_of(kind: str) -> RowCodec[Any] | None:  # of the kind's own state
     return next((row.load().codecs[kind] for row in TABLE if kind in row.kinds), None)
 
 
-def build(context: ActuatorContext) -> tuple[AuxiliaryActuator, ...]:
-    """Those that this node may need. A reload can enable a policy: each is loaded by what the newest plan wants."""
+@final
+class SideActuators:
+    """Those that this node may need, as one: each gets every plan, and runs as a component of its own."""
+
+    def __init__(self, actuators: Sequence[AuxiliaryActuator], mode: WriteMode, release: str = "") -> None:
+        """``release``: the kernel's."""
+        self.all = tuple(actuators)
+        self._mode = mode
+        self._release = release
+
+    def planned(self, view: NodeView, plan: NodePlan) -> None:
+        """Give all of them the newest plan. Does not wait."""
+        situation = PlanSnapshot(view=view, plan=plan, enforce=self._mode.enforce, holds=self._mode.holds)
+        for side in self.all:
+            side.planned(situation)
+
+    def components(self) -> list[Component]:
+        """Theirs."""
+        return [Component(name=side.name, run=side.run) for side in self.all]
+
+    def cache_use(self) -> CacheUsage | None:
+        """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
+        return next((use for side in self.all if isinstance(side, CacheUsageSource) and (use := side.measured())), None)
+
+    def mark(self) -> MarkStatus | None:
+        """What became of the mark of a closed node; None: none is wanted."""
+        return next((status for side in self.all if isinstance(side, MarkSource) and (status := side.mark())), None)
+
+    def notified(self) -> frozenset[str]:
+        """Uids of the pods that read of a step before it: whose file of capacity could be written."""
+        return frozenset[str]().union(*(side.notified() for side in self.all if isinstance(side, NoticeSource)))
+
+    def idle_containers(self) -> frozenset[str]:
+        """The group paths of the containers whose threads all are in the idle class, if this kernel heeds it.
+
+        A thread with another policy of its own, and a sweep that has not come to a container yet, leave it out.
+        """
+        if not threads_count(self._release):
+            return frozenset()
+        for side in self.all:
+            if side.name == "idle_threads" and isinstance(side, GroupOutcomes):
+                kept = side.status().get("kept")
+                without = kept if isinstance(kept, Mapping) else {}
+                return frozenset(
+                    path
+                    for path, statuses in side.standings.items()
+                    if path not in without and any(status.state.is_in_force() for status in statuses.values())
+                )
+        return frozenset()
+
+    def restore_table(self, only: str | None) -> dict[str, UndoKind]:
+        """How they undo their kinds: each pauses meanwhile."""
+        table: dict[str, UndoKind] = {}
+        for side in self.all:
+            table |= dict.fromkeys(KINDS.get(side.name) or (side.name,), partial(side.restore, only))
+        return table
+
+
+def build(
+    base: NodeBase, record: NodeRecord, writes: CgroupWrites, api: "Callable[[], KubeApi]", node: str
+) -> SideActuators:
+    """Those that this node may need. A reload can enable a policy: each is loaded by what the newest plan wants.
+
+    ``api`` makes a client of the API server; ``node``: the name of the node's object there.
+    """
+    place, files = base.place, base.files
+    context = ActuatorContext(
+        hierarchy=place.hierarchy,
+        root=place.root,
+        ledger=record.ledger,
+        store_lane=record.lane,
+        fastpath=writes.fastpath,
+        writes=writes.actuator.writes,
+        files=files,
+        misses=base.samples.misses,
+        kubelet_dir=place.kubelet.root_dir,
+        api=api,
+        node=node,
+    )
     kinds = context.ledger.kinds()
     local = _is_this_machine(context.root)
 
     def make(row: _ActuatorRow) -> AuxiliaryActuator:
         return row.load().build(context)
 
-    return tuple(
+    actuators = [
         LazyActuator(row.name, partial(make, row), row.wanted, leftover=any(kind in kinds for kind in row.kinds))
         for row in TABLE
         if (local or not row.local) and (not row.controller or context.hierarchy.version(row.controller) is not None)
-    )
-
-
-def cache_use(sides: Iterable[AuxiliaryActuator]) -> CacheUsage | None:
-    """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
-    return next((use for side in sides if isinstance(side, CacheUsageSource) and (use := side.measured())), None)
-
-
-def mark(sides: Iterable[AuxiliaryActuator]) -> MarkStatus | None:
-    """What became of the mark of a closed node; None: none is wanted."""
-    return next((status for side in sides if isinstance(side, MarkSource) and (status := side.mark())), None)
-
-
-def notified(sides: Iterable[AuxiliaryActuator]) -> frozenset[str]:
-    """Uids of the pods that read of a step before it: whose file of capacity could be written."""
-    return frozenset[str]().union(*(side.notified() for side in sides if isinstance(side, NoticeSource)))
+    ]
+    return SideActuators(actuators, writes.mode, kernel_release(place.root, files))
 
 
 def kernel_release(root: str, files: FileOps = REAL) -> str:
@@ -125,33 +195,6 @@ def kernel_release(root: str, files: FileOps = REAL) -> str:
         return files.read(f"{root.rstrip('/')}/proc/sys/kernel", "osrelease").strip()
     except OSError:
         return ""
-
-
-def idle_containers(sides: Iterable[AuxiliaryActuator], release: str) -> frozenset[str]:
-    """The group paths of the containers whose threads all are in the idle class, if this kernel (``release``) heeds it.
-
-    A thread with another policy of its own, and a sweep that has not come to a container yet, leave it out.
-    """
-    if not threads_count(release):
-        return frozenset()
-    for side in sides:
-        if side.name == "idle_threads" and isinstance(side, GroupOutcomes):
-            kept = side.status().get("kept")
-            without = kept if isinstance(kept, Mapping) else {}
-            return frozenset(
-                path
-                for path, statuses in side.standings.items()
-                if path not in without and any(status.state.is_in_force() for status in statuses.values())
-            )
-    return frozenset()
-
-
-def restore_table(sides: Iterable[AuxiliaryActuator], only: str | None) -> dict[str, UndoKind]:
-    """How the running actuators undo their kinds: each pauses meanwhile."""
-    table: dict[str, UndoKind] = {}
-    for side in sides:
-        table |= dict.fromkeys(KINDS.get(side.name) or (side.name,), partial(side.restore, only))
-    return table
 
 
 def restore_table_without_daemon(

@@ -1,0 +1,214 @@
+"""What the agent knows from outside: kubelet, API server, runtime, the cgroup tree, disks, the operator's files."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, final
+
+import trio
+
+from reconciler.config.environment import followed, read_kubelet
+from reconciler.config.model import Config
+from reconciler.config.read_keys import read_keys
+from reconciler.control.hub import NodeBase
+from reconciler.daemon.api_credentials import ApiCredentials
+from reconciler.daemon.operator_files import OperatorFiles
+from reconciler.daemon.pod_sources import PodSources
+from reconciler.pods.marks import MarkReader, ReadKeys
+from reconciler.pods.metadata import Metadata
+from reconciler.pods.selectors import ClassRules
+from reconciler.runtime.stints import in_worker
+from reconciler.runtime.supervisor import Component, at_once
+from reconciler.sources.checkpoints import CheckpointSource
+from reconciler.sources.disks import DiskSource
+from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.kubelet_watch import KubeletChange, KubeletWatch
+from reconciler.sources.outside import groups_outside, outside_status
+from reconciler.sources.runtime_signal import RuntimeEvents
+from reconciler.sources.tree import TreeSource
+from state.model import CpuPolicy, Hold, KubeletView, Pod, SourceStatus
+
+_FILES_S: Final = 30.0
+
+
+@final
+class NodeSources:
+    """All sources. They mark what has changed, or publish an event; a reader of their values requests them."""
+
+    def __init__(
+        self,
+        config: Config,
+        base: NodeBase,
+        holds: Mapping[str, Hold],
+        renew: Callable[[str], object],
+    ) -> None:
+        """``holds``: in force, by target: a freed pod may count as online.
+
+        ``renew`` is called with the reason when the kubelet changed what the parts are built from.
+        """
+        place, hub = base.place, base.hub
+        self._config, self._place, self._hub, self._known, self._renew = config, place, hub, base.pods, renew
+        self._holds = holds
+        self._kubelet_view = KubeletView()
+        self.outside: list[str] = []
+        """Groups of containers outside of the pods' directories, as of the last look."""
+        root, node = place.root, config.node
+        self.marks = MarkReader(ReadKeys())
+        self.files = OperatorFiles(config, place, self.marks)
+        self.rules = self._read_rules()
+        """The class rules in force, those of freed pods among them."""
+        self.marks.use(read_keys(config, self.rules))
+        self.kubelet_watch = KubeletWatch(
+            place.kubelet,
+            lambda: read_kubelet(config),
+            changed=hub.kubelet_changed,
+            restarted=hub.kubelet_started,
+            pidfd=root == "/",
+        )
+        self.checkpoints = CheckpointSource(
+            hub.changed,
+            root=root,
+            kubelet_root=place.kubelet.root_dir,
+            reconcile_s=place.kubelet.reconcile_s,
+            on_restart=self.kubelet_watch.check,
+        )
+        self.pods = PodSources(config, place, hub.changed, self.marks)
+        self.credentials = ApiCredentials(
+            config.apiserver, root=root, kubelets=place.kubelet.kubeconfig, changed=self._credentials_changed
+        )
+        self.tree = TreeSource(place.hierarchy, place.layout, hub.changed, resync_s=node.resync_s)
+        self.signal = RuntimeEvents(
+            place.runtime, hub, updates=self._kubelet_updates, root=root, resync_s=node.resync_s
+        )
+        self.disks = DiskSource(self._disk_names, hub.changed, root=root)
+        hub.kubelet_started.subscribe(self.checkpoints.restarted)
+        hub.kubelet_changed.subscribe(self._follow_kubelet)
+        hub.held.subscribe(self._use_holds)
+
+    @property
+    def metadata(self) -> Metadata:
+        """What the sources of pods report, joined."""
+        return self.pods.metadata
+
+    @property
+    def kubelet(self) -> KubeletConfig:
+        """The kubelet's settings in use."""
+        return self._place.kubelet
+
+    def is_urgent(self) -> bool:
+        """Whether a container is in creation, or an event waits to be read that may be of one.
+
+        Asked at each wake-up: the step that reads the event must not wait for a CPU, either.
+        """
+        return self.signal.awaits_any() or self.signal.has_unread or self.tree.has_unread
+
+    def kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
+        """The kubelet's allocations, given the pods that exist."""
+        if self._config.kubelet.enabled:
+            self._kubelet_view = self.checkpoints.view(
+                pods,
+                reserved=self.kubelet.reserved_cpus,
+                strict_reserved=self.kubelet.strict_reserved,
+                listed=self.pods.kubelet.listed if self.pods.kubelet is not None else None,
+            )
+        return self._kubelet_view
+
+    def components(self) -> tuple[list[Component], list[Component]]:
+        """Those that know the pods; and those of the groups' events, which begin when the others run."""
+        knowing = [
+            Component(name="checkpoints", run=self.checkpoints.run),
+            Component(name="metadata", run=self.pods.metadata.run),
+            Component(name="operator's files", run=self._watch_files),
+            Component(name="disks", run=self.disks.run),
+        ]
+        if self._config.apiserver.enabled:
+            knowing.append(Component(name="API credentials", run=self.credentials.run))
+        if self._config.kubelet.enabled:
+            knowing.append(Component(name="kubelet configuration", run=self.kubelet_watch.run))
+        if self.pods.kubelet is not None:
+            knowing.append(Component(name="kubelet", run=at_once(self.pods.kubelet.run)))
+        if self.pods.watch is not None:
+            knowing.append(Component(name="pod watch", run=self.pods.watch.run))
+        events = [
+            Component(name="cgroup tree", run=self.tree.run),
+            Component(name="runtime signal", run=self.signal.run),
+        ]
+        return knowing, events
+
+    def statuses(self) -> list[SourceStatus]:
+        """Every source with its age and what is wrong with it."""
+        sandboxed = [pod for pod in self._known.values() if pod.sandbox is not None]
+        bounded = [item.id for pod in self._known.values() if pod.sandbox is None for item in pod.containers]
+        return [
+            self.tree.status(),
+            self.signal.status(bounded, len(sandboxed)),
+            self.checkpoints.status(),
+            *self.pods.metadata.statuses(trio.current_time()),
+            *self.credentials.statuses(),
+            *([self.disks.status()] if self._config.policies.disk.devices else []),
+            *self.files.statuses(),
+            *([self.kubelet_watch.status()] if self._config.kubelet.enabled else []),
+        ]
+
+    def conditions(self) -> list[SourceStatus]:
+        """What of the node keeps pods from being known."""
+        return [outside_status(self.outside)]
+
+    def reconfigure(self, config: Config) -> None:
+        """Take a new configuration; the addresses of other programs keep their values until a restart."""
+        before, self._config = self._config, config
+        if (before.operator_file, before.static_manifests) != (config.operator_file, config.static_manifests):
+            self.files.open(config)
+        self.disks.refresh()
+        self.reread_files()
+
+    def reread_files(self) -> None:
+        """Read them again; all pods are reconciled when a rule changed. A runtime's socket may exist by now, too."""
+        if self.pods.find_runtime():
+            self._hub.changed.mark_all("runtime")
+        rules = self._read_rules()
+        if self.marks.use(read_keys(self._config, rules)):
+            self.pods.metadata.relist()
+        if rules != self.rules:
+            self.rules = rules
+            self._hub.changed.mark_all("rules")
+        if self.files.read_manifests(self.pods.metadata, self._known):
+            self._hub.changed.mark_all("manifests")
+
+    async def _watch_files(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Check the operator's file and the static-pod manifests at intervals; people change them."""
+        await in_worker(self.files.prefetch)
+        self.files.read_manifests(self.pods.metadata, self._known)
+        task_status.started()
+        while True:
+            self.outside = await in_worker(groups_outside, self._place.hierarchy)
+            await trio.sleep(_FILES_S)
+            await in_worker(self.files.prefetch)
+            self.reread_files()
+
+    def _read_rules(self) -> ClassRules:
+        return self.files.rules(self._config.classes, self._holds.values())
+
+    def _use_holds(self, holds: Mapping[str, Hold]) -> None:
+        self._holds = holds
+        if (rules := self._read_rules()) != self.rules:
+            self.rules = rules
+
+    def _follow_kubelet(self, kubelet: KubeletConfig, changes: tuple[KubeletChange, ...]) -> None:
+        """Plan with the new values; for parts that are built from others ``renew`` is called."""
+        self._place, different = followed(self._config, self._place, kubelet)
+        if different:
+            self._renew(f"the kubelet's {', '.join(different)} changed")
+        self.checkpoints.reassertion.expect(kubelet.reconcile_s)
+        if changes:
+            self._hub.changed.mark_all("kubelet configuration")
+
+    def _credentials_changed(self, server: bool) -> None:
+        if self.pods.needs_watch():
+            self._renew("credentials for the API server were found")
+        else:
+            self.pods.credentials_changed(server=server)
+
+    def _kubelet_updates(self) -> bool:
+        return self._kubelet_view.policy is not CpuPolicy.NONE
+
+    def _disk_names(self) -> list[str]:
+        return [rule.name for rule in self._config.policies.disk.devices]

@@ -1,0 +1,62 @@
+"""The daemon's own share of the CPU: its loop's priority, its cgroup's weight, and who yields to its online tasks.
+
+The start is a second of work that needs none of them: they begin when the daemon is ready.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, final
+
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.runtime.own_group import OwnGroup
+from reconciler.runtime.priority import LoopPriority
+from reconciler.runtime.stints import Stints
+
+
+class CpuShare(Protocol):
+    """The configuration, as `LoopPriority` and `OwnGroup` need it."""
+
+    @property
+    def nice(self) -> int: ...
+
+    @property
+    def realtime_ms(self) -> float: ...
+
+    @property
+    def own_shares(self) -> int: ...
+
+
+@final
+class OwnProcess:
+    """See the module's text. Only one of a process may have been started: two undo each other."""
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        kubepods: str,
+        share: CpuShare,
+        *,
+        urgent: Callable[[], bool],
+        starting: Callable[[], bool],
+        files: FileOps = REAL,
+    ) -> None:
+        """``urgent``: whether a container is in creation, or an event of one may wait. ``starting``: the former."""
+        self.priority = LoopPriority(nice=share.nice, slice_s=share.realtime_ms / 1000, starting=urgent)
+        self.group = OwnGroup(hierarchy, kubepods, shares=share.own_shares, starting=starting, files=files)
+        self.stints = Stints()
+
+    def prepare(self) -> None:
+        """Make the group, before any other part runs."""
+        self.group.prepare()
+
+    def start(self) -> None:
+        """The daemon is ready."""
+        self.group.start()
+        self.stints.start()
+        self.priority.start()
+
+    def stop(self) -> None:
+        """Give all of it back."""
+        self.priority.stop()
+        self.group.stop()
+        self.stints.stop()

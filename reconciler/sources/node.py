@@ -1,0 +1,34 @@
+"""The node as detected at the start: every part is built on it."""
+
+import os
+
+from msgspec import Struct
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.naming import GroupName, Layout
+from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.runtime_roots import RuntimeDirs
+from state.topology import Topology
+
+
+class NodeEnvironment(Struct, frozen=True, kw_only=True):
+    """What was found. ``root`` is the prefix under which the node lies. ``own``: the group of bypassd's own pod."""
+
+    root: str
+    hierarchy: Hierarchy
+    layout: Layout
+    topology: Topology
+    kubelet: KubeletConfig
+    runtime: RuntimeDirs
+    own: GroupName | None = None
+
+    @property
+    def name(self) -> str:
+        """The node's name, for people."""
+        return self.kubelet.node_name or os.uname().nodename
+
+    @property
+    def reserved(self) -> CpuSet:
+        """The kubelet's ``reservedSystemCPUs``."""
+        return self.kubelet.reserved_cpus
