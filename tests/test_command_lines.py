@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from reconciler.cli import options
+from reconciler.cli import main, options
 from reconciler.cli.main import _command_first
 from reconciler.daemon import main as daemon
 from tests.bench import __main__ as bench
@@ -166,7 +166,7 @@ def fault_of_program(name: str, rest: list[str], *, whole: bool) -> str | None:
 @cache
 def program(name: str, complete: bool) -> argparse.ArgumentParser:
     """The parser of bypassd or bypassctl; not complete: for lines without all their arguments."""
-    parser = daemon.parser() if name == "bypassd" else options.parser()
+    parser = daemon.parser() if name == "bypassd" else main.parser()
     return parser if complete else relaxed(parser)
 
 
@@ -191,10 +191,10 @@ def test_the_documents_have_command_lines() -> None:
     lines = [line for path in DOCUMENTS for line in command_lines(path.name, path.read_text())]
     assert len([line for line in lines if line.whole]) > 60
     used = {words(line.text)[1] for line in lines if line.text.startswith("bypassctl ")}
-    assert {command.name for command in options.COMMANDS} - used == set()
+    assert {command.name for command in main.COMMANDS} - used == set()
 
 
-@pytest.mark.parametrize("command", options.COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", main.COMMANDS, ids=lambda command: command.name)
 def test_the_manual_names_every_option_of_a_command(command: options.CliCommand) -> None:
     parser = argparse.ArgumentParser()
     if command.add is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.private import POINT
-from reconciler.cli.options import parser
+from reconciler.cli.main import parser
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT = (DEPLOY / "bypassd.service").read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.inspect import DictType
 
-from reconciler.cli.options import COMMANDS
+from reconciler.cli.main import COMMANDS
 from reconciler.config import load
 from reconciler.config.model import Config
 from reconciler.pods.marks import ANNOTATIONS, LABELS, UNOBEYED

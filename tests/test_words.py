@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.cli.options import COMMANDS, parser
+from reconciler.cli.main import COMMANDS, parser
 from reconciler.config.model import Config
 from reconciler.settings.schema import section_of, settings
 

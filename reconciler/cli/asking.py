@@ -12,13 +12,15 @@ from msgspec import Struct
 from cgroupfs.attribution import FanotifyWatch
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.pressure import PressureResource, node_pressure_file, try_trigger
-from reconciler.cli.client import Denied, Unreachable, exchange
+from reconciler.cli.document import Denied, Unreachable, exchange
 from reconciler.cli.nodeview import InspectedNode, marks_of, read_number, read_text
-from reconciler.clients.api_identity import own_identity
+from reconciler.clients.api_identity import find_peer, own_identity
 from reconciler.clients.command import Command
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
+from reconciler.clients.kube_config import ApiServer
+from reconciler.clients.token_life import TokenLife, life_of, token_of
 from reconciler.config.environment import cri_client, cri_socket, kubelet_peer, node_name
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.safe_files import check_program
@@ -221,6 +223,15 @@ async def _ask_mark(node: InspectedNode, results: QueryResults) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
             await api.aclose()
     results.mark_problem = next(filter(None, problems), "")
+
+
+def token_life(node: InspectedNode, config: ApiServer) -> TokenLife | None:
+    """The life of the token for the API server, as it says itself; None where it says nothing. No request is sent."""
+    try:
+        token = token_of(find_peer(config, root=node.root, kubelets=node.kubelet.kubeconfig))
+    except SourceError:
+        return None
+    return None if token is None else life_of(token)
 
 
 async def denied(

@@ -1,10 +1,123 @@
-"""What a command shows, as plain values: lines, fields, tables, marks with a meaning; and how they fit a terminal."""
+"""What a command shows, as plain values: lines, fields, tables, styles; names and series of numbers on a terminal.
 
+Long names are shortened in the middle on a terminal, as systemctl does with units, and accepted so where a pod is
+named: its start has the workload, and by its end the pods of a workload differ.
+"""
+
+import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from reconciler.cli.names import shortened
 from state.printable import LONGEST, printable
+
+MARK: Final = "..."
+"""In place of the middle. No name of a pod has it (DNS labels); shells leave it as it is, and every terminal has it."""
+LEAST: Final = 12
+"""Columns that a shortened name has at least: with fewer, many pods would have the same."""
+
+
+def shortened(text: str, width: int) -> str:
+    """A text in at most ``width`` columns, or `LEAST` if that is more."""
+    width = max(width, LEAST)
+    if len(text) <= width:
+        return text
+    end = (width - len(MARK)) // 2
+    # A dot before the mark would be taken for a part of it.
+    return f"{text[: width - len(MARK) - end].rstrip('.')}{MARK}{text[-end:]}"
+
+
+def start_of(text: str) -> str:
+    """What each name begins with that ``text`` may mean."""
+    return text.partition(MARK)[0]
+
+
+def may_mean(text: str, name: str) -> bool:
+    """Whether ``text`` is the start of a name, or the whole name shortened."""
+    start, _, end = text.partition(MARK)
+    short = start and end and len(name) > len(text) and name.startswith(start) and name.endswith(end)
+    return name.startswith(text) or bool(short)
+
+
+STYLES: Final = {
+    "ok": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "dim": "dim",
+    "head": "bold",
+    "key": "reverse",
+    # A drawing's CPUs; where BE work runs too, the pool's colour is ink instead of ground.
+    "pool reserved": "black on yellow",
+    "pool reserved be": "bold yellow",
+    "pool interrupt": "white on magenta",
+    "pool interrupt be": "bold magenta",
+    "pool shared": "black on green",
+    "pool shared be": "bold green",
+    "pool named": "black on cyan",
+    "pool named be": "bold cyan",
+    "pool dedicated": "white on red",
+    "pool dedicated be": "bold red",
+    "pool reclaimed": "bold",
+    "pool reclaimed be": "bold",
+    "pool several": "reverse",
+}
+_CODES: Final = {"bold": 1, "dim": 2, "underline": 4, "reverse": 7}
+_COLOURS: Final = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+RESET: Final = "\x1b[0m"
+
+
+@lru_cache(maxsize=128)
+def codes(style: str, *, colours: bool) -> str:
+    """The sequence that begins a style; empty for none. Without ``colours`` only bold, dim, underlined and reverse.
+
+    Source: ECMA-48, 8.3.117 (SGR). ``underline`` may follow a style's name.
+    """
+    name, _, more = style.partition(" +")
+    numbers = []
+    ground = 0
+    for word in [*STYLES.get(name, "").split(), *more.split()]:
+        if word == "on":
+            ground = 10
+        elif word in _CODES:
+            numbers.append(_CODES[word])
+        elif colours:
+            numbers.append(30 + ground + _COLOURS.index(word))
+    if ground and not colours:
+        numbers.append(_CODES["reverse"])
+    return f"\x1b[{';'.join(map(str, numbers))}m" if numbers else ""
+
+
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_PLAIN: Final = "_.-=+*#@"
+_UNKNOWN: Final = "?"
+
+
+def sparkline(values: Sequence[float | None], width: int = 30) -> str:
+    """At most ``width`` characters, the newest at the end; each is the largest of the values that it is made from.
+
+    Zero is the lowest mark and the largest value the highest. Without blocks in the output's encoding, ASCII.
+    """
+    if not values:
+        return ""
+    size = -(-len(values) // width)
+    # From the end, so that the newest mark does not change its part with every value.
+    parts = [values[max(0, end - size) : end] for end in range(len(values), 0, -size)][::-1]
+    largest = [max((value for value in part if value is not None), default=None) for part in parts]
+    top = max((value for value in largest if value is not None), default=0.0) or 1.0
+    marks = levels()
+    return "".join(
+        _UNKNOWN if value is None else marks[min(len(marks) - 1, int(value / top * len(marks)))] for value in largest
+    )
+
+
+def levels() -> str:
+    """Marks from the lowest to the highest, in the output's encoding."""
+    try:
+        _BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return _PLAIN
+    return _BLOCKS
+
 
 LABEL: Final = 9
 """Columns of a label."""

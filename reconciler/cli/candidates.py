@@ -102,7 +102,7 @@ def _held(options: Namespace, prefix: str, namespace: str | None) -> Iterator[st
 def _holds(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
     """The present holds, as `holds` prints them."""
     del prefix
-    from reconciler.cli.holds import of_namespace, titled
+    from reconciler.cli.targets import of_namespace, titled
 
     holds = titled({"holds": [], **_ask(options, "holds,podnames")})
     yield from (hold["title"] for hold in holds if of_namespace(hold, namespace))

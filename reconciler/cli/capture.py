@@ -19,12 +19,10 @@ from reconciler.cli.asking import QueryResults, query_node
 from reconciler.cli.blocks import StyledText
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.gather import CaptureCollector
+from reconciler.cli.gather import ArchiveWriter, CaptureCollector, open_sink
 from reconciler.cli.nodeview import InspectedNode, inspect_node, read_text
-from reconciler.cli.output import emit
 from reconciler.cli.recorded import CaptureInfo, CriAnswers, UsageReading
-from reconciler.cli.screen import line, show
-from reconciler.cli.sink import ArchiveWriter, open_sink
+from reconciler.cli.screen import emit, line, show
 from reconciler.runtime import format as fmt
 from state.reader import NoStoreError, open_readonly
 

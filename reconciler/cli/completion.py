@@ -11,7 +11,7 @@ from typing import Final
 import shtab
 
 from reconciler.cli.candidates import KINDS
-from reconciler.cli.options import parser
+from reconciler.cli.main import parser
 from reconciler.config.model import Config
 from reconciler.settings.schema import section_of, settings
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.output import emit
+from reconciler.cli.screen import emit
 from reconciler.config import load
 from reconciler.config.docs import explain, in_force, preset_in_force, show
 from reconciler.config.model import Config

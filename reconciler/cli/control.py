@@ -1,18 +1,45 @@
-"""Common parts of the commands that change something: the connection to the daemon, and the requester."""
+"""``hold``, ``holds``, ``release``, ``off``, ``reload``: the commands that change what the daemon does."""
 
 import os
 import pwd
 import shlex
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from cgroupfs.errors import AgentError
 from reconciler.cli import places
-from reconciler.cli.client import Unreachable, ask
-from reconciler.cli.document import Row, fetch_named
+from reconciler.cli.blocks import Block, StyledText, Table
+from reconciler.cli.document import DaemonRefused, Row, Unreachable, ask, fetch, fetch_named, quoted
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.holds import of_namespace, titled
-from reconciler.cli.targets import fetch_pod, plain_uid, uid_in
+from reconciler.cli.screen import line, present
+from reconciler.cli.targets import fetch_pod, of_namespace, plain_uid, titled, uid_in
+from reconciler.runtime import format as fmt
+
+
+def run_holds(options: Namespace) -> int:
+    """List them, those that have run out too."""
+    body = fetch_named(options, ("holds",)).body
+    holds = [hold for hold in titled(body) if of_namespace(hold, options.namespace)]
+    now = time.time()
+    rows = [
+        (
+            hold["title"],
+            "until release"
+            if hold["until"] is None
+            else StyledText("expired", "dim")
+            if hold["until"] <= now
+            else f"{fmt.duration(hold['until'] - now)} left",
+            hold["by"],
+            hold["reason"],
+        )
+        for hold in holds
+    ]
+    table = [Table(("TARGET", "LASTS", "BY", "REASON"), rows)] if rows else [line("no holds")]
+    present(options.output, {"holds": holds}, table)
+    return Exit.OK
+
 
 RESTORE_S = 120.0
 """A whole restore writes thousands of files, memory limits among them."""
@@ -124,3 +151,149 @@ def other_holds(body: Row, target: str) -> list[Row]:
 def release_command(title: str) -> str:
     """The command that ends a hold, to be copied: a shell takes the name as one word whatever it has."""
     return f"bypassctl release {shlex.quote(title)}"
+
+
+def run_hold(options: Namespace) -> int:
+    """Make the hold; it is durable when this returns."""
+    named = pod_target(options, options.target)
+    body = {
+        "target": named.target,
+        "reason": options.reason,
+        "by": options.by or who(),
+        **({"until_released": True} if options.until_released else {"seconds": options.seconds}),
+    }
+    hold = order(options, "POST", "/holds", body)
+    target = hold["target"] if options.output == "wide" else named.title
+    lines = [
+        line(f"{target} is on hold until {fmt.until(hold['until'])} (current values stay{_undo(target)})"),
+        line(f"end the hold: {release_command(target)}"),
+    ]
+    present(options.output, hold, lines)
+    return Exit.OK
+
+
+def _undo(target: str) -> str:
+    """How to undo the values on hold; empty for a knob or a file, of which no single restore exists."""
+    kind, _, name = target.partition(":")
+    if kind == "pod":
+        return f"; undo them: bypassctl restore --pod {shlex.quote(name)}"
+    return "; undo them: bypassctl restore" if kind == "node" else ""
+
+
+def run_release(options: Namespace) -> int:
+    """End the hold. Errors: `CliError` (`Exit.NOT_FOUND`) when there is none."""
+    named = hold_target(options, options.target)
+    try:
+        answer = order(options, "DELETE", f"/holds/{quoted(named.target)}")
+    except DaemonRefused as exc:
+        if exc.status != 404:
+            raise
+        raise CliError(f"no hold on {named.title}; bypassctl holds lists them", Exit.NOT_FOUND) from exc
+    body = _afterwards(options)
+    still = other_holds(body, named.target)
+    title = named.title if answer["released"] == named.target else answer["released"]
+    blocks = _release_blocks(title, still, observes=body["agent"].get("mode") == "observe")
+    present(options.output, {**answer, "still_held": still}, blocks)
+    return Exit.OK
+
+
+def _afterwards(options: Namespace) -> Row:
+    """The holds and the mode; where a daemon that ends just now has no answer, none. The hold is released already."""
+    try:
+        return fetch_named(options, ("agent", "holds"), say=False).body
+    except CliError:
+        return {"agent": {}, "holds": [], "pods": []}
+
+
+def _release_blocks(title: str, still: list[Row], *, observes: bool) -> Iterator[Block]:
+    effect = "" if still else "; mode observe: nothing is written" if observes else "; managed again"
+    yield line(f"hold on {title} released{effect}")
+    for hold in still:
+        text = f": {hold['title']} until {fmt.until(hold['until'])}: {hold['reason']} (by {hold['by']})"
+        yield line(StyledText("still on hold", "warn"), text)
+        yield line(f"  end it, too: {release_command(hold['title'])}")
+
+
+_ROOM_S = 0.1
+"""The quotas above the pod are what is read; their throttling needs no long sample."""
+
+
+def run_off(options: Namespace) -> int:
+    """Free the pod, or open the node. `Exit.NOT_OK` when a file could not be restored."""
+    if options.target == "node":
+        return _open_node(options)
+    from reconciler.cli.limits import PodLimits, above, measured  # the kernel's readers
+
+    _, pod = fetch_pod(options, options.target)
+    body = {
+        "pod_uid": pod["uid"],
+        "reason": options.reason,
+        "by": options.by or who(),
+        "budget": options.with_budget,
+        **({"until_released": True} if options.until_released else {"seconds": options.seconds}),
+    }
+    restore = f"; without it the values are restored by: bypassctl restore --pod {shlex.quote(pod['title'])}"
+    answer = order(options, "POST", "/off", body, timeout_s=RESTORE_S, instead=restore)
+    files = fetch(options, ("files",), say=False, pod=pod["uid"]).body["files"]
+    try:
+        bounds = above(measured(PodLimits(pod, options.root), files, _ROOM_S)["groups"])
+    except AgentError:
+        bounds = []
+    answer = {"pod": pod["title"], **answer, "bounded_by": bounds}
+    present(options.output, answer, _off_blocks(answer, pod if options.output == "table" else {"uid": pod["uid"]}))
+    return Exit.NOT_OK if answer["left"] else Exit.OK
+
+
+def _open_node(options: Namespace) -> int:
+    """New BE pods are taken again, whatever is short, until then."""
+    if options.with_budget:
+        raise CliError("--with-budget is of a pod", Exit.USAGE)
+    lasts = {"until_released": True} if options.until_released else {"seconds": options.seconds}
+    body = {"pod_uid": "node", "reason": options.reason, "by": options.by or who(), **lasts}
+    answer = order(options, "POST", "/off", body)
+    hold = answer["hold"]
+    text = f"the node is open to new BE pods until {fmt.until(hold['until'])}: {hold['reason']} (by {hold['by']})"
+    lines = [line(text), line(f"closed in a shortage again earlier: {release_command('off:node')}")]
+    present(options.output, answer, lines)
+    return Exit.OK
+
+
+def _off_blocks(answer: Row, pod: Row) -> Iterator[Block]:
+    """``pod`` without a name: uids are printed."""
+    hold, kept = answer["hold"], answer["kept"]
+    title = title_of(hold, pod)
+    yield line(
+        StyledText(answer["pod"], "head"),
+        f" is off until {fmt.until(hold['until'])}: {hold['reason']} (by {hold['by']})",
+    )
+    yield line(f"{fmt.plural(answer['restored'], 'value')} restored; bypassd sets nothing of this pod until then")
+    if answer["left"]:
+        yield line(
+            StyledText(
+                f"{fmt.plural(answer['left'], 'value')} not restored: bypassctl why {shlex.quote(title[4:])}", "bad"
+            )
+        )
+    if hold["budget"]:
+        yield line("outside of the BE budget: it counts as online; the other BE pods divide the budget")
+    for group in answer["bounded_by"]:
+        yield line(
+            StyledText("still bounded", "warn"),
+            f" by {group['path']}: {fmt.cpu(group['quota_milli'])} for all pods below it, by {group['quota_by']}",
+        )
+    ours = any(group["quota_by"].startswith("bypassd") for group in answer["bounded_by"])
+    if ours and not hold["budget"]:
+        yield line("  free it of that, too: the same command with --with-budget")
+    if kept is not None:
+        yield line(
+            StyledText("kept", "warn"),
+            f": hold {title_of(kept, pod)} until {fmt.until(kept['until'])}: {kept['reason']} (by {kept['by']}); "
+            "managed again when both have ended",
+        )
+    yield line(f"back earlier: {release_command(title)}")
+
+
+def run_reload(options: Namespace) -> int:
+    """Reload. A bad configuration is refused with every problem, and the old one stays in force."""
+    answer = order(options, "POST", "/reload")
+    present(options.output, answer, [line(f"reloaded; mode {answer['mode']}")])
+    return Exit.OK

@@ -21,20 +21,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, InputError, SourceError, errno_name
-from reconciler.cli.asking import denied
+from reconciler.cli.asking import denied, token_life
 from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.rights import ACCOUNT, RIGHTS, AccessRight, RightsUse, manifest
 from reconciler.cli.screen import line, show
-from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, OWN_MARK, find_peer, own_identity, watches_pods
+from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, OWN_MARK, own_identity, watches_pods
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.clients.kube_config import ApiIdentity, ApiServer
 from reconciler.clients.kubeconfig import read_kubeconfig
-from reconciler.clients.token_life import life_of, token_of
 from reconciler.clients.urls import MASK
 from reconciler.config.environment import kubelet_peer, node_name
 from reconciler.headroom.cpu import ClusterTarget
@@ -332,11 +331,7 @@ async def _review(api: KubeApi, right: AccessRight, node: str, wanted: bool) -> 
 
 async def _token_tests(api: KubeApi, node: InspectedNode, config: ApiServer) -> AsyncIterator[AccessTest]:
     """The life of the token, and whether it may renew itself; nothing where it does not name a service account."""
-    try:
-        token = token_of(find_peer(config, root=node.root, kubelets=node.kubelet.kubeconfig))
-    except SourceError:
-        return
-    life = None if token is None else life_of(token)
+    life = token_life(node, config)
     if life is None:
         return
     now = time.time()

@@ -8,8 +8,7 @@ from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text
-from reconciler.cli.output import emit
-from reconciler.cli.screen import line, show
+from reconciler.cli.screen import emit, line, show
 from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
 

@@ -8,12 +8,10 @@ from typing import Final
 
 from reconciler.cli.asking import query_node
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.checks import agent, kubelet, machine, protection, watching
-from reconciler.cli.checks.finding import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, CheckState, agent, kubelet, machine, offers, watching
 from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
-from reconciler.cli.output import emit
-from reconciler.cli.screen import line, show
+from reconciler.cli.screen import emit, line, present, show
 from reconciler.runtime import format as fmt
 
 _OF_ROOT: Final = frozenset(
@@ -31,14 +29,12 @@ def run(options: Namespace) -> int:
     if options.prove:
         return _proven(node, options.output)
     findings = examine(node)
-    if options.output == "table":
-        show(_blocks(findings))
-    else:
-        rows = [
-            {"check": result.name, "state": result.state.value, "found": result.found, "fix": result.fix}
-            for result in findings
-        ]
-        emit({"root": node.root, "bad": _count(findings, CheckState.BAD), "findings": rows}, options.output)
+    rows = [
+        {"check": result.name, "state": result.state.value, "found": result.found, "fix": result.fix}
+        for result in findings
+    ]
+    document = {"root": node.root, "bad": _count(findings, CheckState.BAD), "findings": rows}
+    present(options.output, document, _blocks(findings))
     return Exit.NOT_OK if _count(findings, CheckState.BAD) else Exit.OK
 
 
@@ -67,7 +63,7 @@ def examine(node: InspectedNode) -> list[CheckResult]:
         *kubelet.runtime(node, results),
         *watching.watching(node, results),
         *agent.agent(node, results),
-        *protection.protection(node),
+        *offers.protection(node),
     ]
     return findings if node.copied or os.geteuid() == 0 else list(map(_without_rights, findings))
 

@@ -8,8 +8,7 @@ from reconciler.cli.blocks import Block, Table
 from reconciler.cli.document import Row, fetch, standings
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import exact_text, file_text, group_title, value_text
-from reconciler.cli.output import emit
-from reconciler.cli.screen import blank, head, line, show
+from reconciler.cli.screen import blank, emit, head, line, show
 from reconciler.runtime import format as fmt
 
 _KEYS: Final = ("schema", "kind", "source", "at")

@@ -1,4 +1,4 @@
-"""``bypassctl headroom``: what BE pods may be promised: CPU by NUMA node, and memory; where that is published."""
+"""``bypassctl headroom``: what BE pods may be promised, where it is published; ``owners``: the CPU time they got."""
 
 import time
 from argparse import Namespace
@@ -8,12 +8,11 @@ from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import value_text
-from reconciler.cli.output import emit
-from reconciler.cli.screen import line, show
+from reconciler.cli.screen import blank, line, present
 from reconciler.runtime import format as fmt
 
 
-def run(options: Namespace) -> int:
+def run_headroom(options: Namespace) -> int:
     """Show it. Errors: `CliError` when a store without a daemon holds none."""
     if options.withdraw:
         from reconciler.cli.withdrawal import withdraw  # the loop and the HTTP client
@@ -23,10 +22,7 @@ def run(options: Namespace) -> int:
     headroom: Row | None = document.body.get("headroom")
     if headroom is None:
         raise CliError("no headroom published yet", Exit.NOT_FOUND)
-    if options.output == "table":
-        show(_blocks(headroom))
-    else:
-        emit({"headroom": headroom}, options.output)
+    present(options.output, {"headroom": headroom}, _blocks(headroom))
     return Exit.OK
 
 
@@ -83,3 +79,38 @@ def _memory(memory: Row | None) -> Iterator[Block]:
         StyledText(f" ({', '.join(texts)})" if texts else "", "dim"),
     )
     yield line(StyledText(f"reason: {memory['reason']}", "dim"))
+
+
+def run_owners(options: Namespace) -> int:
+    """Show it. Errors: `CliError` when no daemon responds or keeps it."""
+    document = fetch(options, ("owners",), say=False)
+    owners: Row | None = document.body.get("owners")
+    if not owners:
+        if not document.live:
+            raise CliError(f"{document.down}; only a running daemon shows the owner ledger", Exit.UNREACHABLE)
+        raise CliError("the owner ledger is disabled (owners.enabled: false)", Exit.NOT_FOUND)
+    present(options.output, {"owners": owners}, _owners_blocks(owners))
+    return Exit.OK
+
+
+def _owners_blocks(owners: Row) -> Iterator[Block]:
+    by = "namespace" if owners["label"] is None else f"label {owners['label']}"
+    shares = f"fair shares over {owners['fair_hours']} h" if owners["fair_shares"] else "fair shares are off"
+    yield line("CPU time of BE pods by ", StyledText(by, "head"), StyledText(f" ({shares})", "dim"))
+    if not any(window["owners"] for window in owners["windows"]):
+        yield line("no CPU time of BE pods is recorded yet")
+        return
+    for window in owners["windows"]:
+        rows = [_row(account) for account in window["owners"]]
+        yield blank()
+        yield line(StyledText(f"last {fmt.duration(3600 * window['hours'])}", "head"))
+        yield Table(
+            ("OWNER", "SOLD", "TAKEN BACK", "LOST", "FAIR SHARE", "DEBT", "COUNTS"),
+            rows,
+            right=frozenset(range(1, 7)),
+        )
+
+
+def _row(account: Row) -> tuple[str, ...]:
+    amounts = (account[key] for key in ("sold_s", "taken_back_s", "lost_s", "fair_s", "debt_s"))
+    return (account["owner"], *(f"{amount:.0f} s" for amount in amounts), fmt.percent(account["counts_percent"]))

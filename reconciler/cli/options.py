@@ -1,14 +1,91 @@
-"""The command line: every command with its options, declared once. Parser, help and completion come from here."""
+"""The options of each command and its examples; what a command line's durations and targets mean."""
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from reconciler import __version__
-from reconciler.cli.examples import PROGRAM, epilog
-from reconciler.runtime.streams import Parser
 from state.machine_syntax import SYNTAX
+
+PROGRAM: Final = "bypassctl"
+EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "status": (("status", "the node on one screen"), ("status -o json", "the same for a program such as jq")),
+    "pods": (
+        ("pods --class reclaimed --sort use", "the BE pods, the largest consumer first"),
+        ("pods -n shop -w", "the pods of a namespace, again each second"),
+        ("pods --interval 0 -o json", "all pods for a program, such as jq -r .pods[].uid"),
+    ),
+    "top": (
+        ("top", "the node, live; ? shows the keys"),
+        ("top -n shop --sort wait", "the pods of a namespace, the longest wait first"),
+        ("top --once", "one frame as plain text"),
+    ),
+    "why": (
+        ("why web-0", "why this pod runs where it does, and what throttles it"),
+        ("why 4242", "the pod of a process"),
+    ),
+    "explain": (("explain shop/web-0", "the same as why shop/web-0"),),
+    "events": (
+        ("events --since 10m", "what happened in the last ten minutes"),
+        ("events --follow --pod web-0", "what happens to a pod from now on, until Ctrl-C"),
+        (
+            "events --type eviction --type action --since 1d -o json",
+            "responses and evictions of a day, one JSON a line",
+        ),
+    ),
+    "report": (
+        ("report --since 24h", "gain and cost of BE work in a day"),
+        ("report --since 2h --gate wait=1.1,late=0.001", "a canary's gate: 0 passed, 1 not passed, 8 no evidence"),
+    ),
+    "diff": (("diff", "settings whose actual value is not the wanted one; exit code 1 if any"),),
+    "dump": (("dump --section pods --section pools -o yaml", "two sections of the state document"),),
+    "restore": (
+        ("restore", "the original values of all files; enforcing ends until the next reload"),
+        ("restore --pod ci/batch-7", "of one pod"),
+    ),
+    "thaw": (("thaw", "unfreeze what a killed daemon left frozen"),),
+    "off": (("off ci/batch-7 --for 1h --reason INC-42", "free a pod for an hour; it is managed again by itself"),),
+    "hold": (
+        ("hold node --for 30m --reason maintenance", "no changes on this node for half an hour"),
+        ("hold pod:ci/batch-7 --until-released --reason INC-42", "leave a pod's values as they are"),
+    ),
+    "release": (("release pod:ci/batch-7", "end a hold"),),
+    "holds": (("holds", "the holds, until when and why"),),
+    "headroom": (("headroom", "CPU and memory that a scheduler may allocate to BE pods"),),
+    "owners": (("owners -o json", "the accounts as JSON"),),
+    "evictions": (("evictions --all", "evictions with complete rankings"),),
+    "alerts": (("alerts", "sinks, pending and recent alerts"),),
+    "alert": (("alert test --sink pager", "send a test alert to one sink"),),
+    "interference": (("interference", "victims, suspects and responses"),),
+    "simulate": (("simulate --record day.rec --config new.yaml", "what another configuration would have done"),),
+    "protect": (
+        ("protect", "the level in force, and what each adds on this node"),
+        ("protect cpu", "set the level, reload, and show what changed"),
+    ),
+    "reload": (("reload", "read the configuration again"),),
+    "doctor": (("doctor", "what works on this node, what does not, and how to change that"),),
+    "capture": (("capture /tmp/node.tar.gz", "an archive for plan --root and for support"),),
+    "plan": (
+        ("plan", "what the daemon would write here"),
+        ("plan --root node.tar.gz --config new.yaml", "on a captured node, with another configuration"),
+    ),
+    "init": (("init credentials --test", "test the credentials in force"),),
+    "config": (
+        ("config explain policies.disk", "the settings of a section with their bounds"),
+        ("config show", "the values in force and where each was written"),
+    ),
+}
+
+
+def epilog(command: str, name: str = PROGRAM) -> str:
+    """The examples of one command for the end of its help. ``name``: of a program that is this command alone."""
+    called = [
+        (f"{PROGRAM} {line}" if name == PROGRAM else name + line.removeprefix(command), purpose)
+        for line, purpose in EXAMPLES[command]
+    ]
+    lines = [f"  {line}\n      {purpose}" for line, purpose in called]
+    return "\n".join(["examples:", *lines])
+
 
 SHORT_FORMATS: Final = ("table", "wide", "json", "yaml")
 FORMATS: Final = (*SHORT_FORMATS, "msgpack")
@@ -35,13 +112,13 @@ FLAGS: Final = frozenset({"--no-headers"})
 
 
 class CliCommand(NamedTuple):
-    """One command. ``module`` has ``run(options) -> int`` and is imported only when the command is used."""
+    """One command. ``runs``: ``module:function``, ``(options) -> int``, imported only when the command is used."""
 
     name: str
     help: str
-    module: str
-    formats: tuple[str, ...] = SHORT_FORMATS
+    runs: str
     add: Callable[[argparse.ArgumentParser], None] | None = None
+    formats: tuple[str, ...] = SHORT_FORMATS
 
 
 def _format(command: CliCommand) -> Callable[[str], str]:
@@ -71,7 +148,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def _why(parser: argparse.ArgumentParser) -> None:
+def why(parser: argparse.ArgumentParser) -> None:
     _target(parser)
     parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
     parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
@@ -93,7 +170,7 @@ def _chosen(parser: argparse.ArgumentParser) -> None:
     _named(parser.add_argument("--pool", metavar="POOL", help="only pods of this pool"), "pools")
 
 
-def _top(parser: argparse.ArgumentParser) -> None:
+def top(parser: argparse.ArgumentParser) -> None:
     _chosen(parser)
     columns = ("use", "throttled", "wait", "quota", "pod", "class", "state")
     parser.add_argument("--sort", choices=columns, default="use", help="order at the start (default: use)")
@@ -106,7 +183,7 @@ def _top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="one frame as plain text, as without a terminal")
 
 
-def _pods(parser: argparse.ArgumentParser) -> None:
+def pods(parser: argparse.ArgumentParser) -> None:
     _chosen(parser)
     columns = ("pod", "class", "pool", "cpus", "quota", "use", "throttled", "wait", "state")
     parser.add_argument("--sort", choices=columns, help="order; amounts with the largest first (default: class, name)")
@@ -120,7 +197,7 @@ def _pods(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _events(parser: argparse.ArgumentParser) -> None:
+def events(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--follow", "-f", action="store_true", help="print events as they happen, until Ctrl-C")
     parser.add_argument(
         "--since", type=seconds, metavar="TIME", help="from so long ago, such as 10m (default: 1h; with --follow: now)"
@@ -138,7 +215,7 @@ def _events(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _report(parser: argparse.ArgumentParser) -> None:
+def report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", type=seconds, default=86400.0, metavar="TIME", help="from so long ago, at most 8d (default: 24h)"
     )
@@ -152,31 +229,31 @@ def _report(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _sections(parser: argparse.ArgumentParser) -> None:
+def dump(parser: argparse.ArgumentParser) -> None:
     section = parser.add_argument(
         "--section", action="append", default=[], metavar="NAME", help="only this section; may be repeated"
     )
     _named(section, "sections")
 
 
-def _diff(parser: argparse.ArgumentParser) -> None:
+def diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="also show settings that match")
     _in_namespace(parser, "only settings of pods of this namespace")
 
 
-def _restore(parser: argparse.ArgumentParser) -> None:
+def restore(parser: argparse.ArgumentParser) -> None:
     _named(parser.add_argument("--pod", metavar="POD", help="only this pod's files"), "pods")
     _in_namespace(parser, "namespace of POD")
 
 
-def _hold(parser: argparse.ArgumentParser) -> None:
+def hold(parser: argparse.ArgumentParser) -> None:
     target = parser.add_argument("target", metavar="TARGET", help="node, pod:POD, knob:NAME or file:/GROUP/PATH")
     _named(target, "held")
     _in_namespace(parser, "namespace of POD")
     _lasting(parser)
 
 
-def _off(parser: argparse.ArgumentParser) -> None:
+def off(parser: argparse.ArgumentParser) -> None:
     _target(parser)
     parser.add_argument("--with-budget", action="store_true", help="also free it of the quota of all BE pods together")
     _lasting(parser)
@@ -209,21 +286,21 @@ def _lasting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", help="user name (default: the user behind sudo, else the login user)")
 
 
-def _release(parser: argparse.ArgumentParser) -> None:
+def release(parser: argparse.ArgumentParser) -> None:
     target = parser.add_argument("target", metavar="TARGET", help="target of the hold, as `holds` prints it")
     _named(target, "holds")
     _in_namespace(parser, "namespace of the pod")
 
 
-def _holds(parser: argparse.ArgumentParser) -> None:
+def holds(parser: argparse.ArgumentParser) -> None:
     _in_namespace(parser, "only holds of pods of this namespace")
 
 
-def _interference(parser: argparse.ArgumentParser) -> None:
+def interference(parser: argparse.ArgumentParser) -> None:
     _in_namespace(parser, "only victims of this namespace")
 
 
-def _capture(parser: argparse.ArgumentParser) -> None:
+def capture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target", nargs="?", metavar="DIR|FILE.tar.gz", help="default: bypassd-capture-NODE-TIME.tar.gz here"
     )
@@ -232,7 +309,7 @@ def _capture(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _headroom(parser: argparse.ArgumentParser) -> None:
+def headroom(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--withdraw",
         action="store_true",
@@ -240,12 +317,12 @@ def _headroom(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _evictions(parser: argparse.ArgumentParser) -> None:
+def evictions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="complete rankings, and disabled triggers")
     _in_namespace(parser, "only evictions of pods of this namespace")
 
 
-def _simulate(parser: argparse.ArgumentParser) -> None:
+def simulate(parser: argparse.ArgumentParser) -> None:
     records = parser.add_argument(
         "--record", metavar="FILE", action="append", required=True, help="recording; may be repeated"
     )
@@ -256,19 +333,19 @@ def _simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", dest="end", metavar="TIME", help="end of the report")
 
 
-def _plan(parser: argparse.ArgumentParser) -> None:
+def plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", metavar="TEXT", help="machine description, see below; instead of --root")
     pods = parser.add_argument("--pods", metavar="FILE", help="pods on the machine: a YAML list, or kubectl's JSON")
     vars(pods)["complete"] = _FILES
     parser.epilog = f"{SYNTAX.rstrip()}\n\n{parser.epilog}"
 
 
-def _alert(parser: argparse.ArgumentParser) -> None:
+def alert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("test",), help="test: send a test alert")
     parser.add_argument("--sink", metavar="NAME", help="only this sink (default: all)")
 
 
-def _config(parser: argparse.ArgumentParser) -> None:
+def config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("show", "explain", "schema"),
@@ -280,7 +357,7 @@ def _config(parser: argparse.ArgumentParser) -> None:
     _named(key, "keys")
 
 
-def _init(parser: argparse.ArgumentParser) -> None:
+def init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "subject",
         nargs="?",
@@ -324,7 +401,7 @@ def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the kubeconfig, its token masked; write nothing")
 
 
-def _doctor(parser: argparse.ArgumentParser) -> None:
+def doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
@@ -332,7 +409,7 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _protect(parser: argparse.ArgumentParser) -> None:
+def protect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "level",
         nargs="?",
@@ -356,88 +433,30 @@ def _days(text: str) -> int:
     return days
 
 
-COMMANDS: Final = (
-    CliCommand("status", "summary of the node", "status"),
-    CliCommand("pods", "the pods: class, CPUs, quota, use, throttling, wait and state", "pods", add=_pods),
-    CliCommand("top", "live view: CPU map, pods, BE budget and verdicts", "top", add=_top),
-    CliCommand(
-        "why", "one pod: where it runs and why, its use and wait, what throttles it, what to do", "why", add=_why
-    ),
-    CliCommand("explain", "the same as why", "why", add=_why),
-    CliCommand("events", "writes, foreign writes, plans, verdicts, actions, evictions, holds", "events", add=_events),
-    CliCommand("report", "what BE work gained and what online pods paid, by hour; a gate", "report", add=_report),
-    CliCommand("diff", "wanted against actual values; exit code 1 if they differ", "diff", add=_diff),
-    CliCommand("dump", "the complete state document", "dump", FORMATS, _sections),
-    CliCommand("restore", "restore the original values of all files", "restore", add=_restore),
-    CliCommand("thaw", "unfreeze pods that a killed daemon left frozen", "thaw", ("table",)),
-    CliCommand("off", "free one pod for a time: restore its values, set none until then", "off", add=_off),
-    CliCommand("hold", "suspend management of a pod, a knob, a group or the node", "hold", add=_hold),
-    CliCommand("release", "end a hold", "release", add=_release),
-    CliCommand("holds", "list active holds", "holds", add=_holds),
-    CliCommand("headroom", "CPU and memory allocatable to BE pods", "headroom", add=_headroom),
-    CliCommand("owners", "CPU time of BE pods by owner: sold, taken back, lost to evictions", "owners"),
-    CliCommand(
-        "evictions",
-        "current, past and dry-run evictions, with rankings and reasons",
-        "evictions",
-        add=_evictions,
-    ),
-    CliCommand("alerts", "alert sinks, pending alerts and recent alerts", "alerts"),
-    CliCommand("alert", "test alert sinks, with or without the daemon", "alert", add=_alert),
-    CliCommand("interference", "victims of interference, suspects and responses", "interference", add=_interference),
-    CliCommand("simulate", "replay a recording with a configuration", "simulate", add=_simulate),
-    CliCommand("protect", "the level of protection: show it, or set it and reload", "protect", add=_protect),
-    CliCommand("reload", "reload the daemon's configuration", "reload"),
-    CliCommand("doctor", "check this node: available features, problems and fixes", "doctor", add=_doctor),
-    CliCommand("capture", "capture everything bypassd reads on this node, secrets masked", "capture", add=_capture),
-    CliCommand("plan", "plan and writes without the daemon; --root CAPTURE: for a captured node", "plan", add=_plan),
-    CliCommand("init", "a configuration for this node; credentials for the cluster", "init", ("table",), _init),
-    CliCommand("config", "configuration in force and the origin of each value", "config", add=_config),
-)
+def common_options(item: argparse.ArgumentParser, command: CliCommand) -> None:
+    """The options that every command has."""
+    if len(command.formats) > 1:
+        item.add_argument(
+            "--output",
+            "-o",
+            type=_format(command),
+            choices=command.formats,
+            default="table",
+            metavar="FORMAT",
+            help=f"{', '.join(command.formats[:-1])} or {command.formats[-1]} (default: table)",
+        )
+        item.add_argument("--no-headers", action="store_true", help="tables without their headings")
+    places = item.add_argument_group("places")
+    for action in (
+        places.add_argument("--config", metavar="FILE", help="configuration (default: /etc/bypassd/config.yaml)"),
+        places.add_argument("--socket", metavar="FILE", help="the daemon's socket (default: as configured)"),
+        places.add_argument("--store", metavar="FILE", help="the state file (default: as configured)"),
+        places.add_argument("--root", default="/", metavar="DIR", help="root of a copied node, instead of this node"),
+    ):
+        # Read by the generator of the completion files; it is not part of argparse.
+        vars(action)["complete"] = _FILES
 
 
-def parser(only: str | None = None, name: str = PROGRAM) -> argparse.ArgumentParser:
-    """The whole command line; with ``only``, just that command: the others' options cost 10 ms to declare.
-
-    ``name``: of a program that is this command alone (state-dump), for its help and its messages.
-    """
-    top = Parser(prog=PROGRAM, description="Show and control what bypassd does on this node.")
-    top.add_argument("--version", action="version", version=f"{name} {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        if only is not None and command.name != only:
-            continue
-        item = commands.add_parser(command.name, help=command.help, description=_sentence(command.help))
-        item.prog = name if name != PROGRAM else item.prog
-        item.set_defaults(module=command.module)
-        item.formatter_class = argparse.RawDescriptionHelpFormatter
-        item.epilog = epilog(command.name, name)
-        if command.add is not None:
-            command.add(item)
-        if len(command.formats) > 1:
-            item.add_argument(
-                "--output",
-                "-o",
-                type=_format(command),
-                choices=command.formats,
-                default="table",
-                metavar="FORMAT",
-                help=f"{', '.join(command.formats[:-1])} or {command.formats[-1]} (default: table)",
-            )
-            item.add_argument("--no-headers", action="store_true", help="tables without their headings")
-        places = item.add_argument_group("places")
-        for action in (
-            places.add_argument("--config", metavar="FILE", help="configuration (default: /etc/bypassd/config.yaml)"),
-            places.add_argument("--socket", metavar="FILE", help="the daemon's socket (default: as configured)"),
-            places.add_argument("--store", metavar="FILE", help="the state file (default: as configured)"),
-            places.add_argument(
-                "--root", default="/", metavar="DIR", help="root of a copied node, instead of this node"
-            ),
-        ):
-            # Read by the generator of the completion files; it is not part of argparse.
-            vars(action)["complete"] = _FILES
-    return top
-
-
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """A help text as the first line of a description."""
     return f"{text[0].upper()}{text[1:]}."

@@ -9,12 +9,10 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from reconciler.cli.blocks import HEADINGS, Block, Cell, StyledText, Table, fitted
+from reconciler.cli.blocks import HEADINGS, MARK, Block, Cell, StyledText, Table, fitted, may_mean
 from reconciler.cli.document import FetchedDocument, Row, fetch_newest
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.names import MARK, may_mean
-from reconciler.cli.output import emit
-from reconciler.cli.screen import blank, line, on_terminal, plain, show
+from reconciler.cli.screen import blank, emit, line, on_terminal, plain, show
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
 

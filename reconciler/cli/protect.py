@@ -17,8 +17,7 @@ from reconciler.cli.checks.offers import offers_of
 from reconciler.cli.control import order
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import inspect_node
-from reconciler.cli.output import emit
-from reconciler.cli.screen import line, show
+from reconciler.cli.screen import emit, line, show
 from reconciler.config import load
 from reconciler.config.docs import preset_in_force, shown
 from reconciler.config.level_line import with_level

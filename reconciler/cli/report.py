@@ -15,8 +15,7 @@ from reconciler.cli import places
 from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.output import emit
-from reconciler.cli.screen import blank, field, head, show
+from reconciler.cli.screen import blank, field, head, present
 from reconciler.runtime import format as fmt
 
 _HOUR_S: Final = 3600
@@ -124,10 +123,7 @@ def run(options: Namespace) -> int:
     if limits is not None:
         bounds = [result.as_row() for result in results]
         facts["gate"] = {"ok": state is GateState.PASSED, "state": state.value, "bounds": bounds}
-    if options.output == "table":
-        show(_blocks(facts, results))
-    else:
-        emit(facts, options.output)
+    present(options.output, facts, _blocks(facts, results))
     return state.exit_code()
 
 

@@ -1,4 +1,4 @@
-"""``bypassctl restore``: write every file's original value; through the daemon, or on its ledger."""
+"""``bypassctl restore``: original values, of all files or one pod; ``thaw``: what a killed daemon left frozen."""
 
 import os
 import sys
@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from cgroupfs.errors import SourceError
 from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.client import Unreachable, ask
 from reconciler.cli.control import RESTORE_S, other_holds, release_command, title_of, who
-from reconciler.cli.document import Row, fetch_named
+from reconciler.cli.document import Row, Unreachable, ask, fetch_named
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import file_text, short_path
-from reconciler.cli.output import emit
-from reconciler.cli.screen import blank, line, show
+from reconciler.cli.screen import blank, emit, line, show
 from reconciler.cli.targets import fetch_pod
 from reconciler.runtime import format as fmt
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 _FINE = ("restored", "already as before", "its group is gone")
 
 
-def run(options: Namespace) -> int:
+def run_restore(options: Namespace) -> int:
     """Restore.
 
     `Exit.NOT_OK` when a file is left unchanged, or bypassd may have written more files than the store has.
@@ -165,3 +163,12 @@ def _held(hold: Row | None, others: list[Row], pod: Row) -> Iterator[Block]:
         yield line(f"{text}; {'end it' if others else 'manage it again'}: {release_command(each['title'])}")
     if others:
         yield line(f"managed again when all {len(others) + 1} holds have ended")
+
+
+def run_thaw(options: Namespace) -> int:
+    """Thaw. `Exit.NOT_OK` when something is still frozen. A running daemon takes care of it itself."""
+    from reconciler.cli.ledger import thaw_without_daemon  # the loop and the models
+
+    done, failed = thaw_without_daemon(places.find(options).store, options.root)
+    show([line(text) for text in (*(f"{path}: unfrozen" for path in done), *failed)])
+    return Exit.NOT_OK if failed else Exit.OK

@@ -16,6 +16,7 @@ from reconciler.cli.blocks import (
     BELOW,
     LABEL,
     NARROW,
+    STYLES,
     Block,
     Cell,
     Field,
@@ -27,7 +28,6 @@ from reconciler.cli.blocks import (
     text_of,
     wrapped,
 )
-from reconciler.cli.styles import STYLES
 
 _GAP: Final = "  "
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.client import DaemonRefused
-from reconciler.cli.document import UNKNOWN_SECTION, FetchedDocument, Row, fetch, standings
+from reconciler.cli.document import UNKNOWN_SECTION, DaemonRefused, FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import unmeasured, value_text
-from reconciler.cli.holds import titled
-from reconciler.cli.output import emit
-from reconciler.cli.screen import blank, field, line, show
+from reconciler.cli.screen import blank, field, line, present
+from reconciler.cli.targets import titled
 from reconciler.cli.watched import closing_cells, node_cells, of_node
 from reconciler.runtime import format as fmt
 from state.printable import printable
@@ -34,9 +32,9 @@ _OLDER: Final = (*_SECTIONS[:-2], "directories", "pods")
 """For a daemon of a version without the sums: its pods with all their settings."""
 CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
 _MOST: Final = 8
-_USES: Final = 5
+USES_MILLI: Final = 5
 """Thousandths of a CPU: a group of daemons that uses less is not shown."""
-_DELAYS: Final = 1000
+DELAYS_US: Final = 1000
 """Microseconds that an online task may wait for a group's wake-up, from which on that is a warning."""
 _REASON: Final = 66
 _LONGEST: Final = 24
@@ -47,10 +45,7 @@ def run(options: Namespace) -> int:
     """Show it. Not ready, or no daemon: `Exit.NOT_OK`."""
     document = _fetched(options)
     facts = summary(document)
-    if options.output == "table":
-        show(_blocks(document, facts))
-    else:
-        emit(facts, options.output)
+    present(options.output, facts, _blocks(document, facts))
     return Exit.OK if facts["ready"] else Exit.NOT_OK
 
 
@@ -243,7 +238,7 @@ def own_group_cells(own: Row) -> Iterator[Cell]:
 
 def daemon_cells(rows: Sequence[Row], refused: Mapping[str, str]) -> Iterator[Cell]:
     """The group of the node's other daemons that may delay online pods most, or why a named one is not managed."""
-    costly = [row for row in rows if (row["use_milli"] or 0) >= _USES and row["weight"] is not None]
+    costly = [row for row in rows if (row["use_milli"] or 0) >= USES_MILLI and row["weight"] is not None]
     if costly:
         row = costly[0]
         managed = row["wanted"] is not None and row["weight"] != row["original"]
@@ -252,7 +247,7 @@ def daemon_cells(rows: Sequence[Row], refused: Mapping[str, str]) -> Iterator[Ce
         yield StyledText(weight, "ok" if managed else "")
         yield f", uses {fmt.cpu(row['use_milli'])}"
         if (credit := row["credit_us"]) is not None:
-            late = credit >= _DELAYS and not managed
+            late = credit >= DELAYS_US and not managed
             yield StyledText(f"; may delay pods {fmt.duration(credit / 1e6)}", "warn" if late else "")
     elif refused:
         yield StyledText(f"{_short(min(refused))} has no weight here (see doctor)", "warn")

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
-from reconciler.cli.client import quoted
-from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named
+from reconciler.cli.blocks import MARK, may_mean, start_of
+from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named, quoted
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.names import MARK, may_mean, start_of
 from state.printable import printable
 
 FORMS: Final = "name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path"
@@ -24,6 +23,7 @@ _LONGEST_SOUGHT: Final = 400
 _MOST: Final = 20
 """Pods that an ambiguous target lists."""
 _NEAREST: Final = 3
+_CONTAINER: Final = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
 
 
 def fetch_pod(
@@ -261,3 +261,29 @@ def _ambiguous(wanted: str, pods: Sequence[Row]) -> CliError:
         shown.append(f"  and {len(pods) - _MOST} more")
     head = f"{printable(wanted, 200)!r} matches {len(pods)} pods:"
     return CliError(" ".join([head, *shown]), Exit.AMBIGUOUS, lines=(head, *shown))
+
+
+def titled(body: Row) -> list[Row]:
+    """The document's holds with ``pod``, the pod's name (null: of no pod, or a removed one), and ``title``.
+
+    The title is the target with names in the place of uids and cgroup paths; `release` takes it, too.
+    """
+    pods = (row for row in body.get("podnames") or body.get("pods", ()) if row.get("name"))
+    names = {plain_uid(row["uid"]): f"{row['namespace']}/{row['name']}" for row in pods}
+    return [{**hold, **_names(hold["target"], names)} for hold in body["holds"]]
+
+
+def _names(target: str, names: Mapping[str, str]) -> Row:
+    kind, _, rest = target.partition(":")
+    inside = ""
+    uid: str | None = rest
+    if kind == "file":
+        uid, inside = uid_in(rest)
+        inside = _CONTAINER.sub(r"\1", inside.removeprefix(".slice"))
+    pod = names.get(plain_uid(uid)) if kind in {"pod", "off", "file"} and uid is not None else None
+    return {"pod": pod, "title": target if pod is None else f"{kind}:{pod}{inside}"}
+
+
+def of_namespace(hold: Row, namespace: str | None) -> bool:
+    """Whether the hold is of a pod of this namespace; None: of any, or of none."""
+    return namespace is None or (hold["pod"] or "").startswith(f"{namespace}/")

@@ -17,14 +17,12 @@ from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from reconciler.cli import places
-from reconciler.cli.blocks import StyledText
+from reconciler.cli.blocks import RESET, StyledText, codes, levels
 from reconciler.cli.document import Row, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.livescreen import EndedError, LiveScreen
-from reconciler.cli.output import emit
 from reconciler.cli.pods import PARENTS, fetch_list, pod_row, throttling_parents, wanted
-from reconciler.cli.sparkline import levels
-from reconciler.cli.styles import RESET, codes
+from reconciler.cli.screen import emit
 from reconciler.cli.topframe import (
     CLASSES,
     MAPS,

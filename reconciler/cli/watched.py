@@ -1,12 +1,15 @@
-"""What watching for interference has to say of one pod, and in one line of the whole node; for explain and status."""
+"""What monitoring found, and what followed: ``interference``, ``evictions``; their lines of one pod and of the node."""
 
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reconciler.cli.blocks import Block, Cell, StyledText
-from reconciler.cli.document import Row
-from reconciler.cli.screen import blank, head, line
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
+from reconciler.cli.document import Row, fetch
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.screen import blank, emit, head, line, present
 from reconciler.runtime import format as fmt
+from reconciler.runtime.streams import complain
 
 STYLES: Final = {"interfered": "bad", "suspect": "warn", "unknown": "dim", "ok": "ok"}
 SHOWN: Final = {"suspect": "suspected"}
@@ -225,3 +228,255 @@ def node_cells(fields: Row) -> Iterator[Cell]:
         yield ", " if evictions["open"] else ""
         yield StyledText(str(evictions["would"]), "warn" if evictions["would"] else "dim")
         yield " would be evicted"
+
+
+_MOST_UNKNOWN: Final = 5
+_NO_SUSPECT: Final = "no suspect found"
+_OF_VICTIMS: Final = ("findings", "ladder")
+
+
+def run_interference(options: Namespace) -> int:
+    """Show it. `Exit.NOT_OK` while a victim is interfered.
+
+    Errors: `CliError` when detection is disabled, or no daemon runs.
+    """
+    document = fetch(options, ("interference",), say=False)
+    if not document.live:
+        raise CliError(f"{document.down}; interference is known to a running daemon only", Exit.UNREACHABLE)
+    seen: Row = document.body.get("interference") or {}
+    if not seen:
+        if options.output != "table":
+            emit({"interference": None}, options.output)
+        raise CliError("interference detection is disabled; enable: interference.enabled: true", Exit.NOT_FOUND)
+    if options.namespace is not None:
+        start = f"{options.namespace}/"
+        seen = {**seen, **{key: [row for row in seen[key] if row["title"].startswith(start)] for key in _OF_VICTIMS}}
+    present(options.output, {"interference": seen}, _interference_blocks(seen))
+    return Exit.NOT_OK if any(finding["verdict"] == "interfered" for finding in seen["findings"]) else Exit.OK
+
+
+def _interference_blocks(seen: Row) -> Iterator[Block]:
+    yield Table(("RULE", "MODE", "OK", "SUSPECTED", "INTERFERED", "UNKNOWN", "RESPONSES"), list(_rules(seen)), _NUMBERS)
+    yield from _records(seen)
+    suffering = [finding for finding in seen["findings"] if finding["verdict"] in {"interfered", "suspect"}]
+    for entry in sorted(
+        suffering, key=lambda item: (item["verdict"] != "interfered", -item["severity"], item["title"])
+    ):
+        yield blank()
+        yield from _finding(entry)
+    climbs = [item for item in seen["ladder"] if item["steps"]]
+    if climbs:
+        yield blank()
+        yield head("Actions")
+        yield Table(("FOR", "RULE", "SINCE", "", "STEP"), [row for climb in climbs for row in _steps(climb)])
+    yield from _unknown(seen)
+    yield from _signals(seen)
+
+
+_NUMBERS: Final = frozenset({2, 3, 4, 5})
+
+
+def _rules(seen: Row) -> Iterator[tuple[Cell, ...]]:
+    for name, rule in seen["rules"].items():
+        counts = seen["verdicts"].get(name, {})
+        mode: Cell = StyledText("dry run", "dim") if rule["dry_run"] else StyledText("enforced", "ok")
+        cells = [_count(counts, verdict) for verdict in ("ok", "suspect", "interfered", "unknown")]
+        yield (name, mode, *cells, ", ".join(rule["responses"]) or "report only")
+
+
+def _records(seen: Row) -> Iterator[Block]:
+    """Rules whose mode follows from evidence."""
+    records = {name: rule["record"] for name, rule in seen["rules"].items() if rule.get("record")}
+    if not records:
+        return
+    yield blank()
+    yield head("Modes by evidence")
+    rows: list[tuple[Cell, ...]] = []
+    for name, record in records.items():
+        mode = "enforced" if record["enforcing"] else "dry run"
+        since = fmt.NONE if record["since_s"] is None else fmt.clock(record["since_s"])
+        rows.append((name, mode, since, str(record["demotions"]), record["text"]))
+    yield Table(("RULE", "MODE", "SINCE", "FAILED", "RECORD"), rows, frozenset({3}))
+
+
+def _count(counts: Row, verdict: str) -> Cell:
+    count = counts.get(verdict, 0)
+    return StyledText(str(count), STYLES[verdict]) if count else StyledText("-", "dim")
+
+
+def _finding(fields: Row) -> Iterator[Block]:
+    since = fmt.duration(fields["for_s"])
+    yield line(
+        f"victim {fields['title']}  ",
+        StyledText(str(SHOWN.get(fields["verdict"], fields["verdict"])), STYLES[fields["verdict"]]),
+        StyledText(f" by rule {fields['rule']}, for {since}, severity {fields['severity']:.2f}", "dim"),
+    )
+    for text in fields["evidence"]:
+        yield line(text, indent=2)
+    rows = [(f"{suspect['score']:.2f}", suspect["title"], suspect["reason"]) for suspect in fields["suspects"]]
+    if rows:
+        yield Table(("  SCORE", "SUSPECT", "WHY"), rows, frozenset({0}))
+    elif _NO_SUSPECT not in fields["evidence"]:
+        yield line(StyledText(_NO_SUSPECT, "dim"), indent=2)
+
+
+def _steps(climb: Row) -> Iterator[tuple[Cell, ...]]:
+    for step in climb["steps"]:
+        yield climb["title"], climb["rule"], fmt.duration(step["for_s"]), StyledText(_state(step), "dim"), step["words"]
+
+
+def _state(step: Row) -> str:
+    if step["dry_run"]:
+        return "would"
+    if step["response"] == "evict":
+        return "terminating" if step["ending"] else "requested"
+    return "in force" if step["judged"] else "evaluating"
+
+
+def _unknown(seen: Row) -> Iterator[Block]:
+    unknown = [finding for finding in seen["findings"] if finding["verdict"] == "unknown"]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for entry in unknown:
+        reasons.setdefault((entry["rule"], "; ".join(entry["evidence"])), []).append(entry["title"])
+    if reasons:
+        yield blank()
+        yield head("Cannot judge")
+        rows = []
+        for (rule, why), titles in sorted(reasons.items(), key=lambda item: -len(item[1]))[:_MOST_UNKNOWN]:
+            whose = titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more"
+            rows.append((rule, whose, why))
+        yield Table(("RULE", "PODS", "WHY"), rows)
+        if len(reasons) > _MOST_UNKNOWN:
+            yield line(StyledText(f"and {len(reasons) - _MOST_UNKNOWN} more reasons: see -o json", "dim"))
+
+
+def _signals(seen: Row) -> Iterator[Block]:
+    by_reason: dict[str, list[str]] = {}
+    for name, why in sorted(seen["signals"]["problems"].items()):
+        by_reason.setdefault(why, []).append(name)
+    if by_reason:
+        yield blank()
+        yield head("Signals missing on this node")
+        for why, names in by_reason.items():
+            yield line(StyledText(", ".join(names), "warn"), f": {why}", indent=2)
+
+
+_FEW: Final = 5
+"""Lines of a ranking without ``--all``, beside the victims."""
+
+_OF_PODS: Final = ("open", "would", "ended")
+
+
+def run_evictions(options: Namespace) -> int:
+    """Show them. Errors: `CliError` when no daemon responds."""
+    document = fetch(options, ("eviction",), say=False)
+    eviction: Row | None = document.body.get("eviction")
+    if eviction is None:
+        if not document.live:
+            raise CliError(f"{document.down}; evictions are known to a running daemon only", Exit.UNREACHABLE)
+        if options.output != "table":
+            emit({"eviction": None}, options.output)
+        raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
+    if not document.live:
+        complain(f"{document.down}; showing the state file")
+    if options.namespace is not None:
+        start = f"{options.namespace}/"
+        eviction |= {key: [row for row in eviction[key] if row["title"].startswith(start)] for key in _OF_PODS}
+    present(options.output, {"eviction": eviction}, _evictions_blocks(eviction, every=options.all))
+    return Exit.OK
+
+
+def _evictions_blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
+    if not eviction["enabled"]:
+        yield line("eviction is ", StyledText("disabled", "head"), " (eviction.enabled: false)")
+    else:
+        mode = "a dry run: no pod is evicted" if eviction["dry_run"] else "enforced"
+        yield line("eviction is ", StyledText(mode, "head"), StyledText(_room(eviction["room"]), "dim"))
+        yield Table(
+            ("TRIGGER", "MODE", "STATE"),
+            [_trigger(trigger) for trigger in eviction["triggers"] if every or trigger["mode"] != "off"],
+        )
+    yield from _closing(eviction.get("closing") or {})
+    shown: dict[tuple[str, ...], str] = {}
+    for title, rows in (("being evicted", eviction["open"]), ("would be evicted", eviction["would"])):
+        for row in rows:
+            yield blank()
+            yield head(f"{title}: {row['title']}")
+            yield from _order(row, shown, every=every)
+    for row in eviction["refusals"]:
+        yield blank()
+        yield head(f"{row['trigger']}, {row['subject']}: no pod evicted: {row['reason']}")
+        yield line(StyledText(row["evidence"], "dim"), indent=2)
+        yield from _ranking(row["ranking"], f"{row['trigger']}, {row['subject']}", shown, every=every)
+    if eviction["ended"]:
+        yield blank()
+        yield Table(("ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"), [_ended(entry) for entry in eviction["ended"]])
+
+
+def _closing(closing: Row) -> Iterator[Block]:
+    """Whether replacements of evicted pods are kept away from this node."""
+    if closing.get("closed"):
+        yield line("the node is ", *closing_cells(closing))
+        yield line(StyledText(closing["reason"], "dim"), indent=2)
+        if closing["state"] != "in place" and closing["detail"]:
+            yield line(StyledText(closing["detail"], "dim"), indent=2)
+    elif closing.get("spent"):
+        words = "the node is open to new BE pods: it was closed for closing.longest_s, and the shortage lasts"
+        yield line(StyledText(words, "warn"))
+
+
+def _room(room: Row | None) -> str:
+    if room is None:
+        return ""
+    return f"; eviction budget left: {room['count']} ({room['reason']})"
+
+
+def _trigger(fields: Row) -> tuple[str | StyledText, ...]:
+    text = fields["words"] or "-"
+    if fields["cools_s"]:
+        text += f"; cooldown {fmt.duration(fields['cools_s'])} left"
+    mode = "dry run" if fields["mode"] == "dry-run" else fields["mode"]
+    return fields["name"], mode, StyledText(text, "warn") if fields["known"] is False else text
+
+
+def _order(fields: Row, shown: dict[tuple[str, ...], str], *, every: bool) -> Iterator[Block]:
+    grace = (
+        "the pod's own grace period" if fields["grace_s"] is None else f"grace period {fmt.duration(fields['grace_s'])}"
+    )
+    yield line(f"{fields['cause']}: {fields['evidence']}; {grace}; decided {fmt.clock(fields['decided_at'])}", indent=2)
+    if "step" in fields:
+        means = f" by {fields['means']}" if fields["means"] else ""
+        tried = f"; before: {', '.join(fields['tried'])}" if fields["tried"] else ""
+        yield line(f"{fields['step']}{means} since {fmt.clock(fields['step_at'])}{tried}", indent=2)
+        if fields["requests"]:
+            times = fmt.plural(fields["requests"], "request")
+            yield line(f"{times} not granted, the last: {fields['reply']}", indent=2)
+        if fields["unasked"]:
+            yield line(StyledText("its disruption budget could not be asked: ", "bad"), fields["unasked"], indent=2)
+    yield from _ranking(fields["ranking"], fields["title"], shown, every=every)
+
+
+def _ranking(ranking: Sequence[str], title: str, before: dict[tuple[str, ...], str], *, every: bool) -> Iterator[Block]:
+    """The lines, once: the victims of one shortage have the same. ``before``: those shown so far, and where."""
+    if (first := before.get(tuple(ranking))) is not None:
+        yield line(StyledText(f"ranking: as of {first} above", "dim"), indent=4)
+        return
+    if ranking:
+        before[tuple(ranking)] = title
+    shown = [text for place, text in enumerate(ranking) if every or place < _FEW or ". evict: " in text]
+    for text in shown:
+        yield line(text, indent=4)
+    if len(shown) < len(ranking):
+        yield line(StyledText(f"and {len(ranking) - len(shown)} more (--all)", "dim"), indent=4)
+
+
+def _ended(fields: Row) -> tuple[str | StyledText, ...]:
+    tried = "; ".join([*fields["tried"], *([fields["detail"]] if fields["detail"] else [])])
+    outcome = str(fields["outcome"])
+    return (
+        fmt.clock(fields["ended_at"]),
+        fields["title"],
+        fields["cause"],
+        StyledText(outcome, OUTCOMES.get(outcome, "")),
+        tried,
+    )

@@ -10,17 +10,14 @@ from typing import Any, Final
 
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
-from reconciler.cli.blocks import Block, Cell, StyledText
-from reconciler.cli.client import quoted
+from reconciler.cli.blocks import Block, Cell, StyledText, sparkline
 from reconciler.cli.control import release_command, title_of
-from reconciler.cli.document import FetchedDocument, Row, fetch, query
+from reconciler.cli.document import FetchedDocument, Row, fetch, query, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.explain import collect, collect_directory, detail_blocks, pod_processes, title_blocks
 from reconciler.cli.format import setting_text
 from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, PodLimits, measured, throttlers
-from reconciler.cli.output import emit
-from reconciler.cli.screen import field, line, show
-from reconciler.cli.sparkline import sparkline
+from reconciler.cli.screen import field, line, present
 from reconciler.cli.targets import fetch_pod
 from reconciler.cli.watched import OUTCOMES, closing_cells
 from reconciler.runtime import format as fmt
@@ -48,10 +45,11 @@ def run(options: Namespace) -> int:
     """Show one pod, or a group above the pods or beside them. Errors: `CliError` for no such pod, or several."""
     if options.target.startswith("/") and (found := _directory(options)) is not None:
         document, facts = found
-        if options.output == "table":
-            show([line(StyledText(printable(options.target, _LONGEST_PATH), "head")), *detail_blocks(document, facts)])
-        else:
-            emit(facts, options.output)
+        present(
+            options.output,
+            facts,
+            [line(StyledText(printable(options.target, _LONGEST_PATH), "head")), *detail_blocks(document, facts)],
+        )
         return Exit.OK
     document, pod = fetch_pod(options, options.target, (*_SECTIONS, *_WATCHED), say=True, removed=True)
     facts = collect(document, pod, options.history)
@@ -66,10 +64,7 @@ def run(options: Namespace) -> int:
     facts["evicted"] = _evicted(facts, document.body["history"])
     facts["mode"] = document.body["agent"].get("mode")
     facts["do"] = list(_actions(facts))
-    if options.output == "table":
-        show(_blocks(document, facts))
-    else:
-        emit(facts, options.output)
+    present(options.output, facts, _blocks(document, facts))
     return Exit.OK
 
 

@@ -21,7 +21,7 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.pressure import has_sys_resource, parse_pressure, read_pressure
 from reconciler.actuators.network import netlink
 from reconciler.cli import masks, recorded
-from reconciler.cli.client import Unreachable, _parsed
+from reconciler.cli.document import Unreachable, _parsed
 from reconciler.cli.exits import CliError
 from reconciler.cli.nodeview import read_number
 from reconciler.cli.podsfile import read_pods_file
@@ -719,7 +719,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
     on_file("reconciler.cli.plan:archive", "x.tar.gz", feed_unpacked, (CliError,), archive(), kind=BYTES),
     Parser("reconciler.interference.recording:read", feed_data(feed_recording), (InputError,), (RECORDING,), BYTES),
     Parser(
-        "reconciler.cli.client:answer",
+        "reconciler.cli.document:answer",
         lambda data, _: _parsed("/s", data),
         (Unreachable,),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",),

@@ -9,8 +9,9 @@ from typing import Final
 from cgroupfs.errors import StoreError
 from reconciler import __version__
 from reconciler.cli.asking import QueryResults
-from reconciler.cli.checks.finding import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number
+from reconciler.cli.status import DELAYS_US, USES_MILLI
 from reconciler.config.load import digest
 from reconciler.runtime import format as fmt
 from reconciler.sources.kubelet_watch import kubelet_facts
@@ -38,8 +39,6 @@ _PROBLEMS: Final = 8
 """As many as `bypassctl status` shows."""
 _LONGEST_PROBLEM: Final = 300
 _BASE_WATCHES: Final = 32
-_USES_MILLI: Final = 5
-_DELAYS_US: Final = 1000
 _INOTIFY: Final = ("max_user_watches", "max_user_instances", "max_queued_events")
 
 
@@ -313,7 +312,7 @@ def node_daemons(state: Mapping[str, object]) -> CheckResult:
             text += f", waits {100 * waits:.0f} % of the time"
         if isinstance(credit, int):
             text += f", each wake-up may delay an online task by {fmt.duration(credit / 1e6)}"
-            warn = warn or (credit >= _DELAYS_US and not managed)
+            warn = warn or (credit >= DELAYS_US and not managed)
         texts.append(text)
     fix = "policies.node_daemons: {enabled: true} holds its weight near twice what it needs (docs/cpu.md)"
     return CheckResult(name, CheckState.WARN if warn else CheckState.OK, "; ".join(texts), fix if warn else "")
@@ -321,7 +320,7 @@ def node_daemons(state: Mapping[str, object]) -> CheckResult:
 
 def _uses(row: Mapping[str, object]) -> bool:
     use, weight = row.get("use_milli"), row.get("weight")
-    return isinstance(use, int) and use >= _USES_MILLI and isinstance(weight, int)
+    return isinstance(use, int) and use >= USES_MILLI and isinstance(weight, int)
 
 
 def _priority(node: InspectedNode, pid: int | None) -> str:

@@ -10,7 +10,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.probe import cpus_in_effect
 from reconciler.cli.asking import QueryResults, release
-from reconciler.cli.checks.finding import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.config.model import EndpointSection
 from reconciler.control.controllers import directories, lacking, not_passed_on, without_prefix

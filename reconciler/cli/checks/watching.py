@@ -8,16 +8,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from cgroupfs.errors import AgentError, SourceError
+from cgroupfs.errors import AgentError
 from cgroupfs.pressure import PressureResource, node_pressure_file, read_pressure
 from cgroupfs.private import POINT, private_tree
-from reconciler.cli.asking import QueryResults
-from reconciler.cli.checks.finding import CheckResult, CheckState
+from reconciler.cli.asking import QueryResults, token_life
+from reconciler.cli.checks import CheckResult, CheckState
 from reconciler.cli.checks.machine import hardware_counters
 from reconciler.cli.checks.offers import pressure_of_groups
 from reconciler.cli.nodeview import InspectedNode, read_text
-from reconciler.clients.api_identity import find_peer
-from reconciler.clients.token_life import life_of, token_of
 from reconciler.config.model import AgentMode, EndpointSection
 from reconciler.detectors.rule import RuleConfig, effective
 from reconciler.detectors.table import DETECTORS, DetectorEntry
@@ -265,12 +263,7 @@ def _token(node: InspectedNode) -> Iterator[CheckResult]:
     """How long the token for the API server is valid, as far as it says so itself. No request is sent."""
     if node.copied:
         return
-    try:
-        peer = find_peer(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
-        token = token_of(peer)
-    except SourceError:
-        return
-    life = None if token is None else life_of(token)
+    life = token_life(node, node.config.apiserver)
     if life is None:
         return
     now = time.time()

@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from reconciler import __version__
 from reconciler.cli import asking
 from reconciler.cli.asking import QueryResults, release
+from reconciler.cli.checks import CheckState, machine
 from reconciler.cli.checks import agent as checks
-from reconciler.cli.checks import machine
-from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.checks.kubelet import kubelet, runtime
 from reconciler.cli.doctor import examine
 from reconciler.cli.exits import Exit
+from reconciler.cli.main import parser
 from reconciler.cli.nodeview import InspectedNode, inspect_node
-from reconciler.cli.options import parser
 from reconciler.config.load import digest
 from reconciler.config.model import AgentMode, Config
 from reconciler.policies.core_sched import CoreSchedConfig

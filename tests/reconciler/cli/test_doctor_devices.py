@@ -5,12 +5,12 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from reconciler.cli.checks.devices import devices
-from reconciler.cli.checks.finding import CheckState
+from reconciler.cli.checks import CheckState
+from reconciler.cli.checks.machine import devices
 from reconciler.cli.format import value_text
+from reconciler.cli.main import parser
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.offline import plan_node
-from reconciler.cli.options import parser
 from reconciler.cli.recorded import RecordedNode
 from reconciler.config.model import Config
 from reconciler.policies.disk import DiskPolicyConfig

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from reconciler.cli.checks.finding import CheckState
-from reconciler.cli.checks.memory import memory
+from reconciler.cli.checks import CheckState
+from reconciler.cli.checks.machine import memory
+from reconciler.cli.main import parser
 from reconciler.cli.nodeview import inspect_node
-from reconciler.cli.options import parser
 from reconciler.policies.be_memory import BeMemoryConfig
 from reconciler.policies.memory_qos import MemoryQosConfig
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig

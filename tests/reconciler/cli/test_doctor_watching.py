@@ -13,11 +13,10 @@ from msgspec.structs import replace
 from cgroupfs.private import POINT
 from reconciler.cli import asking
 from reconciler.cli.asking import QueryResults, ask_api
-from reconciler.cli.checks import watching
-from reconciler.cli.checks.finding import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, CheckState, watching
 from reconciler.cli.checks.kubelet import kubelet
+from reconciler.cli.main import parser
 from reconciler.cli.nodeview import InspectedNode, inspect_node
-from reconciler.cli.options import parser
 from reconciler.sources.cri import RuntimeVersion
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.jwt import jwt

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.cli import rich_screen
-from reconciler.cli.blocks import Block, Field, Line, StyledText, Table
+from reconciler.cli.blocks import STYLES, Block, Field, Line, StyledText, Table
 from reconciler.cli.drawing import as_sets, draw, marks, placement
 from reconciler.cli.screen import plain
-from reconciler.cli.styles import STYLES
 from state.machine import parse
 from state.topology import Topology, uniform
 

@@ -26,8 +26,7 @@ from msgspec.structs import replace
 
 from reconciler.cli import recorded
 from reconciler.cli.exits import Exit
-from reconciler.cli.main import main
-from reconciler.cli.options import COMMANDS
+from reconciler.cli.main import COMMANDS, main
 from reconciler.daemon.status import StatusReport
 from reconciler.runtime.cooperative import all_steps
 from reconciler.runtime.systemd import LoopHeartbeat

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from reconciler.cli.exits import Exit
-from reconciler.cli.options import parser
+from reconciler.cli.main import parser
 from reconciler.config.load import load, value_at
 from reconciler.config.model import Protection
 from tests.fakes.livenode import LiveNode

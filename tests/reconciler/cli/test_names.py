@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reconciler.cli import blocks
-from reconciler.cli.blocks import StyledText, Table, fitted
+from reconciler.cli.blocks import LEAST, MARK, StyledText, Table, fitted, may_mean, shortened
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.names import LEAST, MARK, may_mean, shortened
 from reconciler.cli.screen import plain
 from reconciler.cli.targets import find_pod, sought
 from tests.fakes.livenode import BATCH, WEB

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reconciler.cli import off
+from reconciler.cli import limits
 from reconciler.cli.exits import Exit
 from tests.fakes.livenode import BATCH
 from tests.reconciler.cli.conftest import Run
@@ -27,8 +27,8 @@ def answer(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
         {"role": "QoS class", "path": ABOVE, "quota_milli": 400, "quota_by": "bypassd (reclaimed)"},
         {"role": "all pods", "path": "/kubepods", "quota_milli": None, "quota_by": None},
     ]
-    monkeypatch.setattr(off, "PodLimits", lambda *_: None)
-    monkeypatch.setattr(off, "measured", lambda *_: {"groups": bounds})
+    monkeypatch.setattr(limits, "PodLimits", lambda *_: None)
+    monkeypatch.setattr(limits, "measured", lambda *_: {"groups": bounds})
     return fields
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from reconciler.cli.blocks import Table
-from reconciler.cli.examples import EXAMPLES
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text, file_text
-from reconciler.cli.options import COMMANDS, parser
+from reconciler.cli.main import COMMANDS, parser
+from reconciler.cli.options import EXAMPLES
 from reconciler.cli.screen import plain
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon

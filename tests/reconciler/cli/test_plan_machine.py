@@ -9,9 +9,9 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
-from reconciler.cli import described
+from reconciler.cli import podsfile
 from reconciler.cli.exits import Exit
-from reconciler.cli.planscreen import blocks
+from reconciler.cli.plan import blocks
 from reconciler.cli.podsfile import read_pods_file
 from reconciler.cli.screen import plain
 from reconciler.settings.binder import ConfigError
@@ -97,7 +97,7 @@ def test_the_budget_is_that_of_the_steady_state(run: Run, tmp_path: Path) -> Non
 def test_a_described_machine_without_a_steady_state_is_a_problem(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(described, "_MOST_STEPS", 2)
+    monkeypatch.setattr(podsfile, "_MOST_STEPS", 2)
     fields = plan(run, "--machine", "16 cores", "--pods", pods(tmp_path, BUSY), "--config", config(tmp_path))
     assert any("no steady state" in problem for problem in fields["problems"])
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from reconciler.cli.offline import _cache
-from reconciler.cli.planscreen import blocks
+from reconciler.cli.plan import blocks
 from reconciler.cli.screen import plain
 from reconciler.control.planner import plan_node
 from reconciler.policies.cache import CachePolicyConfig

@@ -18,13 +18,12 @@ import pytest
 import shtab
 
 from reconciler import __version__
-from reconciler.cli import client, completion, exits, places, screen
+from reconciler.cli import completion, document, exits, places, screen
 from reconciler.cli.asking import QueryResults, _ask_daemon
 from reconciler.cli.blocks import Line, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.main import main
+from reconciler.cli.main import COMMANDS, main, parser
 from reconciler.cli.nodeview import InspectedNode
-from reconciler.cli.options import COMMANDS, parser
 from reconciler.config import load
 from reconciler.config.model import Config
 from state.schema import DEFAULT_PATH
@@ -324,12 +323,12 @@ def test_whatever_answers_badly_is_one_message_and_the_store_is_tried(
 
 def test_an_error_of_the_daemons_keeps_its_words(daemon: FakeDaemon) -> None:
     daemon.answers["POST /restore"] = (500, {"error": "internal error; see the log"})
-    with pytest.raises(client.DaemonRefused, match="internal error; see the log") as caught:
-        client.ask(daemon.socket, "POST", "/restore", {})
+    with pytest.raises(document.DaemonRefused, match="internal error; see the log") as caught:
+        document.ask(daemon.socket, "POST", "/restore", {})
     assert caught.value.code is Exit.REFUSED
     daemon.answers["POST /restore"] = (503, [])
-    with pytest.raises(client.DaemonRefused, match="HTTP 503"):
-        client.ask(daemon.socket, "POST", "/restore", {})
+    with pytest.raises(document.DaemonRefused, match="HTTP 503"):
+        document.ask(daemon.socket, "POST", "/restore", {})
 
 
 def test_a_daemon_that_is_silent_is_given_up(tmp_path: Path) -> None:
@@ -337,11 +336,11 @@ def test_a_daemon_that_is_silent_is_given_up(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(path)
         try:
-            with pytest.raises(client.Unreachable, match="stale socket"):
-                client.exchange(path, "GET", "/")
+            with pytest.raises(document.Unreachable, match="stale socket"):
+                document.exchange(path, "GET", "/")
             silent.listen()
-            with pytest.raises(client.Unreachable, match="no answer within"):
-                client.exchange(path, "GET", "/", timeout_s=0.05)
+            with pytest.raises(document.Unreachable, match="no answer within"):
+                document.exchange(path, "GET", "/", timeout_s=0.05)
         finally:
             os.unlink(path)
 

@@ -7,8 +7,8 @@ import pytest
 
 from cgroupfs.naming import QosClass
 from reconciler.cli.checks.offers import offers_of
+from reconciler.cli.main import parser
 from reconciler.cli.nodeview import inspect_node
-from reconciler.cli.options import parser
 from reconciler.config.docs import preset_in_force
 from reconciler.config.load import Loaded, load, reload
 from reconciler.config.presets import effects

@@ -14,8 +14,8 @@ import pytest
 from cgroupfs.errors import InputError
 from reconciler.cli import unpack as module
 from reconciler.cli.exits import CliError
+from reconciler.cli.gather import open_sink
 from reconciler.cli.plan import _unpacked
-from reconciler.cli.sink import open_sink
 from reconciler.cli.unpack import unpack
 
 Make = Callable[[tarfile.TarFile], None]

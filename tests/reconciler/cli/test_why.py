@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from reconciler.cli import why
+from reconciler.cli.blocks import sparkline
 from reconciler.cli.exits import Exit
 from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, ChainGroup, chain, owner, throttlers
 from reconciler.cli.screen import plain
-from reconciler.cli.sparkline import sparkline
 from reconciler.config.model import AgentMode
 from state.dump import EVENT_DEFAULTS
 from state.entry import US
@@ -177,7 +177,7 @@ def test_every_line_fits_80_columns_and_no_name_is_cut(
             pod |= {"name": LONG, "title": f"ci/{LONG}", "labels": {}, "annotations": {}}
     monkeypatch.setattr(why, "_now", lambda *_: now(OWN, POD, OURS, wait=400))
     shown: list[str] = []
-    monkeypatch.setattr(why, "show", lambda blocks: shown.append(plain(blocks, 80)))
+    monkeypatch.setattr(why, "present", lambda _output, _document, blocks: shown.append(plain(blocks, 80)))
     assert run("why", BATCH, "--socket", daemon.socket).code == Exit.OK
     (text,) = shown
     # A word is broken nowhere: what is wider than the screen is one word (a path, a name), to be copied as a whole.
@@ -253,7 +253,7 @@ def test_a_group_without_a_counter_is_no_throttler() -> None:
 def test_a_sparkline_has_a_mark_for_each_part(
     values: tuple[float | None, ...], marks: str | int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.sparkline.levels", lambda: "_.-=+*#@")
+    monkeypatch.setattr("reconciler.cli.blocks.levels", lambda: "_.-=+*#@")
     line = sparkline(values)
     assert len(line) == marks if isinstance(marks, int) else line.replace("+", "=") == marks
 

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from reconciler.cli import client
-from reconciler.cli.document import fetch
+from reconciler.cli.document import DaemonRefused, ask, fetch
 from reconciler.cli.exits import Exit
-from reconciler.cli.main import main
-from reconciler.cli.options import parser
+from reconciler.cli.main import main, parser
 from reconciler.config.model import HttpSection
 from reconciler.daemon.status import StatusReport
 from reconciler.web.components import components
@@ -69,7 +67,7 @@ async def test_every_requested_section_exists(live: LiveNode) -> None:
             text = (Path(__file__).parents[3] / "docs/state.md").read_text()
             for key in (*document.body, *document.body["agent"], *document.body["budget"], *document.body["pods"][0]):
                 assert f"`{key}`" in text, key
-            with pytest.raises(client.DaemonRefused, match="section"):
-                await trio.to_thread.run_sync(client.ask, socket, "GET", "/state?section=nonsense")
+            with pytest.raises(DaemonRefused, match="section"):
+                await trio.to_thread.run_sync(ask, socket, "GET", "/state?section=nonsense")
             nursery.cancel_scope.cancel()
     assert not os.path.exists(socket)

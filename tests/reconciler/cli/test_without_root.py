@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.cli import doctor
-from reconciler.cli.checks.finding import CheckState
+from reconciler.cli.checks import CheckState
 from reconciler.cli.exits import Exit
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run

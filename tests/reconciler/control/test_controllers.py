@@ -8,10 +8,10 @@ from trio.testing import MockClock
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.naming import Driver, Layout
 from reconciler.alerts.source_health import SourceHealth, source_states
-from reconciler.cli.checks.finding import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, CheckState
 from reconciler.cli.doctor import examine
+from reconciler.cli.main import parser
 from reconciler.cli.nodeview import inspect_node
-from reconciler.cli.options import parser
 from reconciler.config.model import AgentMode
 from reconciler.control.controllers import NAME, ControllerCheck
 from reconciler.daemon.agent import Agent

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.probe import cpus_in_effect
+from reconciler.cli.main import parser
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.offline import plan_node
-from reconciler.cli.options import parser
 from reconciler.cli.recorded import RecordedNode
 from reconciler.control.planner import plan, plan_pools
 from reconciler.daemon.agent import Agent

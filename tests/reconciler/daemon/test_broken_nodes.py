@@ -20,12 +20,11 @@ from trio.testing import MockClock
 
 from reconciler.alerts.source_health import SourceHealth, claim_states, source_states
 from reconciler.cli.asking import QueryResults, _ask_daemon
+from reconciler.cli.checks import CheckState
 from reconciler.cli.checks.agent import agent as agent_checks
-from reconciler.cli.checks.finding import CheckState
 from reconciler.cli.doctor import examine
-from reconciler.cli.main import main
+from reconciler.cli.main import main, parser
 from reconciler.cli.nodeview import inspect_node
-from reconciler.cli.options import parser
 from reconciler.config.model import AgentMode, Config, HttpSection
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport

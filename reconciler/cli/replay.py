@@ -1,0 +1,318 @@
+"""What another configuration would have planned in each frame of a recording, and what that would have won and cost.
+
+Of older recordings it is planned beside the CPUs: a frame has the pods with their classes, labels, annotations and
+containers, the knobs of the kernel and the node's memory. CPU pools are not planned from it, and core scheduling as if
+every core had two threads.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, final
+
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import InputError
+from cgroupfs.naming import Driver, Layout, QosClass
+from reconciler.cli.blocks import Block, Cell, StyledText, Table
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.screen import blank, head, line
+from reconciler.config.model import Config
+from reconciler.control.planner import plan_node
+from reconciler.control.replay import PlanComparison, PlanTrack, Reassemble
+from reconciler.interference.nodesteps import NodeStep, PlannerSettings
+from reconciler.pods.assemble import ContainerInput, PodInput, assemble
+from reconciler.pods.classify import ClassificationInput, classify, merge_rules
+from reconciler.pods.selectors import ClassOverride, ClassRules
+from reconciler.runtime import format as fmt
+from state.evidence import PodSnapshot, SampleFrame
+from state.memory import NodeMemoryReading
+from state.model import ContainerKind, GroupRef, NodeView, Pod, PodMeta
+from state.plan import NodePlan
+from state.topology import uniform
+
+_NODE: Final = "node"
+_CONTROLLERS: Final = ("cpu", "cpuset", "memory", "pids")
+_LAYOUT: Final = Layout(Driver.CGROUPFS)
+
+
+def plan_frame(config: Config, frame: SampleFrame) -> NodePlan:
+    """The plan for one frame. Its pools are made up, as the machine is."""
+    pods = {uid: _pod(snapshot, config) for uid, snapshot in frame.pods.items()}
+    v2 = "memory.high" in frame.knobs
+    versions = dict.fromkeys(_CONTROLLERS, 2 if v2 else 1) | {"io" if v2 else "blkio": 2 if v2 else 1}
+    if "net.classid" in frame.knobs:
+        versions["net_cls"] = 1
+    view = NodeView(
+        topology=uniform(cores=max(1, -(-_cpus(frame) // 2)), threads=2),
+        versions=versions,
+        kubepods=_LAYOUT.kubepods,
+        besteffort=_LAYOUT.qos(QosClass.BESTEFFORT),
+        burstable=_LAYOUT.qos(QosClass.BURSTABLE),
+        pods=pods,
+        knobs=frozenset(frame.knobs),
+        node_memory=_memory(frame),
+    )
+    return plan_node(view, None, config.policies)
+
+
+def _cpus(frame: SampleFrame) -> int:
+    """As many CPUs as the pods were seen on."""
+    most = 0
+    for pod in frame.pods.values():
+        try:
+            most = max(most, *CpuSet.parse(pod.cpus)) if pod.cpus else most
+        except (InputError, ValueError):
+            continue
+    return most + 1
+
+
+def _memory(frame: SampleFrame) -> NodeMemoryReading | None:
+    samples = frame.samples.get(_NODE, {})
+    total, available = samples.get("memory.total"), samples.get("memory.available")
+    if total is None or available is None:
+        return None
+    return NodeMemoryReading(
+        total_bytes=int(total.value), available_bytes=int(available.value), age_s=max(total.age_s, available.age_s)
+    )
+
+
+def _pod(snapshot: PodSnapshot, config: Config) -> Pod:
+    qos = next((qos for qos in QosClass if qos.value.lower() == snapshot.qos.lower()), QosClass.BURSTABLE)
+    override = ClassOverride(pod_class=snapshot.pod_class, uid=snapshot.uid, origin="recording")
+    rules = replace(config.classes, overrides=(override,))
+    name = snapshot.title.rpartition("/")[2]
+    meta = PodMeta(
+        uid=snapshot.uid,
+        source="recording",
+        namespace=snapshot.namespace,
+        name=name,
+        labels=snapshot.labels,
+        annotations=snapshot.annotations,
+        qos=qos,
+    )
+    known = PodInput(
+        uid=snapshot.uid,
+        qos=qos,
+        group=GroupRef(path=snapshot.group),
+        containers={container.id: GroupRef(path=container.path) for container in snapshot.containers},
+        metas=(meta,),
+        facts={
+            container.id: ContainerInput(
+                kind=ContainerKind.SANDBOX if container.sandbox else ContainerKind.APP, name=container.name
+            )
+            for container in snapshot.containers
+        },
+    )
+    return assemble(known, rules)
+
+
+_LOOPS: Final = ("idle_buffer", "be_memory", "quota_burst", "quota_turbo")
+"""Policies with a control loop beside the planner: its results are in the recorded views."""
+
+
+@final
+class PlanReplay:
+    """Give it every step with its frame, in turn. ``against``: None for the recorded configuration."""
+
+    def __init__(self, config: Config, against: Config | None) -> None:
+        self._config, self._against = config, against
+        self._settings: PlannerSettings | None = None
+        self._comparison: PlanComparison | None = None
+        self._as_recorded: set[str] = set()
+
+    def take(self, step: NodeStep, frame: SampleFrame, *, gap: bool, counted: bool) -> None:
+        """The next step. ``gap``: what was before it belongs to another run. Errors: `CliError`."""
+        comparison = self._configured(step.settings)
+        if gap:
+            comparison.begin(step.plan)
+        try:
+            comparison.step(step.view, step.plan, counted=counted, enforced=frame.enforce)
+        except (LookupError, ValueError, ArithmeticError) as exc:
+            raise CliError(
+                f"the view recorded at {fmt.clock(frame.wall_s)} cannot be planned: {exc}", Exit.USAGE
+            ) from exc
+
+    @property
+    def plans(self) -> tuple[NodePlan, NodePlan] | None:
+        """The last plans, the one to compare with first; None: the recording has no views."""
+        comparison = self._comparison
+        if comparison is None or comparison.before.plan is None or comparison.now.plan is None:
+            return None
+        return comparison.before.plan, comparison.now.plan
+
+    def facts(self) -> dict[str, Any] | None:
+        """The section ``plans`` of the report; None: the recording has no views."""
+        if self._comparison is None:
+            return None
+        return {
+            "compared_with": "recorded" if self._against is None else "against",
+            **self._comparison.facts(),
+            "as_recorded": sorted(self._as_recorded),
+        }
+
+    def _configured(self, settings: PlannerSettings) -> PlanComparison:
+        """The comparison under what the daemon planned by at this step: a reload may have changed it."""
+        comparison = self._comparison
+        if comparison is not None and settings == self._settings:
+            return comparison
+        self._settings = settings
+        old = settings.policies if self._against is None else self._against.policies
+        new = self._config.policies
+        self._as_recorded |= {name for name in _LOOPS if getattr(new, name) != getattr(settings.policies, name)}
+        before_pods = None if self._against is None else _reassembling(self._against.classes, settings)
+        now_pods = _reassembling(self._config.classes, settings)
+        alike = old == new and (before_pods is None) == (now_pods is None)
+        alike &= self._against is None or self._against.classes == self._config.classes
+        if comparison is None:
+            before = PlanTrack(policies=old, pods=before_pods)
+            now = before if alike else PlanTrack(policies=new, pods=now_pods)
+            self._comparison = comparison = PlanComparison(before, now)
+            return comparison
+        if comparison.same and not alike:
+            comparison.now = replace(comparison.before)
+        comparison.before.policies, comparison.before.pods = old, before_pods
+        comparison.now.policies, comparison.now.pods = new, now_pods
+        return comparison
+
+
+def _reassembling(classes: ClassRules, settings: PlannerSettings) -> Reassemble | None:
+    """Classes pods by other rules than the recorded ones, with the operator's file of then; None: they are the same.
+
+    Labels and annotations that the daemon had no use for are not in a recording.
+    """
+    if classes == settings.classes:
+        return None
+    rules = merge_rules(classes, settings.operator)
+    known: dict[str, tuple[Pod, Pod]] = {}
+
+    def pods(view: NodeView) -> Mapping[str, Pod]:
+        for uid in known.keys() - view.pods.keys():
+            del known[uid]
+        for uid, pod in view.pods.items():
+            if uid not in known or known[uid][0] is not pod:
+                known[uid] = pod, _classed(pod, view, rules)
+        return {uid: known[uid][1] for uid in view.pods}
+
+    return pods
+
+
+def _classed(pod: Pod, view: NodeView, rules: ClassRules) -> Pod:
+    certain = pod.classification.certain
+    facts = ClassificationInput(
+        uid=pod.uid,
+        qos=pod.qos,
+        namespace=pod.namespace,
+        name=pod.name,
+        labels=pod.labels if certain else None,
+        annotations=pod.annotations if certain else None,
+        priority_class=pod.priority_class,
+        priority=pod.priority,
+        static=pod.static,
+        priority_known=pod.spec_known,
+        exclusive=bool(view.kubelet.exclusive.get(pod.uid)),
+        last=None if certain else pod.classification.last,
+    )
+    return replace(pod, classification=classify(facts, rules))
+
+
+_MOST: Final = 12
+"""Rows of pools; ``-o json`` has all."""
+_HOUR: Final = 3600.0
+
+
+def plan_blocks(plans: dict[str, Any] | None) -> Iterator[Block]:
+    """The section ``plans`` of the report. None: the recording is an older one, without views."""
+    yield blank()
+    if plans is None:
+        yield line(StyledText("No plans: the recording has no views (made by an older version).", "dim"))
+        return
+    other = "RECORDED" if plans["compared_with"] == "recorded" else "AGAINST"
+    yield head(f"Plans over {fmt.duration(plans['seconds'])}, {fmt.plural(plans['steps'], 'step')}")
+    yield _sides(plans, other)
+    yield from _agreement(plans)
+    yield blank()
+    yield head("BE work and online work")
+    yield _work(plans)
+    yield from _pools(plans["pools"], other)
+    yield from _settings(plans["settings"], other)
+    if plans["as_recorded"]:
+        text = f"As recorded, whatever is configured: control loops of {', '.join(plans['as_recorded'])}"
+        yield line(StyledText(text, "dim"))
+
+
+def _sides(plans: dict[str, Any], other: str) -> Table:
+    before, now = plans["before"], plans["now"]
+    forms = {
+        "BE budget, mean": ("budget_mean_milli", fmt.cpu),
+        "BE budget, smallest": ("budget_smallest_milli", fmt.cpu),
+        "at the minimum budget": ("floor_s", fmt.duration),
+        "BE CPU set, mean CPUs": ("be_cpus_mean", _number),
+        "CPUs moved between pools": ("moved_cpus", _number),
+        "changes of pools": ("pool_changes", _number),
+    }
+    rows: list[tuple[Cell, ...]] = [(name, form(before[key]), form(now[key])) for name, (key, form) in forms.items()]
+    return Table(("", other, "CONFIG"), rows, frozenset({1, 2}))
+
+
+def _agreement(plans: dict[str, Any]) -> Iterator[Block]:
+    """How far the replay is to be trusted."""
+    agreed = plans["agreement"]
+    if plans["compared_with"] != "recorded" or not agreed["steps"]:
+        return
+    share = fmt.percent(100 * agreed["same_cpu_sets"] / agreed["steps"])
+    off = fmt.cpu(agreed["budget_off_mean_milli"])
+    text = f"Replay fidelity: the daemon's CPU sets in {share} of steps, budget off {off}"
+    yield line(StyledText(text, "dim"))
+
+
+def _work(plans: dict[str, Any]) -> Table:
+    work, online = plans["work"], plans["online"]
+    near, shared = work["won_while_limited_cpu_s"], _hours(online["overlap_more_cpu_s"])
+    rows: list[tuple[Cell, ...]] = [
+        ("BE work recorded", _hours(work["used_cpu_s"]), "measured"),
+        ("BE work lost", _hours(work["lost_cpu_s"]), "estimate: use beyond the new limit"),
+        ("BE work won, at most", _hours(work["won_most_cpu_s"]), "estimate: new room that was idle"),
+        ("  while BE was near its limit", _hours(near), "estimate"),
+        ("BE on more of online's CPUs", fmt.duration(online["overlap_more_s"]), f"planned; {shared} in all"),
+        ("BE on fewer of them", fmt.duration(online["overlap_less_s"]), "planned"),
+        ("idle CPU, mean", fmt.cpu(online["idle_mean_milli"]), "measured"),
+        ("idle CPU, mean, at least", fmt.cpu(online["idle_least_mean_milli"]), "estimate: all that is won is used"),
+    ]
+    if plans["use_unknown_s"]:
+        rows.append(("CPU use unknown", fmt.duration(plans["use_unknown_s"]), "not counted"))
+    return Table(("", "", "BASIS"), rows, frozenset({1}))
+
+
+def _pools(pools: dict[str, Any], other: str) -> Iterator[Block]:
+    if not pools:
+        return
+    yield blank()
+    yield head("CPU sets that differ")
+    longest = sorted(pools.items(), key=lambda item: (-item[1]["differ_s"], item[0]))
+    rows: list[tuple[Cell, ...]] = [
+        (name, fmt.duration(pool["differ_s"]), str(pool["most_cpus"]), pool["before"] or "-", pool["now"] or "-")
+        for name, pool in longest[:_MOST]
+    ]
+    yield Table(("POOL", "FOR", "CPUS", f"LAST {other}", "LAST CONFIG"), rows, frozenset({2}))
+    if len(longest) > _MOST:
+        yield line(StyledText(f"and {len(longest) - _MOST} more: see -o json", "dim"))
+
+
+def _settings(settings: dict[str, Any], other: str) -> Iterator[Block]:
+    if not settings:
+        return
+    yield blank()
+    yield head("Settings that differ: quotas, memory limits and the others")
+    rows: list[tuple[Cell, ...]] = []
+    for knob, item in settings.items():
+        before, now = next(iter(item["examples"].values()))
+        rows.append((knob, str(item["groups"]), fmt.duration(item["differ_s"]), before, now))
+    yield Table(("KNOB", "GROUPS", "FOR", f"E.G. {other}", "CONFIG"), rows, frozenset({1}))
+
+
+def _hours(cpu_s: float) -> str:
+    return f"{fmt.number(cpu_s / _HOUR)} CPU-h"
+
+
+def _number(value: object) -> str:
+    return fmt.number(value) if isinstance(value, int | float) else fmt.NONE
