@@ -125,13 +125,14 @@ WORDS: dict[str, list[str]] = {
     "interference": ["--socket", "{socket}"],
     "simulate": ["--record", "{record}", "--config", "{config}"],
     "reload": ["--socket", "{socket}"],
+    "protect": ["--config", "{own}"],
     "doctor": ["--root", "{root}"],
     "capture": ["{new}", "--root", "{root}", "--interval", "0"],
     "plan": ["--root", "{root}"],
     "init": ["credentials", "--config", "{own}"],
     "config": ["show", "--config", "{own}"],
 }
-SILENT = frozenset({"thaw", "report", "headroom", "reload", "doctor", "capture", "plan", "init", "config"})
+SILENT = frozenset({"thaw", "report", "headroom", "reload", "protect", "doctor", "capture", "plan", "init", "config"})
 """Commands that may well show nothing of it, as nothing that others choose is among what they show."""
 
 
