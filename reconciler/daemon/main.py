@@ -214,6 +214,7 @@ class Daemon:
             self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
         elif agent.mode.enforce:
             await agent.commands.restore_daemon_weights()
+        await agent.headroom.publisher.end()
         agent.close()
         self._notifier.close()
         self._ended = True

@@ -4,9 +4,10 @@ What is published falls at once and rises with the headroom's own steps. A fall 
 write, anything else for `RISE_S`; usually there is one a minute. An error is reported, and tried again after a growing
 time; that of missing rights or of another writer after `REFUSED_S`.
 
-It is withdrawn when the daemon stops, observes, or no longer may publish; by ``bypassctl headroom --withdraw`` of a
-daemon that was killed (the unit's ExecStopPost); by the next start, which finds the note in the store. In the node's
-status an annotation has the time until which the value counts; Koordinator's manager resets what is old by itself.
+It is withdrawn when the daemon stops (not when another one takes over), observes, or no longer may publish; by
+``bypassctl headroom --withdraw`` of a daemon that was killed (the unit's ExecStopPost); by the next start, which finds
+the note in the store. In the node's status an annotation has the time until which the value counts; Koordinator's
+manager resets what is old by itself.
 """
 
 import time
@@ -28,6 +29,7 @@ FALL_S: Final = 2.0
 RISE_S: Final = 10.0
 REFUSED_S: Final = 300.0
 _FAILED_S: Final = 5.0
+_CLOSE_S: Final = 1.0
 _WITHDRAW_S: Final = 3.0
 """The stop of the daemon may not wait for an API server; the unit's next step tries again."""
 _LOG: Final = get_log("publisher")
@@ -71,6 +73,9 @@ class PublishTarget(Protocol):
 
     async def withdraw(self) -> None:
         """Take it back."""
+
+    async def aclose(self) -> None:
+        """Close the connection; it may be used again."""
 
 
 @final
@@ -141,15 +146,14 @@ class HeadroomPublisher:
         return f"{self._noted.value}: {cpu(offer.cpu_milli)}, {size(offer.memory)} ({self._published.detail})"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Publish until cancelled, then withdraw."""
+        """Publish until cancelled. What is published then stays: the daemon may only build its parts again."""
         task_status.started()
         try:
             while True:
                 wait_s = await self._round()
                 await self._wait(wait_s)
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _WITHDRAW_S):
-                await self._withdraw()
+            await self._close()
 
     async def _wait(self, wait_s: float) -> None:
         """Until the next write is due, or sooner after a change: a fall soon, a rise later, nothing after a refusal."""
@@ -237,12 +241,19 @@ class HeadroomPublisher:
         self._noted = self._published = self._published_at = self._sent = None
         self._problem = ""
 
-    async def _withdraw(self) -> None:
-        """At the end. Errors: none: the unit's next step, or the next start, tries again."""
-        try:
-            await self._withdraw_noted()
-        except AgentError as exc:
-            _LOG.warning("the published headroom was not withdrawn", error=str(exc))
+    async def end(self) -> None:
+        """Withdraw: the daemon stops, and no other one takes over. Errors: none: the unit's next step tries again."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _WITHDRAW_S):
+            try:
+                await self._withdraw_noted()
+            except AgentError as exc:
+                _LOG.warning("the published headroom was not withdrawn", error=str(exc))
+        await self._close()
+
+    async def _close(self) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
+            for target in self._targets.values():
+                await target.aclose()
 
     def _failed(self, exc: AgentError) -> float:
         self._found = None

@@ -121,6 +121,10 @@ class ClusterObject:
         path = f"{self._path}/status?fieldManager={_MANAGER}"
         return self._read("patch", await self._request("PATCH", path, patch, _MERGE))
 
+    async def aclose(self) -> None:
+        """Close the connection; the next request opens another."""
+        await self._api.aclose()
+
     async def create(self, body: object) -> None:
         """Make it. Errors: as of `PublishTarget`."""
         path = self._path.rpartition("/")[0]
@@ -183,6 +187,10 @@ class NodeTarget:
         """See `PublishTarget`."""
         await self.object.patch_status(node_status(None, None))
 
+    async def aclose(self) -> None:
+        """See `PublishTarget`."""
+        await self.object.aclose()
+
 
 @final
 class KatalystTarget:
@@ -214,6 +222,10 @@ class KatalystTarget:
     async def withdraw(self) -> None:
         """See `PublishTarget`."""
         await self.object.patch_status(katalyst_status(None))
+
+    async def aclose(self) -> None:
+        """See `PublishTarget`."""
+        await self.object.aclose()
 
     def _check(self, found: _Object) -> None:
         other = self.object.other_writer(found)
@@ -267,6 +279,10 @@ class KoordinatorTarget:
     async def withdraw(self) -> None:
         """See `PublishTarget`."""
         await self.object.patch_status(koordinator_status(None, Offer(), ""))
+
+    async def aclose(self) -> None:
+        """See `PublishTarget`."""
+        await self.object.aclose()
 
     def _check(self, found: _Object) -> None:
         self._policy = found.spec.metric_collect_policy or _Policy()

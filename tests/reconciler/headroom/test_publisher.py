@@ -43,6 +43,9 @@ class Target:
         self._journal.append(f"withdraw {self.name}")
         self.withdrawn += 1
 
+    async def aclose(self) -> None:
+        self._journal.append("close")
+
 
 class Scene:
     def __init__(self, wanted: ClusterTarget, noted: ClusterTarget | None) -> None:
@@ -92,7 +95,10 @@ async def test_it_is_noted_before_it_is_written(autojump_clock: trio.testing.Moc
         await trio.sleep(1)
         assert scene.journal == ["note node", "publish node"]
         assert scene.publisher.status()["cpu_milli"] == 2000
-    assert scene.journal[2:] == ["withdraw node", "note None"]
+    # What is published stays while the parts are built again, or another daemon takes over.
+    assert scene.journal[2:] == ["close"]
+    await scene.publisher.end()
+    assert scene.journal[3:] == ["withdraw node", "note None", "close"]
 
 
 async def test_a_fall_is_written_soon_and_a_rise_later(autojump_clock: trio.testing.MockClock) -> None:
@@ -223,7 +229,8 @@ async def test_a_stop_does_not_wait_for_the_api_server(autojump_clock: trio.test
         await nursery.start(scene.publisher.run)
         await trio.sleep(1)
         scene.node.withdraw = hung  # type: ignore[method-assign]
-        begun = trio.current_time()
         nursery.cancel_scope.cancel()
+    begun = trio.current_time()
+    await scene.publisher.end()
     assert trio.current_time() - begun < 5
     assert "note None" not in scene.journal
