@@ -1,5 +1,7 @@
 """``python -m tests.bench``: what the daemon costs and how fast it is, measured on this machine's real cgroups.
 
+    busy N      N pods, one of them serving, beside BE work that uses every CPU: the daemon's CPU time by preset and
+                component, in turns (--presets cpu full, --rounds)
     idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
                 (--tops T: beside as many `bypassctl top`)
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop
@@ -34,14 +36,14 @@ from collections.abc import Iterator
 
 from reconciler.cli import status as status_command
 from reconciler.web.page import page as page_of_the_daemon
-from tests.bench import hammer, instructions, judging, law, memory, movement, planning, signals
+from tests.bench import busy, hammer, instructions, judging, law, memory, movement, planning, signals
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
 from tests.fakes.terminal import CLI, OnTerminal
 
 KINDS = (
-    *("answers", "churn", "harm", "http", "idle", "instructions", "judge", "law", "memory", "movement", "page"),
+    *("answers", "busy", "churn", "harm", "http", "idle", "instructions", "judge", "law", "memory", "movement", "page"),
     *("plan", "signals", "starts"),
 )
 _TURNS = 3
@@ -436,7 +438,10 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--load", nargs="+", default=hammer.EVERYTHING, help="what clients of http send")
     options.add_argument("--hogs", type=int, default=0, help="of instructions: processes that want a whole CPU each")
-    options.add_argument("--rounds", type=int, default=2, help="of instructions: how often each variant has its turn")
+    options.add_argument(
+        "--rounds", type=int, default=2, help="of instructions, busy: how often each variant has its turn"
+    )
+    options.add_argument("--presets", nargs="+", choices=busy.PRESETS, default=["cpu", "full"], help="of busy")
     options.add_argument("--bursts", type=int, default=2, help="of instructions: in each round")
     options.add_argument("--node", nargs="+", type=json.loads, default=[{}], help="of instructions: variants, as JSON")
     options.add_argument("--tops", type=int, default=0, help="of idle: live views that run meanwhile")
@@ -484,6 +489,8 @@ def main() -> int:
             fields = idle(node, given.count, given.seconds, given.tops)
         elif given.what == "starts":
             fields = starts(node, given.count)
+        elif given.what == "busy":
+            fields = busy.run(node, given.count, given.presets, given.rounds, given.seconds)
         elif given.what == "page":
             fields = page(node, given.count or 110, given.seconds)
         elif given.what == "answers":

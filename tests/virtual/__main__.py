@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -28,10 +29,14 @@ from tests.virtual.report import (
     Bounds,
     Console,
     UnavailableError,
+    components,
     misses,
     read_console,
     table,
 )
+
+_LEAST_MS: Final = 0.05
+"""CPU time a second from which on a component is printed."""
 
 
 def options() -> argparse.ArgumentParser:
@@ -118,6 +123,10 @@ def report(run: Run, console: Console, wall_s: float, bounds: Mapping[str, Bound
         f"{wall_s:.0f} s of this host\n"
     )
     print(table(console.results, run.be_qos))
+    for result in console.results:
+        if used := components(result):
+            most = ", ".join(f"{name} {value:.2f}" for name, value in used.items() if value >= _LEAST_MS)
+            print(f"{result.law}: CPU time of the daemon's components, ms a second: {most}")
     missed = misses(console.results, run.be_qos, bounds)
     if any(message.startswith("the agent's exit code") for message in console.messages):
         missed.append("the agent did not end as it should: its law was not measured with a running agent")

@@ -215,6 +215,21 @@ be_cpu_ms() {
     echo $sum
 }
 
+# agent_work: CPU seconds of each of the daemon's components so far, as JSON; {} while it does not answer.
+agent_work() {
+    /run/agent/bin/bypassd-python -I -S -c '
+import json, socket
+client = socket.socket(socket.AF_UNIX)
+client.settimeout(5)
+try:
+    client.connect("/run/bypassd/bypassd.sock")
+    client.sendall(b"GET /state?section=agent HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
+    head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+    print(json.dumps({name: work["cpu_s"] for name, work in json.loads(body)["agent"]["work"].items()}))
+except (OSError, ValueError, KeyError):
+    print("{}")'
+}
+
 start_tracing() {
     mountpoint -q $tracing || mount -t tracefs tracefs $tracing
     echo mono >$tracing/trace_clock
@@ -243,7 +258,7 @@ daemon_turns() {
 
 # measure LAW [SHARES]: of system.slice before the law begins.
 measure() {
-    local law=$1 shares=${2-} agent='' result be online used container daemon=0 turns='0 0 0' from=1
+    local law=$1 shares=${2-} agent='' result be online used container daemon=0 turns='0 0 0' from=1 before='{}' after='{}'
     local -a be_groups=()
     if [[ -n $shares ]]; then eval "$(share_line system.slice "$shares")"; fi
     case $law in
@@ -263,6 +278,10 @@ measure() {
             limit_cpu "${container%/*}" $((fixed_percent * 500))
         done
     fi
+    if [[ -n $agent ]]; then
+        before=$(agent_work)
+        sleep 1 # what the request costs is over
+    fi
     if [[ $law == stopped ]]; then kill -STOP $agent; fi
     be=$(be_cpu_ms) online=$(cpu_ms "$online_group") used=$(cpu_ms "${agent:+$agent_group}")
     if [[ -n $kubelet_like ]]; then daemon=$(cpu_ms system.slice) from=$(($(wc -l <$scratch/turns) + 1)); fi
@@ -273,8 +292,10 @@ measure() {
     if [[ -n $kubelet_like ]]; then
         daemon=$(($(cpu_ms system.slice) - daemon)) turns=$(daemon_turns "$from") shares=$(shares_of system.slice)
     fi
+    if [[ -n $agent && $law != stopped ]]; then after=$(agent_work); fi
     set -- $turns
     echo "{\"law\": \"$law\", \"kernel\": \"$(uname -r)\", \"be_ms\": $be, \"online_ms\": $online, \"agent_ms\": $used," \
+        "\"work\": [$before, $after]," \
         "\"daemon\": {\"shares\": ${shares:-0}, \"cpu_ms\": $daemon, \"turns\": $1, \"median_us\": $2, \"max_us\": $3}, ${result#\{}"
     if ((longest)); then print_trace "$law" "$result"; fi
     if [[ $law == stopped ]]; then kill -CONT $agent; fi

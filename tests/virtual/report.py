@@ -28,7 +28,8 @@ class LawResult(msgspec.Struct, frozen=True, kw_only=True):
     """One law's line.
 
     ``wall_ms`` and ``load_ms`` are the generator's time and CPU time; ``longest`` has pairs of seconds: arrival since
-    the machine's start, latency.
+    the machine's start, latency. ``work`` has the CPU seconds of each of the daemon's components, a second before the
+    load and after it.
     """
 
     law: str
@@ -47,6 +48,7 @@ class LawResult(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: int
     daemon: DaemonResult = DaemonResult()
     longest: tuple[tuple[float, float], ...] = ()
+    work: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
 
 
 class Console(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +199,14 @@ def table(results: Sequence[LawResult], be_qos: str) -> str:
             cells += (f"{daemon.shares}", f"{daemon.cpu_ms}", f"{daemon.turns}", *delays)
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
+
+
+def components(result: LawResult) -> dict[str, float]:
+    """The daemon's CPU time by component, in milliseconds a second, the largest first; empty where it is not known."""
+    before, after = result.work
+    took_s = 1 + result.wall_ms / 1000
+    used = {name: (cpu_s - before.get(name, 0.0)) / took_s * 1000 for name, cpu_s in after.items()}
+    return dict(sorted(used.items(), key=lambda item: -item[1]))
 
 
 def compared(value: float, ratio: float | None) -> str:
