@@ -30,21 +30,31 @@ _KILO: Final = 1024
 _SIZE: Final = "hugepages-"
 
 
+_USED: Final = (
+    *("MemTotal", "MemFree", "MemAvailable", "Inactive(file)", "SwapTotal", "SwapFree"),
+    *("Hugetlb", "Hugepagesize", "HugePages_Total"),
+)
+
+
 def meminfo_bytes(text: str) -> dict[str, int]:
-    """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``).
+    """Bytes by name, of /proc/meminfo or of a NUMA node's (whose lines begin with ``Node N``): those that are used.
 
     Counts are left out. ``Hugetlb``: all huge pages; on kernels before 4.16 those of the default size.
     """
     numbers: dict[str, int] = {}
     count = 0
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        parts = rest.split()
+    # Searched for, as it is read several times a second: most of the file's fifty lines are of no use here.
+    for name in _USED:
+        at = text.find(f"{name}:")
+        if at < 0 or (at and text[at - 1] not in "\n "):
+            continue
+        end = text.find("\n", at)
+        parts = text[at + len(name) + 1 : end if end >= 0 else len(text)].split()
         if not parts or (number := digits(parts[0])) is None:
             continue
         if len(parts) == 2 and parts[1] == "kB":
-            numbers[name.rpartition(" ")[2]] = number * _KILO
-        elif len(parts) == 1 and name == "HugePages_Total":
+            numbers[name] = number * _KILO
+        elif len(parts) == 1 and name == "HugePages_Total" and (not at or text[at - 1] == "\n"):
             count = number
     if count and "Hugepagesize" in numbers:
         numbers.setdefault("Hugetlb", count * numbers["Hugepagesize"])

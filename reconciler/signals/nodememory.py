@@ -126,12 +126,14 @@ class NodeMemoryReader:
             self._problems |= dict.fromkeys(("memory.low", "memory.min"), f"/proc/zoneinfo: {exc}")
 
     def _numa(self, number: int, count: int, machine: Mapping[str, int]) -> Mapping[str, int]:
+        if count == 1:
+            # The only node is the machine; a kernel without NUMA has no file of it.
+            return machine
         try:
             directory = f"{self._root}/sys/devices/system/node/node{number}"
             inside = meminfo_bytes(self._files.read(directory, "meminfo"))
         except OSError:
-            # A kernel without NUMA has no such files: its only node is the machine.
-            return machine if count == 1 else {}
+            return {}
         # Most machines have no huge pages: then the directories are not listed.
         return ordinary(inside, numa_huge_bytes(self._files, directory) if machine.get("Hugetlb") else 0)
 

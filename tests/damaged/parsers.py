@@ -857,7 +857,6 @@ PARSERS: Final[tuple[Parser, ...]] = (
         for version in (1, 2)
     ),
     of_text("reconciler.signals.runqueue:parse_schedstat", runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
-    of_text("reconciler.signals.growth:numbers", growth.numbers, (), b"a 5\nb 6\n"),
     of_text(
         "reconciler.signals.growth:parse_counters",
         lambda text: growth.parse_counters(text, ("\na ", "\nb ")),
