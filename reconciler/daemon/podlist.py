@@ -5,14 +5,14 @@ The document's ``pods`` has every setting of every pod, 2 MB at 500 pods; a list
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final, cast
+from typing import Final
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.knobs import CATALOG
 from cgroupfs.usage import UsageCounters
-from reconciler.actuators.base import GroupOutcomes
+from reconciler.actuators.base import has_group_outcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import pod_hold
 from reconciler.control.pod_minutes import directories_above
@@ -30,20 +30,11 @@ BUCKETS: Final[Mapping[SettingState, str]] = {
 
 
 Outcomes = list[Mapping[str, Mapping[str, SettingStatus]]]
-_REPORTS: Final[dict[type, bool]] = {}
-"""By class, whether its outcomes belong to groups: the check of a protocol takes 10 µs, and there are 500 pods."""
 
 
 def outcomes_of(agent: Agent) -> Outcomes:
     """The outcomes of the auxiliary actuators that have some for groups now. Valid until others run."""
-    found: Outcomes = []
-    for side in agent.sides.all:
-        kind = type(side)
-        if kind not in _REPORTS:
-            _REPORTS[kind] = isinstance(side, GroupOutcomes)
-        if _REPORTS[kind] and (standings := cast("GroupOutcomes", side).standings):
-            found.append(standings)
-    return found
+    return [side.standings for side in agent.sides.all if has_group_outcomes(side) and side.standings]
 
 
 def standings_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> Mapping[str, SettingStatus]:

@@ -44,6 +44,7 @@ from reconciler.actuators.processes.value_records import (
     codec_of,
     with_records,
 )
+from reconciler.runtime.cooperative import TimeSlice
 from state.ledger import Ledger
 from state.model import GroupRef, Phase, Setting
 from state.plan import ProcessValuePlan
@@ -68,8 +69,12 @@ _MOST_LISTED_IN_ALL: Final = 20_000
 """The same, of all containers of a round."""
 
 
+_FEW: Final = 64
+"""Members of a container that the loop reads itself, some 0.1 ms: waking up a thread costs more than that."""
+
+
 class MemberAccess(Protocol):
-    """Reads and writes the value of single members. All methods block and run in a thread. Errors: `OSError`."""
+    """Reads and writes the value of single members. Errors: `OSError`."""
 
     def ids(self, path: str) -> Iterable[int]:
         """The members of one group and all below it; none if it is gone."""
@@ -96,7 +101,7 @@ class MembersSeen(NamedTuple):
 
 @final
 class MemberValues:
-    """The members of groups and their values. All methods block and run in a thread."""
+    """The members of groups and their values. What may be many of them is read in a thread."""
 
     def __init__(
         self, kind: ProcessValueKind, access: MemberAccess, hierarchy: Hierarchy, root: str, files: FileOps
@@ -303,6 +308,8 @@ class ProcessValueActuator:
         self._worker = PeriodicWorker(self._sweep, self._period_s)
         self._problems: list[str] = []
         self._kept: dict[str, int] = {}
+        self._members_of: dict[str, int] = {}
+        """How many members a container had when it was last read."""
         self._known: frozenset[GroupRef] = frozenset()
         self._early = len(_EARLY_S)
         """The number of sweeps since the last new container."""
@@ -409,8 +416,8 @@ class ProcessValueActuator:
         self._problems = []
         # The records of this moment: a later one may be of a container that this situation does not have yet.
         unmanaged = {path: self._containers[path] for path in self._containers.keys() - {*wanted, *left}}
-        unwanted = await self._worker.work(partial(self._unwanted, situation, unmanaged))
-        await self._restore(unwanted)
+        if unmanaged:
+            await self._restore(await self._worker.work(partial(self._unwanted, situation, unmanaged)))
         await self._bring(wanted, left, whole=True)
 
     def _is_whole(self, situation: PlanSnapshot) -> bool:
@@ -440,7 +447,7 @@ class ProcessValueActuator:
         order = sorted(wanted, key=lambda path: (path < self._first, path))
         self._first, room = "", _MOST_READ
         for number in range(_ROUNDS):
-            compared = await self._worker.work(partial(self._compare, {path: wanted[path] for path in order}, room))
+            compared = await self._compared({path: wanted[path] for path in order}, room)
             room, found, writes = compared.room, compared.seen, compared.due
             if number == 0:
                 self._first = compared.stopped
@@ -448,7 +455,7 @@ class ProcessValueActuator:
             if records and not await self._save(partial(with_records, records)):
                 found |= dict.fromkeys(records, _Outcome(Counter(), problem=f"{self._kind.knob} cannot be recorded"))
                 writes = {path: write for path, write in writes.items() if path not in records}
-            written = await self._worker.work(partial(self._write, writes))
+            written = await self._worker.work(partial(self._write, writes)) if writes else {}
             for path, seen in found.items():
                 before = outcomes[path].written if path in outcomes else Counter[str]()
                 outcomes[path] = seen._replace(written=before + written.get(path, Counter()))
@@ -456,6 +463,8 @@ class ProcessValueActuator:
             order = [path for path, counts in written.items() if not any(counts)]
             if not order:
                 break
+        if whole:
+            self._members_of = {path: count for path, count in self._members_of.items() if path in wanted}
         others = {} if whole else {path: count for path, count in self._kept.items() if path not in wanted}
         self._kept = others | {path: outcome.kept for path, outcome in outcomes.items() if outcome.kept}
         self.standings = {
@@ -517,8 +526,26 @@ class ProcessValueActuator:
         del container_id
         return SettingState.WAITING
 
+    async def _compared(self, wanted: Mapping[str, tuple[Setting, int]], room: int) -> _Comparison:
+        """Compare these containers, in this order: in the loop where each had few members, else in the thread."""
+        if not all(self._members_of.get(path, _MOST_READ) <= _FEW for path in wanted):
+            result = await self._worker.work(partial(self._compare, wanted, room))
+        else:
+            slices = TimeSlice()
+            result = _Comparison(room, {}, {}, "")
+            for path, item in wanted.items():
+                compared = self._compare({path: item}, result.room)
+                result.seen.update(compared.seen)
+                result.due.update(compared.due)
+                result = result._replace(room=compared.room, stopped=compared.stopped)
+                if result.stopped:
+                    break
+                await slices.checkpoint()
+        self._members_of |= {path: outcome.total for path, outcome in result.seen.items()}
+        return result
+
     def _compare(self, wanted: Mapping[str, tuple[Setting, int]], room: int) -> _Comparison:
-        """In the thread: read these containers, in this order, until ``room`` members have been read."""
+        """Read these containers, in this order, until ``room`` members have been read."""
         seen: dict[str, _Outcome] = {}
         due: dict[str, _Due] = {}
         stopped = ""

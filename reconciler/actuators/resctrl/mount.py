@@ -79,13 +79,13 @@ class ResctrlMount:
         return self._read_at == float("-inf") or self.state not in (self._unrestored, ResctrlState())
 
     async def offered(self, *, again: bool = False) -> Capability | None:
-        """The machine's capability; read again periodically, and at each call while it is not ready.
+        """The machine's capability; read again periodically, and at each call while it may become ready.
 
         Errors: `InputError` for an ``info`` file that differs from the kernel's documentation.
         """
         cached, now = self.capability, self._clock()
-        ready = cached is not None and cached.status is ResctrlStatus.READY
-        if again or not ready or now - self._read_at >= _REREAD_S:
+        lasting = cached is not None and cached.status is not ResctrlStatus.NOT_MOUNTED
+        if again or not lasting or now - self._read_at >= _REREAD_S:
             self._read_at = now
             try:
                 self.capability = await self._work(self._read)

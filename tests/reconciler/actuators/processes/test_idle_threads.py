@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
+from reconciler.actuators import base
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.processes import idle_threads, process_values
@@ -345,6 +346,29 @@ async def test_only_a_plan_that_wants_something_else_causes_a_sweep(
         await wait_for_sweeps(2)
         nursery.cancel_scope.cancel()
     assert swept == [1, 2]
+
+
+async def test_a_sweep_that_writes_nothing_needs_no_thread_unless_there_are_many_members(
+    live: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.process()
+    await live.sweep()
+    jobs: list[object] = []
+
+    async def in_worker(job: Callable[[], object], **_: object) -> object:
+        jobs.append(job)
+        return job()
+
+    monkeypatch.setattr(base, "in_worker", in_worker)
+    await live.actuator.sweep()
+    assert not jobs
+    monkeypatch.setattr(process_values, "_FEW", 0)
+    await live.actuator.sweep()
+    assert len(jobs) == 1
+    monkeypatch.undo()
+    late = live.process()
+    await live.sweep()
+    assert policies(late) == [IDLE]
 
 
 async def test_nice_and_reset_on_fork_stay(live: Idle) -> None:
