@@ -44,7 +44,11 @@ def find_peer(
             insecure=config.insecure_skip_verify,
             timeout_s=config.timeout_s,
         )
-    path = kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ)
+    return _peer(config, kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ), root, environ)
+
+
+def _peer(config: ApiServer, path: str | None, root: str, environ: Mapping[str, str]) -> HttpEndpoint:
+    """As `find_peer`, without a configured server; ``path``: the kubeconfig that counts."""
     if path is None:
         host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or _is_kubelets(config):
@@ -95,7 +99,10 @@ class ApiPeer:
         self._kubeconfig = None if self._config.server is not None else path
         version = path, None if path is None else _version(os.path.join(self._root, path.lstrip("/")))
         if self._found is None or version != self._found[0]:
-            peer = find_peer(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
+            if self._config.enabled and self._config.server is None:
+                peer = _peer(self._config, path, self._root, self._environ)
+            else:
+                peer = find_peer(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
             self._found = version, peer
         return self._found[1]
 

@@ -227,6 +227,8 @@ class InterferenceMonitor:
         self._clock, self._wall = clock, wall
         self._readers: tuple[MeteredReader, ...] = ()
         self._config: Config | None = None
+        self._signals: frozenset[str] = frozenset()
+        """Those that are measured, by that configuration."""
         self._resting: Config | None = None
         self._looking = trio.Lock()
         self.engine = InterferenceEngine(config().interference, kept.brain, evicts=config().eviction.serves_rules)
@@ -386,7 +388,7 @@ class InterferenceMonitor:
         self._config = config
         self._samples.put(None)
         self.engine.configure(config.interference, evicts=config.eviction.serves_rules)
-        wanted = self._wanted(config)
+        wanted = self._signals = self._wanted(config)
         before, self._readers = self._readers, self._building(wanted, self._means(config), self._readers)
         if self._tasks is not None:
             self._tasks.arrange(metered_reader.reader for metered_reader in self._readers)
@@ -406,7 +408,7 @@ class InterferenceMonitor:
         asked = capacity.pods if capacity is not None and not capacity.dry_run else ()
         # A pod without the volume that it names would only delay each step.
         self._listeners = self._control.sides.notified().intersection(asked) if asked else frozenset()
-        wanted = self._wanted(config)
+        wanted = self._signals
         memory = plan.memory if plan is not None else MemoryPlan()
         scene, sheet = SampleContext(view=view, pools=pools, wanted=wanted, memory=memory), SampleSheet()
         slices = TimeSlice()
