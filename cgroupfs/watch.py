@@ -151,6 +151,7 @@ class DirWatcher(Generic[T]):
         self._waiting = False
         self._scope = trio.CancelScope()
         self._inotify: INotify | None = None
+        self._unread = array("i", [0])
         self._open()
 
     def __enter__(self) -> "DirWatcher[T]":
@@ -182,12 +183,11 @@ class DirWatcher(Generic[T]):
         """Whether the kernel has events that were not read yet; False where that cannot be asked."""
         if self._inotify is None:
             return False
-        count = array("i", [0])
         try:
-            fcntl.ioctl(self._inotify.fd, termios.FIONREAD, count)
+            fcntl.ioctl(self._inotify.fd, termios.FIONREAD, self._unread)
         except (OSError, ValueError):
             return False
-        return count[0] > 0
+        return self._unread[0] > 0
 
     @property
     def stats(self) -> WatchStats:

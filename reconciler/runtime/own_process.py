@@ -10,7 +10,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.runtime.own_group import OwnGroup
 from reconciler.runtime.priority import LoopPriority
-from reconciler.runtime.stints import Stints
+from reconciler.runtime.stints import OncePerPass, Stints
 
 
 class CpuShare(Protocol):
@@ -41,7 +41,9 @@ class OwnProcess:
         files: FileOps = REAL,
     ) -> None:
         """``urgent``: whether a container is in creation, or an event of one may wait. ``starting``: the former."""
-        self.priority = LoopPriority(nice=share.nice, slice_s=share.realtime_ms / 1000, starting=urgent)
+        self.urgent = OncePerPass(urgent)
+        """The same, as of this pass of the loop."""
+        self.priority = LoopPriority(nice=share.nice, slice_s=share.realtime_ms / 1000, starting=self.urgent)
         self.group = OwnGroup(hierarchy, kubepods, shares=share.own_shares, starting=starting, files=files)
         self.stints = Stints()
 
@@ -53,10 +55,12 @@ class OwnProcess:
         """The daemon is ready."""
         self.group.start()
         self.stints.start()
+        self.urgent.start()
         self.priority.start()
 
     def stop(self) -> None:
         """Give all of it back."""
         self.priority.stop()
+        self.urgent.stop()
         self.group.stop()
         self.stints.stop()

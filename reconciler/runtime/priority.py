@@ -200,24 +200,27 @@ class LoopPriority(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """The loop has nothing to do for ``timeout`` seconds, or (0) checks for events between two steps."""
-        self._account()
         if timeout > 0:
+            self._account()
             # A wait needs no CPU; whether the work after it may have one at once is decided then.
             self._paused = self._used
             self._spent = False
             if not self._urgent:
                 self._raise()
         else:
+            self._count()
             self._decide()
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
         """Work begins, or continues."""
-        self._account()
+        self._count()
         self._decide()
 
     def _decide(self) -> None:
         """Which priority the next step has."""
         starting = self._starting()
+        if starting and not self._urgent and TIMER.installed:
+            self._account()
         if self._urgent:
             if starting and self._budget_s <= 0:
                 self._lowered += 1
@@ -231,6 +234,11 @@ class LoopPriority(trio.abc.Instrument):
         elif not starting and not TIMER.installed and self._used - self._paused > _PAUSE_AFTER_S:
             self._calls.pause(_PAUSE_S)
             self._paused = self._used
+
+    def _count(self) -> None:
+        """Account where a decision may depend on it: at the nice value the budget grows with time only."""
+        if self._urgent or not TIMER.installed:
+            self._account()
 
     def _account(self) -> None:
         now, used = self._calls.now(), self._calls.used()

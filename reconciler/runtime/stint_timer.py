@@ -27,6 +27,7 @@ import os
 import signal
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Final, final
 
 from cgroupfs.scheduling import has_eevdf
@@ -130,6 +131,8 @@ class StintTimer:
         self._timers: weakref.WeakValueDictionary[int, _ThreadTimer] = weakref.WeakValueDictionary()
         """By the kernel's id of the thread."""
         self._held = False
+        self.urgent: Callable[[], bool] = lambda: True
+        """Whether a container is in creation, or an event waits to be read that may be of one."""
 
     def install(self, release: str = "") -> str:
         """Take the signal, in the main thread. What prevents it; "" if nothing does, or where there is none.

@@ -115,6 +115,43 @@ class Stints(trio.abc.Instrument):
 
 
 @final
+class OncePerPass(trio.abc.Instrument):
+    """A question that several instruments ask in each pass of the loop, whose answer takes system calls: asked once.
+
+    Between two steps without a wait the answer of before the check for events is that of after it, too: only a few
+    microseconds lie between them. Before a wait no instrument asks.
+    """
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        self._ask = ask
+        self._running = False
+        self._answer: bool | None = None
+
+    def start(self) -> None:
+        """Keep an answer for a pass from now on. Instruments that ask before a check for events come later."""
+        self._running = True
+        trio.lowlevel.add_instrument(self)
+
+    def stop(self) -> None:
+        """Keep none. Errors: none, also if it was never started."""
+        if self._running:
+            self._running, self._answer = False, None
+            trio.lowlevel.remove_instrument(self)
+
+    def __call__(self) -> bool:
+        """The answer as of this pass."""
+        answer = self._answer
+        if answer is None:
+            answer = self._ask()
+            self._answer = answer if self._running else None
+        return answer
+
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
+        """A pass ends."""
+        self._answer = None
+
+
+@final
 class LoopTimer(trio.abc.Instrument):
     """Runs the loop thread's stint timer while it works, and none while a container is in creation."""
 

@@ -3,6 +3,8 @@
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -55,6 +57,36 @@ async def test_long_work_on_the_loop_lets_others_run() -> None:
             await slices.checkpoint()
         nursery.cancel_scope.cancel()
     assert turns >= 19
+
+
+@pytest.mark.parametrize(
+    ("installed", "urgent", "least", "most"), [(False, False, 7, 8), (True, True, 7, 8), (True, False, 1, 3)]
+)
+async def test_with_a_stint_timer_a_turn_of_others_is_longer_unless_an_event_is_urgent(
+    monkeypatch: pytest.MonkeyPatch, *, installed: bool, urgent: bool, least: int, most: int
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    timer: Any = SimpleNamespace(installed=installed, urgent=lambda: urgent)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        await trio.lowlevel.checkpoint()
+        turns = 0
+        slices = TimeSlice(timer)
+        for _ in range(8):
+            clock[0] += 0.0006
+            await slices.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert least <= turns <= most
 
 
 async def test_work_above_a_tenth_of_a_cpu_is_followed_by_a_pause(

@@ -3,11 +3,13 @@
 import errno
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import trio
 import trio.testing
 
+from reconciler.runtime import priority as priority_module
 from reconciler.runtime.priority import SHARE, LoopPriority, PriorityState
 
 SLICE_S = 0.01
@@ -70,6 +72,14 @@ def started(calls: FakeCalls, check: Callable[[LoopPriority], None], *, slice_s:
             priority.stop()
 
     trio.run(main)
+
+
+@pytest.fixture(params=[False, True], ids=["pauses", "stint timer"], autouse=True)
+def has_timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With the timer the CPU time is read only where a decision depends on it."""
+    installed: bool = request.param
+    monkeypatch.setattr(priority_module, "TIMER", SimpleNamespace(installed=installed))
+    return installed
 
 
 def test_the_loop_waits_and_begins_its_work_at_real_time_priority() -> None:
@@ -169,7 +179,10 @@ def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
     started(calls, check)
 
 
-def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and_work_for_a_start_does_not() -> None:
+def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and_work_for_a_start_does_not(
+    *, has_timer: bool
+) -> None:
+    pauses = 0 if has_timer else 10
     calls = FakeCalls()
     calls.starting = False
 
@@ -178,11 +191,11 @@ def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and_work_
         assert calls.pauses == 0
         for _ in range(10):
             step(calls, priority, 0.001)
-        assert calls.pauses == 10
+        assert calls.pauses == pauses
         calls.starting = True
         for _ in range(10):
             step(calls, priority, 0.001)
-        assert calls.pauses == 10
+        assert calls.pauses == pauses
 
     started(calls, check)
 

@@ -9,7 +9,7 @@ import trio
 
 from reconciler.runtime import stints
 from reconciler.runtime.stint_timer import STINT_S
-from reconciler.runtime.stints import COMPONENT, Stints, in_worker
+from reconciler.runtime.stints import COMPONENT, OncePerPass, Stints, in_worker
 from reconciler.runtime.supervisor import Component, Supervisor
 
 
@@ -115,3 +115,25 @@ async def test_a_job_that_may_be_abandoned_waits_in_the_kernel_without_the_timer
     monkeypatch.setattr(stints, "TIMER", timer)
     await in_worker(burn, 0.0, abandon_on_cancel=may_be_abandoned)
     assert calls == expected
+
+
+async def test_a_question_of_all_instruments_is_asked_once_in_each_pass() -> None:
+    asked: list[bool] = []
+    answers = iter([True, False, True, False, True])
+
+    def ask() -> bool:
+        asked.append(next(answers))
+        return asked[-1]
+
+    question = OncePerPass(ask)
+    assert [question(), question()] == [True, False], "outside of the loop's passes nothing is kept"
+    question.start()
+    await trio.lowlevel.checkpoint()
+    asked.clear()
+    assert [question(), question()] == [True, True]
+    await trio.lowlevel.checkpoint()
+    assert [question(), question()] == [False, False]
+    assert len(asked) == 2
+    question.stop()
+    question.stop()
+    assert question()
