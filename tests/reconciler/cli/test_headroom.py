@@ -57,6 +57,7 @@ def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
         "known_s": None,
         "nodes": [],
         "memory": {"bytes": 0, "supply_bytes": None, "reason": "not measured yet", "known_s": None},
+        "closed": False,
         "published": dict.fromkeys(("target", "cpu_milli", "memory_bytes", "detail", "at", "problem")),
     }
 
