@@ -28,12 +28,13 @@ import trustme
 
 Object = dict[str, Any]  # the JSON of the API
 
+MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 VARIABLE: Final = "KUBEBUILDER_ASSETS"
 PROGRAMS: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _BEAT_S: Final = 0.5
 _READY_S: Final = 90.0
 _STOP_S: Final = 20.0
-_NODE_CAPACITY: Final = {"cpu": "8", "memory": "16Gi", "pods": "110"}
+_NODE_CAPACITY: Final = {"cpu": "8", "memory": "16Gi", "pods": "110", "kubernetes.io/batch-cpu": "1000000"}
 
 
 def missing_programs(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -74,6 +75,10 @@ class ControlPlane:
         self._nodes: set[str] = set()
         self._ended = threading.Event()
         self._kubelets: threading.Thread | None = None
+        self.bound: Callable[[Object], None] = lambda _: None
+        """Called, in the kubelets' thread, for a pod that begins to run on one of the nodes."""
+        self.gone: Callable[[Object], None] = lambda _: None
+        """The same for one that ends there."""
         self._pki = directory / "pki"
         self._context: ssl.SSLContext | None = None
 
@@ -339,7 +344,7 @@ class ControlPlane:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": now, "message": ""}
         status = {"capacity": _NODE_CAPACITY, "allocatable": _NODE_CAPACITY, "conditions": [ready]}
-        self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, _STRATEGIC)
+        self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, MERGE_PATCH)
 
     def _run_pods(self) -> None:
         """Report pods as running, and delete those that are to go."""
@@ -350,14 +355,13 @@ class ControlPlane:
             if pod["spec"].get("nodeName") not in self._nodes:
                 continue
             if "deletionTimestamp" in meta:
+                self.gone(pod)
                 self.call("DELETE", f"{path}?gracePeriodSeconds=0")
             elif phase == "Pending":
+                self.bound(pod)
                 condition = {"type": "Ready", "status": "True"}
                 status = {"phase": "Running", "conditions": [condition]}
-                self.call("PATCH", f"{path}/status", {"status": status}, _STRATEGIC)
-
-
-_STRATEGIC: Final = "application/strategic-merge-patch+json"
+                self.call("PATCH", f"{path}/status", {"status": status}, MERGE_PATCH)
 
 
 def _collection(item: Object) -> str:

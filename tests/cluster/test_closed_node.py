@@ -25,8 +25,8 @@ from reconciler.policies.table import PoliciesConfig
 from state.closing import CLOSED_CONDITION, CLOSED_KEY, ClosedNode, MarkState, NodeMark
 from state.ledger import Ledger
 from state.store import Store
-from tests.cluster.control_plane import ControlPlane, control_plane
-from tests.fakes.api_nodes import JSON_PATCH, MERGE_PATCH, FakeNodes
+from tests.cluster.control_plane import MERGE_PATCH, ControlPlane, Object, control_plane
+from tests.fakes.api_nodes import JSON_PATCH, FakeNodes
 from tests.reconciler.nodes import node as node_view
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -74,15 +74,15 @@ class Agent:
         return trio.run(main)
 
 
-def bound(plane: ControlPlane, use: RightsUse, node: str) -> Path:
-    """The credentials of the service account with the printed role of one use; no other."""
+def bound(plane: ControlPlane, use: RightsUse, node: str, *more: RightsUse) -> Path:
+    """The credentials of the service account with the printed role of one use, and of ``more``; no other."""
     for item in yaml.safe_load_all(manifest(list(RightsUse), "kube-system")):
         if item["kind"] == "ClusterRoleBinding":
             plane.call("DELETE", f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{item['metadata']['name']}")
     for other in ("n1", "n2"):
         for role in (RightsUse.TAINT, RightsUse.CONDITION):
             plane.call("DELETE", f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/bypassd-{role}-{other}")
-    plane.apply(manifest([use], "kube-system", node))
+    plane.apply(manifest([use, *more], "kube-system", node))
     path = plane.account_kubeconfig()
     # The authorizer reads roles through a watch.
     resource = "nodes/status" if use is RightsUse.CONDITION else "nodes"
@@ -105,10 +105,11 @@ def bound(plane: ControlPlane, use: RightsUse, node: str) -> Path:
     return path
 
 
-def until(condition: Callable[[], Any], longest_s: float = 30.0) -> None:
+def until(condition: Callable[[], Any], longest_s: float = 30.0, *, told: Callable[[], str] = str) -> None:
+    """``told`` is what a failure shows."""
     deadline = time.monotonic() + longest_s
     while not condition():
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, f"it did not come within {longest_s:.0f} s\n{told()}"
         time.sleep(0.1)
 
 
@@ -127,10 +128,11 @@ def nodes(plane: ControlPlane) -> Iterator[ControlPlane]:
     until(lambda: not plane.pods("app=be"))
 
 
-def deployment(plane: ControlPlane) -> None:
+def deployment(plane: ControlPlane, *, labels: Object | None = None, requests: Object | None = None) -> None:
     """One BE pod, on n1."""
     plane.call("PATCH", "/api/v1/nodes/n2", {"spec": {"unschedulable": True}}, MERGE_PATCH)
-    container = {"name": "c", "image": "localhost/be:1", "resources": {"requests": {"cpu": "100m"}}}
+    resources = {"requests": requests or {"cpu": "100m"}, "limits": requests or {}}
+    container = {"name": "main", "image": "localhost/be:1", "resources": resources}
     toleration = {"key": OTHERS["key"], "operator": "Exists"}
     spec = {"containers": [container], "tolerations": [toleration], "terminationGracePeriodSeconds": 0}
     body = {
@@ -140,7 +142,7 @@ def deployment(plane: ControlPlane) -> None:
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": {"app": "be"}},
-            "template": {"metadata": {"labels": {"app": "be"}}, "spec": spec},
+            "template": {"metadata": {"labels": {"app": "be", **(labels or {})}}, "spec": spec},
         },
     }
     plane.apply(json.dumps(body))

@@ -1,0 +1,133 @@
+"""The whole daemon in a shortage, on a real control plane: the node is closed, the pod evicted, and not back before.
+
+The node is one of directories (tests/daemon); its pods are those that the real scheduler binds to it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reconciler.cli.rights import RightsUse
+from state.closing import CLOSED_KEY
+from tests.cluster.control_plane import MERGE_PATCH, ControlPlane, Object, control_plane
+from tests.cluster.test_closed_node import bound, deployment, runs_on, until
+from tests.daemon.process import Daemon, bounded
+from tests.e2e.mounts import hierarchies
+from tests.fakes.node import HIERARCHIES, DirectoryNode, RealKernel
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+BATCH = {"kubernetes.io/batch-cpu": "200000"}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[DirectoryNode]:
+    lacking = [name for name in HIERARCHIES if name not in hierarchies()]
+    if lacking or os.geteuid() != 0:
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: needs root and cgroup v1 ({', '.join(lacking)})")
+    kernel = RealKernel()
+    root = f"/bypassd-test-cluster-{os.getpid()}"
+    with DirectoryNode(str(tmp_path / "node"), kernel, kernel.mounts, cgroup_root=root, runc="runc") as made:
+        yield made
+
+
+@pytest.fixture
+def plane(tmp_path: Path, node: DirectoryNode) -> Iterator[ControlPlane]:
+    """With n1, whose pods are on the node of directories, and n2."""
+
+    def start(pod: Object) -> None:
+        uid = pod["metadata"]["uid"]
+        if uid not in node.pods and pod["spec"]["nodeName"] == "n1":
+            node.add(pod["metadata"]["name"], uid=uid, shares=102, listed=False, process=True)
+
+    def end(pod: Object) -> None:
+        if (known := node.pods.get(pod["metadata"]["uid"])) is not None:
+            node.remove(known)
+
+    with control_plane(tmp_path / "plane") as plane:
+        for name in ("n1", "n2"):
+            plane.add_node(name)
+        plane.bound, plane.gone = start, end
+        yield plane
+
+
+def configuration(kubeconfig: Path, **eviction: Any) -> dict[str, Any]:
+    """The BE pod requests more than 1.2 times what the node has for it."""
+    triggers = {"interference": {"enabled": False}, "numa_memory": {"enabled": False}}
+    triggers |= {"memory_pressure": {"enabled": False}, "reclaimed_resource": {"enabled": True, "cpu_ratio": 1.2}}
+    return {
+        "node": {"name": "n1"},
+        "kubelet": {"endpoint": "off"},
+        "apiserver": {"kubeconfig": str(kubeconfig), "watch_pods": "on"},
+        "closing": {"mark": "NoSchedule", "reopen_s": 10},
+        "eviction": {
+            "enabled": True,
+            "dry_run": False,
+            "interval_s": 1,
+            "limits": {"quiet_s": 0},
+            "spared": {"young_s": 0},
+            "triggers": triggers,
+            **eviction,
+        },
+    }
+
+
+def closing(daemon: Daemon) -> dict[str, Any]:
+    facts: dict[str, Any] = daemon.state("eviction")["eviction"]["closing"]
+    return facts
+
+
+def outcomes(daemon: Daemon) -> list[tuple[str, str]]:
+    return [(case["outcome"], case["means"]) for case in daemon.state("eviction")["eviction"]["ended"]]
+
+
+def test_in_a_shortage_an_evicted_pod_does_not_come_back_and_after_it_does(
+    plane: ControlPlane, node: DirectoryNode
+) -> None:
+    kubeconfig = bound(plane, RightsUse.TAINT, "n1", RightsUse.PODS, RightsUse.EVICTION)
+    daemon = Daemon(node, **configuration(kubeconfig))
+    try:
+        daemon.up()
+        deployment(plane, labels={"koordinator.sh/qosClass": "BE"}, requests=BATCH)
+        # Its pod is evicted, and pending from then on: n2 takes none.
+        until(lambda: plane.taints("n1"), 90, told=lambda: daemon.control("evictions", "--all").stdout + daemon.tail())
+        until(lambda: runs_on(plane) == [""], 60)
+        (taint,) = plane.taints("n1")
+        assert (taint["key"], taint["effect"]) == (CLOSED_KEY, "NoSchedule")
+        facts = closing(daemon)
+        assert (facts["closed"], facts["state"]) == (True, "in place")
+        assert facts["reason"].startswith("reclaimed_resource: ")
+        until(lambda: outcomes(daemon) == [("done", "api")])
+        assert daemon.metric("bypassd_node_closed") == {"": 1.0}
+        shown = daemon.control("evictions").stdout
+        assert "the node is closed to new BE pods since" in shown
+        assert "taint bypassd/closed:NoSchedule" in shown
+        assert daemon.state("headroom")["headroom"]["milli"] == 0
+        # The pod that used too much is gone, so the shortage is over: it opens by itself, and the pod is back.
+        until(lambda: not plane.taints("n1"), 60)
+        until(lambda: runs_on(plane) == ["n1"], 30)
+        # It is the same shortage again, and a relapse: the node is closed for longer, and the pod evicted once more.
+        until(lambda: plane.taints("n1") and runs_on(plane) == [""], 90)
+        assert closing(daemon)["times"]["closed"] == 2
+        # A killed daemon leaves the mark; its next start removes it, in observe mode.
+        daemon.kill()
+        time.sleep(1.0)
+        assert plane.taints("n1")
+        daemon.configure(**{**configuration(kubeconfig, enabled=False), "mode": "observe"})
+        daemon.up()
+        until(lambda: not plane.taints("n1"), 30)
+        until(lambda: runs_on(plane) == ["n1"], 30)
+        daemon.configure(**configuration(kubeconfig, enabled=False))
+        assert daemon.call("POST", "/reload")[0] == 200
+        until(lambda: all(bounded(node, pod.main) for pod in node.pods.values()), 30)
+    finally:
+        if daemon.running:
+            daemon.stop()
+        print(daemon.tail(5))
+        used = {(verb, resource) for verb, resource, code in plane.audited() if code < 400}
+        assert {("get", "nodes"), ("patch", "nodes"), ("create", "pods/eviction")} <= used
+        assert plane.call("PATCH", "/api/v1/nodes/n1", {"spec": {"taints": None}}, MERGE_PATCH)[0] == 200
