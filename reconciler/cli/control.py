@@ -6,7 +6,7 @@ import shlex
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
@@ -16,6 +16,11 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import line, present
 from reconciler.cli.targets import fetch_pod, of_namespace, plain_uid, titled, uid_in
 from reconciler.runtime import format as fmt
+
+RESTORE_S: Final = 120.0
+"""A whole restore writes thousands of files, memory limits among them."""
+_SAMPLE_S: Final = 0.1
+"""The quotas above a pod are what ``off`` reads; their throttling needs no long sample."""
 
 
 def run_holds(options: Namespace) -> int:
@@ -39,10 +44,6 @@ def run_holds(options: Namespace) -> int:
     table = [Table(("TARGET", "LASTS", "BY", "REASON"), rows)] if rows else [line("no holds")]
     present(options.output, {"holds": holds}, table)
     return Exit.OK
-
-
-RESTORE_S = 120.0
-"""A whole restore writes thousands of files, memory limits among them."""
 
 
 def order(
@@ -214,10 +215,6 @@ def _release_blocks(title: str, still: list[Row], *, observes: bool) -> Iterator
         yield line(f"  end it, too: {release_command(hold['title'])}")
 
 
-_ROOM_S = 0.1
-"""The quotas above the pod are what is read; their throttling needs no long sample."""
-
-
 def run_off(options: Namespace) -> int:
     """Free the pod, or open the node. `Exit.NOT_OK` when a file could not be restored."""
     if options.target == "node":
@@ -236,7 +233,7 @@ def run_off(options: Namespace) -> int:
     answer = order(options, "POST", "/off", body, timeout_s=RESTORE_S, instead=restore)
     files = fetch(options, ("files",), say=False, pod=pod["uid"]).body["files"]
     try:
-        bounds = above(measured(PodLimits(pod, options.root), files, _ROOM_S)["groups"])
+        bounds = above(measured(PodLimits(pod, options.root), files, _SAMPLE_S)["groups"])
     except AgentError:
         bounds = []
     answer = {"pod": pod["title"], **answer, "bounded_by": bounds}

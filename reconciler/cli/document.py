@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from cgroupfs.bounded import digits
@@ -236,6 +236,16 @@ def _stored(path: str, down: str, pod: str) -> Row:
         raise CliError(str(exc), Exit.REFUSED) from exc
     except StoreError as exc:
         raise CliError(f"{down}; {exc}", Exit.UNREACHABLE) from exc
+
+
+def in_namespace(section: Row, keys: Iterable[str], namespace: str | None) -> Row:
+    """A section whose lists ``keys`` have only the rows of this namespace's pods; None: of all."""
+    if namespace is None:
+        return section
+    return {
+        **section,
+        **{key: [row for row in section[key] if row["title"].startswith(f"{namespace}/")] for key in keys},
+    }
 
 
 def standings(body: Row) -> Iterator[tuple[Row | None, Row | None, Row]]:

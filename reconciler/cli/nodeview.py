@@ -25,6 +25,7 @@ from reconciler.pods.marks import MarkReader
 from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.settings.binder import ConfigError
+from reconciler.settings.nodes import ConfigProblem
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.operator_file import OperatorFile
 from reconciler.sources.runtime_roots import RuntimeDirs
@@ -42,6 +43,7 @@ class InspectedNode(Struct, frozen=True, kw_only=True):
 
     config: Config
     config_files: tuple[str, ...]
+    removed_keys: tuple[ConfigProblem, ...]
     root: str
     store: str
     socket: str | None
@@ -101,10 +103,11 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
     problems: dict[str, str] = {}
     config = Config()
     files: tuple[str, ...] = ()
+    removed: tuple[ConfigProblem, ...] = ()
     try:
         if loaded is None:
             loaded = load.load(places.config_path(options), required=options.config is not None)
-        config, files = loaded.config, loaded.files
+        config, files, removed = loaded.config, loaded.files, loaded.removed
     except ConfigError as exc:
         if strict:
             raise
@@ -129,6 +132,7 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
     return InspectedNode(
         config=config,
         config_files=files,
+        removed_keys=removed,
         root=root,
         store=store,
         socket=options.socket or (config.http.socket if root == "/" else None),

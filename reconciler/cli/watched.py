@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.document import Row, fetch
+from reconciler.cli.document import Row, fetch, in_namespace
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import blank, emit, head, line, present
 from reconciler.runtime import format as fmt
@@ -248,9 +248,7 @@ def run_interference(options: Namespace) -> int:
         if options.output != "table":
             emit({"interference": None}, options.output)
         raise CliError("interference detection is disabled; enable: interference.enabled: true", Exit.NOT_FOUND)
-    if options.namespace is not None:
-        start = f"{options.namespace}/"
-        seen = {**seen, **{key: [row for row in seen[key] if row["title"].startswith(start)] for key in _OF_VICTIMS}}
+    seen = in_namespace(seen, _OF_VICTIMS, options.namespace)
     present(options.output, {"interference": seen}, _interference_blocks(seen))
     return Exit.NOT_OK if any(finding["verdict"] == "interfered" for finding in seen["findings"]) else Exit.OK
 
@@ -379,9 +377,7 @@ def run_evictions(options: Namespace) -> int:
         raise CliError("eviction is disabled (eviction.enabled: false)", Exit.NOT_FOUND)
     if not document.live:
         complain(f"{document.down}; showing the state file")
-    if options.namespace is not None:
-        start = f"{options.namespace}/"
-        eviction |= {key: [row for row in eviction[key] if row["title"].startswith(start)] for key in _OF_PODS}
+    eviction = in_namespace(eviction, _OF_PODS, options.namespace)
     present(options.output, {"eviction": eviction}, _evictions_blocks(eviction, every=options.all))
     return Exit.OK
 

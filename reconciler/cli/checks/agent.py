@@ -178,6 +178,10 @@ def _config(node: InspectedNode) -> CheckResult:
         lines = node.problems["config"].splitlines()
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
         return CheckResult("config", CheckState.BAD, f"{lines[0]}{more}", "run bypassd check-config for all errors")
+    if node.removed_keys:
+        more = f" (and {len(node.removed_keys) - 1} more)" if len(node.removed_keys) > 1 else ""
+        fix = "remove such keys; bypassd check-config names them all"
+        return CheckResult("config", CheckState.WARN, f"{node.removed_keys[0]}{more}", fix)
     files = ", ".join(node.config_files) or "no file: defaults apply"
     return CheckResult("config", CheckState.OK, f"mode {node.config.mode.value}; {files}")
 

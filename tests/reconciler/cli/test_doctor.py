@@ -435,6 +435,16 @@ def test_a_lack_of_a_configured_level_is_a_warning(
     assert ("overridden: policies.memory_qos.enabled" in text) is ("memory_qos" in config)
 
 
+def test_keys_of_an_earlier_version_are_a_warning_with_what_applies(good: LiveNode) -> None:
+    removed = "policies: {idle_buffer: {grow_after_s: 5s}, cache: {dwell_s: 1m}}"
+    good.put("etc/bypassd/config.yaml", f"{removed}\n")
+    found, text, fix = states(good.root)["config"]
+    assert found is CheckState.WARN
+    key = "config.yaml:1:26: policies.idle_buffer.grow_after_s: no longer a setting, ignored; always 1s"
+    assert text.endswith(f"{key} (and 1 more)")
+    assert "check-config" in fix
+
+
 def test_a_contradiction_of_protect_and_mode_is_a_bad_configuration(good: LiveNode) -> None:
     good.put("etc/bypassd/config.yaml", "protect: observe\nmode: enforce\n")
     rows = states(good.root)
