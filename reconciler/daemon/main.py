@@ -95,7 +95,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
-        TIMER.urgent = lambda: self.agent is not None and self.agent.sources.is_urgent()
+        TIMER.ask(lambda: self.agent is not None and self.agent.sources.is_urgent())
         trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.process.urgent()))
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)

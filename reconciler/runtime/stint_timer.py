@@ -134,6 +134,10 @@ class StintTimer:
         self.urgent: Callable[[], bool] = lambda: True
         """Whether a container is in creation, or an event waits to be read that may be of one."""
 
+    def ask(self, urgent: Callable[[], bool]) -> None:
+        """``urgent`` says from now on whether a container is in creation, or an event of one may wait to be read."""
+        self.urgent = urgent
+
     def install(self, release: str = "") -> str:
         """Take the signal, in the main thread. What prevents it; "" if nothing does, or where there is none.
 
