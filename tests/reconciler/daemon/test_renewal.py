@@ -52,6 +52,7 @@ class FakeAgent:
         self.sources = SimpleNamespace(is_urgent=lambda: False)
         self.mode = SimpleNamespace(enforce=config.mode is AgentMode.ENFORCE)
         self.alerts = SimpleNamespace(component=lambda _status: None)
+        self.headroom = SimpleNamespace(publisher=SimpleNamespace(end=trio.lowlevel.checkpoint))
         self.commands = self
         self.restored = 0
         self.daemon_weights_restored = 0
