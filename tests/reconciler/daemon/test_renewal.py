@@ -46,7 +46,6 @@ class FakeAgent:
         self.priority = LoopPriority(nice=0, slice_s=0.01, starting=lambda: False, calls=NoCalls())
         self.process = SimpleNamespace(prepare=lambda: None, start=self.priority.start, stop=self.priority.stop)
         self.process.urgent = lambda: False
-        self.headroom = SimpleNamespace(publisher=SimpleNamespace(end=trio.lowlevel.checkpoint))
         reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
         reconciler.ready.set()
         self.control = SimpleNamespace(inventory=SimpleNamespace(pods=()), reconciler=reconciler)
