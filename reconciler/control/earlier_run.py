@@ -72,6 +72,7 @@ class EarlierRun:
         self._pending = unexamined
         self._until: float | None = None
         self._left = ""
+        self._found: tuple[FileWrite, ...] = ()
 
     async def check(self) -> None:
         """Enter what is found, once for each group; in a mode that writes nothing only report it."""
@@ -94,10 +95,16 @@ class EarlierRun:
                 left.add(candidate.key)
             await slices.checkpoint()
         self._left = _text(found)
+<<<<<<< HEAD
         if found and judge.mode.enforce and await self._actuator.take_over(found):
+=======
+        entered = {(write.target.group.path, write.target.group.inode) for write in found}
+        if found and judge.enforce and await self._actuator.take_over(found):
+>>>>>>> 87fe7e6c (Problems at the pod: gVisor and kata, containers outside of its directory, values of an earlier run; a CPU that kubepods lacks since before the start)
             self._alert(f"{self._left}: taken as left by an earlier bypassd; those are the originals now")
-            self._left = ""
-            left -= {(write.target.group.path, write.target.group.inode) for write in found}
+            self._left, found = "", []
+            left -= entered
+        self._found = tuple(found)
         self._pending = frozenset(left)
 
     @property
@@ -113,6 +120,10 @@ class EarlierRun:
     def status(self) -> SourceStatus:
         """Whether values are in force that no record explains."""
         return SourceStatus(name=NAME, ok=not self._left, age_s=0.0, detail=self._left or "none without a record")
+
+    def problems(self, uid: str) -> list[str]:
+        """The same of one pod, as text."""
+        return [_difference(write) for write in self._found if write.target.pod_uid == uid]
 
     def _candidates(self) -> Iterator[_Candidate]:
         path = self._inventory.besteffort
@@ -135,7 +146,8 @@ class EarlierRun:
 
 
 def _text(found: list[FileWrite]) -> str:
-    texts = [
-        f"{write.key[1]}/{write.key[2]} is {write.actual}, kubelet and runtime leave {write.text}" for write in found
-    ]
-    return first_of(texts, _SHOWN, "files")
+    return first_of([_difference(write) for write in found], _SHOWN, "files")
+
+
+def _difference(write: FileWrite) -> str:
+    return f"{write.key[1]}/{write.key[2]} is {write.actual}, kubelet and runtime leave {write.text}"

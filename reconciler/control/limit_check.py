@@ -4,10 +4,12 @@ Kubelet and policies use the record; what is in force is the file. They differ w
 another program wrote the file, or where systemd reapplied a unit's older value. Files that bypassd manages are compared
 by the reconciler, and are left out here.
 
-On v1 it is the same with CPU sets: a CPU that was offline leaves every set for good, and neither the kubelet nor the
-runtime narrows the set of a QoS directory or of a pod, nor, under the CPU manager policy none, of a container whose
-record names no CPUs. What a group lacks of the group above was taken before bypassd's start, or by another program;
-`reconciler.control.cpu_hotplug` restores what it has seen go.
+On v1 it is the same with CPU sets: a CPU that was offline leaves every set but the root's for good, and neither the
+kubelet nor the runtime narrows the set of kubepods, of a QoS directory or of a pod, nor, under the CPU manager policy
+none, of a container whose record names no CPUs. What a group lacks of the group above was taken before bypassd's start,
+or by another program. `reconciler.control.cpu_hotplug` restores what it has seen go. Nothing is written here: no record
+separates such a CPU from one that an administrator or another agent (koordlet's suppression of BE) keeps the pods off.
+In kubepods a CPU that is reserved by the kubelet's or bypassd's configuration, or isolated, is not missed.
 
 A limit that the kubelet has admitted counts as recorded: crun's record does not follow a resize. A difference at two
 looks in a row is a condition of the node, which names both values; nothing is written, as the file's owner is the
@@ -21,8 +23,10 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, final
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US
+from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import CgroupError
 from cgroupfs.naming import Layout, QosClass
+from cgroupfs.steps import ancestors
 from reconciler.actuators.cgroup.control_files import ControlFileCache
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import first_of, size
@@ -57,10 +61,13 @@ class LimitCheck:
         self._before: frozenset[_Difference] = frozenset()
         self._lasting: tuple[_Difference, ...] = ()
 
-    async def check(self, pods: Mapping[str, Pod], policy: CpuPolicy) -> None:
-        """Compare every container once. ``policy``: the kubelet's CPU manager's."""
+    async def check(self, pods: Mapping[str, Pod], policy: CpuPolicy, reserved: CpuSet = EMPTY) -> None:
+        """Compare every container once. ``policy``: the kubelet's CPU manager's. ``reserved``: not for pods."""
         slices = TimeSlice()
         found: set[_Difference] = set()
+        kubepods = self._layout.kubepods
+        for path in (kubepods, *(above for above in ancestors(kubepods) if above != "/")):
+            found |= self._narrowed(path, path, spared=reserved)
         for qos in (QosClass.BURSTABLE, QosClass.BESTEFFORT):
             found |= self._narrowed(self._layout.qos(qos), self._layout.qos(qos))
         for pod in list(pods.values()):
@@ -90,17 +97,18 @@ class LimitCheck:
         """The differences of one pod, as text."""
         return [f"{item.title}: {item.text}" for item in self._lasting if item.uid == uid]
 
-    def _narrowed(self, title: str, path: str, uid: str = "") -> set[_Difference]:
+    def _narrowed(self, title: str, path: str, uid: str = "", spared: CpuSet = EMPTY) -> set[_Difference]:
         """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either."""
         file = self._control_files.find(path, "cpu.set")
         if file is None or file.version != 1:
             return set()
-        above = path.rpartition("/")[0]
+        above = path.rpartition("/")[0] or "/"
         managed = any(entry.knob == "cpu.set" for group in (path, above) for entry in self._ledger.group(group))
         have, whole = (self._control_files.cpus_in_effect(group) for group in (path, above))
-        if managed or not have or have >= whole:
+        lacks = whole - have - spared
+        if managed or not have or not lacks:
             return set()
-        text = f"its CPU set {have} lacks CPU {whole - have} of the group above, which no record explains"
+        text = f"its CPU set {have} lacks CPU {lacks} of the group above, which no record explains"
         return {_Difference(title, text, uid)}
 
     def _memory(self, container: Container) -> str:

@@ -63,7 +63,10 @@ class OwnerCheck:
             if trio.current_time() >= self._limits_at:
                 self._limits_at = trio.current_time() + EVERY_S
                 inventory = self._reconciler.inventory
-                await self.limits.check(inventory.pods, inventory.readings.kubelet.policy)
+                kubelet, pools = inventory.readings.kubelet, self._reconciler.pools
+                reserved = kubelet.reserved | inventory.readings.topology.isolated
+                reserved |= EMPTY if pools is None else pools.reserved
+                await self.limits.check(inventory.pods, kubelet.policy, reserved)
 
     async def check(self) -> None:
         """Compare once; mark the node when what is reported differs from before."""

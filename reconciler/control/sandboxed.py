@@ -19,12 +19,14 @@ _COST: Final[Mapping[str, str]] = {
 
 def sandboxed_status(refusals: Mapping[str, Sequence[Refusal]], pods: Mapping[str, Pod]) -> SourceStatus:
     """Whether each setting of such a pod is in force at its directory; if not, which are not, and at whose cost."""
-    texts: list[str] = []
-    for uid, refused in sorted(refusals.items()):
-        knobs = sorted({refusal.setting.knob for refusal in refused if refusal.rule == SANDBOXED})
-        pod = pods.get(uid)
-        if knobs and pod is not None:
-            costs = "; ".join(f"no {knob}{f' ({cost})' if (cost := _COST.get(knob)) else ''}" for knob in knobs)
-            texts.append(f"{pod.title} in {pod.sandbox}: {costs}")
+    known = ((pods.get(uid), refused) for uid, refused in sorted(refusals.items()))
+    texts = [text for pod, refused in known if pod is not None and (text := sandboxed_text(pod, refused))]
     detail = first_of(texts, _SHOWN, "pods") or "every setting is applied to the pod as a whole"
     return SourceStatus(name=NAME, ok=not texts, age_s=0.0, detail=detail)
+
+
+def sandboxed_text(pod: Pod, refused: Sequence[Refusal]) -> str:
+    """What one such pod lacks, and who pays for it; empty: nothing."""
+    knobs = sorted({refusal.setting.knob for refusal in refused if refusal.rule == SANDBOXED})
+    costs = "; ".join(f"no {knob}{f' ({cost})' if (cost := _COST.get(knob)) else ''}" for knob in knobs)
+    return f"{pod.title} in {pod.sandbox}: {costs}" if costs else ""

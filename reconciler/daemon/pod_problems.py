@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Final, final
 
 from reconciler.control.bounds_in_force import bound_problems
+from reconciler.control.sandboxed import sandboxed_text
 from reconciler.daemon.agent import Agent
+from reconciler.sources.outside import outside_of_pods, outside_text
 from state.model import Pod
 
 _DEDICATED: Final = "dedicated/"
@@ -21,8 +23,16 @@ class PodProblems:
     """The problems of one moment, by pod."""
 
     def __init__(self, agent: Agent) -> None:
+<<<<<<< HEAD
         self._limits = agent.control.owner_check.limits
         self._controllers = agent.control.reconciler.controllers
+=======
+        self._limits = agent.owner_check.limits
+        self._controllers = agent.reconciler.controllers
+        self._earlier = agent.reconciler.earlier_run
+        self._refusals = agent.reconciler.refusals
+        self._outside = outside_of_pods(agent.outside)
+>>>>>>> 87fe7e6c (Problems at the pod: gVisor and kata, containers outside of its directory, values of an earlier run; a CPU that kubepods lacks since before the start)
         self._broken: dict[str, list[str]] = {}
         """Bounds and exclusive CPUs that are not in force, by uid."""
         for problem in bound_problems(agent.control.reconciler):
@@ -46,3 +56,8 @@ class PodProblems:
         yield from self._broken.get(pod.uid, ())
         yield from self._limits.problems(pod.uid)
         yield from self._controllers.problems(pod.group.path)
+        yield from self._earlier.problems(pod.uid)
+        if text := sandboxed_text(pod, self._refusals.get(pod.uid, ())):
+            yield text
+        if (path := self._outside.get(pod.uid)) is not None:
+            yield outside_text(path)

@@ -17,6 +17,7 @@ from state.model import SourceStatus
 
 NAME: Final = "cgroup driver"
 _LITERAL: Final = re.compile(r"[^:]*\.slice:[A-Za-z-]+:[0-9a-f]{12,}")
+_POD: Final = re.compile(r"-pod([0-9a-f_]{1,64})\.slice:")
 _LONGEST: Final = 80
 _MOST: Final = 10_000
 
@@ -30,6 +31,21 @@ def groups_outside(hierarchy: Hierarchy) -> list[str]:
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
             paths += [entry.path for entry in entries if _LITERAL.fullmatch(entry.name)]
     return [f"/{os.path.relpath(path, root)}" for path in sorted(paths)[:_MOST]]
+
+
+def outside_of_pods(paths: list[str]) -> dict[str, str]:
+    """The first of these groups of each pod, by the pod's uid."""
+    first: dict[str, str] = {}
+    for path in paths:
+        if (match := _POD.search(path)) is not None:
+            first.setdefault(match[1].replace("_", "-"), path)
+    return first
+
+
+def outside_text(path: str) -> str:
+    """What it means for a pod that this group has its container."""
+    shown = path if len(path) <= _LONGEST else f"{path[:_LONGEST]}…"
+    return f"its container is outside of its directory, in {shown}: no setting reaches it (cgroup drivers differ)"
 
 
 def outside_status(paths: list[str]) -> SourceStatus:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.control.limit_check import NAME
 from reconciler.daemon.agent import Agent
@@ -102,6 +103,21 @@ async def test_a_v1_set_that_a_cpu_left_before_the_start_is_reported(tmp_path: P
         assert "its CPU set 0-2,4-7 lacks CPU 3 of the group above, which no record explains" in detail
         live.write(narrowed, "cpuset", "cpuset.cpus", "0-7")
         assert "lacks CPU 3 of" not in await looked(agent, 1) or narrowed != BOX
+
+
+async def test_a_cpu_that_was_offline_before_the_start_is_missed_in_kubepods(tmp_path: Path) -> None:
+    """The root alone has it again; every group below has the same CPUs as the one above it."""
+    live = LiveNode(tmp_path)
+    live.kernel.unplug(3)
+    live.kernel.plug(3)
+    with live.agent() as agent:
+        await live.look(agent)
+        detail = await looked(agent)
+        assert detail == ("/kubepods: its CPU set 0-2,4-7 lacks CPU 3 of the group above, which no record explains")
+        check = agent.owner_check.limits
+        for _ in range(2):
+            await check.check(agent.inventory.pods, CpuPolicy.NONE, CpuSet.parse("3"))
+        assert not await looked(agent, 0), "it is reserved: kept off the pods on purpose"
 
 
 def test_a_list_that_has_another_qos_than_the_cgroup_is_a_problem_of_the_pod() -> None:

@@ -38,7 +38,7 @@ from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, gro
 from tests.fakes.web import FakePulse
 from tests.reconciler.telemetry.rendered import render
 
-OUTSIDE = f"kubepods-besteffort-pod1.slice:cri-containerd:{'a' * 64}"
+OUTSIDE = f"kubepods-besteffort-pod{BATCH.replace('-', '_')}.slice:cri-containerd:{'a' * 64}"
 SHIM = "run/containerd/io.containerd.runtime.v2.task/k8s.io/{}/shim-binary-path"
 
 
@@ -175,6 +175,8 @@ FAULTS = {
         make=lambda live: os.makedirs(f"{live.root}/sys/fs/cgroup/cpuset/{OUTSIDE}"),
         mend=lambda live: os.rmdir(f"{live.root}/sys/fs/cgroup/cpuset/{OUTSIDE}"),
         check="kubepods",
+        pods=(BATCH,),
+        said="its container is outside of its directory, in /kubepods-besteffort-pod",
     ),
     "a budget without a record": Fault(
         source="values of an earlier run",
@@ -182,6 +184,14 @@ FAULTS = {
         make=lambda live: live.write("/kubepods/besteffort", "cpu", "cpu.cfs_quota_us", "10000"),
         mend=lambda live: live.write("/kubepods/besteffort", "cpu", "cpu.cfs_quota_us", "-1"),
         mode=AgentMode.OBSERVE,
+    ),
+    "a container's quota without a record": Fault(
+        source="values of an earlier run",
+        text=f"{box(BATCH)}/cpu.cfs_quota_us is 5000",
+        make=lambda live: live.write(box(BATCH), "cpu", "cpu.cfs_quota_us", "5000"),
+        mend=lambda live: live.write(box(BATCH), "cpu", "cpu.cfs_quota_us", "-1"),
+        mode=AgentMode.OBSERVE,
+        pods=(BATCH,),
     ),
     "a CPU that left before the start": Fault(
         source="limits and CPU sets",
@@ -197,7 +207,6 @@ FAULTS = {
         mend=lambda live: os.remove(f"{live.root}/{SHIM.format(container_id(BATCH))}"),
         batch_memory=True,
         pods=(BATCH,),
-        said="refused memory.max",
     ),
 }
 
