@@ -11,6 +11,9 @@ or by another program. `reconciler.control.cpu_hotplug` restores what it has see
 separates such a CPU from one that an administrator or another agent (koordlet's suppression of BE) keeps the pods off.
 In kubepods a CPU that is reserved by the kubelet's or bypassd's configuration, or isolated, is not missed.
 
+On v2 a group may run on other CPUs than its set has, also where bypassd manages it: partitions take them
+(`reconciler.control.partitions`).
+
 A limit that the kubelet has admitted counts as recorded: crun's record does not follow a resize. A difference at two
 looks in a row is a condition of the node, which names both values; nothing is written, as the file's owner is the
 kubelet.
@@ -28,6 +31,7 @@ from cgroupfs.errors import CgroupError
 from cgroupfs.naming import Layout, QosClass
 from cgroupfs.steps import ancestors
 from reconciler.actuators.cgroup.control_files import ControlFileCache
+from reconciler.control.partitions import not_in_effect, partitions_beside, partitions_in
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import first_of, size
 from state.ledger import Ledger
@@ -72,6 +76,7 @@ class LimitCheck:
             found |= self._narrowed(self._layout.qos(qos), self._layout.qos(qos))
         for pod in list(pods.values()):
             found |= self._narrowed(pod.title, pod.group.path, pod.uid)
+            found |= self._partitioned(pod)
             for item in pod.containers if pod.sandbox is None else ():
                 if item.kind is not ContainerKind.SANDBOX and item.phase is Phase.SETTLED and item.spec is not None:
                     name = f"{pod.title}/{item.name or item.id[:13]}"
@@ -110,6 +115,23 @@ class LimitCheck:
             return set()
         text = f"its CPU set {have} lacks CPU {lacks} of the group above, which no record explains"
         return {_Difference(title, text, uid)}
+
+    def _partitioned(self, pod: Pod) -> set[_Difference]:
+        """Containers whose v2 CPU set is not in effect, and groups of theirs that keep others off CPUs."""
+        files, hierarchy = self._control_files.files, self._control_files.hierarchy
+        texts: list[str] = []
+        for item in pod.containers if hierarchy.version("cpuset") == 2 else ():
+            texts += map(str, partitions_in(hierarchy, item.group.path, files))
+            try:
+                wanted = CpuSet.parse(self._control_files.text_in("cpuset", item.group.path, "cpuset.cpus"))
+            except (CgroupError, ValueError):
+                continue
+            have = not_in_effect(hierarchy, item.group.path, wanted, files)
+            if have is not None:
+                taken = [str(found) for found in partitions_beside(hierarchy, files) if found.cpus & wanted]
+                why = f": {taken[0]}" if taken else ""
+                texts.append(f"its CPU set {wanted} is not in effect, it runs on CPU {have}{why}")
+        return {_Difference(pod.title, text, pod.uid) for text in texts}
 
     def _memory(self, container: Container) -> str:
         record = container.spec.memory_bytes if container.spec is not None else None

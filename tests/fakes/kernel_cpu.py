@@ -43,6 +43,7 @@ class Cpuset(PlainController):
                 **table,
                 "cpuset.cpus": (self._shown("cpus"), self._cpus),
                 "cpuset.mems": (self._shown("mems"), self._mems),
+                "cpuset.cpus.partition": (lambda group: f"{self.partition(group)}\n", self._partition),
             }
         return {
             "cpuset.cpus": (self._shown("cpus"), self._cpus),
@@ -59,10 +60,34 @@ class Cpuset(PlainController):
 
     def effective(self, group: Group, kind: str) -> int:
         own = _mask(group, kind)
-        if group.parent is None:
-            return own
+        taken = 0
+        for child in group.children.values() if kind == "cpus" else ():
+            if self._is_partition(child):
+                taken |= child.cpus
+        if group.parent is None or (kind == "cpus" and self._is_partition(group)):
+            return own & ~taken
         above = self.effective(group.parent, kind)
-        return own & above or above
+        return (own & above or above) & ~taken
+
+    def partition(self, group: Group) -> str:
+        """What the kernel shows; the reason of an invalid one is the first that it checks."""
+        if group.partition == "member" or self._is_partition(group):
+            return group.partition
+        return f"{group.partition} invalid (Parent is not a partition root)"
+
+    def _is_partition(self, group: Group) -> bool:
+        parent = group.parent
+        return (
+            parent is not None
+            and group.partition != "member"
+            and bool(group.cpus)
+            and (parent.parent is None or self._is_partition(parent))
+        )
+
+    def _partition(self, group: Group, text: str) -> None:
+        if text.strip() not in {"member", "root", "isolated"}:
+            fail(errno.EINVAL)
+        group.partition = text.strip()
 
     @staticmethod
     def _shown(kind: str) -> Reader:

@@ -39,6 +39,7 @@ class Group:
     cpus: int = 0
     mems: int = 0
     cpu_exclusive: int = 0
+    partition: str = "member"
     memory_migrate: int = 0
     quota: int = -1
     period: int = 100_000

@@ -100,6 +100,13 @@ def stuck(live: LiveNode) -> None:
     live.kernel.write = write  # type: ignore[method-assign, assignment]
 
 
+def partition(live: LiveNode) -> None:
+    """A unit of the node takes the CPU that a pod owns."""
+    live.kernel.make_group("/isolated.slice")
+    live.write("/isolated.slice", "cpuset", "cpuset.cpus", "7")
+    live.write("/isolated.slice", "cpuset", "cpuset.cpus.partition", "isolated")
+
+
 def unstuck(live: LiveNode) -> None:
     del live.kernel.write
 
@@ -199,6 +206,22 @@ FAULTS = {
         make=lambda live: live.write(group(WEB), "cpuset", "cpuset.cpus", "0-6"),
         mend=lambda live: live.write(group(WEB), "cpuset", "cpuset.cpus", "0-7"),
         pods=(WEB,),
+    ),
+    "a partition beside the pods": Fault(
+        source="limits and CPU sets",
+        text="its CPU set 7 is not in effect, it runs on CPU 0-6: /isolated.slice is a CPU partition (isolated)",
+        make=partition,
+        mend=lambda live: live.write("/isolated.slice", "cpuset", "cpuset.cpus.partition", "member"),
+        kernel="v2",
+        pods=(PINNED,),
+    ),
+    "a partition that the kernel does not grant": Fault(
+        source="limits and CPU sets",
+        text="asks to be: root invalid (Parent is not a partition root)",
+        make=lambda live: live.write(box(BATCH), "cpuset", "cpuset.cpus.partition", "root"),
+        mend=lambda live: live.write(box(BATCH), "cpuset", "cpuset.cpus.partition", "member"),
+        kernel="v2",
+        pods=(BATCH,),
     ),
     "a limit in gVisor that no group can have": Fault(
         source="pods in gVisor or kata",
