@@ -95,12 +95,8 @@ class EarlierRun:
                 left.add(candidate.key)
             await slices.checkpoint()
         self._left = _text(found)
-<<<<<<< HEAD
-        if found and judge.mode.enforce and await self._actuator.take_over(found):
-=======
         entered = {(write.target.group.path, write.target.group.inode) for write in found}
-        if found and judge.enforce and await self._actuator.take_over(found):
->>>>>>> 87fe7e6c (Problems at the pod: gVisor and kata, containers outside of its directory, values of an earlier run; a CPU that kubepods lacks since before the start)
+        if found and judge.mode.enforce and await self._actuator.take_over(found):
             self._alert(f"{self._left}: taken as left by an earlier bypassd; those are the originals now")
             self._left, found = "", []
             left -= entered

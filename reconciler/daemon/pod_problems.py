@@ -23,16 +23,11 @@ class PodProblems:
     """The problems of one moment, by pod."""
 
     def __init__(self, agent: Agent) -> None:
-<<<<<<< HEAD
         self._limits = agent.control.owner_check.limits
         self._controllers = agent.control.reconciler.controllers
-=======
-        self._limits = agent.owner_check.limits
-        self._controllers = agent.reconciler.controllers
-        self._earlier = agent.reconciler.earlier_run
-        self._refusals = agent.reconciler.refusals
-        self._outside = outside_of_pods(agent.outside)
->>>>>>> 87fe7e6c (Problems at the pod: gVisor and kata, containers outside of its directory, values of an earlier run; a CPU that kubepods lacks since before the start)
+        self._earlier = agent.control.reconciler.earlier_run
+        self._refusals = agent.control.reconciler.refusals
+        self._outside = outside_of_pods(agent.sources.outside)
         self._broken: dict[str, list[str]] = {}
         """Bounds and exclusive CPUs that are not in force, by uid."""
         for problem in bound_problems(agent.control.reconciler):

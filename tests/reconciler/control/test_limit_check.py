@@ -114,9 +114,9 @@ async def test_a_cpu_that_was_offline_before_the_start_is_missed_in_kubepods(tmp
         await live.look(agent)
         detail = await looked(agent)
         assert detail == ("/kubepods: its CPU set 0-2,4-7 lacks CPU 3 of the group above, which no record explains")
-        check = agent.owner_check.limits
+        check = agent.control.owner_check.limits
         for _ in range(2):
-            await check.check(agent.inventory.pods, CpuPolicy.NONE, CpuSet.parse("3"))
+            await check.check(agent.control.inventory.pods, CpuPolicy.NONE, CpuSet.parse("3"))
         assert not await looked(agent, 0), "it is reserved: kept off the pods on purpose"
 
 
