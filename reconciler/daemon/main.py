@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Final, final
 
 import trio
@@ -26,6 +27,7 @@ from reconciler.config.load import DEFAULT_PATH, Loaded
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
+from reconciler.interference.service import watched
 from reconciler.runtime import logs, malloc
 from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.cooperative import share_interpreter
@@ -419,6 +421,8 @@ def _serve(loaded: Loaded, path: str, options: argparse.Namespace) -> None:
     log, took_over = get_log("daemon"), False
     while True:
         directory = os.path.dirname(loaded.config.store.path)
+        if not took_over:
+            _preload(loaded.config)
         lock = wait_for_lock(directory, request=not took_over, waiting=lambda why: log.info("standby", reason=why))
         with lock:
             hands_over_from = time.monotonic() + (REFUSES_S if took_over else 0.0)
@@ -430,6 +434,15 @@ def _serve(loaded: Loaded, path: str, options: argparse.Namespace) -> None:
         malloc.free_earlier()
         with suppress(ConfigError):
             loaded = load.load(path, required=options.config is not None)
+
+
+def _preload(config: Config) -> None:
+    """Import what the first seconds need: no daemon runs between the end of the other one and the first pass."""
+    modules = ["httpcore2", "encodings.idna"] if config.apiserver.enabled or config.kubelet.enabled else []
+    if watched(config):
+        modules += ["reconciler.interference.monitor", "reconciler.responses.eviction.executor"]
+    for name in modules:
+        import_module(name)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

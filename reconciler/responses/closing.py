@@ -10,8 +10,8 @@ before all of them are gone: a shortage that closing does not end must not keep 
 
 A daemon that starts begins with an open node; the mark of an earlier run is removed.
 
-Source: Volcano's and Crane's "disable scheduling" while a node's use is above its water mark. Differences: they have
-one threshold and no end, and both leave the mark when the agent dies.
+Source: Crane's "disable scheduling" (a node condition and a PreferNoSchedule taint). Differences: the causes are the
+shortages of evictions and not water marks of its own, it has an age, and the mark is removed after a crash.
 """
 
 from collections.abc import Iterable, Mapping
