@@ -26,3 +26,5 @@ NETWORK: Final = "network"
 """Object the name of an interface or device."""
 NODE_OBJECT: Final = "node_object"
 """The node's object in the cluster. Object its path at the API server, field the mark on it."""
+OUTLIVE_BOOT: Final = frozenset({NODE_OBJECT})
+"""Kinds whose objects are not this machine's: a reboot does not undo what was changed there."""

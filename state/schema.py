@@ -12,6 +12,7 @@ import msgpack
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import StoreError
+from state.kinds import OUTLIVE_BOOT
 
 DEFAULT_PATH: Final = "/var/lib/bypassd/state.db"
 APPLICATION_ID: Final = 0x62797064
@@ -46,7 +47,13 @@ NO_COPY: Final = "its second copy is missing: the last changes may be lost"
 PLACES: Final = "places"
 """Row of META: the directories that the last daemon worked with, for a restore while none runs."""
 BOOT_BOUND: Final = (FILES, SETTINGS)
-"""Tables about cgroups, which do not outlive a boot."""
+"""Tables about cgroups, which do not outlive a boot; but for some rows (`outlives_boot`)."""
+
+
+def outlives_boot(key: str) -> bool:
+    """Whether a row of `FILES` is about an object that a reboot leaves as it is."""
+    return key.partition(":")[0] in OUTLIVE_BOOT
+
 
 # One statement list per version; the index + 1 is the version it leads to. Never edit one that was released. Every
 # keyed table is (key, sealed row): the row's meaning is up to its owner, so a new field needs no migration.

@@ -46,6 +46,7 @@ from state.schema import (
     NewerSchemaError,
     guard,
     migrate,
+    outlives_boot,
     schema_version,
     seal,
     text_of,
@@ -188,7 +189,7 @@ class Store:
                 return []
             self.lost = self.lost or tables.lost
             stale = self._is_other_boot(tables.rows[META].get("boot_id")) and table in BOOT_BOUND
-            return [] if stale else list(tables.rows[table].items())
+            return [(key, row) for key, row in tables.rows[table].items() if not stale or outlives_boot(key)]
 
     def history(self, limit: int = 100) -> list[tuple[int, bytes]]:
         """The newest entries of the history, newest first, as (number, msgpack); none that cannot be read."""
@@ -377,6 +378,9 @@ class Store:
             self.rebooted = True
             for table in BOOT_BOUND:
                 batch.clear(table)
+            for key, row in _each(connection, FILES):
+                if outlives_boot(key):
+                    batch.put(FILES, key, row)
             reason = f"{counts[FILES]} files of an earlier boot"
             batch.append(_pack({"at": self._clock(), "kind": "reboot", "reason": reason}))
         self._convert(connection, meta, batch)
@@ -522,7 +526,9 @@ class Store:
         copied = self._copied()
         merged, self.lost = merge(rescued, copied)
         if copied is not None and self.boot and copied.boot not in {"", self.boot}:
+            kept = {key: row for key, row in merged.get(FILES, {}).items() if outlives_boot(key)}
             merged |= {table: rescued.get(table, {}) for table in BOOT_BOUND}
+            merged[FILES] = kept | merged[FILES]
         self._drop(checkpoint=False)
         there = os.path.lexists(self.path)
         aside = replace_damaged(self.path, merged, self._clock())

@@ -367,3 +367,19 @@ def test_the_value_of_the_taint_is_a_label_value_that_says_until_when() -> None:
     assert taint_of(CLOSED, "NoSchedule") == NodeTaint(
         key="bypassd/closed", effect="NoSchedule", value="until-20270115T120000Z"
     )
+
+
+@pytest.mark.parametrize("daemon", [True, False], ids=["next start", "restore"])
+async def test_the_mark_of_a_node_that_was_rebooted_is_undone(bench: Bench, tmp_path: Path, *, daemon: bool) -> None:
+    await bench.turn(bench.marker(), situation())
+    bench.store.close()
+    bench.store = Store(str(tmp_path / "state.db"), boot="another boot")
+    assert bench.store.rebooted
+    if daemon:
+        await bench.turn(bench.marker(), situation(None, enforce=False))
+    else:
+        assert await bench.restore() == [RestoreOutcome.RESTORED]
+    assert (bench.nodes.taints("n1"), bench.rows()) == ([OTHERS], [])
+    bench.store.close()
+    bench.store = Store(str(tmp_path / "state.db"), boot="a third boot")
+    assert bench.rows() == []
