@@ -6,7 +6,7 @@
 # Needs root (mmdebstrap makes device nodes) and a Debian host whose apt has a mirror. Does nothing if the disk exists and
 # this file and initramfs.hook have not changed since. The agent and the programs of a run are not in it: machine.py makes
 # a second disk of them. Prints the directory with disk.img, vmlinuz and initrd. Exit code 2: a tool or a mirror is missing,
-# or the mirror does not give the suite.
+# or the mirror does not answer for the suite; 1: it does, and the disk cannot be made.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/../vm/lib.sh"
 need mmdebstrap mke2fs
@@ -30,11 +30,21 @@ if [[ -z $mirror ]]; then
     echo "apt has no mirror of $host_release" >&2
     exit 2
 fi
+case $mirror in
+http*)
+    # Alone a reason to measure nothing: what fails with a mirror that has the suite is a fault.
+    if ! /usr/lib/apt/apt-helper -o Acquire::Retries=3 download-file "${mirror%/}/dists/$suite/Release" "$root/Release" >/dev/null 2>&1; then
+        echo "$mirror does not answer for $suite" >&2
+        exit 2
+    fi
+    rm -f "$root/Release"
+    ;;
+esac
 packages=linux-image-cloud-amd64,initramfs-tools,kmod,procps,iproute2,redis-server
 mmdebstrap --quiet --variant=minbase --essential-hook="$hook" --include="$packages" \
     --aptopt='Acquire::Retries "3"' "$suite" - "deb $mirror $suite main" >"$directory/root.tar" || {
     echo "mmdebstrap made no $suite from $mirror" >&2
-    exit 2
+    exit 1
 }
 tar -C "$root" --extract --exclude='./dev/*' --file "$directory/root.tar"
 rm "$directory/root.tar"

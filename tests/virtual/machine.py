@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tests.virtual.report import BenchError, UnavailableError
+from tests.virtual.report import BenchError, TooSlowError, UnavailableError
 
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
@@ -194,7 +194,7 @@ def boot(run: Run, *, tarball: Path, limit_s: float) -> str:
             )
         except subprocess.TimeoutExpired as exc:
             printed = (exc.stdout or b"").decode(errors="replace")
-            raise BenchError(f"the machine ran longer than {limit_s:g} s; its output:\n{printed[-4000:]}") from exc
+            raise TooSlowError(f"the machine ran longer than {limit_s:g} s; its output:\n{printed[-4000:]}") from exc
     return ended.stdout.decode(errors="replace")
 
 

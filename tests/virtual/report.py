@@ -14,6 +14,10 @@ class UnavailableError(BenchError):
     """This host has not what a measurement needs: nothing was measured, and no bound was missed."""
 
 
+class TooSlowError(BenchError):
+    """The machine did not finish within the time that it was given."""
+
+
 class DaemonResult(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet-like daemon: shares of system.slice at the end; turns of 5 ms of work, from due to done (us)."""
 

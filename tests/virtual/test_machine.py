@@ -11,7 +11,7 @@ from cgroupfs.codecs import shares_to_weight, weight_to_shares
 from tests.virtual import __main__ as program
 from tests.virtual import machine
 from tests.virtual.machine import LAWS, SHORT, Run, agent_groups
-from tests.virtual.report import BenchError, UnavailableError
+from tests.virtual.report import BenchError, TooSlowError, UnavailableError
 from tests.virtual.test_report import KUBERNETES, measured
 
 
@@ -191,7 +191,9 @@ def a_boot(monkeypatch: pytest.MonkeyPatch, ending: str | BenchError) -> None:
     [
         (["--ci"], UnavailableError("dist/ has no tarball: make artifact"), 0),
         (["--short"], UnavailableError("dist/ has no tarball: make artifact"), 1),
-        (["--ci"], BenchError("the machine ran longer than 900 s"), 1),
+        (["--ci"], TooSlowError("the machine ran longer than 900 s"), 0),
+        (["--short"], TooSlowError("the machine ran longer than 900 s"), 1),
+        (["--ci"], BenchError("not a law's result"), 1),
     ],
 )
 def test_ci_skips_what_this_host_cannot_measure_with_the_reason_and_fails_for_anything_else(
@@ -225,6 +227,32 @@ def test_ci_has_bounds_with_a_margin_and_fails_beyond_them(
     assert program.main([*parts, "--record", str(tmp_path / "record")]) == code
     assert ("missed: cpu: p99" in capsys.readouterr().out) == bool(code)
     assert len((tmp_path / "record").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("parts", "boots"), [([], 2), (["--trace", "2"], 1), (["--ci"], 1)])
+def test_a_missed_bound_prints_what_ran_during_the_longest_requests(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    parts: list[str],
+    boots: int,
+) -> None:
+    runs: list[Run] = []
+
+    def boot(run: Run, *, tarball: Path, limit_s: float) -> str:
+        runs.append(run)
+        lines = [msgspec.json.encode(KUBERNETES).decode()] if "kubernetes" in run.laws else []
+        lines.append(msgspec.json.encode(measured("cpu", p99_us=9000)).decode())
+        lines += ["trace   bypassd-1 [000] 1.5: sched_switch"] if run.longest else []
+        return "\n".join([*lines, '{"end": true}'])
+
+    a_boot(monkeypatch, "")
+    monkeypatch.setattr(program, "boot", boot)
+    assert program.main([*parts, "--record", str(tmp_path / "record")]) == 1
+    assert len(runs) == boots
+    assert ("bypassd-1 [000] 1.5: sched_switch" in capsys.readouterr().out) == (parts != ["--ci"])
+    if boots == 2:
+        assert (runs[1].laws, runs[1].longest) == (("cpu",), 3)
 
 
 @pytest.mark.parametrize(("code", "error"), [(2, UnavailableError), (1, BenchError)])
