@@ -1,11 +1,13 @@
 """``bypassctl headroom --withdraw``: takes back what a daemon that was killed has published to the cluster.
 
-For the unit's ExecStopPost: without a note in the store, as after a clean stop, it ends at once. A running daemon does
-it itself.
+That is the headroom, and the mark of a closed node. For the unit's ExecStopPost: without a note in the store, as after
+a clean stop, it ends at once. A running daemon does it itself.
 """
 
 import os
 from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -14,6 +16,8 @@ import trio
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import AgentError, StoreError
 from reconciler import __version__
+from reconciler.actuators.base import OfflineContext
+from reconciler.actuators.node_mark import ACTUATOR
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
@@ -24,9 +28,11 @@ from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import PublishError
 from reconciler.headroom.targets import withdraw_from
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from state.ledger import Ledger
 from state.reader import NoStoreError, read_tables
-from state.schema import META, PUBLISHED
+from state.schema import FILES, META, PUBLISHED, outlives_boot
 from state.store import Store, StoreBatch, boot_id
+from state.undo import RestoreOutcome, RestoreResult
 
 _TIMEOUT_S: Final = 15.0
 """Of systemd's TimeoutStopSec, which all steps of a stop share."""
@@ -39,12 +45,17 @@ def withdraw(options: Namespace) -> int:
         raise CliError("headroom --withdraw is of this node; it has no --root", Exit.USAGE)
     try:
         with InstanceLock(os.path.dirname(store_path)):
-            target = _noted(store_path)
-            if target is None:
+            target, marked = _noted(store_path), _marked(store_path)
+            if target is None and not marked:
                 show([line("nothing is published")])
                 return Exit.OK
-            trio.run(_withdraw, inspect_node(options), target)
-            _forget(store_path)
+            node = inspect_node(options)
+            if marked:
+                # First: a closed node takes no pods.
+                _unmark(store_path, node)
+            if target is not None:
+                trio.run(_withdraw, node, target)
+                _forget(store_path)
     except AlreadyRunningError as exc:
         raise CliError(f"{exc}; set headroom.publish: off and reload it", Exit.REFUSED) from exc
     except NoStoreError:
@@ -52,8 +63,39 @@ def withdraw(options: Namespace) -> int:
         return Exit.OK
     except AgentError as exc:
         raise CliError(f"not withdrawn: {exc}", Exit.NOT_OK) from exc
-    show([line(f"withdrawn from {target.value}")])
+    if marked:
+        show([line("the node is open to new BE pods again")])
+    if target is not None:
+        show([line(f"withdrawn from {target.value}")])
     return Exit.OK
+
+
+def _marked(store_path: str) -> bool:
+    """Whether the node's object may have a mark."""
+    return any(outlives_boot(key) for key in read_tables(store_path).rows[FILES])
+
+
+def _unmark(store_path: str, node: InspectedNode) -> None:
+    """Remove the mark. Errors: `PublishError` where it is still there; `StoreError`."""
+    store = Store(store_path, boot=boot_id("/"), version=__version__, node=os.uname().nodename, must_record=False)
+    try:
+        ledger = Ledger(store)
+        api = partial(KubeApi, node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
+        done = trio.run(_unmarked, OfflineContext(root="/", ledger=ledger, api=api))
+        ledger.flush()
+    finally:
+        store.close()
+    if failed := [result for result in done if result.undo is RestoreOutcome.REFUSED]:
+        raise PublishError("; ".join(f"{result.file}: {result.detail}" for result in failed))
+
+
+async def _unmarked(context: OfflineContext) -> Sequence[RestoreResult]:
+    assert ACTUATOR.undo_online is not None
+    try:
+        with trio.fail_after(_TIMEOUT_S):
+            return await ACTUATOR.undo_online(context)
+    except trio.TooSlowError as exc:
+        raise PublishError(f"no answer of the API server within {_TIMEOUT_S:.0f} s") from exc
 
 
 def _noted(store_path: str) -> ClusterTarget | None:

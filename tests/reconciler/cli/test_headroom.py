@@ -1,11 +1,18 @@
 """bypassctl headroom: from a daemon, from its store, and when there is none."""
 
 import json
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import trio
 
+from reconciler.actuators.codec import write_rows
+from reconciler.actuators.node_mark import CODEC, MarkRow, MarkRows
 from reconciler.cli.exits import Exit
+from state.ledger import Ledger
+from state.store import Store, boot_id
+from tests.fakes.api_server import FakeApiServer, in_thread
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
@@ -81,3 +88,32 @@ def test_without_a_daemon_headroom_is_read_from_the_store_if_there_is_any(run: R
     result = json.loads(run(*parts, "-o", "json").out)["headroom"]
     assert result["milli"] > 0
     assert [node["numa_node"] for node in result["nodes"]] == [0]
+
+
+def test_the_unit_removes_the_mark_of_a_killed_daemon_and_says_why_it_cannot(run: Run, tmp_path: Path) -> None:
+    others = {"key": "dedicated", "value": "db", "effect": "NoSchedule"}
+    ours = {"key": "bypassd/closed", "effect": "NoSchedule", "value": "until-20270115T120000Z"}
+
+    def server() -> FakeApiServer:
+        made = FakeApiServer()
+        made.nodes.add("n1", taints=[others, ours])
+        return made
+
+    path, config = tmp_path / "state.db", tmp_path / "config.yaml"
+    text = json.dumps({"key": "bypassd/closed", "effect": "NoSchedule", "value": ours["value"]}, separators=(",", ":"))
+    row = MarkRow(path="/api/v1/nodes/n1", field="NoSchedule", ours=(text,))
+    with closing(Store(str(path), boot=boot_id())) as store:
+        write_rows(Ledger(store), CODEC, MarkRows(rows={"NoSchedule": row}))
+    with in_thread(server) as api:
+        config.write_text(f"apiserver: {{server: 'http://127.0.0.1:{api.port}'}}\n")
+        words = ("headroom", "--withdraw", "--store", str(path), "--config", str(config))
+        api.nodes.rights = {"get nodes"}
+        failed = run(*words)
+        assert failed.code == Exit.NOT_OK
+        assert "taint bypassd/closed:NoSchedule" in failed.err
+        assert "cannot patch" in failed.err
+        api.nodes.rights = None
+        ran = run(*words)
+        assert (ran.code, ran.out) == (Exit.OK, "the node is open to new BE pods again\n")
+        assert api.nodes.taints("n1") == [others]
+        assert run(*words).out == "nothing is published\n"

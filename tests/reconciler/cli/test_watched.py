@@ -269,3 +269,28 @@ def test_rules_whose_mode_follows_from_evidence_show_their_record(run: Run, watc
     out = run("interference", "--socket", watching.socket).out
     assert "Modes by evidence" in out
     assert "4 of 20 responses" in out
+
+
+CLOSED: dict[str, Any] = {
+    "closed": True,
+    "reason": "memory_pressure: 1 GiB of 64 GiB available, and some more words that a screen has no room for",
+    "since": 1.7e9,
+    "opens_s": None,
+    "spent": False,
+    "mark": "PreferNoSchedule",
+    "state": "in place",
+    "detail": "taint bypassd/closed:PreferNoSchedule",
+}
+
+
+def test_a_closed_node_is_said_on_the_nodes_screen_and_at_a_be_pod_only(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["eviction"] = {**evictions(), "closing": {**CLOSED, "closed": False}}
+    assert "closed to new BE pods" not in run("status", "--socket", daemon.socket).out
+    daemon.document["eviction"]["closing"] = CLOSED
+    lines = run("status", "--socket", daemon.socket).out.splitlines()
+    (place,) = (number for number, line in enumerate(lines) if "closed to new BE pods since" in line)
+    assert lines[place].endswith("; taint bypassd/closed:PreferNoSchedule")
+    assert "memory_pressure: 1 GiB" in lines[place + 1]
+    assert max(map(len, lines[place : place + 2])) <= 96
+    assert "closed to new BE pods since" in run("why", BATCH, "--socket", daemon.socket).out
+    assert "closed to new BE pods" not in run("why", WEB, "--socket", daemon.socket).out

@@ -327,3 +327,24 @@ def test_what_is_no_pod_list_is_refused_whole(body: bytes) -> None:
 
 def test_an_empty_list_is_an_answer() -> None:
     assert decode_pods(EMPTY, MARKS) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "effects"),
+    [
+        (None, ()),
+        ([{"operator": "Exists"}], ("PreferNoSchedule", "NoSchedule")),
+        ([{"key": "bypassd/closed", "operator": "Exists", "effect": "NoSchedule"}], ("NoSchedule",)),
+        ([{"key": "", "operator": "Exists", "effect": "PreferNoSchedule"}], ("PreferNoSchedule",)),
+        ([{"key": "bypassd/closed", "operator": "Equal", "value": "until-20261128T081000Z"}], ()),
+        ([{"key": "bypassd/closed", "value": None, "effect": None}], ()),
+        ([{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300}], ()),
+        ([{"key": "other", "operator": "Exists"}] * 400 + [{"operator": "Exists"}], ()),
+    ],
+)
+def test_what_of_a_closed_nodes_taint_a_pod_tolerates(tolerations: object, effects: tuple[str, ...]) -> None:
+    pod = pod_json("a")
+    pod["spec"] = {**pod.get("spec", {}), "tolerations": tolerations}
+    (meta,), problems = decode_pods(pod_list(pod), MARKS)
+    assert problems == ()
+    assert meta.tolerates == effects
