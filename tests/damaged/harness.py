@@ -21,7 +21,7 @@ from cgroupfs.usage import UsageReader
 from reconciler.actuators.network import netlink
 from reconciler.alerts import queue
 from reconciler.cli import plan, recorded
-from reconciler.clients import http, kube
+from reconciler.clients import http, kube, node_object
 from reconciler.control.side_actuators import KINDS, codec_of
 from reconciler.interference import recording
 from reconciler.pods import annotations, cpu_annotations
@@ -366,6 +366,22 @@ def feed_status(data: bytes) -> object:
     answer = http.HttpResponse(status=429, body=data)
     status = kube.status_of(answer)
     return kube.wait_s_of(answer, status, 0.0)
+
+
+class OneAnswer:
+    """`KubeApi`, as far as a reader needs it: it gives the same for every request."""
+
+    def __init__(self, body: bytes) -> None:
+        self._answer = http.HttpResponse(status=200, body=body)
+
+    async def request(self, *_words: object, **_options: object) -> http.HttpResponse:
+        await trio.lowlevel.checkpoint()
+        return self._answer
+
+
+def feed_node(data: bytes) -> object:
+    client = node_object.NodeClient(OneAnswer(data), "n")  # type: ignore[arg-type]
+    return trio.run(client.read)
 
 
 def feed_wait(text: str) -> object:

@@ -92,6 +92,7 @@ from tests.damaged.harness import (
     feed_kubelet,
     feed_ledger,
     feed_link,
+    feed_node,
     feed_private,
     feed_queue,
     feed_recording,
@@ -225,6 +226,11 @@ CHECKPOINTS: Final = "kubelet/memory-static-device-allocated"
 DEVICES: Final = fixture(f"{CHECKPOINTS}/kubelet_internal_checkpoint")
 V1_CPU: Final = b'{"policyName":"static","defaultCpuSet":"0","entries":{"abc":"1-2"},"checksum":0}'
 RETRY: Final = (b"120", b"Wed, 21 Oct 2026 07:28:00 GMT", b"Fri, 31 Dec 9999 23:59:59 +2359")
+NODE_OBJECT: Final = (
+    b'{"kind":"Node","metadata":{"name":"n","uid":"u","resourceVersion":"7"},'
+    b'"spec":{"taints":[{"key":"k","effect":"NoSchedule"}]},'
+    b'"status":{"conditions":[{"type":"Ready","status":"True","reason":"r","message":"m"}]}}'
+)
 TRAIL: Final = (
     b'{"kind":"Status","reason":"TooManyRequests","message":"m",'
     b'"details":{"retryAfterSeconds":9,"causes":[{"reason":"r"}]}}'
@@ -634,6 +640,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         KUBECONFIG,
     ),
     of_json("reconciler.clients.kube:status_of", feed_status, (), TRAIL),
+    of_json("reconciler.clients.node_object:NodeClient.read", feed_node, (SourceError,), NODE_OBJECT),
     of_text("reconciler.clients.http:retry_after_s", feed_wait, (), *RETRY),
     Parser(
         "reconciler.clients.http:retry_after_s (latin-1)", lambda data, _: feed_wait(data.decode("latin-1")), (), RETRY
