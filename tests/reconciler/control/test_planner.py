@@ -396,7 +396,11 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "qos_level": "off",
     }
     assert plan.reasons == dict.fromkeys(
-        [policy.name for policy in POLICIES if policy.decide_resources is not None and policy.name != "reclaimed"],
+        [
+            policy.name
+            for policy in POLICIES
+            if policy.decide_resources is not None and not policy.config_type().enabled
+        ],
         "off",
     )
     assert plan == NodePlan(pools=pools, reasons=plan.reasons)
