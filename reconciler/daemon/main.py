@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib import import_module
 from typing import Final, final
 
 import trio
@@ -438,11 +437,13 @@ def _serve(loaded: Loaded, path: str, options: argparse.Namespace) -> None:
 
 def _preload(config: Config) -> None:
     """Import what the first seconds need: no daemon runs between the end of the other one and the first pass."""
-    modules = ["httpcore2", "encodings.idna"] if config.apiserver.enabled or config.kubelet.enabled else []
+    if config.apiserver.enabled or config.kubelet.enabled:
+        import encodings.idna  # noqa: F401
+
+        import httpcore2  # noqa: F401
     if watched(config):
-        modules += ["reconciler.interference.monitor", "reconciler.responses.eviction.executor"]
-    for name in modules:
-        import_module(name)
+        import reconciler.interference.monitor
+        import reconciler.responses.eviction.executor  # noqa: F401
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

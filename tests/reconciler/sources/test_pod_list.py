@@ -344,7 +344,7 @@ def test_an_empty_list_is_an_answer() -> None:
 )
 def test_what_of_a_closed_nodes_taint_a_pod_tolerates(tolerations: object, effects: tuple[str, ...]) -> None:
     pod = pod_json("a")
-    pod["spec"] = {**pod.get("spec", {}), "tolerations": tolerations}
+    pod["spec"] = {"containers": [], "tolerations": tolerations}
     (meta,), problems = decode_pods(pod_list(pod), MARKS)
     assert problems == ()
     assert meta.tolerates == effects
