@@ -359,7 +359,9 @@ class ControlPlane:
                 self.call("DELETE", f"{path}?gracePeriodSeconds=0")
             elif phase == "Pending":
                 self.bound(pod)
-                condition = {"type": "Ready", "status": "True"}
+                # Without the time it is never available by minReadySeconds.
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                condition = {"type": "Ready", "status": "True", "lastTransitionTime": now}
                 status = {"phase": "Running", "conditions": [condition]}
                 self.call("PATCH", f"{path}/status", {"status": status}, MERGE_PATCH)
 
