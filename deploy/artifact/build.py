@@ -76,7 +76,7 @@ for name in {packages}:
     for module in pkgutil.walk_packages(package.__path__, name + "."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-import rich.console, ssl
+import ssl
 files = {{getattr(module, "__file__", None) for module in sys.modules.values()}}
 print(*sorted(filter(None, files)), sep="\\n")
 """

@@ -173,7 +173,7 @@ Block = Line | Field | Table
 
 
 def fitted(table: Table, width: int | None) -> Table:
-    """The table with its names shortened to a terminal of ``width`` columns; both ways of drawing begin with it.
+    """The table with its names shortened to a terminal of ``width`` columns; drawing a table begins with it.
 
     Another column than the last leaves at least `NARROW` columns to the last, which is wrapped.
     """
@@ -204,13 +204,22 @@ def _short(cell: Cell, room: int, *, words: bool) -> Cell:
     return cell._replace(text=short) if isinstance(cell, StyledText) else short
 
 
+def columns_of(text: str) -> int:
+    """The columns of a terminal that a text takes: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width  # 1 MiB of tables
+
+    return sum(2 if east_asian_width(sign) in "WF" else not combining(sign) for sign in text)
+
+
 def has_headings(table: Table) -> bool:
     """Whether this table's headings are printed."""
     return table.headings and HEADINGS["printed"]
 
 
 def text_of(cell: Cell) -> str:
-    """The text of a cell, without its meaning, as it may be shown: both ways of drawing take it from here."""
+    """The text of a cell, without its style, as it may be shown."""
     return printable(cell.text if isinstance(cell, StyledText) else cell, LONGEST)
 
 

@@ -1,24 +1,27 @@
 """Output of a command: tables and lines for people, documents for programs, the same for every command.
 
-Drawn with rich on a terminal if it is installed, else as plain text. A pipe gets plain text without wrapping, so that
-grep and awk work on it.
+A terminal gets styles and wrapped lines; a pipe plain text without wrapping, so that grep and awk work on it.
 """
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TextIO
 
+from cgroupfs.bounded import digits
 from reconciler.cli.blocks import (
     BELOW,
     LABEL,
     NARROW,
+    RESET,
     Block,
     Cell,
     Field,
     Line,
     StyledText,
     Table,
+    codes,
+    columns_of,
     fitted,
     goes_below,
     has_headings,
@@ -28,7 +31,6 @@ from reconciler.cli.blocks import (
 from reconciler.cli.exits import CliError, Exit
 from reconciler.runtime import streams
 from reconciler.runtime.streams import guarded
-from state.printable import LONGEST, printable
 
 
 def line(*cells: Cell, indent: int = 0) -> Line:
@@ -61,30 +63,102 @@ def show(blocks: Iterable[Block], out: TextIO | None = None) -> None:
 
 
 def _draw(blocks: Iterable[Block], out: TextIO) -> None:
-    terminal = out.isatty()
-    if terminal and os.environ.get("TERM") != "dumb":
-        try:
-            from reconciler.cli import rich_screen  # 80 ms; optional; for terminals only
-        except ImportError:
-            pass
-        else:
-            rich_screen.draw(blocks, out)
-            return
-    out.write(plain(blocks, _width(out) if terminal else None))
+    if not out.isatty():
+        out.write(plain(blocks))
+        return
+    width = _width(out)
+    if os.environ.get("TERM") in {"dumb", "unknown"}:
+        out.write(plain(blocks, width))
+        return
+    colours = not os.environ.get("NO_COLOR")
+    out.write("".join(f"{rendered(cells, colours=colours)[0]}\n" for cells in laid_out(blocks, width)))
 
 
 def plain(blocks: Iterable[Block], width: int | None = None) -> str:
     """As plain text; ``width`` None: never wrapped."""
-    lines: list[str] = []
+    return "".join(f"{''.join(map(text_of, cells))}\n" for cells in laid_out(blocks, width))
+
+
+def rendered(cells: Iterable[Cell], *, colours: bool) -> tuple[str, int]:
+    """One line with a terminal's sequences, and its columns."""
+    parts, width = [], 0
+    for cell in cells:
+        text = text_of(cell)
+        width += columns_of(text)
+        code = codes(cell.style, colours=colours) if isinstance(cell, StyledText) else ""
+        parts.append(f"{code}{text}{RESET}" if code else text)
+    return "".join(parts), width
+
+
+def laid_out(blocks: Iterable[Block], width: int | None) -> Iterator[list[Cell]]:
+    """The lines of the blocks, without blanks at their ends; as wide as their text where ``width`` is None.
+
+    A word that is wider than the terminal stays whole: a broken name cannot be copied or searched.
+    """
     for block in blocks:
         match block:
             case Table():
-                lines += _table(block, width)
+                lines = _table(block, width)
             case Field():
-                lines += _field(block, width)
+                lines = _beside([StyledText(text_of(block.label).ljust(LABEL), "dim")], block.cells, width)
             case Line():
-                lines += _line(block, width)
-    return "".join(f"{text.rstrip()}\n" for text in lines)
+                lines = _beside([" " * block.indent], block.cells, width, least=1)
+        for cells in lines:
+            yield _stripped(cells)
+
+
+def _table(block: Table, width: int | None) -> Iterator[list[Cell]]:
+    if not block.rows:
+        return
+    block = fitted(block, width)
+    heads = tuple(StyledText(name, "dim") for name in block.columns)
+    rows: list[tuple[Cell, ...]] = [*([heads] if has_headings(block) else []), *block.rows]
+    last = len(block.columns) - 1
+    *widths, widest = (max(columns_of(text_of(row[column])) for row in rows) for column in range(last + 1))
+    below = goes_below(sum(widths) + 2 * last, width, widest)
+    for row in rows:
+        before: list[Cell] = []
+        for column, room in enumerate(widths):
+            blanks = " " * (room - columns_of(text_of(row[column])))
+            before += [blanks, row[column], "  "] if column in block.right else [row[column], f"{blanks}  "]
+        # Only the last one may give way: a cut-off value would be a wrong value.
+        if not below:
+            yield from _beside(before, row[last : last + 1], width)
+            continue
+        yield before
+        if text_of(row[last]):
+            yield from _beside([" " * BELOW], row[last : last + 1], width)
+
+
+def _beside(
+    before: list[Cell], cells: Iterable[Cell], width: int | None, *, least: int = NARROW
+) -> Iterator[list[Cell]]:
+    """The cells behind others, in as many lines as they need, each below the first cell and ``least`` columns wide."""
+    shown = [(text_of(cell), cell.style if isinstance(cell, StyledText) else "") for cell in cells]
+    left = sum(columns_of(text_of(cell)) for cell in before)
+    whole = "".join(text for text, _ in shown)
+    begin = 0
+    for number, part in enumerate(wrapped(whole, None if width is None else max(width - left, least))):
+        yield [*(before if not number else [" " * left]), *_between(shown, begin, begin + len(part))]
+        # Each line ends before the blank at which the text is broken.
+        begin += len(part) + 1
+
+
+def _between(shown: Iterable[tuple[str, str]], begin: int, end: int) -> Iterator[Cell]:
+    at = 0
+    for text, style in shown:
+        if part := text[max(0, begin - at) : max(0, end - at)]:
+            yield StyledText(part, style)
+        at += len(text)
+
+
+def _stripped(cells: list[Cell]) -> list[Cell]:
+    while cells and not (last := text_of(cells[-1]).rstrip()):
+        cells = cells[:-1]
+    if not cells:
+        return []
+    end = cells[-1]
+    return [*cells[:-1], end._replace(text=last) if isinstance(end, StyledText) else last]
 
 
 def on_terminal() -> bool:
@@ -92,44 +166,9 @@ def on_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def _line(block: Line, width: int | None) -> list[str]:
-    text = "".join(map(text_of, block.cells))
-    indent = " " * block.indent
-    return [indent + part for part in wrapped(text, None if width is None else width - block.indent)]
-
-
-def _field(block: Field, width: int | None) -> list[str]:
-    text = "".join(map(text_of, block.cells))
-    first, *more = wrapped(text, None if width is None else max(width - LABEL, NARROW))
-    return [printable(block.label, LONGEST).ljust(LABEL) + first, *(" " * LABEL + part for part in more)]
-
-
-def _table(block: Table, width: int | None) -> list[str]:
-    if not block.rows:
-        return []
-    block = fitted(block, width)
-    rows = [*([block.columns] if has_headings(block) else []), *(tuple(map(text_of, row)) for row in block.rows)]
-    last = len(block.columns) - 1
-    widths = [max(len(row[column]) for row in rows) for column in range(last)]
-    left = sum(widths) + 2 * last
-    below = goes_below(left, width, max(len(row[last]) for row in rows))
-    room = None if width is None else width - (BELOW if below else left)
-    lines: list[str] = []
-    for row in rows:
-        cells = [
-            row[column].rjust(widths[column]) if column in block.right else row[column].ljust(widths[column])
-            for column in range(last)
-        ]
-        parts = wrapped(row[last], room)
-        if below:
-            lines += ["  ".join(cells), *(" " * BELOW + part for part in parts if part)]
-            continue
-        lines.append("  ".join([*cells, parts[0]]))
-        lines += [" " * left + part for part in parts[1:]]
-    return lines
-
-
 def _width(out: TextIO) -> int:
+    if columns := digits(os.environ.get("COLUMNS", "")):
+        return columns
     try:
         return os.get_terminal_size(out.fileno()).columns or 80
     except OSError:

@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from reconciler.cli import places
-from reconciler.cli.blocks import RESET, StyledText, codes, levels
+from reconciler.cli.blocks import StyledText, levels
 from reconciler.cli.document import Row, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.livescreen import EndedError, LiveScreen
 from reconciler.cli.pods import PARENTS, fetch_list, pod_row, throttling_parents, wanted
-from reconciler.cli.screen import emit
+from reconciler.cli.screen import emit, rendered
 from reconciler.cli.topframe import (
     CLASSES,
     MAPS,
@@ -38,7 +38,6 @@ from reconciler.cli.topframe import (
 )
 from reconciler.cli.watched import of_node
 from reconciler.runtime import streams
-from state.printable import printable
 
 INTERVALS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _OFTEN: Final = ("podlist", "budget")
@@ -142,18 +141,6 @@ def _sleep(seconds: float) -> None:
 
 def _plain(line: Line) -> str:
     return "".join(cell.text if isinstance(cell, StyledText) else cell for cell in line).rstrip()
-
-
-def rendered(line: Line, *, colours: bool) -> tuple[str, int]:
-    """One line with its sequences, and its columns."""
-    parts, width = [], 0
-    for cell in line:
-        text, style = (cell.text, cell.style) if isinstance(cell, StyledText) else (cell, "")
-        text = printable(text)
-        width += len(text)
-        code = codes(style, colours=colours) if style else ""
-        parts.append(f"{code}{text}{RESET}" if code else text)
-    return "".join(parts), width
 
 
 # Live

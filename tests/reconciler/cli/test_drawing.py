@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.cli import rich_screen
-from reconciler.cli.blocks import STYLES, Block, Field, Line, StyledText, Table
+from reconciler.cli.blocks import STYLES, Block, Field, Line, StyledText, Table, codes, columns_of
 from reconciler.cli.drawing import as_sets, draw, marks, placement
-from reconciler.cli.screen import plain
+from reconciler.cli.screen import plain, show
 from state.machine import parse
 from state.topology import Topology, uniform
 
@@ -150,15 +149,22 @@ def test_every_sign_has_a_colour_on_a_terminal() -> None:
     assert {"pool reserved", "pool shared be", "pool dedicated be", "pool several"} <= styles
     assert styles <= STYLES.keys()
     assert {mark.style for mark in marks(pools).values()} <= STYLES.keys()
-    out = io.StringIO()
-    rich_screen.draw(blocks, out)
-    assert "RIS*" in out.getvalue()
+    for style in sorted(styles):
+        assert codes(style, colours=True).startswith("\x1b[")
 
 
-def _drawn(blocks: list[Block], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("COLUMNS", str(width))
-    out = io.StringIO()
-    rich_screen.draw(blocks, out)
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _drawn(blocks: list[Block], width: int, monkeypatch: pytest.MonkeyPatch, **environ: str) -> str:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"COLUMNS": str(width), **environ}.items():
+        monkeypatch.setenv(name, value)
+    out = _Terminal()
+    show(blocks, out)
     return out.getvalue()
 
 
@@ -184,8 +190,12 @@ BLOCKS: list[Block] = [
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_terminal_with_colours_has_the_lines_of_one_without(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = _drawn(BLOCKS, width, monkeypatch)
+    styled = _drawn(BLOCKS, width, monkeypatch)
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", styled)
     assert drawn == plain(BLOCKS, width)
+    assert "\x1b[1;31mthrottled\x1b[0m" in styled
+    assert not re.search(r"\x1b\[[0-9;]*3\d", _drawn(BLOCKS, width, monkeypatch, NO_COLOR="1"))
+    assert _drawn(BLOCKS, width, monkeypatch, TERM="dumb") == drawn
     assert drawn.count(LONG_NAME) == 4
     # Beside the lines with the name, only its column's heading is so wide.
     assert all(len(line) <= width or LONG_NAME in line or line.endswith("  BY") for line in drawn.splitlines())
@@ -196,3 +206,19 @@ def test_a_column_without_room_gets_lines_of_its_own() -> None:
     assert lines[0].split() == ["TARGET", "BY"]
     assert lines[1:] == ["    REASON", f"{LONG_NAME}  ana", "    INC-42: its p99 rose after the last release"]
     assert len(plain(BLOCKS[-1:], 200).splitlines()) == 2
+
+
+def test_a_style_goes_on_behind_the_blank_at_which_its_text_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = StyledText("a text of several words that is broken", "warn")
+    drawn = _drawn([Field("label", (text,))], 30, monkeypatch)
+    first, second = (line for line in drawn.splitlines())
+    assert (first, second) == (
+        "\x1b[2mlabel    \x1b[0m\x1b[33ma text of several\x1b[0m",
+        "         \x1b[33mwords that is broken\x1b[0m",
+    )
+
+
+def test_wide_and_combining_characters_take_the_columns_that_a_terminal_gives_them() -> None:
+    assert [columns_of(text) for text in ("abc", "\u4e2d\u6587", "e\u0301", "")] == [3, 4, 1, 0]
+    table = Table(("NAME", "N"), [("\u4e2d\u6587", "1"), ("abcd", "2")])
+    assert plain([table]) == "NAME  N\n\u4e2d\u6587  1\nabcd  2\n"

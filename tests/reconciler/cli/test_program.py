@@ -1,4 +1,4 @@
-"""The program itself: what it imports, how it fails, its screens without rich, and what it says of itself."""
+"""The program itself: what it imports, how it fails, its screens, and what it says of itself."""
 
 import errno
 import grp
@@ -38,7 +38,6 @@ HEAVY = {
     "httpx2",
     "httpcore2",
     "msgspec",
-    "rich",
     "ssl",
     "email",
     "asyncio",
@@ -367,7 +366,7 @@ def test_a_long_line_is_wrapped_under_its_indent_and_a_long_word_stays_whole() -
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_on_a_terminal_rich_draws_the_same_words_within_the_width(daemon: FakeDaemon, columns: int) -> None:
+def test_a_terminal_has_the_same_words_within_the_width(daemon: FakeDaemon, columns: int) -> None:
     master, slave = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}
     command = [sys.executable, "-m", "reconciler.cli", "explain", "batch-7", "--socket", daemon.socket]

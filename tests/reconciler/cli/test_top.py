@@ -14,7 +14,8 @@ from reconciler.cli.blocks import StyledText, codes
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import parser
 from reconciler.cli.pods import pod_row
-from reconciler.cli.top import CpuLoad, obey, rendered
+from reconciler.cli.screen import rendered
+from reconciler.cli.top import CpuLoad, obey
 from reconciler.cli.topframe import CLASSES, SORTS, Choices, Line, Page, TopFacts, frame, glyphs, shown_pods
 from tests.fakes.terminal import CLI, OnTerminal
 from tests.page.made import SECTIONS, VIEWS, MadeNode
