@@ -85,7 +85,7 @@ def rendered(cells: Iterable[Cell], *, colours: bool) -> tuple[str, int]:
     for cell in cells:
         text = text_of(cell)
         width += columns_of(text)
-        code = codes(cell.style, colours=colours) if isinstance(cell, StyledText) else ""
+        code = codes(cell.style, colours=colours) if text and isinstance(cell, StyledText) else ""
         parts.append(f"{code}{text}{RESET}" if code else text)
     return "".join(parts), width
 
