@@ -132,9 +132,8 @@ def daemon_set(containerd_node: Node, tmp_path: Path) -> Iterator[DaemonSetPod]:
 
 def probed(pod: DaemonSetPod, name: str) -> int:
     """The status that the kubelet's probe gets; 0: no connection."""
-    get, (port,) = pod.container[name]["httpGet"], pod.container["ports"]
-    assert get["port"] == port["name"]
-    connection = http.client.HTTPConnection(get["host"], port["containerPort"], timeout=5)
+    get = pod.container[name]["httpGet"]
+    connection = http.client.HTTPConnection(get["host"], get["port"], timeout=5)
     try:
         connection.request("GET", get["path"])
         return connection.getresponse().status
