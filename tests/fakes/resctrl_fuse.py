@@ -76,7 +76,10 @@ def _operations(model: ResctrlModel) -> Any:  # mfusepy can only be imported whe
         return model.find(model.root + path.rstrip("/"))
 
     def attributes(node: Node) -> dict[str, int]:
-        return {"st_mode": node.mode, "st_ino": node.inode, "st_nlink": 1 if node.inside is None else 2}
+        # As kernfs counts: of a directory its name, its own dot, and each directory's dots inside.
+        inside = node.inside or {}
+        links = 1 if node.inside is None else 2 + sum(entry.inside is not None for entry in inside.values())
+        return {"st_mode": node.mode, "st_ino": node.inode, "st_nlink": links}
 
     class Files(mfusepy.Operations):  # type: ignore[misc]  # untyped library
         use_ns = True
