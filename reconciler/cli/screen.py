@@ -139,9 +139,10 @@ def _beside(
     whole = "".join(text for text, _ in shown)
     begin = 0
     for number, part in enumerate(wrapped(whole, None if width is None else max(width - left, least))):
+        # Blanks at a break are in no line, however many they are.
+        begin = whole.index(part, begin)
         yield [*(before if not number else [" " * left]), *_between(shown, begin, begin + len(part))]
-        # Each line ends before the blank at which the text is broken.
-        begin += len(part) + 1
+        begin += len(part)
 
 
 def _between(shown: Iterable[tuple[str, str]], begin: int, end: int) -> Iterator[Cell]:

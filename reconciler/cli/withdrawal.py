@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import msgspec
 import trio
 
-from cgroupfs.bounded import decoded
 from cgroupfs.errors import AgentError, StoreError
 from reconciler import __version__
 from reconciler.actuators.base import OfflineContext
@@ -23,8 +21,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.screen import line, show
 from reconciler.clients.kube import KubeApi
-from reconciler.config.environment import node_name
-from reconciler.headroom.cpu import ClusterTarget
+from reconciler.control.node_headroom import PublishedNote, decode_note
 from reconciler.headroom.publisher import PublishError
 from reconciler.headroom.targets import withdraw_from
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
@@ -34,8 +31,8 @@ from state.schema import FILES, META, PUBLISHED, outlives_boot
 from state.store import Store, StoreBatch, boot_id
 from state.undo import RestoreOutcome, RestoreResult
 
-_TIMEOUT_S: Final = 15.0
-"""Of systemd's TimeoutStopSec, which all steps of a stop share."""
+_TIMEOUT_S: Final = 3.0
+"""The node is without its daemon meanwhile; the next start tries again."""
 
 
 def withdraw(options: Namespace) -> int:
@@ -45,16 +42,16 @@ def withdraw(options: Namespace) -> int:
         raise CliError("headroom --withdraw is of this node; it has no --root", Exit.USAGE)
     try:
         with InstanceLock(os.path.dirname(store_path)):
-            target, marked = _noted(store_path), _marked(store_path)
-            if target is None and not marked:
+            noted, marked = _noted(store_path), _marked(store_path)
+            if noted is None and not marked:
                 show([line("nothing is published")])
                 return Exit.OK
             node = inspect_node(options)
             if marked:
                 # First: a closed node takes no pods.
                 _unmark(store_path, node)
-            if target is not None:
-                trio.run(_withdraw, node, target)
+            if noted is not None:
+                trio.run(_withdraw, node, noted)
                 _forget(store_path)
     except AlreadyRunningError as exc:
         raise CliError(f"{exc}; set headroom.publish: off and reload it", Exit.REFUSED) from exc
@@ -65,8 +62,8 @@ def withdraw(options: Namespace) -> int:
         raise CliError(f"not withdrawn: {exc}", Exit.NOT_OK) from exc
     if marked:
         show([line("the node is open to new BE pods again")])
-    if target is not None:
-        show([line(f"withdrawn from {target.value}")])
+    if noted is not None:
+        show([line(f"withdrawn from {noted.target.value} of {noted.node}")])
     return Exit.OK
 
 
@@ -98,21 +95,19 @@ async def _unmarked(context: OfflineContext) -> Sequence[RestoreResult]:
         raise PublishError(f"no answer of the API server within {_TIMEOUT_S:.0f} s") from exc
 
 
-def _noted(store_path: str) -> ClusterTarget | None:
+def _noted(store_path: str) -> PublishedNote | None:
     row = read_tables(store_path).rows[META].get(PUBLISHED)
-    if row is None:
-        return None
     try:
-        return ClusterTarget(decoded(msgspec.msgpack.Decoder(str).decode, row))
+        return None if row is None else decode_note(row)
     except ValueError as exc:
         raise StoreError(f"the note of what is published cannot be read: {exc}") from exc
 
 
-async def _withdraw(node: InspectedNode, target: ClusterTarget) -> None:
+async def _withdraw(node: InspectedNode, note: PublishedNote) -> None:
     api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
     try:
         with trio.fail_after(_TIMEOUT_S):
-            await withdraw_from(target, api, node_name(node.kubelet))
+            await withdraw_from(note.target, api, note.node)
     except trio.TooSlowError as exc:
         raise PublishError(f"no answer of the API server within {_TIMEOUT_S:.0f} s") from exc
     finally:

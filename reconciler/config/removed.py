@@ -88,7 +88,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "policies.exclusive.placement.combinations": "always 16",
     "policies.reclaimed.placement.combinations": "always 16",
     "policies.shared.provision.pid.cpu_usage_ratio": "its gains are fixed; provision.target_percent is the target",
-    "policies.memory_qos.system": "pods of the system have what other online pods have",
+    "policies.memory_qos.system": "pods of the system have the defaults of online pods",
     "policies.cache.system": "pods of the system have the whole cache",
     "policies.cache.levels": "low, middle, high: always 20, 30, 50 % of the cache and 10, 30, 50 % of the bandwidth",
     "policies.cache.law": "its thresholds and steps are fixed",

@@ -1,9 +1,11 @@
 """The headroom of the node as a whole: CPU and memory that BE work may be promised, its file, and its publication."""
 
+from collections.abc import Mapping
 from typing import final
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from reconciler.clients.kube_config import ApiServer
@@ -15,32 +17,71 @@ from reconciler.headroom.cpu import ClusterTarget, HeadroomConfig
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.publisher import HeadroomPublisher, Meter, PublishTarget
 from reconciler.headroom.report import HeadroomReport, read_kept
+from reconciler.headroom.shapes import Offer
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import Component
 from reconciler.runtime.wakeup import WakeUp
-from state.model import NodeView, SourceStatus
+from state.model import ContainerKind, NodeView, Pod, SourceStatus
 from state.plan import NodePlan
 from state.schema import META, PUBLISHED
 from state.store import Store, StoreBatch
 
 
-def read_published(store: Store) -> ClusterTarget | None:
+class PublishedNote(Struct, frozen=True, kw_only=True):
+    """The cluster's object: its kind, and the node's name in it."""
+
+    target: ClusterTarget
+    node: str
+
+
+def offered(offer: Offer, pods: Mapping[str, Pod]) -> Offer:
+    """What is published: the headroom, and never less than what the node's BE pods have been promised.
+
+    New pods are kept away as well: nothing is left of it. Less would let a kubelet that restarts refuse the pods that
+    run, as it admits each again (``OutOf...``), and such a pod ends without budget or grace. Requests are those that
+    count for an admission: the sum of the containers, or the largest init container. Source: Kubernetes documentation,
+    "Init Containers", resource sharing; kubelet's admission.
+    """
+    cpu = memory = 0
+    for pod in pods.values():
+        sums, largest = [0, 0], [0, 0]
+        for item in pod.members:
+            asks = (item.requests.batch_cpu_milli or 0, item.requests.batch_memory_bytes or 0)
+            if item.kind is ContainerKind.INIT:
+                largest = [max(pair) for pair in zip(largest, asks, strict=True)]
+            else:
+                sums = [sum(pair) for pair in zip(sums, asks, strict=True)]
+        cpu += max(sums[0], largest[0])
+        memory += max(sums[1], largest[1])
+    promised = max(offer.memory, memory)
+    return Offer(cpu_milli=max(offer.cpu_milli, cpu), memory_bytes=promised or offer.memory_bytes)
+
+
+def read_published(store: Store) -> PublishedNote | None:
     """Where an earlier run published the headroom without having withdrawn it; None: nowhere."""
     row = dict(store.rows(META)).get(PUBLISHED)
     try:
-        return None if row is None else ClusterTarget(decoded(msgspec.msgpack.Decoder(str).decode, row))
+        return None if row is None else decode_note(row)
     except ValueError:
         return None
+
+
+def decode_note(row: bytes) -> PublishedNote:
+    """The row. Errors: `ValueError`."""
+    return decoded(msgspec.msgpack.Decoder(PublishedNote).decode, row)
 
 
 @final
 class PublishedRow:
     """The store's note of where the headroom is published; ``target`` None: nowhere."""
 
-    def __init__(self, store: Store, lane: trio.CapacityLimiter) -> None:
+    def __init__(self, store: Store, lane: trio.CapacityLimiter, node: str) -> None:
+        """``node``: the name of the node's object."""
         self._store = store
         self._lane = lane
-        self.target = read_published(store)
+        self._node = node
+        noted = read_published(store)
+        self.target = None if noted is None else noted.target
 
     async def note(self, target: ClusterTarget | None) -> None:
         """Make it durable. Errors: `StoreError`."""
@@ -48,14 +89,14 @@ class PublishedRow:
         if target is None:
             batch.delete(META, PUBLISHED)
         else:
-            batch.put(META, PUBLISHED, msgspec.msgpack.encode(target.value))
+            batch.put(META, PUBLISHED, msgspec.msgpack.encode(PublishedNote(target=target, node=self._node)))
         await in_worker(self._store.apply, batch, limiter=self._lane)
         self.target = target
 
     def stage(self, batch: StoreBatch) -> None:
         """Put it into the rows of a store that is another file than before."""
         if self.target is not None:
-            batch.put(META, PUBLISHED, msgspec.msgpack.encode(self.target.value))
+            batch.put(META, PUBLISHED, msgspec.msgpack.encode(PublishedNote(target=self.target, node=self._node)))
 
 
 @final
@@ -93,7 +134,7 @@ class NodeHeadroom:
             node=node,
             root=place.root,
         )
-        self.row = PublishedRow(record.store, record.lane)
+        self.row = PublishedRow(record.store, record.lane, node)
 
         def target(name: ClusterTarget) -> PublishTarget:
             from reconciler.clients.kube import KubeApi  # most nodes have no credentials
@@ -105,7 +146,7 @@ class NodeHeadroom:
         self.publisher = HeadroomPublisher(
             target,
             wanted=lambda: self.report.config.publish,
-            offer=self.report.offer,
+            offer=lambda: offered(self.report.offer(), control.inventory.pods),
             writes=lambda: self._mode.enforce,
             note=self.row.note,
             noted=self.row.target,

@@ -210,14 +210,17 @@ class Daemon:
             agent.close()
             return
         self._notifier.stopping("stopping")
-        if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
-            done = await agent.commands.restore()
-            left = [result for result in done if not result.ok]
-            self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
-        elif agent.mode.enforce:
-            await agent.commands.restore_daemon_weights()
-        await agent.headroom.publisher.end()
-        agent.close()
+        try:
+            if self.config.on_stop is OnStop.RESTORE and self.config.mode is AgentMode.ENFORCE:
+                done = await agent.commands.restore()
+                left = [result for result in done if not result.ok]
+                self._log.info("restored on stop", files=len(done) - len(left), left=len(left))
+            elif agent.mode.enforce:
+                await agent.commands.restore_daemon_weights()
+        finally:
+            # Also where a full disk or a slow kernel has ended the restore.
+            await agent.headroom.publisher.end()
+            agent.close()
         self._notifier.close()
         self._ended = True
 

@@ -37,20 +37,28 @@ _AUTO: Final = (ClusterTarget.KOORDINATOR, ClusterTarget.KATALYST, ClusterTarget
 
 
 class PublishError(AgentError):
-    """It was not published. ``missing``: the object, or its kind, does not exist. ``busy``: later it may be."""
+    """It was not published. ``missing``: the object, or its kind, does not exist. ``busy``: later it may be.
 
-    def __init__(self, message: str, *, missing: bool = False, busy: bool = False) -> None:
+    ``foreign``: another program writes the same fields.
+    """
+
+    def __init__(self, message: str, *, missing: bool = False, busy: bool = False, foreign: bool = False) -> None:
         super().__init__(message)
         self.missing = missing
         self.busy = busy
+        self.foreign = foreign
 
 
 class Published(NamedTuple):
-    """What the API server answered: the amounts as they are there now. ``next_s``: when it is to be written again."""
+    """What the API server answered: the amounts as they are there now. ``next_s``: when it is to be written again.
+
+    ``written``: False: nothing was written yet, so nothing is published.
+    """
 
     offer: Offer
     detail: str
     next_s: float
+    written: bool = True
 
 
 class Meter(Protocol):
@@ -72,7 +80,7 @@ class PublishTarget(Protocol):
         """Write, and return what is there then."""
 
     async def withdraw(self) -> None:
-        """Take it back."""
+        """Take it back. What another writer has put there since is left."""
 
     async def aclose(self) -> None:
         """Close the connection; it may be used again."""
@@ -164,10 +172,13 @@ class HeadroomPublisher:
                 return
             if self._problem and self._wanted() is not ClusterTarget.OFF and self._writes():
                 continue
-            soonest = begun + (FALL_S if self._falls() or not self._active() else RISE_S)
-            if trio.current_time() < soonest:
-                await trio.sleep_until(min(soonest, end))
+            # A fall may come while a rise waits.
+            while trio.current_time() < min(begun + self._spacing_s(), end):
+                await self._changed.wait_until(min(begun + self._spacing_s(), end))
             return
+
+    def _spacing_s(self) -> float:
+        return FALL_S if self._falls() or not self._active() else RISE_S
 
     def _falls(self) -> bool:
         offer, sent = self._offer(), self._sent
@@ -184,14 +195,16 @@ class HeadroomPublisher:
             wanted = self._wanted()
             target = await self._find() if wanted is ClusterTarget.AUTO else wanted
             if self._noted is not target:
-                if self._noted is not None:
-                    await self._target(self._noted).withdraw()
+                await self._withdraw_noted()
                 await self._note(target)
                 self._noted = target
             offer = self._offer()
-            self._published = await self._target(target).publish(offer)
+            published = await self._target(target).publish(offer)
         except AgentError as exc:
             return self._failed(exc)
+        if not published.written:
+            return published.next_s
+        self._published = published
         if self._problem:
             _LOG.info("the headroom is published", target=target.value)
         self._sent, self._published_at, self._problem, self._failures = offer, self._wall(), "", 0

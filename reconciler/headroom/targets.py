@@ -201,7 +201,9 @@ class KatalystTarget:
     def __init__(self, api: KubeApi, node: str, *, wall: Callable[[], float]) -> None:
         self.object = ClusterObject(api, _RESOURCES, node, wall)
         self._node = node
+        self._wall = wall
         self._wrote: Offer | None = None
+        self._changed_at: float | None = None
 
     async def find(self) -> None:
         """See `PublishTarget`."""
@@ -221,6 +223,12 @@ class KatalystTarget:
 
     async def withdraw(self) -> None:
         """See `PublishTarget`."""
+        try:
+            self._check(await self.object.get())
+        except PublishError as exc:
+            if not exc.foreign:
+                raise
+            return
         await self.object.patch_status(katalyst_status(None))
 
     async def aclose(self) -> None:
@@ -230,10 +238,13 @@ class KatalystTarget:
     def _check(self, found: _Object) -> None:
         other = self.object.other_writer(found)
         if other is None and self._wrote is not None and _reclaimed(found) != self._wrote:
-            # Once: then it is tried again, after the time for refusals.
-            self._wrote, other = None, "another program"
+            self._changed_at = self._wall() if self._changed_at is None else self._changed_at
+            other = "another program"
+            if self._wall() - self._changed_at >= _FOREIGN_S:
+                # Tried again: the next check shows whether it still writes.
+                self._wrote = self._changed_at = other = None
         if other is not None:
-            raise PublishError(f"{other} writes the status of the CustomNodeResource, too: left to it")
+            raise PublishError(f"{other} writes the status of the CustomNodeResource, too: left to it", foreign=True)
 
 
 @final
@@ -269,7 +280,8 @@ class KoordinatorTarget:
             )
         there = computed or Offer()
         if use is None:
-            return Published(there, "NodeMetric: the use of the first interval is being measured", _LEAST_INTERVAL_S)
+            text = "NodeMetric: the use of the first interval is being measured"
+            return Published(there, text, _LEAST_INTERVAL_S, written=False)
         held = withheld(offer, use, computed, self._held)
         at = _rfc3339(self._wall())
         await self.object.patch_status(koordinator_status(use, held, at))
@@ -278,6 +290,12 @@ class KoordinatorTarget:
 
     async def withdraw(self) -> None:
         """See `PublishTarget`."""
+        try:
+            self._check(await self.object.get())
+        except PublishError as exc:
+            if not exc.foreign:
+                raise
+            return
         await self.object.patch_status(koordinator_status(None, Offer(), ""))
 
     async def aclose(self) -> None:
@@ -295,7 +313,7 @@ class KoordinatorTarget:
             if at is not None and self._wall() - at < _FOREIGN_S and (self._wrote or not marked):
                 other = "another program (koordlet?)"
         if other is not None:
-            raise PublishError(f"{other} writes the status of the NodeMetric, too: left to it")
+            raise PublishError(f"{other} writes the status of the NodeMetric, too: left to it", foreign=True)
 
 
 def _reclaimed(found: _Object) -> Offer:
@@ -304,17 +322,18 @@ def _reclaimed(found: _Object) -> Offer:
     return Offer(cpu_milli=_whole(amounts.get(KATALYST_CPU)), memory_bytes=_whole(amounts.get(KATALYST_MEMORY)))
 
 
-async def withdraw_from(name: ClusterTarget, api: KubeApi, node: str) -> None:
+async def withdraw_from(name: ClusterTarget, api: KubeApi, node: str, *, wall: Callable[[], float] = time.time) -> None:
     """Take back what a daemon that has ended left there; an object that is gone has nothing. Errors: as `withdraw`."""
-    patch, path = {
-        ClusterTarget.KOORDINATOR: (koordinator_status(None, Offer(), ""), _METRICS),
-        ClusterTarget.KATALYST: (katalyst_status(None), _RESOURCES),
-    }.get(name, (node_status(None, None), _NODES))
     try:
-        await ClusterObject(api, path, node).patch_status(patch)
+        await target_of(name, api, node, _NoMeter(), valid_s=lambda: 0.0, wall=wall).withdraw()
     except PublishError as exc:
         if not exc.missing:
             raise
+
+
+class _NoMeter:
+    async def measure(self, window_s: float) -> None:
+        """Nothing is measured for a withdrawal."""
 
 
 def _whole(text: str | int | None) -> int:
@@ -331,18 +350,24 @@ def _rfc3339(at: float) -> str:
 def _epoch(text: str) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return None
 
 
 def target_of(
-    name: ClusterTarget, api: KubeApi, node: str, meter: Meter, *, valid_s: Callable[[], float]
+    name: ClusterTarget,
+    api: KubeApi,
+    node: str,
+    meter: Meter,
+    *,
+    valid_s: Callable[[], float],
+    wall: Callable[[], float] = time.time,
 ) -> PublishTarget:
     """The object of one control plane. ``node``: the name of its Node object."""
     match name:
         case ClusterTarget.KOORDINATOR:
-            return KoordinatorTarget(api, node, meter, wall=time.time)
+            return KoordinatorTarget(api, node, meter, wall=wall)
         case ClusterTarget.KATALYST:
-            return KatalystTarget(api, node, wall=time.time)
+            return KatalystTarget(api, node, wall=wall)
         case _:
-            return NodeTarget(api, node, valid_s=valid_s, wall=time.time)
+            return NodeTarget(api, node, valid_s=valid_s, wall=wall)

@@ -19,6 +19,7 @@ from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass
 
 _MOST_PODS: Final = 1024
+_APART_S: Final = 10.0
 _CPU: Final = 1000
 _NS_PER_MILLI: Final = 1e6
 _QOS_LABEL: Final = "koordinator.sh/qosClass"
@@ -94,6 +95,9 @@ class NodeUseMeter:
                 memory[path] = kept.kept_bytes
             await slices.checkpoint()
         point = _Point(now, cpus, used)
+        # Writes that follow each other soon replace the reading before: the number of readings is bounded.
+        if len(self._points) > 1 and now - self._points[-2].at_s < _APART_S:
+            self._points.pop()
         self._points.append(point)
         while len(self._points) > 2 and self._points[1].at_s <= now - window_s:
             self._points.popleft()

@@ -30,7 +30,7 @@ from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config import load
 from reconciler.control.effect_hours import load_effect
 from reconciler.control.hold_store import read_holds
-from reconciler.control.node_headroom import read_published
+from reconciler.control.node_headroom import decode_note, read_published
 from reconciler.control.owner_ledger import load_hours
 from reconciler.control.persistence import decode_plan, encoded, read_classes, read_plan, read_unexamined
 from reconciler.headroom.report import read_kept as read_headroom
@@ -510,6 +510,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
         feed_row("node", read_holds),
         (),
         (msgpack.packb({"target": "node", "reason": "r", "by": "b", "until": None}),),
+        BYTES,
+    ),
+    Parser(
+        "reconciler.control.node_headroom:decode_note",
+        feed_data(decode_note),
+        VALUE,
+        (msgpack.packb({"target": "node", "node": "n1"}),),
         BYTES,
     ),
     Parser("reconciler.control.node_headroom:read_published", feed_row("published", read_published), (), ROWS, BYTES),

@@ -107,7 +107,7 @@ class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.hard_ratio < self.soft_ratio:
-            raise ValueError(f"hard_ratio is {self.hard_ratio:g}; expected at least soft_ratio ({self.soft_ratio:g})")
+            raise ValueError(f"hard_ratio is {self.hard_ratio:g}; expected at least {self.soft_ratio:g}")
 
 
 class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from reconciler.cli.blocks import Table
+from reconciler.cli.blocks import Field, Line, StyledText, Table
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text, file_text
 from reconciler.cli.main import COMMANDS, parser
@@ -96,3 +98,14 @@ def test_a_tables_last_column_goes_below_the_others_only_where_its_widest_cell_h
     assert narrow[1].split() == ["x" * 66, "short"]
     below = plain([Table(("NAME", "LATE"), rows)], 80).splitlines()
     assert below[2:4] == ["x" * 66, "    short"]
+
+
+@given(
+    st.lists(st.text(alphabet="abc  :-", max_size=30), min_size=1, max_size=4),
+    st.integers(min_value=21, max_value=100),
+)
+def test_no_character_is_lost_where_a_line_is_broken(cells: list[str], width: int) -> None:
+    styled = [StyledText(text, "head") if number % 2 else text for number, text in enumerate(cells)]
+    drawn = plain([Line(tuple(styled))], width) + plain([Field("label", tuple(styled))], width)
+    wanted = "".join("".join(cells).split())
+    assert "".join(drawn.split()).replace("label", "") == 2 * wanted

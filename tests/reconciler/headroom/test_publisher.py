@@ -114,6 +114,45 @@ async def test_a_fall_is_written_soon_and_a_rise_later(autojump_clock: trio.test
         assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000, 3000]
 
 
+async def test_a_fall_does_not_wait_for_a_rise(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as scene:
+        await trio.sleep(0.1)
+        scene.change(cpu_milli=3000)
+        await trio.sleep(1)
+        scene.change(cpu_milli=0)
+        await trio.sleep(FALL_S)
+        assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 0]
+
+
+async def test_nothing_is_published_before_something_was_written(autojump_clock: trio.testing.MockClock) -> None:
+    scene = Scene(ClusterTarget.NODE, None)
+
+    async def unwritten(offer: Offer) -> Published:
+        return Published(offer, "measuring", 30.0, written=False)
+
+    scene.node.publish = unwritten  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scene.publisher.run)
+        await trio.sleep(40)
+        assert scene.publisher.status()["cpu_milli"] is None
+        assert scene.publisher.statuses()[0].age_s is None
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_control_plane_that_was_removed_has_nothing_to_withdraw(autojump_clock: trio.testing.MockClock) -> None:
+    scene = Scene(ClusterTarget.NODE, ClusterTarget.KOORDINATOR)
+
+    async def missing() -> None:
+        raise PublishError("404", missing=True)
+
+    scene.targets[ClusterTarget.KOORDINATOR].withdraw = missing  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scene.publisher.run)
+        await trio.sleep(1)
+        assert scene.journal == ["note None", "note node", "publish node"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_writes_are_bounded_however_often_it_changes(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as scene:
         for number in range(600):
@@ -149,7 +188,7 @@ async def test_what_an_earlier_run_published_elsewhere_is_withdrawn_first(
 ) -> None:
     async with running(noted=ClusterTarget.KATALYST) as scene:
         await trio.sleep(1)
-        assert scene.journal == ["withdraw katalyst", "note node", "publish node"]
+        assert scene.journal == ["withdraw katalyst", "note None", "note node", "publish node"]
 
 
 async def test_an_earlier_run_is_withdrawn_where_it_is_switched_off(autojump_clock: trio.testing.MockClock) -> None:

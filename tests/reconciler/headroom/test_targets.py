@@ -10,6 +10,7 @@ import trio
 
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
+from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import PublishError
 from reconciler.headroom.shapes import (
     KATALYST_CPU,
@@ -23,7 +24,7 @@ from reconciler.headroom.shapes import (
     Offer,
     PodUse,
 )
-from reconciler.headroom.targets import KatalystTarget, KoordinatorTarget, NodeTarget
+from reconciler.headroom.targets import KatalystTarget, KoordinatorTarget, NodeTarget, withdraw_from
 from tests.fakes.object_server import NODES, ObjectServer
 
 GI = 1 << 30
@@ -215,6 +216,12 @@ async def test_who_writes_over_ours_is_found_also_without_managed_fields(tracked
                 await target.publish(OFFER)
         with pytest.raises(PublishError, match="left to it"):
             await targets()[0].publish(OFFER)
+        # Nor is what the other one has written taken back.
+        kept = {path: dict(server.objects[path]["status"]) for path in (metric, resource)}
+        for target in (*first, targets()[0]):
+            await target.withdraw()
+        await withdraw_from(ClusterTarget.KOORDINATOR, api, "n1", wall=lambda: now)
+        assert server.objects[metric]["status"] == kept[metric]
         # The other one has ended.
         now += 301
         for target in (*first, *targets()):

@@ -218,7 +218,7 @@ def test_a_peak_that_is_over_frees_nothing() -> None:
 
 
 def test_bounds_of_the_sections_contradict_nobody() -> None:
-    with pytest.raises(ValueError, match=r"hard_ratio is 0.9; expected at least soft_ratio"):
+    with pytest.raises(ValueError, match=r"hard_ratio is 0.9; expected at least 1"):
         PoolLoadConfig(hard_ratio=0.9)
     with pytest.raises(ValueError, match="lower_percent is 99; expected at most threshold_percent"):
         NodeCpuConfig(lower_percent=99)

@@ -1,0 +1,41 @@
+"""What is published: the headroom, and never less than what the node's BE pods have been promised."""
+
+from cgroupfs.naming import QosClass
+from reconciler.control.node_headroom import offered
+from reconciler.headroom.shapes import Offer
+from state.model import Classification, Container, ContainerKind, GroupRef, Pod, PodClass, Resources
+
+GI = 1 << 30
+
+
+def pod(name: str, *asks: tuple[ContainerKind, int, int]) -> Pod:
+    group = GroupRef(path=f"/kubepods/besteffort/{name}", inode=1)
+    return Pod(
+        uid=name,
+        qos=QosClass.BESTEFFORT,
+        group=group,
+        containers=tuple(
+            Container(
+                id=f"{name}{number}",
+                group=group,
+                kind=kind,
+                requests=Resources(batch_cpu_milli=cpu or None, batch_memory_bytes=memory or None),
+            )
+            for number, (kind, cpu, memory) in enumerate(asks)
+        ),
+        classification=Classification(pod_class=PodClass.RECLAIMED, source="test"),
+    )
+
+
+def test_a_closed_node_keeps_what_its_pods_request() -> None:
+    pods = {
+        "a": pod("a", (ContainerKind.APP, 1000, GI), (ContainerKind.APP, 500, 0)),
+        "b": pod("b", (ContainerKind.INIT, 3000, GI), (ContainerKind.APP, 1000, 2 * GI)),
+    }
+    assert offered(Offer(), pods) == Offer(cpu_milli=4500, memory_bytes=3 * GI)
+    assert offered(Offer(cpu_milli=9000, memory_bytes=GI), pods) == Offer(cpu_milli=9000, memory_bytes=3 * GI)
+
+
+def test_without_requests_it_is_the_headroom() -> None:
+    assert offered(Offer(cpu_milli=100), {"a": pod("a", (ContainerKind.APP, 0, 0))}) == Offer(cpu_milli=100)
+    assert offered(Offer(), {}) == Offer()
