@@ -6,7 +6,8 @@ those of `NodeView`, `Pools` and `NodePlan` by name: a new field of a view is re
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, final, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Final, Union, final, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -86,12 +87,39 @@ def _kinds() -> dict[str, Any]:
 
 
 _KINDS: Final = _kinds()
+_POLICIES: Final = "settings.policies"
 _KEYED: Final = frozenset(name for name, kind in _KINDS.items() if get_origin(kind) is Mapping)
 _DECODERS: Final = {name: msgspec.msgpack.Decoder(kind, dec_hook=unplain).decode for name, kind in _KINDS.items()}
+
+
+def _known(value: object, kind: Any) -> object:
+    """Without the settings that this version does not have: a recording is older, or newer, than the program."""
+    if get_origin(kind) is Annotated:
+        return _known(value, get_args(kind)[0])
+    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Struct):
+        names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+        hints = get_type_hints(kind, include_extras=True)
+        return {key: _known(item, hints[names[key]]) for key, item in value.items() if key in names}
+    if isinstance(value, dict) and get_origin(kind) is Mapping:
+        return {key: _known(item, get_args(kind)[1]) for key, item in value.items()}
+    if isinstance(value, list) and get_origin(kind) is tuple:
+        return [_known(item, get_args(kind)[0]) for item in value]
+    if get_origin(kind) in {Union, UnionType}:
+        structs = [part for part in get_args(kind) if isinstance(part, type) and issubclass(part, Struct)]
+        return _known(value, structs[0]) if len(structs) == 1 else value
+    return value
+
+
+def _policies(row: Any) -> Any:  # what was recorded
+    kind = _KINDS[_POLICIES]
+    return msgspec.convert(_known(msgspec.msgpack.decode(row), kind), kind, dec_hook=unplain)
+
+
 _GONE: Final = {
     name: msgspec.msgpack.Decoder(list[get_args(_KINDS[name])[0]]).decode  # type: ignore[misc]  # a type of a field
     for name in _KEYED
 }
+_DECODERS[_POLICIES] = _policies
 _NOTHING: Final[Mapping[Any, Any]] = {}
 
 

@@ -71,6 +71,8 @@ _MOST_LISTED_IN_ALL: Final = 20_000
 
 _FEW: Final = 64
 """Members of a container that the loop reads itself, some 0.1 ms: waking up a thread costs more than that."""
+_MOST_IN_LOOP: Final = 4 * _FEW
+"""Where a container has as many by now, the thread reads it."""
 
 
 class MemberAccess(Protocol):
@@ -112,8 +114,11 @@ class MemberValues:
         self._proc = os.path.join(root, "proc")
         self._files = files
 
-    def of_group(self, path: str, inode: int = 0, *, without: int | None = None) -> MembersSeen:
-        """All members of a group and below it, except those that have the value ``without``; none if it is gone."""
+    def of_group(self, path: str, inode: int = 0, *, without: int | None = None, most: int = _MOST_READ) -> MembersSeen:
+        """All members of a group and below it, except those that have the value ``without``; none if it is gone.
+
+        ``most``: so many are read.
+        """
         rows: list[tuple[int, str, int]] = []
         total = pinned = ended = 0
         try:
@@ -121,7 +126,7 @@ class MemberValues:
                 return MembersSeen({})
         except OSError:
             return MembersSeen({})
-        for number in islice(self._access.ids(path), _MOST_READ):
+        for number in islice(self._access.ids(path), most):
             try:
                 value = self._access.value_of(number)
                 total += 1
@@ -534,7 +539,10 @@ class ProcessValueActuator:
             slices = TimeSlice()
             result = _Comparison(room, {}, {}, "")
             for path, item in wanted.items():
-                compared = self._compare({path: item}, result.room)
+                compared = self._compare({path: item}, result.room, most=_MOST_IN_LOOP)
+                if compared.stopped and result.room > 0:
+                    # It has grown since its last reading.
+                    compared = await self._worker.work(partial(self._compare, {path: item}, result.room))
                 result.seen.update(compared.seen)
                 result.due.update(compared.due)
                 result = result._replace(room=compared.room, stopped=compared.stopped)
@@ -544,8 +552,8 @@ class ProcessValueActuator:
         self._members_of |= {path: outcome.total for path, outcome in result.seen.items()}
         return result
 
-    def _compare(self, wanted: Mapping[str, tuple[Setting, int]], room: int) -> _Comparison:
-        """Read these containers, in this order, until ``room`` members have been read."""
+    def _compare(self, wanted: Mapping[str, tuple[Setting, int]], room: int, *, most: int = _MOST_READ) -> _Comparison:
+        """Read these containers, in this order, until ``room`` members have been read, or one has ``most`` or more."""
         seen: dict[str, _Outcome] = {}
         due: dict[str, _Due] = {}
         stopped = ""
@@ -558,7 +566,11 @@ class ProcessValueActuator:
             if record is not None and record.inode != inode:
                 record = None
             # At the first write the wanted value, too, is a member's own.
-            reading = self._members.of_group(path, inode, without=None if record is None else setting.value)
+            without = None if record is None else setting.value
+            reading = self._members.of_group(path, inode, without=without, most=most)
+            if most < _MOST_READ and reading.total + reading.ended >= most:
+                stopped = path
+                break
             room -= reading.total
             keys = [key for key, value in reading.values.items() if value != setting.value]
             own = sum(value == setting.value for value in (record.odd if record is not None else {}).values())

@@ -104,6 +104,19 @@ def test_older_recordings_have_no_steps_and_are_read(head: bytes) -> None:
     assert [item for item in read(io.BytesIO(head + learned + block), "x.rec") if item != LearnedState()] == [frame]
 
 
+def test_settings_that_this_version_does_not_have_are_left_out() -> None:
+    """Of a recording that an earlier or a later version has made."""
+    ((step, _),) = steps([view(0, 1000, 500)])
+    fields, entries, gone = msgspec.msgpack.decode(NodeStepWriter().change(step))
+    policies = fields["settings.policies"]
+    policies["exclusive"] |= {"remember": 256, "keep_cpus": 3}
+    policies["exclusive"]["placement"]["combinations"] = 16
+    policies["some_day"] = {"enabled": True}
+    read_again = NodeStepReader().step(msgspec.msgpack.encode((fields, entries, gone))).settings.policies
+    before = step.settings.policies
+    assert read_again == replace(before, exclusive=replace(before.exclusive, keep_cpus=3))
+
+
 def test_a_field_of_a_newer_version_is_left_out() -> None:
     ((step, _),) = steps([view(0, 1000, 500)])
     fields, entries, gone = msgspec.msgpack.decode(NodeStepWriter().change(step))

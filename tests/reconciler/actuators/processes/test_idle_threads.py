@@ -365,6 +365,11 @@ async def test_a_sweep_that_writes_nothing_needs_no_thread_unless_there_are_many
     monkeypatch.setattr(process_values, "_FEW", 0)
     await live.actuator.sweep()
     assert len(jobs) == 1
+    # One that has grown since its last reading is not read by the loop to its end.
+    monkeypatch.setattr(process_values, "_FEW", 64)
+    monkeypatch.setattr(process_values, "_MOST_IN_LOOP", 1)
+    await live.actuator.sweep()
+    assert len(jobs) == 2
     monkeypatch.undo()
     late = live.process()
     await live.sweep()
