@@ -64,6 +64,9 @@ _TRIES: Final = 4
 _CONFLICT_S: Final = 0.1
 _END_S: Final = 4.0
 """For the removal at an orderly end."""
+_LATE_S: Final = 40.0
+"""A change without an answer may still be made so long after its request: the API server's own limit is 34 s."""
+_MOST_TEXTS: Final = 8
 _LONGEST_MESSAGE: Final = 200
 _FINE: Final = frozenset({MarkState.IN_PLACE, MarkState.HEADROOM_ONLY})
 
@@ -219,14 +222,14 @@ class NodeMarker:
         self._clock = clock
         self._wall = wall
         self._worker = PeriodicWorker(self._sweep, self._period_s, gap_s=_GAP_S)
-        self._leftover = bool(self._rows.now.rows)
         self._status: MarkStatus | None = None
         self._wanted: ClosedNode | None = None
         self._confirmed = False
         """Our mark was read back since the node was closed: if it is gone, another client has removed it."""
+        self._late_until = clock() + _LATE_S if self._rows.now.rows else float("-inf")
+        """Until then a request of which no answer is known may be carried out: a row stays without its mark."""
         self._failures = 0
         self._retry_at = 0.0
-        self._problem = ""
         self._left: list[RestoreResult] = []
 
     # The interface of an auxiliary actuator
@@ -359,10 +362,15 @@ class NodeMarker:
             return MarkState.FOREIGN, f"{shown} has a value of another client; unchanged"
         if present is None and self._confirmed:
             return MarkState.REMOVED, f"{shown} is not set again before the node has been open"
-        ours = (*(() if row is None else row.ours[-1:]), text)
-        fresh = MarkRow(path=client.path, field=field, ours=ours, reason=wanted.reason)
+        fresh = MarkRow(path=client.path, field=field, ours=_texts(row, present, text), reason=wanted.reason)
         await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
-        node = await _put(client, node, field, text)
+        before, self._late_until = self._late_until, self._clock() + _LATE_S
+        try:
+            node = await _put(client, node, field, text)
+        except (NodeConflictError, NodeRefusedError):
+            self._late_until = before
+            raise
+        self._late_until = before
         self.counts["set"] += 1
         if _present(node, field) != text:
             return MarkState.FAILED, f"{shown}: accepted, but it reads {str(_present(node, field))[:100]}"
@@ -384,8 +392,12 @@ class NodeMarker:
         for row in list(rows):
             result = await remove(self._client(), row)
             done.append(result)
+            if result.undo in {RestoreOutcome.RESTORED, RestoreOutcome.REFUSED}:
+                # It is not there because of this removal, also where that had no answer.
+                self._confirmed = False
             if result.undo in _GONE:
-                finished.add(row.field)
+                if result.undo is RestoreOutcome.FOREIGN or self._clock() >= self._late_until:
+                    finished.add(row.field)
                 self.counts["removed"] += result.undo is RestoreOutcome.RESTORED
                 _LOG.info("mark of the node removed", mark=result.file, outcome=result.undo.value)
         self._left = [result for result in done if result.undo not in _GONE]
@@ -408,10 +420,24 @@ class NodeMarker:
             return waiting_s
         if self._left:
             return self._backoff_s()
+        late_s = self._late_until - self._clock()
+        if late_s > 0 and self._rows.now.rows and _wanted(situation) is None:
+            # Read once more when no request can be carried out any more.
+            return late_s
         return None if _wanted(situation) is None else _VERIFY_S
 
     def _backoff_s(self) -> float:
         return min(_FIRST_RETRY_S * (1 << min(max(0, self._failures - 1), 10)), _LAST_RETRY_S)
+
+
+def _texts(row: MarkRow | None, present: str | None, text: str) -> tuple[str, ...]:
+    """The texts that the object can have of us: the one it has, the one that is set now, and those requested before.
+
+    Whether an earlier request was carried out, or will be, is not known where it had no answer.
+    """
+    last = (text,) if present in {None, text} else (present, text)
+    earlier = () if row is None else tuple(each for each in dict.fromkeys(row.ours) if each not in last)
+    return (*earlier[-(_MOST_TEXTS - len(last)) :], *last)
 
 
 def _wanted(situation: PlanSnapshot) -> ClosedNode | None:

@@ -8,6 +8,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
+from cgroupfs.errors import SourceError
 from reconciler.actuators.base import OfflineContext, PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.node_mark import ACTUATOR, CODEC, NodeMarker, taint_of
@@ -30,6 +31,8 @@ from tests.fakes.api_server import FakeApiServer
 from tests.reconciler.nodes import node
 
 CLOSED = ClosedNode(reason="memory_pressure: 1 GiB available", since_s=1.8e9, until_s=1.8e9 + 14400)
+LATE_S = 41.0
+"""After it no request without an answer is carried out."""
 OTHERS = {"key": "dedicated", "value": "db", "effect": "NoSchedule"}
 OURS = {"key": "bypassd/closed", "effect": "PreferNoSchedule", "value": "until-20270115T120000Z"}
 
@@ -76,6 +79,15 @@ class Bench:
         for each in situations:
             marker.planned(each)
             await marker.sweep()
+
+    async def next_start(self) -> None:
+        """A daemon in observe mode, until no request of the one before can be carried out any more."""
+        at = [0.0]
+        marker = self.marker(lambda: at[0])
+        await self.turn(marker, situation(None, enforce=False))
+        assert OURS["key"] not in [taint["key"] for taint in self.nodes.taints("n1")]
+        at[0] = LATE_S
+        await marker.sweep()
 
     def rows(self) -> list[str]:
         return sorted(read_rows(Ledger(self.store), CODEC).rows)
@@ -312,7 +324,7 @@ async def test_a_crash_at_any_point_leaves_what_the_next_start_and_a_restore_und
     dies["armed"] = False
     if daemon:
         # In observe mode, too: nothing else would open the node.
-        await bench.turn(bench.marker(), situation(None, enforce=False))
+        await bench.next_start()
     else:
         assert all(undo in {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY} for undo in await bench.restore())
     assert bench.nodes.taints("n1") == [OTHERS]
@@ -376,10 +388,145 @@ async def test_the_mark_of_a_node_that_was_rebooted_is_undone(bench: Bench, tmp_
     bench.store = Store(str(tmp_path / "state.db"), boot="another boot")
     assert bench.store.rebooted
     if daemon:
-        await bench.turn(bench.marker(), situation(None, enforce=False))
+        await bench.next_start()
     else:
         assert await bench.restore() == [RestoreOutcome.RESTORED]
     assert (bench.nodes.taints("n1"), bench.rows()) == ([OTHERS], [])
     bench.store.close()
     bench.store = Store(str(tmp_path / "state.db"), boot="a third boot")
     assert bench.rows() == []
+
+
+def later(minutes: int, mark: NodeMark = NodeMark.NO_SCHEDULE) -> ClosedNode:
+    return replace(CLOSED, until_s=CLOSED.until_s + 60 * minutes, mark=mark)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *, carried_out: bool = False) -> list[tuple[object, ...]]:
+    """PATCH requests have no answer from now on. The list has them, so that a test carries them out later."""
+    plain = KubeApi.request
+    lost: list[tuple[object, ...]] = []
+
+    async def request(self: KubeApi, method: str, *rest: object, **more: object) -> object:
+        if method != "PATCH":
+            return await plain(self, method, *rest, **more)  # type: ignore[arg-type]
+        lost.append((*rest, more["content_type"]))
+        if carried_out:
+            await plain(self, method, *rest, **more)  # type: ignore[arg-type]
+        raise SourceError("apiserver", "no answer")
+
+    monkeypatch.setattr(KubeApi, "request", request)
+    return lost
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 20])
+@pytest.mark.parametrize("mark", [NodeMark.NO_SCHEDULE, NodeMark.CONDITION])
+async def test_a_mark_that_could_not_be_removed_stays_ours_however_many_changes_fail(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, mark: NodeMark, failures: int
+) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    await bench.turn(marker, situation(later(0, mark)))
+    with monkeypatch.context() as patch:
+        failing(patch)
+        await bench.turn(marker, situation(None))
+        for number in range(failures):
+            marker.planned(situation(later(1 + number // 2, mark)))
+            await marker.sweep()
+            assert status(marker).state is MarkState.FAILED
+            at[0] += 400
+    (row,) = read_rows(Ledger(bench.store), CODEC).rows.values()
+    assert len(row.ours) <= 8
+    await bench.turn(marker, situation(None))
+    at[0] += 400
+    await marker.sweep()
+    assert bench.nodes.taints("n1") == [OTHERS]
+    assert bench.nodes.condition("n1", CLOSED_CONDITION) is None
+    assert bench.rows() == []
+
+
+async def test_conflicts_in_a_row_over_a_mark_that_was_not_removed_leave_it_ours(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    marker = bench.marker()
+    await bench.turn(marker, situation(later(0)))
+    with monkeypatch.context() as patch:
+        failing(patch)
+        await bench.turn(marker, situation(None))
+    left = [3]
+
+    def again() -> None:
+        # Another index: the test of the JSON patch fails.
+        taints = bench.nodes.nodes["n1"]["spec"]["taints"]
+        bench.nodes.nodes["n1"]["spec"]["taints"] = taints[::-1]
+        left[0] -= 1
+        bench.nodes.before_patch = again if left[0] else None
+
+    bench.nodes.before_patch = again
+    await bench.turn(marker, situation(later(1)))
+    assert left == [0]
+    assert status(marker).state is MarkState.IN_PLACE
+    await bench.turn(marker, situation(None))
+    assert (bench.nodes.taints("n1"), bench.rows()) == ([OTHERS], [])
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_change_that_is_made_after_its_limit_is_undone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
+) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    with monkeypatch.context() as patch:
+        lost = failing(patch)
+        await bench.turn(marker, situation(later(0)))
+    await bench.turn(marker, situation(None))
+    # Nothing is there to be removed, but the request may be carried out yet.
+    assert bench.rows() == ["NoSchedule"]
+    if restarted:
+        marker = bench.marker(lambda: at[0])
+        await bench.turn(marker, situation(None))
+    ((path, body, kind),) = lost
+    await bench.client()._request("PATCH", str(path), body, content_type=str(kind))
+    assert len(bench.nodes.taints("n1")) == 2
+    wait_s = marker._period_s(situation(None))
+    assert wait_s is not None
+    assert 30 < wait_s <= LATE_S
+    at[0] += wait_s
+    await marker.sweep()
+    assert (bench.nodes.taints("n1"), bench.rows()) == ([OTHERS], [])
+    assert marker._period_s(situation(None)) is None
+
+
+async def test_a_change_that_is_cancelled_may_be_made_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker, plain = bench.marker(), KubeApi.request
+    with monkeypatch.context() as patch, trio.CancelScope() as scope:
+
+        async def request(self: KubeApi, method: str, *rest: object, **more: object) -> object:
+            if method == "PATCH":
+                scope.cancel()
+                await trio.sleep_forever()
+            return await plain(self, method, *rest, **more)  # type: ignore[arg-type]
+
+        patch.setattr(KubeApi, "request", request)
+        await bench.turn(marker, situation(later(0)))
+    await marker.restore()
+    assert bench.rows() == ["NoSchedule"]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_mark_that_its_own_component_has_removed_is_set_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, answered: bool
+) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    await bench.turn(marker, situation())
+    with monkeypatch.context() as patch:
+        if not answered:
+            failing(patch, carried_out=True)
+        # The end of a run: a component that failed is started again, with the plan as it was.
+        await marker.restore()
+    assert bench.nodes.taints("n1") == [OTHERS]
+    at[0] += 400
+    await bench.turn(marker, situation())
+    assert status(marker).state is MarkState.IN_PLACE
+    assert bench.nodes.taints("n1") == [OTHERS, OURS]
