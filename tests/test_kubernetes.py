@@ -74,7 +74,7 @@ def test_every_manifest_is_valid(version: str) -> None:
         (("spec", "template", "spec", "containers", 0, "securityContext", "privileged"), "no"),
         (("spec", "template", "spec", "hostPID"), 1),
         (("spec", "template", "spec", "volumes", 0, "hostPath", "path"), None),
-        (("spec", "minReadySeconds"), "30"),
+        (("spec", "minReadySeconds"), "60"),
         (("spec", "updateStrategy", "rollingUpdate", "maxUnavailable"), True),
         (("spec", "template", "spec", "containers", 0, "name"), 1),
         (("spec", "replicas"), 1),

@@ -7,7 +7,8 @@ open it again.
 
 What another client has set, changed or removed stays as it is. Each change names what was read (`NodeClient`), and is
 tried again after a conflict; requests that fail are repeated ever more rarely, and no change of the object follows the
-one before within `_GAP_S`. ``auto`` is not a problem where the API server does not allow it.
+one before within `_GAP_S`. A request without an answer may be carried out later: the row stays, and the object is read
+once more after `_LATE_S`. ``auto`` is not a problem where the API server does not allow it.
 """
 
 import time

@@ -32,7 +32,7 @@ from reconciler.runtime.cgroup_namespace import join_host_cgroups
 from reconciler.runtime.cooperative import share_interpreter
 from reconciler.runtime.format import duration, plural
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
-from reconciler.runtime.standby import REFUSES_S, REQUEST, NotHandedOverError, wait_for_lock
+from reconciler.runtime.standby import REFUSES_S, REQUEST, NotHandedOverError, StopSignals, wait_for_lock
 from reconciler.runtime.stint_timer import TIMER
 from reconciler.runtime.stints import LoopTimer
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
@@ -63,12 +63,23 @@ _READY_S: Final = 30.0
 class Daemon:
     """One run of the daemon, from a loaded configuration to its end."""
 
-    def __init__(self, loaded: Loaded, *, observe: bool = False, hands_over_from: float | None = None) -> None:
-        """``hands_over_from``: requests for a hand-over count from then on (monotonic clock); None: never."""
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        observe: bool = False,
+        hands_over_from: float | None = None,
+        stops: StopSignals | None = None,
+    ) -> None:
+        """``hands_over_from``: requests for a hand-over count from then on (monotonic clock); None: never.
+
+        ``stops``: what has the signals until this daemon takes them.
+        """
         self.loaded = loaded
         self.handed_over = False
         """It has ended for a daemon that was started beside it."""
         self._hands_over_from = hands_over_from
+        self._stops = stops
         self.agent: Agent | None = None
         self.supervisor: Supervisor | None = None
         self.heartbeat = Heartbeat(_STUCK_S)
@@ -100,6 +111,9 @@ class Daemon:
         trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.process.urgent()))
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
+            if self._stops is not None and self._stops.received is not None:
+                nursery.cancel_scope.cancel(reason=self._stops.received)
+                return
             try:
                 while not self._ended:
                     place = self._place = await self._found()
@@ -271,8 +285,13 @@ class Daemon:
                 if number == signal.SIGHUP:
                     self.reload()
                     continue
-                if number == REQUEST and not self._hands_over():
-                    continue
+                if number == REQUEST:
+                    # A stop under way stays one: it restores and withdraws, and the process ends.
+                    if self._stopped_by is not None or not self._hands_over():
+                        continue
+                else:
+                    # Also in the middle of a hand-over, and after its end: this process is not to be a standby.
+                    self.handed_over = False
                 self._stopped_by = signal.Signals(number).name
                 self._log.info("stopping", signal=self._stopped_by)
                 if self.supervisor is not None:
@@ -420,15 +439,26 @@ def _serve(loaded: Loaded, path: str, options: argparse.Namespace) -> None:
         with InstanceLock(os.path.dirname(daemon.config.store.path)):
             trio.run(daemon.run)
         return
+    with StopSignals() as stops:
+        _serve_by_turns(loaded, path, options, stops)
+
+
+def _serve_by_turns(loaded: Loaded, path: str, options: argparse.Namespace, stops: StopSignals) -> None:
     log, took_over = get_log("daemon"), False
+
+    def waiting(why: str) -> None:
+        log.info("standby", reason=why)
+
     while True:
         directory = os.path.dirname(loaded.config.store.path)
         if not took_over:
             _preload(loaded.config)
-        lock = wait_for_lock(directory, request=not took_over, waiting=lambda why: log.info("standby", reason=why))
+        lock = wait_for_lock(directory, stops, request=not took_over, waiting=waiting)
+        if lock is None:
+            return
         with lock:
             hands_over_from = time.monotonic() + (REFUSES_S if took_over else 0.0)
-            daemon = Daemon(loaded, observe=options.observe, hands_over_from=hands_over_from)
+            daemon = Daemon(loaded, observe=options.observe, hands_over_from=hands_over_from, stops=stops)
             trio.run(daemon.run)
         if not daemon.handed_over:
             return

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Final
+from typing import Final, final
 
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
@@ -27,50 +27,70 @@ REQUEST: Final = signal.SIGUSR2
 REFUSES_S: Final = 300.0
 _LOG: Final = get_log("standby")
 _POLL_S: Final = 0.02
-_YIELDS_S: Final = 30.0
-"""A holder that handles the request has ended by then: its own end has a limit of 15 s."""
+_YIELDS_S: Final = 18.0
+"""A holder that handles the request has ended by then: its own end has a limit of 15 s. Until then the holder answers
+the requester's probes, where both are on the node's port: with the time to load, less than a DaemonSet's
+``minReadySeconds``."""
 
 
 class NotHandedOverError(AgentError):
     """The running daemon knows hand-overs, and keeps the lock."""
 
 
+@final
+class StopSignals:
+    """The signals of a process that is a standby at times: those that arrive while no daemon runs in it.
+
+    SIGTERM and SIGINT are kept, as the first process of a container would never see them. The requests to a daemon
+    are ignored, as their default action ends the process.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        """The last of SIGTERM and SIGINT."""
+
+    def __enter__(self) -> "StopSignals":
+        self._before = {number: signal.signal(number, self._take) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._before |= {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, REQUEST)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.received = signal.Signals(number).name
+
+
 def wait_for_lock(
     directory: str,
+    stops: StopSignals,
     *,
     request: bool,
     waiting: Callable[[str], None],
     yields_s: float = _YIELDS_S,
-) -> InstanceLock:
-    """The lock, as soon as it is free. ``request``: ask the holder for it. Blocks; SIGTERM and SIGINT end the program.
+) -> InstanceLock | None:
+    """The lock, as soon as it is free; None: the process was stopped. ``request``: ask the holder for it. Blocks.
 
     ``waiting`` is called with the reason when it is not free. Errors: `NotHandedOverError`, for a holder that was asked
     and keeps it for ``yields_s``; `AgentError` as of `InstanceLock`.
     """
-    try:
-        return InstanceLock(directory)
-    except AlreadyRunningError as exc:
-        problem = str(exc)
-    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        asked = request and _ask(os.path.join(directory, "lock"))
-        waiting(f"{problem}; {'it hands over' if asked else 'waiting for its end'}")
-        until = time.monotonic() + yields_s if asked else math.inf
-        while True:
-            time.sleep(_POLL_S)
-            try:
-                return InstanceLock(directory)
-            except AlreadyRunningError as exc:
-                if time.monotonic() > until:
-                    raise NotHandedOverError(f"{exc}, and does not hand over") from exc
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    raise SystemExit(0)
+    asked, until = False, math.inf
+    first = True
+    while stops.received is None:
+        try:
+            return InstanceLock(directory)
+        except AlreadyRunningError as exc:
+            if time.monotonic() > until:
+                raise NotHandedOverError(f"{exc}, and does not hand over") from exc
+            if first:
+                asked = request and _ask(os.path.join(directory, "lock"))
+                waiting(f"{exc}; {'it hands over' if asked else 'waiting for its end'}")
+                until = time.monotonic() + yields_s if asked else math.inf
+        first = False
+        time.sleep(_POLL_S)
+    return None
 
 
 def _ask(path: str) -> bool:
@@ -80,7 +100,9 @@ def _ask(path: str) -> bool:
         return False
     try:
         process = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, AttributeError) as exc:
+        # The attribute: a Python that was built with headers from before Linux 5.3 has none.
+        _LOG.warning("cannot request the hand-over", pid=pid, error=str(exc))
         return False
     try:
         # The number is this process's while its descriptor is open, if it is still the holder's.

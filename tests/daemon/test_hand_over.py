@@ -132,4 +132,27 @@ def test_a_standby_ends_at_once_when_it_is_stopped(node: DirectoryNode, daemon: 
     second.log = f"{second.directory}/second.log"
     second.start("--wait")
     wait_for(lambda: os.path.exists(second.log) and '"standby"' in Path(second.log).read_text(), told=second.tail)
+    # Meant for a daemon: their default action would end the standby.
+    second.signal(signal.SIGHUP)
+    second.signal(signal.SIGUSR2)
+    time.sleep(0.2)
     assert second.stop(within_s=5) == 0
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGUSR2, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR2), (signal.SIGUSR2, signal.SIGINT)],
+    ids=["stop in a hand-over", "hand-over in a stop", "interrupt in a hand-over"],
+)
+def test_a_stop_and_a_hand_over_at_a_time_are_a_stop(
+    node: DirectoryNode, daemon: Make, numbers: tuple[signal.Signals, ...]
+) -> None:
+    pod = node.add(shares=102)
+    before = node.tree()
+    item = daemon(on_stop="restore").up("--wait")
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    for number in numbers:
+        item.signal(number)
+        time.sleep(0.01)
+    assert item.end_code() == 0
+    assert node.tree() == before

@@ -6,13 +6,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from reconciler.runtime import standby
 from reconciler.runtime.lock import InstanceLock
-from reconciler.runtime.standby import NotHandedOverError, holder, wait_for_lock
+from reconciler.runtime.standby import NotHandedOverError, StopSignals, holder
 
 HOLDER = """
 import signal, sys, time
@@ -26,6 +28,15 @@ elif mode == "keeps":
 print("held", flush=True)
 time.sleep(60)
 """
+
+
+def wait_for_lock(
+    directory: str, *, request: bool, waiting: Callable[[str], None], yields_s: float = 18.0
+) -> InstanceLock:
+    with StopSignals() as stops:
+        lock = standby.wait_for_lock(directory, stops, request=request, waiting=waiting, yields_s=yields_s)
+    assert lock is not None
+    return lock
 
 
 def held(directory: Path, mode: str) -> "subprocess.Popen[str]":
@@ -70,15 +81,48 @@ def test_a_holder_that_refuses_ends_the_requester(tmp_path: Path) -> None:
         process.kill()
 
 
-def test_a_signal_ends_the_wait_with_success_and_leaves_no_handler(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with held(tmp_path, "unaware") as process:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        with pytest.raises(SystemExit) as ended:
-            wait_for_lock(str(tmp_path), request=True, waiting=lambda _: None)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_and_leaves_no_handler(tmp_path: Path, number: signal.Signals) -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+    before = [signal.getsignal(each) for each in numbers]
+    with held(tmp_path, "unaware") as process, StopSignals() as stops:
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        assert standby.wait_for_lock(str(tmp_path), stops, request=True, waiting=lambda _: None) is None
         process.kill()
-    assert ended.value.code == 0
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert stops.received == number.name
+    assert [signal.getsignal(each) for each in numbers] == before
+
+
+def test_a_refused_requester_ends_before_a_rollout_counts_it_as_available() -> None:
+    """Until then the holder answers its probes: both are on the node's port."""
+    text = (Path(__file__).parents[3] / "deploy/kubernetes/base/daemonset.yaml").read_text()
+    ready_s = yaml.safe_load(text)["spec"]["minReadySeconds"]
+    # A start on a busy node takes up to 10 s; the margin is for more.
+    assert ready_s >= 2 * (standby._YIELDS_S + 10)
+    assert standby._YIELDS_S > 15
+
+
+def test_a_signal_before_the_wait_is_not_lost(tmp_path: Path) -> None:
+    with StopSignals() as stops:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert standby.wait_for_lock(str(tmp_path), stops, request=True, waiting=pytest.fail) is None
+
+
+def test_requests_to_a_daemon_do_not_end_a_standby(tmp_path: Path) -> None:
+    with held(tmp_path, "unaware") as process:
+        for delay_s, number in ((0.1, signal.SIGHUP), (0.2, signal.SIGUSR2)):
+            threading.Timer(delay_s, os.kill, (os.getpid(), number)).start()
+        threading.Timer(0.5, process.kill).start()
+        wait_for_lock(str(tmp_path), request=True, waiting=lambda _: None).release()
+
+
+def test_without_pidfds_the_holders_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.delattr(os, "pidfd_open")
+    with held(tmp_path, "yields") as process:
+        threading.Timer(0.3, process.kill).start()
+        wait_for_lock(str(tmp_path), request=True, waiting=texts.append).release()
+    assert texts[0].endswith("; waiting for its end")
 
 
 def test_a_pid_in_the_lock_file_is_not_believed(tmp_path: Path) -> None:
