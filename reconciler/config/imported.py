@@ -59,7 +59,7 @@ class ImportedSetting(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """``left``: what has no counterpart, each with its reason."""
+    """``settings``: one of each value; those of one setting are equal. ``left``: each other value with its reason."""
 
     source: str
     settings: tuple[ImportedSetting, ...]
@@ -373,12 +373,9 @@ def imported(document: object) -> Imported:
     for number, (path, value) in enumerate(_leaves(config, "")):
         if number >= _MOST_LEAVES:
             raise InputError("the object", f"more than {_MOST_LEAVES} values", "a configuration")
-        if path.endswith((".name", ".nodeSelector")) or any(part in path for part in _OTHER_NODES):
-            place = next((part for part in _OTHER_NODES if part in path), "")
-            text = (
-                f"{path.partition(place)[0]}{place}: of some nodes only: which ones is not known here" if place else ""
-            )
-            if text and text not in left:
+        if (place := next((part for part in _OTHER_NODES if part in path), None)) is not None:
+            whole = printable(f"{path.partition(place)[0]}{place}", 200)
+            if (text := f"{whole}: of some nodes only: which ones is not known here") not in left:
                 left.append(text)
             continue
         row = source.rows.get(path)
@@ -389,7 +386,29 @@ def imported(document: object) -> Imported:
             left.append(f"{shown}: no counterpart: {row.note or 'the value has none'}")
         else:
             settings.append(ImportedSetting(row.setting, converted, shown, row.note))
-    return Imported(source.name, tuple(settings), tuple(left))
+    kept, others = _one_value_each(settings)
+    return Imported(source.name, kept, (*left, *others))
+
+
+def _one_value_each(settings: Iterable[ImportedSetting]) -> tuple[tuple[ImportedSetting, ...], list[str]]:
+    """Of several values of one setting (theirs are by class, ours of the node) one, with each that equals it.
+
+    A policy is enabled if it is for any class; of other values the first is kept. The others are named.
+    """
+    found: dict[str, list[ImportedSetting]] = {}
+    for item in settings:
+        found.setdefault(item.setting, []).append(item)
+    kept: list[ImportedSetting] = []
+    out: list[str] = []
+    for items in found.values():
+        flags = {item.text for item in items} <= {"true", "false"}
+        first = next((item for item in items if flags and item.text == "true"), items[0])
+        for item in items:
+            if item.text == first.text:
+                kept.append(item)
+            else:
+                out.append(f"{item.origin}: {item.setting} has one value here: {first.text}, of {first.origin}")
+    return tuple(kept), out
 
 
 def fitting(found: Imported) -> Imported:
@@ -413,22 +432,24 @@ def fitting(found: Imported) -> Imported:
 
 
 def lines(settings: Iterable[ImportedSetting]) -> Iterator[str]:
-    """Lines of the configuration, by section; the comment has the origin and the difference in meaning."""
+    """Lines of the configuration, by section; comments have each origin and the difference in meaning."""
     tree: dict[str, Any] = {}
     for item in settings:
         *sections, name = item.setting.split(".")
         section = tree
         for part in sections:
             section = section.setdefault(part, {})
-        section[name] = item
+        section.setdefault(name, []).append(item)
     yield from _lines(tree, "")
 
 
 def _lines(section: Mapping[str, Any], indent: str) -> Iterator[str]:
     for name, value in section.items():
-        if isinstance(value, ImportedSetting):
-            note = f"; {value.note}" if value.note else ""
-            yield f"{indent}{name}: {value.text}  # {value.origin}{note}"
+        if isinstance(value, list):
+            first, *others = value
+            note = f"; {first.note}" if first.note else ""
+            yield f"{indent}{name}: {first.text}  # {first.origin}{note}"
+            yield from (f"{indent}# and {item.origin}" for item in others)
         else:
             yield f"{indent}{name}:"
             yield from _lines(value, f"{indent}  ")

@@ -86,6 +86,91 @@ def test_the_values_are_theirs() -> None:
     assert "nodeStrategies[]" in left
 
 
+QOS = "resource-qos-config.clusterStrategy"
+
+
+@pytest.mark.parametrize("part", ["resctrlQOS", "memoryQOS", "blkioQOS", "networkQOS"])
+@pytest.mark.parametrize("order", [("lsClass", "systemClass"), ("systemClass", "lsClass")])
+def test_a_class_that_has_a_policy_off_does_not_switch_it_off_for_another(part: str, order: tuple[str, str]) -> None:
+    strategy = {theirs: {part: {"enable": theirs == "lsClass"}} for theirs in order}
+    found = fitting(imported(config_map(resource_qos_config={"clusterStrategy": strategy})))
+    (item,) = found.settings
+    assert (item.text, item.origin) == ("true", f"{QOS}.lsClass.{part}.enable = True")
+    (left,) = found.left
+    assert left.startswith(f"{QOS}.systemClass.{part}.enable = False: {item.setting} has one value here: true, of ")
+
+
+def test_equal_values_of_one_setting_are_one_line_with_each_origin() -> None:
+    strategy = {theirs: {"resctrlQOS": {"enable": True}} for theirs in ("lsrClass", "lsClass", "beClass")}
+    found = fitting(imported(config_map(resource_qos_config={"clusterStrategy": strategy})))
+    assert (len(found.settings), found.left) == (3, ())
+    text = "\n".join(lines(found.settings))
+    assert text.count("enabled: true") == 1
+    assert all(f"{QOS}.{theirs}.resctrlQOS.enable = True" in text for theirs in strategy)
+    assert value_at(load(FILE, edited=Text(FILE, text)).config, "policies.cache.enabled") is True
+
+
+def test_of_other_values_of_one_setting_the_first_is_taken() -> None:
+    path = "resource-threshold-config.clusterStrategy.cpuSuppressThresholdPercent"
+    # A key with dots has the path of sections.
+    document = {"clusterStrategy": {"cpuSuppressThresholdPercent": 60}, path.partition(".")[2]: 70}
+    found = imported(config_map(resource_threshold_config=document))
+    assert [item.text for item in found.settings] == ["60%"]
+    (left,) = found.left
+    assert left.startswith(f"{path} = 70: policies.reclaimed.budget.limit_percent has one value here: 60%, of {path}")
+
+
+@pytest.mark.parametrize("name", ["name", "nodeSelector"])
+def test_a_name_is_a_value_like_others_except_of_other_nodes(name: str) -> None:
+    assert imported(config_map(colocation_config={"extra": {name: "x"}})).left == (
+        f"colocation-config.extra.{name} = x: not known to this version",
+    )
+    (left,) = imported(config_map(colocation_config={"nodeConfigs": [{name: "x"}, {name: "y"}]})).left
+    assert "of some nodes only" in left
+
+
+def leaves(value: object) -> int:
+    if isinstance(value, dict):
+        return sum(map(leaves, value.values()))
+    return sum(map(leaves, value)) if isinstance(value, list) else 1
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-5, 200) | st.floats() | st.text(max_size=8)
+KEYS = st.sampled_from(["enable", "name", "nodeSelector", "policy", "nodeStrategy"]) | st.text(max_size=8)
+TREES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=10
+)
+
+
+@given(
+    st.sampled_from([KOORDINATOR, KATALYST, VOLCANO]),
+    st.data(),
+    st.dictionaries(KEYS, TREES, max_size=4),
+    st.sets(st.sampled_from(["nodeStrategies", "nodeConfigs", "nodesConfig"])),
+)
+def test_each_value_of_any_object_is_a_setting_or_left(
+    source: Source, data: st.DataObject, more: dict[str, object], other_nodes: set[str]
+) -> None:
+    paths = data.draw(st.lists(st.sampled_from(sorted(source.rows)), max_size=12, unique=True))
+    # Keys with dots in them: their path is the same as that of sections.
+    tree: dict[str, object] = {path: data.draw(PLAIN) for path in paths if not path.endswith("[]")}
+    lists = {name: [{"name": "a", "nodeSelector": {"b": "c"}, "enable": True}] * 2 for name in other_nodes}
+    tree |= {f"more {name}": value for name, value in more.items()}
+    if source is KATALYST:
+        document: dict[str, object] = {"kind": "AdminQoSConfiguration", "spec": {"config": tree | lists}}
+    elif source is VOLCANO:
+        document = config_map(colocation_config={"globalConfig": {}} | tree | lists)
+    else:
+        strategy = {name.partition(".clusterStrategy.")[2]: value for name, value in tree.items()}
+        tree = {name: value for name, value in strategy.items() if name}
+        document = config_map(colocation_config={}, resource_qos_config={"clusterStrategy": tree, **lists})
+    for found in (imported(document), fitting(imported(document))):
+        assert len(found.settings) + len(found.left) == leaves(tree) + len(lists)
+        # What is printed has each origin.
+        text = "\n".join(lines(found.settings))
+        assert all(item.origin in text for item in found.settings)
+
+
 def test_what_our_bounds_refuse_is_named_with_the_reason() -> None:
     document = config_map(
         resource_threshold_config={"clusterStrategy": {"cpuSuppressThresholdPercent": 0, "memoryEvictLowerPercent": 60}}
