@@ -133,8 +133,8 @@ UNOBEYED_PARTS: Final[Mapping[tuple[str, str], str]] = {
 _LIMITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(_WORD_ANNOTATIONS, LONGEST_WORD),
     **dict.fromkeys(_JSON_ANNOTATIONS, LONGEST_JSON),
-    # Their presence is reported; the value is not read.
-    **dict.fromkeys(sorted(UNOBEYED), LONGEST_WORD),
+    # Their presence is reported; unless the configuration names the key, the value is not kept, whatever its length.
+    **dict.fromkeys(sorted(UNOBEYED), LONGEST_JSON),
 }
 ANNOTATIONS: Final[Mapping[str, int]] = {key: _LIMITS[key] for key in (*_WEIGHTIEST, *_LIMITS) if key in _LIMITS}
 """The annotations that are read, in the order of their weight, and how many bytes each may have."""
@@ -222,7 +222,9 @@ class MarkReader:
     def _load(self, configured: ReadKeys) -> None:
         self._configured = configured
         more = dict.fromkeys(sorted(configured.annotations - ANNOTATIONS.keys()), LONGEST_WORD)
-        self._annotations = _Table("annotation", {**ANNOTATIONS, **more})
+        self._annotations = _Table(
+            "annotation", {**ANNOTATIONS, **more}, frozenset(UNOBEYED.keys() - configured.annotations)
+        )
         first = (key for key in _WEIGHTIEST if key in LABELS)
         self._labels = _Table(
             "label", dict.fromkeys((*first, *sorted(LABELS), *sorted(configured.labels)), LONGEST_LABEL)
@@ -231,10 +233,14 @@ class MarkReader:
 
 @final
 class _Table:
-    """The keys of one kind of map, each with the most bytes of its value; the weightiest first."""
+    """The keys of one kind of map, each with the most bytes of its value; the weightiest first.
 
-    def __init__(self, kind: str, longest: Mapping[str, int]) -> None:
+    ``unread``: keys that are kept with an empty value.
+    """
+
+    def __init__(self, kind: str, longest: Mapping[str, int], unread: frozenset[str] = frozenset()) -> None:
         self._kind = kind
+        self._unread = unread
         self._other = LONGEST_LABEL if kind == "label" else LONGEST_WORD
         self._longest = longest
         self._decoder: msgspec.json.Decoder[Any] | None = None  # of a type that is made here
@@ -249,7 +255,9 @@ class _Table:
         kept: dict[str, str] = {}
         for key, text in taken.items():
             most = self._longest.get(key)
-            if (size := utf8_bytes(text)) <= (self._other if most is None else most):
+            if key in self._unread:
+                kept[key] = ""
+            elif (size := utf8_bytes(text)) <= (self._other if most is None else most):
                 kept[key] = text
             elif most is not None:
                 note(problems, too_long(f"{self._kind} {key}", size, most, "bytes"))
@@ -292,8 +300,10 @@ class _Table:
             value = memoryview(raw)
             if bytes(value[:4]) == b"null":
                 continue
+            if key in self._unread and bytes(value[:1]) == b'"':
+                taken[key] = ""
             # A byte is a character of six at most, as an escape.
-            if len(value) > 6 * most + 2:
+            elif len(value) > 6 * most + 2:
                 note(problems, too_long(f"{self._kind} {key}", len(value), most, "bytes"))
             else:
                 taken[key] = _TEXT.decode(value)

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from reconciler.pods.marks import (
     ANNOTATIONS,
     LABELS,
+    LONGEST_JSON,
+    LONGEST_WORD,
     UNOBEYED,
     UNOBEYED_PARTS,
     MarkReader,
@@ -50,3 +53,34 @@ def test_they_are_kept_of_a_map_of_any_size() -> None:
     kept = marks.annotations(many, [])
     assert kept is not None
     assert UNOBEYED.keys() <= kept.keys()
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("length", [0, LONGEST_WORD + 1, LONGEST_JSON + 1, 200 * 1024])
+def test_a_mark_of_any_length_is_named_and_its_value_not_kept(length: int, raw: bool) -> None:
+    """``device-allocated`` of a pod with eight GPUs has more than 2 KiB."""
+    texts = {**dict.fromkeys(UNOBEYED, "x" * length), "katalyst.kubewharf.io/qos_level": "x"}
+    problems: list[str] = []
+    kept = MarkReader(ReadKeys()).annotations(msgspec.Raw(msgspec.json.encode(texts)) if raw else texts, problems)
+    assert kept == {**dict.fromkeys(UNOBEYED, ""), "katalyst.kubewharf.io/qos_level": "x"}
+    assert [key_of(text) for text in unobeyed(kept)] == list(UNOBEYED)
+    assert problems == []
+
+
+@pytest.mark.parametrize("padding", [0, 100 * 1024])
+def test_a_mark_that_is_no_text_makes_the_map_unreadable_as_any_other(padding: int) -> None:
+    problems: list[str] = []
+    texts = {"other": "x" * padding, "koordinator.sh/networkQOS": 1}
+    assert MarkReader(ReadKeys()).annotations(msgspec.Raw(msgspec.json.encode(texts)), problems) is None
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize("padding", [0, 100 * 1024])
+def test_the_value_of_a_mark_that_the_configuration_names_is_kept(padding: int) -> None:
+    key = "katalyst.kubewharf.io/resource_pool"
+    texts = {"other": "x" * padding, key: "gold"}
+    marks = MarkReader(ReadKeys(annotations=frozenset({key})))
+    kept = marks.annotations(msgspec.Raw(msgspec.json.encode(texts)), [])
+    assert kept is not None
+    assert kept[key] == "gold"
+    assert [key_of(text) for text in unobeyed(kept)] == [key]
