@@ -1,7 +1,8 @@
 """``bypassctl protect``: the level in force with what each adds here; or set it, reload, and say what changed.
 
 The level is one line of the configuration. Only that line is changed, in the file that has it; the result is checked
-as a whole before it is written, and a reload that the daemon refuses puts the old text back.
+as a whole before it is written, and a reload that the daemon refuses puts the old text back unless someone has edited
+the file meanwhile.
 """
 
 import os
@@ -42,18 +43,21 @@ class _LevelChange(NamedTuple):
 
 
 def run(options: Namespace) -> int:
-    """Show the levels, or set one. Errors: `CliError`; nothing is written then, or the old text is back."""
+    """Show the levels, or set one. Errors: `CliError`, which says what the file has if it was written."""
     if options.level is None:
         return _show_levels(options)
     if options.root != "/":
         raise CliError("protect LEVEL changes this node's configuration; it has no --root", Exit.USAGE)
     change = _planned(places.config_path(options), Protection(options.level))
+    # Before the level is in force: an error here means that nothing is written.
+    node = offers_of(inspect_node(options, loaded=change.after))
     answer: dict[str, object] = {}
     if not options.dry_run:
         if change.new != change.old:
+            if _content(change.file) != change.old:
+                raise CliError(f"{change.file}: edited meanwhile; nothing is written; run it again", Exit.REFUSED)
             _write(change.file, change.new)
         answer = _reload(options, change)
-    node = offers_of(inspect_node(options, loaded=change.after))
     if options.output == "table":
         show(_blocks(options, change, node, answer))
     else:
@@ -79,12 +83,7 @@ def _planned(path: str, level: Protection) -> _LevelChange:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     at = before.origins.get("protect")
     file = at.file if at is not None else path
-    try:
-        old = read_file(file, MAX_BYTES)
-    except FileNotFoundError:
-        old = None
-    except OSError as exc:
-        raise CliError(f"{file}: cannot be read: {errno_name(exc.errno)}", Exit.REFUSED) from exc
+    old = _content(file)
     try:
         new = with_level((old or b"").decode(), level, at.line if at is not None else 0)
         after = load.load(path, edited=Text(file, new))
@@ -95,6 +94,16 @@ def _planned(path: str, level: Protection) -> _LevelChange:
     if after.config.protect is not level:
         raise CliError(f"{file}: a line was added, and another one decides; change it in an editor", Exit.REFUSED)
     return _LevelChange(file, old, new.encode(), before, after)
+
+
+def _content(file: str) -> bytes | None:
+    """None: it does not exist. Errors: `CliError`."""
+    try:
+        return read_file(file, MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise CliError(f"{file}: cannot be read: {errno_name(exc.errno)}", Exit.REFUSED) from exc
 
 
 def _write(file: str, content: bytes) -> None:
@@ -109,25 +118,33 @@ def _write(file: str, content: bytes) -> None:
 
 
 def _reload(options: Namespace, change: _LevelChange) -> dict[str, object]:
-    """The daemon's answer, or why there is none (``unreachable``). Errors: `CliError`; the old text is back then."""
+    """The daemon's answer, or why there is none (``unreachable``). Errors: `CliError`, with what the file has then."""
     try:
         answer = dict(order(options, "POST", "/reload"))
     except CliError as exc:
         if exc.code == Exit.UNREACHABLE:
             return {"unreachable": str(exc).partition(";")[0]}
-        _take_back(change)
-        raise CliError(f"{change.file} is as before: {exc}", exc.code) from exc
+        raise CliError(f"{change.file} {_taken_back(change)}: {exc}", exc.code) from exc
     if answer.get("protect", options.level) != options.level:
         text = f"{change.file} is written, and the daemon has protect: {answer['protect']}: it reads another file"
         raise CliError(f"{text} (systemctl cat bypassd)", Exit.REFUSED)
     return answer
 
 
-def _take_back(change: _LevelChange) -> None:
-    if change.old is not None:
-        _write(change.file, change.old)
-    else:
-        os.unlink(change.file)
+def _taken_back(change: _LevelChange) -> str:
+    """What the file has after a refused reload: the old text, unless another one was written since."""
+    if change.new == change.old:
+        return "is unchanged"
+    try:
+        if _content(change.file) != change.new:
+            return "was edited meanwhile and keeps the edit"
+        if change.old is not None:
+            _write(change.file, change.old)
+        else:
+            os.unlink(os.path.realpath(change.file))
+    except (CliError, OSError) as exc:
+        return f"keeps protect: {change.after.config.protect} ({exc})"
+    return "is as before"
 
 
 def _differences(change: _LevelChange) -> Iterator[tuple[str, str, str]]:
@@ -157,7 +174,11 @@ def _blocks(options: Namespace, change: _LevelChange, node: NodeOffers, answer: 
         state = "not written (--dry-run)"
     else:
         written = "written" if change.new != change.old else "there already"
-        after = f"not reloaded: {answer['unreachable']}" if "unreachable" in answer else f"mode {answer['mode']}"
+        after = (
+            f"not reloaded: {answer['unreachable']}"
+            if "unreachable" in answer
+            else f"mode {answer.get('mode', 'unknown')}"
+        )
         state = f"{written}{', ' if 'unreachable' in answer else ' and reloaded; '}{after}"
     yield line(StyledText(levels, "head"), f" in {change.file}: {state}")
     differences = {name: f"{name}: {old} -> {new}" for name, old, new in _differences(change)}
@@ -173,8 +194,17 @@ def _blocks(options: Namespace, change: _LevelChange, node: NodeOffers, answer: 
     if config.mode is AgentMode.OBSERVE and config.protect is not Protection.OBSERVE:
         at = change.after.origins.get("mode")
         yield line(StyledText("nothing is written", "warn"), f": mode: observe{f' at {at}' if at else ''}; remove it")
-    undo = f"; undo: bypassctl protect {was.value if was else 'observe'}" if was is not config.protect else ""
-    yield line(f"see what it writes: bypassctl diff{undo}")
+    yield line(f"see what it writes: bypassctl diff{'' if options.dry_run else _undo(change)}")
+
+
+def _undo(change: _LevelChange) -> str:
+    was = change.before.config.protect
+    if was is change.after.config.protect:
+        return ""
+    if was is None:
+        # Settings without a level are not those of observe.
+        return f"; undo: remove protect from {change.file}, then bypassctl reload"
+    return f"; undo: bypassctl protect {was.value}"
 
 
 def _show_levels(options: Namespace) -> int:

@@ -1,12 +1,17 @@
 """protect: the level is checked, written, reloaded and reported; what the daemon refuses is taken back."""
 
+import errno
 import json
 import os
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from reconciler.cli.exits import Exit
+from reconciler.cli import protect
+from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.nodeview import InspectedNode, inspect_node
+from reconciler.config.load import Loaded
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -70,6 +75,82 @@ def test_a_new_file_that_is_refused_is_removed(run: Run, tmp_path: Path, daemon:
     daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
     assert run("protect", "cpu", "--config", str(path), "--socket", daemon.socket).code == Exit.OK
     assert path.read_text() == "protect: cpu\n"
+
+
+@pytest.mark.parametrize("old", ["protect: observe\n", "protect: cpu\n", None])
+def test_an_edit_during_a_refused_reload_is_kept(
+    run: Run, tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, old: str | None
+) -> None:
+    path = tmp_path / "config.yaml"
+    if old is not None:
+        path.write_text(old)
+    edited = "protect: cpu\non_stop: restore\n"
+
+    def refuse(_method: str, _path: str, _body: bytes) -> tuple[int, object]:
+        path.write_text(edited)
+        return 409, {"error": "no"}
+
+    monkeypatch.setattr(daemon, "answer", refuse)
+    ran = run("protect", "cpu", "--config", str(path), "--socket", daemon.socket)
+    assert (ran.code, path.read_text()) == (Exit.REFUSED, edited)
+    assert ("is unchanged" if old == "protect: cpu\n" else "was edited meanwhile and keeps the edit") in ran.err
+
+
+def test_what_cannot_be_taken_back_is_said_with_the_daemons_reason(
+    run: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_method: str, _path: str, _body: bytes) -> tuple[int, object]:
+        monkeypatch.setattr(protect, "replace_file", full)
+        return 409, {"error": "conf.d/a.yaml:1: wrong"}
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(daemon, "answer", refuse)
+    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert ran.code == Exit.REFUSED
+    assert "keeps protect: cpu" in ran.err
+    assert "ENOSPC" in ran.err
+    assert "conf.d/a.yaml:1" in ran.err
+
+
+def test_a_node_that_cannot_be_inspected_gets_no_level(
+    run: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = file.read_text()
+
+    def fail(*_: object, **__: object) -> None:
+        raise CliError("no cgroups", Exit.UNREACHABLE)
+
+    monkeypatch.setattr(protect, "inspect_node", fail)
+    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert (ran.code, file.read_text(), daemon.asked) == (Exit.UNREACHABLE, before, [])
+
+
+def test_an_edit_before_the_write_is_kept(
+    run: Run, file: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(options: Namespace, *, loaded: Loaded) -> InspectedNode:
+        file.write_text("on_stop: keep\n")
+        return inspect_node(options, loaded=loaded)
+
+    monkeypatch.setattr(protect, "inspect_node", edit)
+    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert (ran.code, file.read_text(), daemon.asked) == (Exit.REFUSED, "on_stop: keep\n", [])
+    assert "edited meanwhile" in ran.err
+
+
+def test_the_undo_restores_what_was_there(run: Run, file: Path, daemon: FakeDaemon) -> None:
+    daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
+    arguments = ("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert "undo:" not in run(*arguments, "--dry-run").out
+    assert "undo: bypassctl protect observe" in run(*arguments).out
+    assert "undo:" not in run(*arguments).out, "it was the level already"
+    # Beside it the level observe is refused, so it cannot be the undo.
+    file.write_text("mode: enforce\n")
+    out = " ".join(run(*arguments).out.split())
+    assert f"undo: remove protect from {file}, then bypassctl reload" in out
+    assert "bypassctl protect observe" not in out
 
 
 def test_a_daemon_that_reads_another_file_is_found_out(run: Run, file: Path, daemon: FakeDaemon) -> None:
