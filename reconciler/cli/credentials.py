@@ -319,11 +319,11 @@ async def _get(api: KubeApi, path: str) -> str:
 
 async def _review(api: KubeApi, right: AccessRight, node: str, wanted: bool) -> AccessTest:
     """A review of rights, which changes nothing; for the group that is used by default."""
+    # Rights to objects of this node's name may be for these alone.
+    only = node if right.own_node else ""
     refused: list[str] = []
     for verb in right.verbs:
-        # Rights to objects of this node's name may be for these alone; POST has no name yet.
-        name = node if (right.own_node or right.use in _OF_HEADROOM) and verb != "create" else ""
-        why = await denied(api, verb, right.resource, timeout_s=_TEST_S, group=right.groups[0], name=name)
+        why = await denied(api, verb, right.resource, timeout_s=_TEST_S, group=right.groups[0], name=only)
         refused += [why] if why else []
     name = f"{', '.join(right.verbs)} {right.resource}"
     return AccessTest(name=name, wanted=wanted, problem=refused[0] if refused else "")

@@ -101,8 +101,8 @@ RIGHTS: Final = (
         ("patch",),
         "nodes/status",
         ("",),
-        "PATCH of its status. With the kubelet's credentials (apiserver.identity: kubelet) no role is needed, and the "
-        "API server allows it for this node alone.",
+        "PATCH of its status. Broad: labels and annotations can be changed with it, too. With the kubelet's "
+        "credentials (apiserver.identity: kubelet) no role is needed; the API server allows it for this node alone.",
         own_node=True,
     ),
     AccessRight(
@@ -122,13 +122,16 @@ RIGHTS: Final = (
         ("",),
         "GET /api/v1/nodes/NAME of this node, for headroom.publish: node. RBAC cannot restrict the DaemonSet's rights "
         "to one node; those of a service account for each node it can, by resourceNames.",
+        own_node=True,
     ),
     AccessRight(
         RightsUse.NODE,
         ("patch",),
         "nodes/status",
         ("",),
-        "PATCH of its status. Broad: of a DaemonSet it is the status of every node, conditions included.",
+        "PATCH of its status. Broad: conditions, addresses, labels and annotations can be changed with it, too; of a "
+        "DaemonSet those of every node.",
+        own_node=True,
     ),
     AccessRight(
         RightsUse.KOORDINATOR,
@@ -136,6 +139,7 @@ RIGHTS: Final = (
         "nodes",
         ("",),
         "GET of this node, for headroom.publish: koordinator: what the manager has computed last.",
+        own_node=True,
     ),
     AccessRight(
         RightsUse.KOORDINATOR,
@@ -143,6 +147,7 @@ RIGHTS: Final = (
         "nodemetrics",
         ("slo.koordinator.sh",),
         "GET of the NodeMetric of this node: its intervals, and whether a koordlet writes it.",
+        own_node=True,
     ),
     AccessRight(
         RightsUse.KOORDINATOR,
@@ -150,14 +155,22 @@ RIGHTS: Final = (
         "nodemetrics/status",
         ("slo.koordinator.sh",),
         "PATCH of its status, as koordlet does.",
+        own_node=True,
     ),
     AccessRight(
         RightsUse.KATALYST,
-        ("get", "create"),
+        ("get",),
         "customnoderesources",
         ("node.katalyst.kubewharf.io",),
-        "GET of the CustomNodeResource of this node, for headroom.publish: katalyst, and POST where no Katalyst agent "
-        "has made it.",
+        "GET of the CustomNodeResource of this node, for headroom.publish: katalyst.",
+        own_node=True,
+    ),
+    AccessRight(
+        RightsUse.KATALYST,
+        ("create",),
+        "customnoderesources",
+        ("node.katalyst.kubewharf.io",),
+        "POST of it where no Katalyst agent has made it. RBAC cannot restrict create by name.",
     ),
     AccessRight(
         RightsUse.KATALYST,
@@ -165,6 +178,7 @@ RIGHTS: Final = (
         "customnoderesources/status",
         ("node.katalyst.kubewharf.io",),
         "PATCH of its status.",
+        own_node=True,
     ),
 )
 

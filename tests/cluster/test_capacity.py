@@ -93,11 +93,11 @@ def until(question: Any, within_s: float = 30.0) -> None:
         time.sleep(0.1)
 
 
-def api_of(plane: ControlPlane, *uses: RightsUse) -> KubeApi:
-    """A client with these uses' rights and no other."""
-    account = f"bypassd-{'-'.join(use.value for use in uses) or 'none'}"
+def api_of(plane: ControlPlane, node: str, *uses: RightsUse) -> KubeApi:
+    """A client with these uses' rights to this node's objects and no other."""
+    account = f"bypassd-{'-'.join(use.value for use in uses) or 'none'}-{node}"
     kubeconfig = plane.account_kubeconfig(account)
-    plane.apply(manifest(uses, "kube-system").replace("name: bypassd\n", f"name: {account}\n"))
+    plane.apply(manifest(uses, "kube-system", node).replace("name: bypassd\n", f"name: {account}\n"))
     return KubeApi(ApiServer(kubeconfig=str(kubeconfig), timeout_s=10.0))
 
 
@@ -106,7 +106,7 @@ def run(plane: ControlPlane, name: ClusterTarget, use: RightsUse, node: str, *of
     read: list[Offer] = []
 
     async def main() -> None:
-        api = api_of(plane, use)
+        api = api_of(plane, node, use)
         try:
             target = target_of(name, api, node, Meter(), valid_s=lambda: 240.0)
             for offer in offers:
@@ -275,16 +275,34 @@ def test_without_the_right_nothing_is_written(plane: ControlPlane) -> None:
     assert OWN_CPU not in allocatable(plane, "bare")
 
 
+def test_printed_rights_are_for_no_other_node(plane: ControlPlane) -> None:
+    plane.add_node("mine")
+    plane.add_node("others")
+
+    async def main() -> None:
+        api = api_of(plane, "mine", RightsUse.NODE)
+        try:
+            for path in ("/api/v1/nodes/others", "/api/v1/nodes/others/status"):
+                method = "PATCH" if path.endswith("status") else "GET"
+                answer = await api.request(method, path, {} if method == "PATCH" else None, content_type=MERGE)
+                assert answer.status == 403
+            assert (await api.request("GET", "/api/v1/nodes/mine")).status == 200
+        finally:
+            await api.aclose()
+
+    trio.run(main)
+
+
 def test_a_killed_daemons_headroom_is_withdrawn_by_the_command(plane: ControlPlane, tmp_path: Path) -> None:
     plane.add_node("killed")
     run(plane, ClusterTarget.NODE, RightsUse.NODE, "killed", Offer(cpu_milli=500))
     assert whole(allocatable(plane, "killed")[OWN_CPU]) == 500
 
     async def main() -> None:
-        api = api_of(plane, RightsUse.NODE)
-        await withdraw_from(ClusterTarget.NODE, api, "killed")
-        await withdraw_from(ClusterTarget.NODE, api, "gone")
-        await api.aclose()
+        for node in ("killed", "gone"):
+            api = api_of(plane, node, RightsUse.NODE)
+            await withdraw_from(ClusterTarget.NODE, api, node)
+            await api.aclose()
 
     trio.run(main)
     assert OWN_CPU not in allocatable(plane, "killed")

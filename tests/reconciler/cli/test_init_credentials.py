@@ -231,6 +231,22 @@ def test_the_printed_rights_are_those_of_the_configuration(run: Run, tmp_path: P
     assert binding["roleRef"]["name"] == "bypassd-kubelet"
 
 
+@pytest.mark.parametrize("publish", ["node", "koordinator", "katalyst"])
+def test_printed_rights_to_publish_headroom_are_for_this_nodes_objects(run: Run, tmp_path: Path, publish: str) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(f"node: {{name: n1}}\nheadroom: {{publish: {publish}}}\n")
+    printed = run("init", "credentials", "--config", str(config)).out
+    role = roles(printed)[f"bypassd-headroom-{publish}-n1"]
+    assert {verb for rule in role["rules"] if "resourceNames" not in rule for verb in rule["verbs"]} <= {"create"}
+    assert [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule].count(["n1"]) >= 2
+
+
+def test_each_right_to_a_nodes_status_says_what_else_it_can_write() -> None:
+    broad = [right.reason for right in RIGHTS if right.resource == "nodes/status"]
+    assert len(broad) == 2
+    assert all("labels and annotations" in reason for reason in broad)
+
+
 def test_each_rule_has_its_reason_above_it_and_no_right_is_wider_than_its_request() -> None:
     text = manifest(list(RightsUse), "kube-system")
     rules = [rule for role in roles(text).values() for rule in role["rules"]]
@@ -254,8 +270,12 @@ def test_each_rule_has_its_reason_above_it_and_no_right_is_wider_than_its_reques
         "customnoderesources/status": {"patch"},
     }
     named = roles(manifest(list(RightsUse), "kube-system", "n1"))
-    for use in ("taint", "condition"):
-        assert all(rule["resourceNames"] == ["n1"] for rule in named[f"bypassd-{use}-n1"]["rules"])
+    for use in ("taint", "condition", "headroom-node", "headroom-koordinator", "headroom-katalyst"):
+        rules = named[f"bypassd-{use}-n1"]["rules"]
+        # A name cannot restrict the verb create, and a rule with both would allow nothing to create.
+        assert all("resourceNames" not in rule for rule in rules if "create" in rule["verbs"])
+        assert all(rule["verbs"] == ["create"] for rule in rules if "create" in rule["verbs"])
+        assert all(rule["resourceNames"] == ["n1"] for rule in rules if "create" not in rule["verbs"])
     (renewal,) = roles(text)["bypassd-renewal"]["rules"]
     assert renewal["resourceNames"] == ["bypassd"]
     binding = next(item for item in yaml.safe_load_all(text) if item["kind"] == "RoleBinding")
