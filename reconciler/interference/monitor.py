@@ -35,7 +35,9 @@ from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.announce import announced
-from reconciler.responses.closing import ClosingState, ClosingTurn, advance, causes_of
+from reconciler.responses.closing import ClosingPast, ClosingState, ClosingTurn, advance, causes_of
+from reconciler.responses.closing import kept as closing_kept
+from reconciler.responses.closing import resumed as closing_resumed
 from reconciler.responses.eviction.limits import EvictionHistory
 from reconciler.responses.eviction.limits import load_history as past_restored
 from reconciler.responses.eviction.limits import saved_history as past_kept
@@ -171,6 +173,7 @@ class MonitorState(Struct, frozen=True, kw_only=True):
 
     brain: EngineState = EngineState()
     past: EvictionHistory = EvictionHistory()
+    closing: ClosingPast = ClosingPast()
 
 
 class EvictionExecutor(Protocol):
@@ -251,6 +254,8 @@ class InterferenceMonitor:
         self.decision = EvictionDecision()
         self.closing = ClosingState()
         """Whether the node is closed to new BE pods."""
+        self._closing_past: ClosingPast | None = kept.closing
+        """What an earlier run knew of that; None once it is in ``closing``."""
         self.closings: Counter[str] = Counter()
         """How often it was closed and opened, by turn."""
         self._settled_s: float | None = None
@@ -284,12 +289,14 @@ class InterferenceMonitor:
             self._tasks = None
             self._samples.put(None)
             self._publish(Restrictions())
+            self._closing_past = self._past_closing()
             self._forget("interference detection stopped")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
                 await self._keep(self._clock())
                 for reader in self._readers:
                     await reader.aclose()
-                self._readers = ()
+                # A component that failed is run again: it makes its readers anew.
+                self._readers, self._config = (), None
                 await self.recorder.aclose()
 
     def wake(self, cause: str) -> None:
@@ -315,6 +322,7 @@ class InterferenceMonitor:
                 await reader.aclose()
             self._readers, self._config = (), None
             self._forget("a restore is running")
+            self._closing_past = None
 
     def _forget(self, why: str) -> None:
         """End what lasts, and report the end: no later pass would."""
@@ -506,6 +514,8 @@ class InterferenceMonitor:
             enforced = list(names)
         causes = causes_of(self.decision.pressures, enforced, self.engine.ladder)
         now = frame.at_s, frame.wall_s
+        if self._closing_past is not None:
+            self.closing, self._closing_past = closing_resumed(self._closing_past, now), None
         self.closing, change = advance(self.closing, causes, now, config.closing, off=self._open_because(config))
         if change is not None:
             closes = change.turn is ClosingTurn.CLOSED
@@ -571,13 +581,18 @@ class InterferenceMonitor:
 
     # Remembering
 
+    def _past_closing(self) -> ClosingPast:
+        if self._closing_past is not None:
+            return self._closing_past
+        return closing_kept(self.closing, (self._clock(), self._wall()))
+
     async def _keep(self, now: float) -> None:
         """Store what outlives the daemon. A failing store is reported by the state writer, not here."""
         self._saved_at = now
         past = self._past
         if self.evictions is not None and self.frame is not None:
             past = past_kept(self.evictions.past, self.frame)
-        kept = MonitorState(brain=self.engine.remember(), past=past)
+        kept = MonitorState(brain=self.engine.remember(), past=past, closing=self._past_closing())
         if kept == self._saved:
             return
         batch = StoreBatch()

@@ -8,7 +8,8 @@ at once, and opened when there has been no cause for ``reopen_s``: twice as long
 closed again soon, up to eight times. After ``longest_s`` it is opened whatever the causes are, and not closed again
 before all of them are gone: a shortage that closing does not end must not keep the node out of the cluster.
 
-A daemon that starts begins with an open node; the mark of an earlier run is removed.
+A daemon that starts begins with an open node; the mark of an earlier run is removed. Closed again for what is the same
+shortage, its age counts from the first closing (`ClosingPast`): restarts must not keep the node out of the cluster.
 
 Source: Crane's "disable scheduling" (a node condition and a PreferNoSchedule taint). Differences: the causes are the
 shortages of evictions and not water marks of its own, it has an age, and the mark is removed after a crash.
@@ -55,7 +56,8 @@ class ClosingState(Struct, frozen=True, kw_only=True):
     """What is remembered between two moments. Times are of the frame's clock.
 
     ``closed``: None: the node is open. ``calm_s``: since when no cause is left. ``spent``: it was opened by its age,
-    and the causes are not gone yet.
+    and the causes are not gone yet. ``first_s``: when an earlier run closed it; until no cause is left for
+    ``reopen_s``.
     """
 
     closed: ClosedNode | None = None
@@ -64,6 +66,36 @@ class ClosingState(Struct, frozen=True, kw_only=True):
     calm_s: float | None = None
     relapses: int = 0
     spent: bool = False
+    first_s: float | None = None
+
+
+class ClosingPast(Struct, frozen=True, kw_only=True):
+    """What the next run has to know. Seconds since the epoch.
+
+    ``since_s``: when the node was closed first; None: it is open. ``seen_s``: when that was so.
+    """
+
+    since_s: float | None = None
+    spent: bool = False
+    seen_s: float = 0.0
+
+
+def kept(state: ClosingState, now: tuple[float, float]) -> ClosingPast:
+    """What is stored of a state."""
+    at_s, wall_s = now
+    first_s = state.closed_s if state.closed is not None else state.first_s
+    if first_s is None and not state.spent:
+        return ClosingPast()
+    since_s = wall_s if first_s is None else wall_s - (at_s - first_s)
+    return ClosingPast(since_s=since_s, spent=state.spent, seen_s=wall_s)
+
+
+def resumed(past: ClosingPast, now: tuple[float, float]) -> ClosingState:
+    """The state to begin with: an open node, whose age counts on if it was closed a short time ago."""
+    at_s, wall_s = now
+    if past.since_s is None or not 0 <= wall_s - past.seen_s <= _RELAPSE_S:
+        return ClosingState()
+    return ClosingState(first_s=at_s - max(0.0, wall_s - past.since_s), spent=past.spent)
 
 
 def causes_of(pressures: Iterable[Shortage], enforced: Iterable[str], ladder: EscalationMemory) -> Mapping[str, str]:
@@ -90,7 +122,12 @@ def advance(
     if causes:
         state = replace(state, calm_s=None)
     elif state.calm_s is None:
-        state = replace(state, calm_s=at_s, spent=False)
+        # A run that begins has not measured everything yet: what an earlier one knew is forgotten later.
+        state = replace(state, calm_s=at_s, spent=state.spent and state.first_s is not None)
+    if state.first_s is not None and state.calm_s is not None and at_s - state.calm_s >= config.reopen_s:
+        state = replace(state, first_s=None, spent=False)
+    if state.first_s is not None and at_s - state.first_s >= config.longest_s:
+        state = replace(state, spent=True)
     closed = state.closed
     if closed is None:
         return (state, None) if not causes or state.spent else _close(state, causes, now, config)
@@ -123,18 +160,20 @@ def _close(
     reason = texts[0][:_LONGEST_REASON]
     if len(texts) > 1:
         reason += f"; and {plural(len(texts) - 1, 'more cause')}"
-    closed = ClosedNode(reason=reason, since_s=wall_s, until_s=wall_s + config.longest_s, mark=config.mark)
+    closed_s = at_s if state.first_s is None else state.first_s
+    since_s = wall_s - (at_s - closed_s)
+    closed = ClosedNode(reason=reason, since_s=since_s, until_s=since_s + config.longest_s, mark=config.mark)
     soon = state.opened_s is not None and at_s - state.opened_s < _RELAPSE_S
     relapses = state.relapses + 1 if soon else 0
     change = ClosingChange(turn=ClosingTurn.CLOSED, closed=closed, words=reason)
-    return ClosingState(closed=closed, closed_s=at_s, relapses=relapses), change
+    return ClosingState(closed=closed, closed_s=closed_s, relapses=relapses), change
 
 
 def _opened(
     state: ClosingState, at_s: float, words: str, *, spent: bool, turn: ClosingTurn = ClosingTurn.OPENED
 ) -> tuple[ClosingState, ClosingChange | None]:
     if state.closed is None:
-        return replace(state, spent=spent), None
+        return replace(state, spent=spent, first_s=None), None
     change = ClosingChange(turn=turn, closed=state.closed, words=words)
     opened = ClosingState(opened_s=at_s, calm_s=state.calm_s, relapses=state.relapses, spent=spent)
     return opened, change

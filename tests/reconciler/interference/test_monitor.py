@@ -497,6 +497,25 @@ async def test_a_closed_node_is_opened_by_a_person_at_once(live: LiveNode, how: 
         assert AlertKind.OPENED in {alert.kind for alert in scene.told}
 
 
+@pytest.mark.parametrize("how", ["the component", "the daemon"])
+async def test_a_node_that_is_closed_again_after_a_start_keeps_its_latest_end(live: LiveNode, how: str) -> None:
+    with stage(live, configured(live, Response.CLOSE)) as scene:
+        await certain(scene)
+        scene.script.bad = True
+        await scene.seconds(40)
+        before = closed_of(scene)
+        assert before is not None
+        with trio.move_on_after(0.1):
+            await scene.observer.run()
+        assert closed_of(scene) is None
+        if how == "the daemon":
+            scene.observer = scene.another()
+        await scene.seconds(60)
+        after = closed_of(scene)
+        assert after is not None
+        assert after.until_s == pytest.approx(before.until_s, abs=1.0)
+
+
 async def test_nothing_is_closed_in_observe_mode(live: LiveNode) -> None:
     config = replace(configured(live, Response.CLOSE), mode=AgentMode.OBSERVE)
     with stage(live, config) as scene:

@@ -5,7 +5,17 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from reconciler.responses.closing import ClosingChange, ClosingState, ClosingTurn, advance, causes_of, reopen_s
+from reconciler.responses.closing import (
+    ClosingChange,
+    ClosingPast,
+    ClosingState,
+    ClosingTurn,
+    advance,
+    causes_of,
+    kept,
+    reopen_s,
+    resumed,
+)
 from reconciler.responses.config import ClosingConfig
 from reconciler.responses.eviction.resources import EvictedResource
 from reconciler.responses.eviction.triggers.base import Shortage
@@ -31,6 +41,12 @@ class Node:
         self.now = now
         self.state, change = advance(self.state, causes, (now, WALL + now), self.config)
         return change
+
+    def restart(self, after_s: float = 5.0) -> None:
+        """Another run, whose clock is another one; ``now`` is of the wall clock."""
+        past = kept(self.state, (self.now, WALL + self.now))
+        self.now += after_s
+        self.state = resumed(past, (self.now, WALL + self.now))
 
     @property
     def is_closed(self) -> bool:
@@ -141,3 +157,57 @@ def test_the_causes_are_what_is_enforced(
     pressures: list[Shortage], enforced: list[str], ladder: EscalationMemory, expected: dict[str, str]
 ) -> None:
     assert causes_of(pressures, enforced, ladder) == expected
+
+
+def test_the_age_counts_from_the_first_closing_however_often_the_daemon_starts() -> None:
+    node = Node()
+    node.at(0, SHORT)
+    for hour in range(1, 10):
+        node.at(hour * 1000, SHORT)
+        node.restart()
+        node.restart()
+        assert not node.is_closed
+        # The first pass of a run has measured nothing yet.
+        node.at(node.now + 1)
+        change = node.at(node.now + 5, SHORT)
+        assert change is not None
+        assert (change.closed.since_s, change.closed.until_s) == (WALL, WALL + 10_000)
+    change = node.at(10_000, SHORT)
+    assert change is not None
+    assert change.turn is ClosingTurn.AGED
+    node.restart()
+    node.at(node.now + 1)
+    assert node.at(node.now + 5, SHORT) is None
+    node.restart()
+    assert node.at(node.now + 5, SHORT) is None
+    # Gone for as long as a closed node waits for, it is another shortage.
+    node.at(11_000)
+    node.at(11_100)
+    change = node.at(11_200, SHORT)
+    assert change is not None
+    assert change.closed.since_s == WALL + 11_200
+
+
+@pytest.mark.parametrize("after_s", [5, 400])
+def test_a_node_whose_age_is_over_before_it_is_closed_again_is_not_closed_for_a_moment(after_s: float) -> None:
+    node = Node(replace(CONFIG, longest_s=300))
+    node.at(0, SHORT)
+    node.at(250, SHORT)
+    node.restart(after_s=after_s)
+    node.at(node.now + 1)
+    assert node.at(node.now + 90, SHORT) is None
+    assert node.state.spent
+
+
+@pytest.mark.parametrize("after_s", [601, -1])
+def test_what_an_earlier_run_knew_is_old_after_a_while_and_no_time_at_all_of_another_clock(after_s: float) -> None:
+    node = Node()
+    node.at(0, SHORT)
+    node.at(100, SHORT)
+    node.restart(after_s=after_s)
+    assert node.state == ClosingState()
+
+
+def test_of_an_open_node_nothing_is_kept() -> None:
+    assert kept(ClosingState(), (1.0, WALL)) == ClosingPast()
+    assert resumed(ClosingPast(), (1.0, WALL)) == ClosingState()
