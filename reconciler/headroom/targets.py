@@ -37,7 +37,7 @@ from reconciler.headroom.shapes import (
     node_status,
     withheld,
 )
-from reconciler.settings.quantity import whole
+from reconciler.settings.quantity import milli, whole
 
 _MERGE: Final = "application/merge-patch+json"
 _MANAGER: Final = "bypassd"
@@ -80,6 +80,7 @@ class _Amounts(Struct, frozen=True):
 
 class _Application(Struct, frozen=True):
     name: str = ""
+    usage: dict[str, str | int] | None = None
 
 
 class _Status(Struct, frozen=True, rename="camel"):
@@ -271,7 +272,8 @@ class KoordinatorTarget:
         self._check(await self.object.get())
         interval_s = float(min(max(self._policy.report_interval_seconds, _LEAST_INTERVAL_S), _MOST_INTERVAL_S))
         use = await self._meter.measure(min(max(self._policy.aggregate_duration_seconds, 60), 3600))
-        node = await self._nodes.get(cached=True)
+        # Not from the cache: an older result would be taken for that of the last report.
+        node = await self._nodes.get()
         amounts = (node.status.allocatable if node.status is not None else None) or {}
         computed = None
         if KOORDINATOR_CPU in amounts:
@@ -308,7 +310,12 @@ class KoordinatorTarget:
         status = found.status or _Status()
         if other is None and status.update_time not in {"", self._wrote}:
             at = _epoch(status.update_time)
-            marked = any(application.name == WITHHELD for application in status.host_application_metric or ())
+            ours = next((item for item in status.host_application_metric or () if item.name == WITHHELD), None)
+            marked = ours is not None
+            if ours is not None and not self._wrote:
+                # What the earlier run withheld is in the manager's last result.
+                usage = ours.usage or {}
+                self._held = Offer(cpu_milli=_whole(usage.get("cpu"), milli), memory_bytes=_whole(usage.get("memory")))
             # What is marked is of our own earlier run, as long as this one has not written.
             if at is not None and self._wall() - at < _FOREIGN_S and (self._wrote or not marked):
                 other = "another program (koordlet?)"
@@ -336,9 +343,9 @@ class _NoMeter:
         """Nothing is measured for a withdrawal."""
 
 
-def _whole(text: str | int | None) -> int:
+def _whole(text: str | int | None, read: Callable[[str | int], int] = whole) -> int:
     try:
-        return max(0, whole(text)) if text is not None else 0
+        return max(0, read(text)) if text is not None else 0
     except ValueError:
         return 0
 

@@ -73,6 +73,7 @@ class ControlPlane:
         self._port = port
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._nodes: set[str] = set()
+        self._without_batch: set[str] = set()
         self._ended = threading.Event()
         self._kubelets: threading.Thread | None = None
         self.bound: Callable[[Object], None] = lambda _: None
@@ -289,8 +290,10 @@ class ControlPlane:
             code, answer = self.call("POST", _collection(item), item)
             assert code in {201, 409}, answer
 
-    def add_node(self, name: str, *, labels: Object | None = None) -> None:
-        """A node that is Ready until the end."""
+    def add_node(self, name: str, *, labels: Object | None = None, batch: bool = True) -> None:
+        """A node that is Ready until the end. ``batch``: with batch-cpu that no manager computes."""
+        if not batch:
+            self._without_batch.add(name)
         body = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -343,7 +346,9 @@ class ControlPlane:
     def _beat(self, name: str) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {"type": "Ready", "status": "True", "reason": "Test", "lastHeartbeatTime": now, "message": ""}
-        status = {"capacity": _NODE_CAPACITY, "allocatable": _NODE_CAPACITY, "conditions": [ready]}
+        kept = {"cpu", "memory", "pods"} if name in self._without_batch else _NODE_CAPACITY.keys()
+        amounts = {key: amount for key, amount in _NODE_CAPACITY.items() if key in kept}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
         self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, MERGE_PATCH)
 
     def _run_pods(self) -> None:

@@ -208,7 +208,7 @@ class Manager(threading.Thread):
 def managed(plane: ControlPlane) -> Iterator[Manager]:
     define(plane, "NodeMetric", "nodemetrics", "slo.koordinator.sh")
     node = f"koord-{next(_NUMBERS)}"
-    plane.add_node(node)
+    plane.add_node(node, batch=False)
     kind = {"apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric", "metadata": {"name": node}}
     assert plane.call("POST", METRICS, kind)[0] == 201
     manager = Manager(plane, node)

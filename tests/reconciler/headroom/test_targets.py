@@ -144,6 +144,25 @@ async def test_the_manager_gets_use_and_its_last_result_is_what_is_reported() ->
         assert "updateTime" not in server.objects[path]["status"]
 
 
+async def test_a_restart_goes_on_from_what_was_withheld() -> None:
+    async with serving() as (server, api):
+        server.kinds.add(METRICS)
+        node(server, **{KOORDINATOR_CPU: "2400", KOORDINATOR_MEMORY: str(GI)})
+        path = f"{METRICS}/n1"
+        server.make(path, status={})
+        for held in ("2600m", "2600m"):
+            # The manager's last result has it subtracted; without it the node would offer 5000 for one interval.
+            target = KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: NOW)
+            if not server.objects[path]["status"]:
+                usage = {"cpu": "2600m", "memory": "0"}
+                at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(NOW - 60))
+                application = {"name": WITHHELD, "usage": usage}
+                server.objects[path]["status"] = {"updateTime": at, "hostApplicationMetric": [application]}
+            await target.publish(OFFER)
+            (application,) = server.objects[path]["status"]["hostApplicationMetric"]
+            assert application["usage"]["cpu"] == held
+
+
 async def test_nothing_is_reported_before_it_is_measured() -> None:
     async with serving() as (server, api):
         server.kinds.add(METRICS)
