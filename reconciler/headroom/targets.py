@@ -224,13 +224,7 @@ class KatalystTarget:
 
     async def withdraw(self) -> None:
         """See `PublishTarget`."""
-        try:
-            self._check(await self.object.get())
-        except PublishError as exc:
-            if not exc.foreign:
-                raise
-            return
-        await self.object.patch_status(katalyst_status(None))
+        await _withdraw(self.object, self._check, katalyst_status(None))
 
     async def aclose(self) -> None:
         """See `PublishTarget`."""
@@ -292,13 +286,7 @@ class KoordinatorTarget:
 
     async def withdraw(self) -> None:
         """See `PublishTarget`."""
-        try:
-            self._check(await self.object.get())
-        except PublishError as exc:
-            if not exc.foreign:
-                raise
-            return
-        await self.object.patch_status(koordinator_status(None, Offer(), ""))
+        await _withdraw(self.object, self._check, koordinator_status(None, Offer(), ""))
 
     async def aclose(self) -> None:
         """See `PublishTarget`."""
@@ -321,6 +309,17 @@ class KoordinatorTarget:
                 other = "another program (koordlet?)"
         if other is not None:
             raise PublishError(f"{other} writes the status of the NodeMetric, too: left to it", foreign=True)
+
+
+async def _withdraw(target: ClusterObject, check: Callable[[_Object], None], nothing: object) -> None:
+    """Write ``nothing`` over what was published; what another program writes is left to it. Raises `PublishError`."""
+    try:
+        check(await target.get())
+    except PublishError as exc:
+        if not exc.foreign:
+            raise
+        return
+    await target.patch_status(nothing)
 
 
 def _reclaimed(found: _Object) -> Offer:
