@@ -169,7 +169,7 @@ class InterferenceService:
         )
 
     def _pod(self, uid: str) -> PodSnapshot | None:
-        from reconciler.interference.monitor import snapshot_of
+        from reconciler.interference.snapshots import snapshot_of
 
         pod = self._control.inventory.pods.get(uid)
         return None if pod is None else snapshot_of(pod, None)

@@ -16,7 +16,7 @@ import pytest
 from cgroupfs.errors import InputError
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
-from reconciler.interference.monitor import snapshot_of
+from reconciler.interference.snapshots import snapshot_of
 from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.cpu_annotations import parse
 from reconciler.pods.marks import ANNOTATIONS, LABELS, LONGEST_JSON

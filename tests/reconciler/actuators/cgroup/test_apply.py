@@ -1,3 +1,8 @@
+"""One pass over a node's groups, from what is wanted to what is recorded: outcomes, order, failures, stops in between.
+
+Longer than other modules because all of it stands on one acting node, and a stop is tested against the pass it breaks.
+"""
+
 import errno
 import time
 from collections.abc import Sequence

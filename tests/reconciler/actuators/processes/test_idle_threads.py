@@ -1,4 +1,8 @@
-"""The idle class on this machine's own threads: given, inherited, kept, taken back, over deaths of the agent."""
+"""The idle class on this machine's own threads: given, inherited, kept, taken back, over deaths of the agent.
+
+Longer than other modules because each case begins with the same live threads and ends with the same question: whose is
+the class now?
+"""
 
 import errno
 import os

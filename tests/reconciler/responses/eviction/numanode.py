@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import trio
 from msgspec.structs import replace
 
-from reconciler.interference.monitor import snapshot_of
+from reconciler.interference.snapshots import snapshot_of
 from reconciler.signals.numacpu import NumaCpu
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import SampleFrame

@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.interference.monitor import snapshot_of
+from reconciler.interference.snapshots import snapshot_of
 from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.selectors import ClassRules
 from reconciler.responses.eviction.resources import cpu_request, memory_request
