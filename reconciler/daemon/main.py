@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Final, final
 
 import trio
-from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
 from cgroupfs.log import BoundLog, get_log
@@ -25,6 +24,7 @@ from reconciler.config.environment import wait_for_place
 from reconciler.config.load import DEFAULT_PATH, Loaded
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.config_in_force import ConfigInForce
 from reconciler.daemon.status import StatusReport
 from reconciler.interference.service import watched
 from reconciler.runtime import logs, malloc
@@ -75,7 +75,7 @@ class Daemon:
 
         ``stops``: what has the signals until this daemon takes them.
         """
-        self.loaded = loaded
+        self.in_force = ConfigInForce(loaded, observe=observe)
         self.handed_over = False
         """It has ended for a daemon that was started beside it."""
         self._hands_over_from = hands_over_from
@@ -83,7 +83,6 @@ class Daemon:
         self.agent: Agent | None = None
         self.supervisor: Supervisor | None = None
         self.heartbeat = Heartbeat(_STUCK_S)
-        self._observe = observe
         self._renewal: str | None = None
         self._renewal_reason = ""
         """Why the running agent ends for another one; None: it does not."""
@@ -101,9 +100,8 @@ class Daemon:
 
     @property
     def config(self) -> Config:
-        """The configuration in use; ``--observe`` wins over the file's mode."""
-        config = self.loaded.config
-        return replace(config, mode=AgentMode.OBSERVE) if self._observe else config
+        """The configuration in force."""
+        return self.in_force.config
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
@@ -319,17 +317,17 @@ class Daemon:
         """
         self._notifier.reloading()
         try:
-            loaded, kept = load.reload(self.loaded)
+            kept = self.in_force.reload()
         except ConfigError as exc:
             self._log.error("new configuration invalid; keeping the old one", problems=str(exc))
             self._notifier.ready("invalid configuration; keeping the old one")
             return tuple(str(exc).splitlines())
-        self.loaded, self._restored = loaded, False
+        self._restored = False
         config = self.config
         logs.setup(config.log.level, config.log.format)
         if self.agent is not None:
             self.agent.reconfigure(config)
-        _warn_of_removed(loaded)
+        _warn_of_removed(self.in_force.loaded)
         for name in kept:
             self._log.warning("needs a restart to take effect", setting=name)
         self._log.info("reloaded", mode=config.mode.value)
@@ -462,7 +460,7 @@ def _serve_by_turns(loaded: Loaded, path: str, options: argparse.Namespace, stop
             trio.run(daemon.run)
         if not daemon.handed_over:
             return
-        took_over, loaded = True, daemon.loaded
+        took_over, loaded = True, daemon.in_force.loaded
         malloc.free_earlier()
         with suppress(ConfigError):
             loaded = load.load(path, required=options.config is not None)
