@@ -74,29 +74,38 @@ def measured(rows: Iterable[Row]) -> Measured:
 
 
 def tables(found: Measured) -> str:
-    """Waiting and shares by form, placement by CPUs and form, and the groups' files: a column for each kernel."""
+    """Waiting by place, placement by CPUs, and the groups' files: a column for each kernel.
+
+    A cell has one figure for each of ``SIDES``, in percent: no idle class, threads, group, both.
+    """
     kernels = list(found.groups)
-    lines = [
-        _line("BE pod", "idle class", *(kernel.title for kernel in kernels)),
-        "|---|---" + "|---" * len(kernels) + "|",
-    ]
+    lines = [_line("BE pod", *(kernel.title for kernel in kernels)), "|---" * (1 + len(kernels)) + "|"]
     for place, title in PLACES.items():
-        for side in SIDES:
-            cells = [_cell(found.waits.get((kernel, f"{place} {side}".strip()))) for kernel in kernels]
-            if set(cells) != {"-"}:
-                lines.append(_line(title, side or "none", *cells))
-    lines += ["", _line("CPUs", "without BE work", "idle class", *(kernel.title for kernel in kernels))]
-    lines.append("|---" * (3 + len(kernels)) + "|")
+        forms = [f"{place} {side}".strip() for side in SIDES]
+        lines.append(_line(title, *(_cell([_waited(found, kernel, form) for form in forms]) for kernel in kernels)))
+    lines += ["", _line("CPUs", "without BE work", *(kernel.title for kernel in kernels))]
+    lines.append("|---" * (2 + len(kernels)) + "|")
     for cpus, kept in sorted({(cpus, kept) for _, _, cpus, kept in found.placed}):
-        for form in _PLACED:
-            shares = [found.placed.get((kernel, form, cpus, kept)) for kernel in kernels]
-            if any(share is not None for share in shares):
-                texts = ["-" if share is None else f"{share:.0%}" for share in shares]
-                lines.append(_line(str(cpus), str(kept), form.removeprefix("besteffort").strip() or "none", *texts))
+        cells = [_cell([_placed(found, kernel, form, cpus, kept) for form in _PLACED]) for kernel in kernels]
+        lines.append(_line(str(cpus), str(kept), *cells))
     lines += ["", _line("files of a group", *(kernel.title for kernel in kernels)), "|---" * (1 + len(kernels)) + "|"]
     for field, title in _FILES.items():
         lines.append(_line(title, *(_value(found.groups[kernel].get(field)) for kernel in kernels)))
     return "\n".join(lines)
+
+
+def _waited(found: Measured, kernel: Kernel, form: str) -> str:
+    row = found.waits.get((kernel, form))
+    return "-" if row is None else f"{100 * row['heavy']['waited']:.1f}"
+
+
+def _placed(found: Measured, kernel: Kernel, form: str, cpus: int, kept: int) -> str:
+    share = found.placed.get((kernel, form, cpus, kept))
+    return "-" if share is None else f"{100 * share:.0f}"
+
+
+def _cell(figures: Sequence[str]) -> str:
+    return "/".join(figures)
 
 
 _FILES: Final = {
@@ -118,29 +127,25 @@ QUOTAS: Final = {
 
 
 def quota_table(found: Measured) -> str:
-    """What online pods wait, at both loads, while besteffort has a quota: a column for each kernel."""
+    """What online pods wait, at both loads, while besteffort has a quota, in percent: a column for each kernel."""
     kernels = list(found.groups)
     lines = [_line("quota of besteffort", *(kernel.title for kernel in kernels)), "|---" * (1 + len(kernels)) + "|"]
     for form, title in QUOTAS.items():
         rows = [found.waits.get((kernel, form)) for kernel in kernels]
-        texts = ["-" if row is None else f"{_waited(row, 'light')}, {_waited(row, 'heavy')}" for row in rows]
-        lines.append(_line(title, *texts))
+        lines.append(
+            _line(
+                title,
+                *(
+                    "-" if row is None else _cell([f"{100 * row[load]['waited']:.2f}" for load in ("light", "heavy")])
+                    for row in rows
+                ),
+            )
+        )
     return "\n".join(lines)
-
-
-def _waited(row: Row, load: str) -> str:
-    return f"{row[load]['waited']:.2%}"
 
 
 def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return "-"
-    late, waits, share = 1 - row["light"]["at_once"], row["heavy"]["waited"], row["be_beside_busy"]
-    return f"{late:.0%}, {waits:.1%}, {share:.1%}"
 
 
 def _value(value: object) -> str:

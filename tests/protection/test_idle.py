@@ -32,7 +32,7 @@ def waits(kernel: Kernel, form: str) -> float:
 
 def test_the_document_has_the_tables_of_the_record() -> None:
     document = (DOCS / "cpu.md").read_text()
-    assert tables(FOUND) in document
+    assert [table for table in tables(FOUND).split("\n\n") if table not in document] == []
     assert quota_table(FOUND) in document
     assert {kernel.title for kernel in FOUND.groups} == {"5.10 v1", "5.10 v2", "6.1 v1", "6.1 v2", "6.12 v2"}
 
