@@ -15,7 +15,7 @@ help: ## what there is
 run: setup ## run the agent: against this machine's kubelet, else against the embedded node for 60 s
 	@exec $(BIN)/python -m tests.node $(ARGS)
 
-test: setup lint types unit ## lint, types and all tests
+test: setup lint unit ## lint, types and all tests
 
 setup: $(VENV)/.ready ## the virtual environment and, through deploy/setup-debian.sh, Debian's packages
 
@@ -34,22 +34,30 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# What needs nothing but a processor runs in two parts side by side, and beside them what mostly waits, in two parts too:
-# daemons on nodes made of directories, and what asks the kernel for facts. What measures, and what asks containerd, has
-# the machine to itself afterwards.
+# What needs nothing but a processor (the type check, three parts of the tests) runs side by side, and beside it what
+# mostly waits: daemons on nodes made of directories, and what asks the kernel for facts. What measures, and what asks
+# containerd, has the machine to itself afterwards. The few tests that failed beside others decide at the end, alone.
+PARTS = unit-deciding unit-reconciler unit-rest unit-daemon unit-daemon-starts
+AGAIN = $(VENV)/again
 unit: setup
-	$(MAKE) --no-print-directory --jobs=4 --output-sync=target unit-reconciler unit-rest unit-daemon unit-daemon-starts
+	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
+	$(MAKE) --no-print-directory --jobs=6 --output-sync=target types $(PARTS)
 	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
-	$(PYTEST) -m "kernel or containerd" $(filter-out $(BESIDE),$(KERNEL))
+	$(PYTEST) $(NAMES)/kernel -m "kernel or containerd" $(filter-out $(BESIDE),$(KERNEL))
+	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
 
 # The tests' directories are in memory where a GiB of it is free: hundreds of stores and node trees are written and synced.
 MEMORY = $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 1048576 2>/dev/null && echo /dev/shm)
 # Byte code is kept, the tests' own too, also where the environment says otherwise: four parts and one after them would
 # compile 1200 modules each.
-PYTEST = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode $(BIN)/python -m pytest -q
+PYTEST = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode $(BIN)/python -m pytest -q $(ORDER)
+# Shuffled, and the same each time: whoever changes nothing breaks nothing. `make search` shuffles anew.
+ORDER = --randomly-seed=1
+NAMES = -p tests.again --again=$(AGAIN)
 PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(PYTEST) -p no:cacheprovider \
 	-o tmp_path_retention_policy=failed -m "not kernel and not containerd and not cluster"
-ELSEWHERE = tests/reconciler/placement tests/reconciler/cli
+DECIDING = $(addprefix tests/reconciler/,policies detectors interference placement pods responses control headroom)
+ELSEWHERE = tests/reconciler/cli
 # The files in which a test has one of the marks (tests/conftest.py holds them to it): reading all files takes 12 s.
 KERNEL = $(sort $(ALONE) $(shell grep -rlE 'mark\.(kernel|containerd)' tests --include='test_*.py'))
 DAEMON = $(filter-out $(ALONE),$(wildcard tests/daemon/test_*.py))
@@ -60,18 +68,21 @@ FACTS = $(filter tests/cgroupfs/test_attribution.py tests/fakes/% tests/reconcil
 	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py,$(KERNEL))
 BESIDE = $(DAEMON) $(FACTS)
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
-.PHONY: unit-reconciler unit-rest unit-daemon unit-daemon-starts
+.PHONY: $(PARTS)
+unit-deciding:
+	$(PURE) $(NAMES)/$@ $(DECIDING)
+
 unit-reconciler:
-	$(PURE) tests/reconciler $(ELSEWHERE:%=--ignore=%)
+	$(PURE) $(NAMES)/$@ tests/reconciler $(addprefix --ignore=,$(DECIDING) $(ELSEWHERE))
 
 unit-rest:
-	$(PURE) $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) $(ELSEWHERE)
+	$(PURE) $(NAMES)/$@ $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) $(ELSEWHERE)
 
 unit-daemon:
-	$(PYTEST) -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(BESIDE))
+	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(BESIDE))
 
 unit-daemon-starts:
-	$(PYTEST) -p no:cacheprovider -m "kernel or containerd" $(STARTS)
+	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(STARTS)
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"
