@@ -20,6 +20,7 @@ from typing import Final
 from cgroupfs.bounded import shown, whole
 from cgroupfs.codecs import Codec, Value, words_of
 from cgroupfs.devices import DeviceLimits, Row
+from cgroupfs.lines import lines_of
 
 MAX_BPS: Final = (1 << 64) - 2
 MAX_IOPS: Final = (1 << 32) - 2
@@ -152,7 +153,7 @@ def _codec(show: Show, parse: Callable[[list[str]], Row], free: str) -> Codec:
 
     def rows(text: str) -> dict[str, Row]:
         rows: dict[str, Row] = {}
-        for line in text.splitlines():
+        for line in lines_of(text):
             parts = line.split()
             # A removed device stays in the file, without its name or its numbers.
             if len(parts) > 1 and (row := parse(parts[1:])):
@@ -226,7 +227,7 @@ def _default_weight(high: int) -> Codec:
     """v2: ``default N``, and lines of single devices, which are not changed."""
 
     def decode(text: str) -> Value:
-        for line in text.splitlines():
+        for line in lines_of(text):
             parts = line.split()
             if parts[:1] == ["default"] and len(parts) > 1:
                 return whole(parts[1])

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
+from cgroupfs.lines import lines_of
 
 UNIFIED: Final = "unified"
 FREEZER: Final = "freezer"
@@ -179,7 +180,7 @@ def _parse(text: bytes) -> list[_CgroupMount]:
     parents: dict[str, str] = {}
     points: list[tuple[str, bytes]] = []
     pairs: list[tuple[str, _CgroupMount]] = []
-    for line in text.splitlines():
+    for line in lines_of(text):
         fields = line.split(b" ")
         if b"-" not in fields[6:] or len(fields) < fields.index(b"-", 6) + 4:
             continue
@@ -248,7 +249,7 @@ def _preference(mount: _CgroupMount) -> tuple[bool, bool, bool, bool, bool, int]
 def _delegated(directory: str) -> tuple[str, ...]:
     """The controllers that a cgroup2 group has; none when the group or the right to read it is missing."""
     try:
-        with open(os.path.join(directory, "cgroup.controllers"), encoding="ascii") as file:
+        with open(os.path.join(directory, "cgroup.controllers"), encoding="ascii", newline="\n") as file:
             return tuple(file.read().split())
     except (OSError, UnicodeDecodeError):
         return ()

@@ -15,6 +15,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from cgroupfs.lines import lines_of, status_field
+
 _MOST: Final = 64 * 1024
 _POD: Final = "kubepods"
 _OUTSIDE: Final = ":/.."
@@ -137,8 +139,7 @@ def _is_part(names: set[str]) -> bool:
 def _is_hosts(directory: str, *, in_pod: bool) -> bool:
     """Whether it may be a component of the node: see the module's text."""
     status = _read(f"{directory}/status")
-    uids = next((line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")), [])
-    if uids != ["0"] * 4:
+    if status_field(status, "Uid:").split() != ["0"] * 4:
         return False
     spaces = ("user", "mnt", "pid") if in_pod else ("user",)
     try:
@@ -179,7 +180,7 @@ def _program(directory: str) -> str:
 
 def _unit(text: str) -> str:
     """The path in systemd's own hierarchy, or in the only one of cgroup v2; empty without either."""
-    paths = dict(line.split(":", 2)[1:] for line in text.splitlines() if line.count(":") >= 2)
+    paths = dict(line.split(":", 2)[1:] for line in lines_of(text) if line.count(":") >= 2)
     return paths.get("name=systemd") or paths.get("") or ""
 
 

@@ -17,6 +17,7 @@ from cgroupfs.bounded import shown
 from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, SourceError, cgroup_error
 from cgroupfs.files import read_text
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.lines import lines_of, status_mask
 
 _LINE: Final = re.compile(r"(some|full) avg10=(\d+\.\d+) avg60=(\d+\.\d+) avg300=(\d+\.\d+) total=(\d+)")
 # Shorter windows are refused up to 6.1, longer ones everywhere.
@@ -63,7 +64,7 @@ def parse_pressure(text: str) -> Pressure:
     Errors: `ValueError` without a well-formed line, or a malformed one.
     """
     lines: dict[str, Stall] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         match = _LINE.fullmatch(line)
         if match is None:
             raise ValueError(f"{shown(line)} is not a line of pressure information")
@@ -147,8 +148,7 @@ class TriggerSpec(Struct, frozen=True, kw_only=True):
 
 def has_sys_resource(status: str) -> bool:
     """Whether a process may choose its windows freely; ``status`` is the text of ``/proc/<pid>/status``."""
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return match is not None and bool(int(match[1], 16) >> _CAP_SYS_RESOURCE & 1)
+    return bool(status_mask(status, "CapEff:") >> _CAP_SYS_RESOURCE & 1)
 
 
 @final
@@ -234,7 +234,7 @@ def _fitting(path: str, spec: TriggerSpec) -> tuple[int, TriggerSpec]:
 
 
 def _privileged() -> bool:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+    with open("/proc/self/status", encoding="ascii", errors="replace", newline="\n") as file:
         return has_sys_resource(file.read())
 
 

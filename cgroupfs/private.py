@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.errors import CgroupError, cgroup_error
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.lines import lines_of
 
 POINT: Final = "/run/bypassd/cgroup2"
 PREFIX: Final = "bypassd-psi-"
@@ -146,7 +147,7 @@ class PrivateTree:
         except OSError:
             return None
         place, inside = None, False
-        for line in text.splitlines():
+        for line in lines_of(text):
             number, _, rest = line.partition(":")
             controllers, _, group = rest.partition(":")
             if number == "0" and not controllers:
@@ -212,7 +213,7 @@ class PrivateTree:
     def _is_mounted(self) -> bool:
         """Whether the mount at the private place exists: one of an earlier run is bypassd's as well."""
         try:
-            lines = REAL.read(f"{self._proc}/self", "mountinfo").splitlines()
+            lines = lines_of(REAL.read(f"{self._proc}/self", "mountinfo"))
         except OSError:
             return False
         return any(line.split(" ")[4:5] == [self._point] and " - cgroup2 " in line for line in lines)

@@ -20,6 +20,7 @@ from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, translated
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.knobs import CATALOG
+from cgroupfs.lines import lines_of
 
 _DROPPABLE: Final = frozenset({"inactive_file", "active_file"})
 _WRITTEN_FIRST: Final = frozenset({"dirty", "writeback", "file_dirty", "file_writeback"})
@@ -230,7 +231,7 @@ class UsageReader:
         if text is None:
             return {}
         try:
-            return {key: whole(value) for key, value in (line.split(" ") for line in text.splitlines())}
+            return {key: whole(value) for key, value in (line.split(" ") for line in lines_of(text))}
         except ValueError as exc:
             where = f"{self._hierarchy.directory(controller, path)}/{file}"
             raise InputError(where, text, "lines of a name and a number") from exc

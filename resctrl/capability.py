@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import digits
 from cgroupfs.errors import InputError
+from cgroupfs.lines import lines_of
 
 _FLAGS: Final = frozenset(
     {"rdt_a", "cat_l3", "cat_l2", "cdp_l3", "cdp_l2", "mba", "smba", "bmec"}
@@ -156,11 +157,11 @@ def _flagged(cpuinfo: str) -> bool:
 
 
 def _mount(mountinfo: str, prefix: str) -> tuple[str, tuple[str, ...]]:
-    for line in mountinfo.splitlines():
+    for line in lines_of(mountinfo):
         before, _, after = line.partition(" - ")
-        parts = after.split()
-        if after.startswith("resctrl ") and len(before.split()) > 4 and len(parts) > 2:
-            point = before.split()[4]
+        parts, fields = after.split(" "), before.split(" ")
+        if after.startswith("resctrl ") and len(fields) > 4 and len(parts) > 2:
+            point = fields[4]
             inside = bool(prefix) and point.startswith(f"{prefix}/")
             return point if inside else prefix + point, tuple(parts[2].split(",")[1:])
     return prefix + _USUAL_PLACE, ()
@@ -232,7 +233,7 @@ def _monitoring(directory: str) -> MonitorCapability | None:
 
 def _text(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             return file.read()
     except OSError:
         return None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, final
 
 from cgroupfs.errors import CgroupDeniedError, cgroup_error
+from cgroupfs.lines import lines_of
 
 SOURCE: Final = "bypassd"
 """Source of bypassd's mount; other mounts have ``resctrl``, ``none`` or the like."""
@@ -70,15 +71,15 @@ class RealMounter:
 
     def source(self, place: str) -> str | None:
         try:
-            with open(self._table, encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
+            with open(self._table, encoding="utf-8", errors="replace", newline="\n") as file:
+                lines = lines_of(file.read())
         except OSError:
             return None
         for line in lines:
             before, _, after = line.partition(" - ")
-            fields = before.split()
+            fields = before.split(" ")
             if after.startswith("resctrl ") and len(fields) > 4 and place.endswith(fields[4]):
-                return after.split()[1]
+                return after.split(" ")[1]
         return None
 
     def sees_the_host(self) -> bool:

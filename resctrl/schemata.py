@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from cgroupfs.errors import InputError
+from cgroupfs.lines import lines_of
 from resctrl.capability import BandwidthCapability, BandwidthUnit, CacheCapability, Capability
 
 Schemata: TypeAlias = Mapping[str, Mapping[int, int]]
@@ -35,7 +36,7 @@ def parse_schemata(text: str) -> dict[str, dict[int, int]]:
     Errors: `InputError` naming the line.
     """
     numbers: dict[str, dict[int, int]] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         if not line.strip():
             continue
         match = _LINE.fullmatch(line)

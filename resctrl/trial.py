@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final, Self, final
 
 from cgroupfs.errors import AgentError, CgroupRefusedError, cgroup_error
+from cgroupfs.lines import lines_of
 from resctrl.capability import ResctrlStatus, read_capability
 from resctrl.files import REAL
 from resctrl.groups import PREFIX, ControlGroups
@@ -82,7 +83,7 @@ class CacheTrial:
 
     def _size(self) -> int:
         """The share of all caches together. Source: kernel documentation, filesystems/resctrl, ``size``."""
-        for line in REAL.read(self._groups.path(NAME), "size").splitlines():
+        for line in lines_of(REAL.read(self._groups.path(NAME), "size")):
             name, _, parts = line.strip().partition(":")
             if name == _L3:
                 return sum(int(part.partition("=")[2]) for part in parts.split(";"))

@@ -67,7 +67,7 @@ _PUT: Final = "INSERT INTO {} VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET row 
 def boot_id(root: str = "/") -> str:
     """The kernel's id of this boot; empty where it cannot be read, which never counts as a reboot."""
     try:
-        with open(os.path.join(root, "proc/sys/kernel/random/boot_id"), encoding="ascii") as file:
+        with open(os.path.join(root, "proc/sys/kernel/random/boot_id"), encoding="ascii", newline="\n") as file:
             return file.read().strip()
     except (OSError, UnicodeDecodeError):
         return ""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import to_builtins
 
+from cgroupfs.lines import lines_of
 from cgroupfs.scheduling import policy_text
 from resctrl.schemata import format_schemata
 from state.cache import CachePlan
@@ -124,7 +125,7 @@ def _group_facts(cache: CachePlan | None) -> dict[str, object]:
         return {"groups": None, "members": {}, "problems": []}
     return {
         "groups": {
-            group.name: {"schemata": format_schemata(group.schemata).splitlines(), "reason": group.reason}
+            group.name: {"schemata": lines_of(format_schemata(group.schemata)), "reason": group.reason}
             for group in cache.groups
         },
         "members": {uid: group for uid, group in sorted(cache.members.items()) if group},

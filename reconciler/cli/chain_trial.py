@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.lines import lines_of
 from cgroupfs.naming import Driver, Layout
 from cgroupfs.trial import PREFIX, TrialGroup
 from reconciler.cli.planted import CannotTryError, Planted, cpu_seconds, spin
@@ -158,7 +159,7 @@ def _until(question: Callable[[], T], within_s: float) -> T:
 
 def _text(path: str) -> str:
     """A file of the trial's own directory; empty where it is not there yet."""
-    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         return file.read(_LARGEST)
     return ""
 
@@ -173,7 +174,7 @@ def _report(private: str) -> Mapping[str, object]:
 
 def _alert(private: str, kind: str, part: str) -> bool:
     """Whether the sink has an alert of this kind, whose key has this part; a dry run's does not count."""
-    for line in _text(f"{private}/{_ALERTS}").splitlines():
+    for line in lines_of(_text(f"{private}/{_ALERTS}")):
         with suppress(ValueError):
             alert = json.loads(line)
             if alert["kind"] == kind and part in alert["key"] and alert["labels"].get("mode") != "dry_run":
@@ -182,7 +183,7 @@ def _alert(private: str, kind: str, part: str) -> bool:
 
 
 def _last_line(private: str) -> str:
-    lines = _text(f"{private}/{_LOG_FILE}").splitlines()
+    lines = lines_of(_text(f"{private}/{_LOG_FILE}"))
     return lines[-1][:200] if lines else "no reason in its log"
 
 
@@ -201,7 +202,7 @@ def _quota(scene: _Scene) -> float | None:
 
 def _throttled(scene: _Scene) -> int:
     """The periods in which the hog's groups were stopped."""
-    texts = (line.split() for group in scene.hog_groups for line in group.read("cpu", "cpu.stat").splitlines())
+    texts = (line.split() for group in scene.hog_groups for line in lines_of(group.read("cpu", "cpu.stat")))
     return sum(int(fields[1]) for fields in texts if fields[0] == "nr_throttled")
 
 
@@ -228,7 +229,7 @@ def _idle_cpu() -> int:
 def _idle_times() -> dict[int, float]:
     """Idle seconds of each CPU since the boot. Source: proc(5), /proc/stat, idle and iowait."""
     tick = os.sysconf("SC_CLK_TCK")
-    with open("/proc/stat", encoding="ascii", errors="replace") as file:
+    with open("/proc/stat", encoding="ascii", errors="replace", newline="\n") as file:
         rows = [line.split() for line in file if line.startswith("cpu") and line[3].isdigit()]
     return {int(row[0][3:]): (int(row[4]) + int(row[5])) / tick for row in rows}
 

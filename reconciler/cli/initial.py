@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import AgentError, InputError, errno_name
+from cgroupfs.lines import lines_of
 from reconciler.actuators.network.netlink import link_mbit
 from reconciler.cli.checks.offers import offers_of
 from reconciler.cli.exits import CliError, Exit
@@ -177,7 +178,7 @@ def _cpus(node: InspectedNode) -> int:
 
 def _interface(root: str) -> tuple[str, int] | None:
     """The default route's interface, if its driver reports a speed. Source: proc(5), /proc/net/route."""
-    for row in (read_text(root, "proc/net/route") or "")[:_ROUTES].splitlines()[1:]:
+    for row in lines_of((read_text(root, "proc/net/route") or "")[:_ROUTES])[1:]:
         fields = row.split()
         if len(fields) > 1 and fields[1] == "00000000" and "/" not in fields[0]:
             speed = link_mbit(fields[0], os.path.join(root, "sys/class/net"))

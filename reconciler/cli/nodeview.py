@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from argparse import Namespace
 from typing import Final
 
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from cgroupfs.bounded import whole
 from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.lines import status_mask
 from cgroupfs.naming import Layout
 from cgroupfs.probe import offered
 from reconciler.cli import places
@@ -32,7 +32,6 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs, TreeSource
 
 _LARGEST: Final = 64 << 20
-_EFFECTIVE: Final = re.compile(r"^CapEff:\s*([0-9a-f]{1,32})$", re.MULTILINE)
 
 
 class InspectedNode(Struct, frozen=True, kw_only=True):
@@ -169,5 +168,4 @@ def read_number(root: str, path: str) -> int | None:
 def has_capability(root: str, bit: int) -> bool:
     """Whether this process (on a copied node: the process that copied) has a capability in effect."""
     text = read_text(root, "proc/self/status") or ""
-    held = _EFFECTIVE.search(text)
-    return held is not None and bool(int(held[1], 16) >> bit & 1)
+    return bool(status_mask(text, "CapEff:") >> bit & 1)

@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from cgroupfs.lines import lines_of
 from reconciler.cli.blocks import HEADINGS, MARK, Block, Cell, StyledText, Table, fitted, may_mean
 from reconciler.cli.document import FetchedDocument, Row, fetch_newest
 from reconciler.cli.exits import CliError, Exit
@@ -263,7 +264,7 @@ def _redraw(blocks: list[Block]) -> None:
 
     width, height = shutil.get_terminal_size()
     shown = [fitted(block, width) if isinstance(block, Table) else block for block in blocks]
-    lines = [text[:width] for text in plain(shown).splitlines()]
+    lines = [text[:width] for text in lines_of(plain(shown))]
     if len(lines) > height - 1:
         lines = [*lines[: height - 2], f"and {len(lines) - height + 2} more"[:width]]
     with streams.guarded() as out:

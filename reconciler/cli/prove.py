@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, Self
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, errno_name
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.lines import lines_of
 from cgroupfs.trial import TrialGroup
 from reconciler.cli import chain_trial
 from reconciler.cli.exits import CliError, Exit
@@ -149,7 +150,7 @@ def _quota(hierarchy: Hierarchy, _directory: str) -> tuple[bool, str]:
         child = stack.enter_context(Planted(spin))
         group.add(child.pid)
         (used_s,) = measured([child], _SECONDS)
-        fields = dict(line.split() for line in group.read("cpu", "cpu.stat").splitlines() if line.count(" ") == 1)
+        fields = dict(line.split() for line in lines_of(group.read("cpu", "cpu.stat")) if line.count(" ") == 1)
         throttled = int(fields.get("nr_throttled", 0))
     share = 100 * used_s / _SECONDS
     wanted = 100 * _QUOTA_US / _PERIOD_US
@@ -197,7 +198,7 @@ def _moved(pid: int, cpu: int) -> bool:
 
 def _processor(pid: int) -> int:
     """The CPU that a process ran on last. Source: proc(5), /proc/pid/stat, processor."""
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace", newline="\n") as file:
         return int(file.read().rpartition(")")[2].split()[36])
 
 
@@ -273,7 +274,7 @@ def _whole_disk(number: int) -> str:
         raise CannotTryError("the state directory is on no disk")
     if os.path.exists(f"{place}/partition"):
         place = os.path.dirname(place)
-    with open(f"{place}/dev", encoding="ascii") as file:
+    with open(f"{place}/dev", encoding="ascii", newline="\n") as file:
         return file.read().strip()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
+from cgroupfs.lines import lines_of
 from reconciler.cli.blocks import MARK, may_mean, start_of
 from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named, quoted
 from reconciler.cli.exits import CliError, Exit
@@ -248,8 +249,10 @@ def _cgroups_of_pid(text: str, root: str) -> list[str] | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= 7):
         return None
     try:
-        with open(os.path.join(root, "proc", str(int(text)), "cgroup"), encoding="utf-8", errors="replace") as file:
-            lines = file.read(1 << 16).splitlines()
+        with open(
+            os.path.join(root, "proc", str(int(text)), "cgroup"), encoding="utf-8", errors="replace", newline="\n"
+        ) as file:
+            lines = lines_of(file.read(1 << 16))
     except OSError:
         return None
     return [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]

@@ -350,7 +350,7 @@ class CpuLoad:
             return
         self._at = now
         try:
-            with open(self._path, encoding="ascii") as file:
+            with open(self._path, encoding="ascii", newline="\n") as file:
                 ticks = parse_stat(file.read())
         except (OSError, ValueError):
             self.busy = {}

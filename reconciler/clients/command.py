@@ -124,7 +124,7 @@ def _user(name: str | None) -> _User | None:
 def _protected() -> bool:
     """Whether the OOM killer spares us more than others."""
     try:
-        with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+        with open("/proc/self/oom_score_adj", encoding="ascii", newline="\n") as file:
             return int(file.read()) < 0
     except (OSError, ValueError):
         return False

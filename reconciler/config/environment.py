@@ -190,7 +190,7 @@ def followed(config: Config, place: NodeEnvironment, kubelet: KubeletConfig) -> 
 def own_group(layout: Layout, table: str = "/proc/self/cgroup") -> GroupName | None:
     """The group of this process below kubepods; None: bypassd does not run in a pod. Errors: none."""
     try:
-        with open(table, encoding="utf-8", errors="replace") as file:
+        with open(table, encoding="utf-8", errors="replace", newline="\n") as file:
             paths = [line.rstrip("\n").split(":", 2)[-1] for line in file]
     except OSError:
         return None

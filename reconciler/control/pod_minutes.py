@@ -18,6 +18,7 @@ import trio
 from cgroupfs.errors import AgentError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.lines import lines_of
 from cgroupfs.pressure import parse_pressure
 from cgroupfs.usage import UsageReader, grown
 from reconciler.runtime.cooperative import TimeSlice
@@ -192,7 +193,7 @@ class PodMinutes:
                 self._waits = "psi"
                 return None if some is None else 1000 * some.total_us
             text = self._files.read(self._hierarchy.directory("cpu", path), "cpu.stat")
-            found = next((line for line in text.splitlines() if line.startswith(_WAIT_SUM)), None)
+            found = next((line for line in lines_of(text) if line.startswith(_WAIT_SUM)), None)
             if found is None:
                 return None
             self._waits = "schedstats"

@@ -65,7 +65,9 @@ def read_pci_nodes(addresses: Collection[str], root: str = "/") -> dict[str, int
         if not _ADDRESS.fullmatch(address):
             continue
         try:
-            with open(os.path.join(root, "sys/bus/pci/devices", address, "numa_node"), encoding="ascii") as file:
+            with open(
+                os.path.join(root, "sys/bus/pci/devices", address, "numa_node"), encoding="ascii", newline="\n"
+            ) as file:
                 node = int(file.read(16))
         except (OSError, ValueError):
             continue

@@ -42,7 +42,7 @@ def join_host_cgroups(host: str = "/proc/1") -> str | None:
 def _problem(host: str, error: str) -> str | None:
     """Not being able to compare is a problem only where paths are relative: process 1 is then outside."""
     try:
-        with open(f"{host}/cgroup", encoding="utf-8", errors="replace") as file:
+        with open(f"{host}/cgroup", encoding="utf-8", errors="replace", newline="\n") as file:
             relative = any(line.partition(":")[2].partition(":")[2].startswith(_OUTSIDE) for line in file)
     except OSError:
         relative = False

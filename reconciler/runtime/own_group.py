@@ -40,6 +40,7 @@ from msgspec import Struct
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.lines import lines_of
 from cgroupfs.log import get_log
 from cgroupfs.scheduling import has_eevdf
 
@@ -105,7 +106,7 @@ class OwnGroupStatus(Struct, frozen=True, kw_only=True):
 
 def cpu_group(table: str, version: int) -> str | None:
     """The path of a process in the CPU hierarchy, from the text of its ``/proc/PID/cgroup``; None where it has none."""
-    for line in table.splitlines():
+    for line in lines_of(table):
         _, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon and (not controllers if version != 1 else "cpu" in controllers.split(",")):
@@ -297,7 +298,7 @@ class OwnGroup(trio.abc.Instrument):
         if self._version is None:
             return None
         try:
-            with open(self._table, encoding="utf-8", errors="replace") as file:
+            with open(self._table, encoding="utf-8", errors="replace", newline="\n") as file:
                 return cpu_group(file.read(), self._version)
         except OSError:
             return None

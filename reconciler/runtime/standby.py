@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Final, final
 
 from cgroupfs.errors import AgentError
+from cgroupfs.lines import lines_of, status_mask
 from cgroupfs.log import get_log
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 
@@ -125,8 +126,8 @@ def holder(path: str, locks: str = "/proc/locks") -> int | None:
     """
     try:
         status = os.stat(path, follow_symlinks=False)
-        with open(locks, encoding="ascii") as file:
-            lines = file.read().splitlines()
+        with open(locks, encoding="ascii", newline="\n") as file:
+            lines = lines_of(file.read())
     except OSError:
         return None
     inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -141,8 +142,8 @@ def holder(path: str, locks: str = "/proc/locks") -> int | None:
 def _catches(pid: int) -> bool:
     """Whether a process has a handler for the request."""
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace", newline="\n") as file:
+            caught = status_mask(file.read(), "SigCgt:")
     except OSError:
         return False
-    return bool(int(caught, 16) >> (REQUEST - 1) & 1)
+    return bool(caught >> (REQUEST - 1) & 1)

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import shown
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.lines import lines_of
 from reconciler.policies.idle_buffer import IdleSample
 from state.model import NodeCpu, PodClass
 
@@ -55,7 +56,7 @@ def parse_stat(text: str) -> dict[int, CpuTicks]:
     Errors: `ValueError` without such a line, or with one that is not numbers.
     """
     cpus: dict[int, CpuTicks] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         if not line.startswith("cpu"):
             break  # they are first, and the interrupt line below them is long
         if line.startswith("cpu "):

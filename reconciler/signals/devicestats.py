@@ -9,6 +9,7 @@ import os
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
+from cgroupfs.lines import lines_of
 
 _SECTOR: Final = 512
 _IDLE_KINDS: Final = ("loop", "ram", "zram", "fd", "sr", "nbd")
@@ -40,7 +41,7 @@ class DiskTimes(NamedTuple):
 def parse_diskstats(text: str) -> dict[str, tuple[str, DiskTimes]]:
     """By kernel name: device number and times, of everything that has ever had a request. Short lines are left out."""
     diskstats: dict[str, tuple[str, DiskTimes]] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         parts = line.split()
         if len(parts) < 14:
             continue
@@ -57,7 +58,7 @@ def parse_diskstats(text: str) -> dict[str, tuple[str, DiskTimes]]:
 def parse_io_stat(text: str) -> dict[str, IoCounters]:
     """v2's ``io.stat`` by device number."""
     counters: dict[str, IoCounters] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         device, *parts = line.split() or ("",)
         if not device:
             continue
@@ -76,7 +77,7 @@ def parse_io_stat(text: str) -> dict[str, IoCounters]:
 def parse_blkio(text: str) -> dict[str, dict[str, int]]:
     """A v1 blkio file by device number, then Read, Write, Sync, Async, Discard, Total."""
     numbers: dict[str, dict[str, int]] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         parts = line.split()
         if len(parts) == 3 and (count := digits(parts[2])) is not None:
             numbers.setdefault(parts[0], {})[parts[1]] = count

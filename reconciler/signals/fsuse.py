@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
+from cgroupfs.lines import lines_of
 from reconciler.runtime.format import duration
 from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
@@ -72,7 +73,7 @@ def run_du(options: Sequence[str], paths: Sequence[str]) -> str:
 def parse_du(text: str) -> dict[str, int]:
     """The number of each path. Lines that are not so are left out."""
     numbers: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         count, tab, path = line.partition("\t")
         if tab and (number := digits(count)) is not None:
             numbers[path] = number
@@ -198,7 +199,7 @@ class DirectoryUsageReader:
                 if path.endswith("/mountinfo"):
                     if not self._mounted_by_host(path.removesuffix("/mountinfo")):
                         continue
-                    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                    with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                         upper = upper_directory(file.read(_MOST_MOUNTS))
                     place = None if upper is None else f"{self._root}{upper}"
                 if place is not None:

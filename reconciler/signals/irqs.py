@@ -83,7 +83,7 @@ def _interrupts(device: str) -> Iterator[str]:
 def _served_by(directory: str) -> CpuSet:
     for name in ("effective_affinity_list", "smp_affinity_list"):
         try:
-            with open(os.path.join(directory, name), encoding="ascii") as file:
+            with open(os.path.join(directory, name), encoding="ascii", newline="\n") as file:
                 cpus = CpuSet.parse(file.read().strip())
         except (OSError, ValueError):
             continue

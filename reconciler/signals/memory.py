@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.files import FileOps
+from cgroupfs.lines import lines_of
 from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode, huge_bytes, meminfo_bytes, ordinary_bytes
 
 _NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
@@ -54,7 +55,7 @@ def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
             for name, pages in zone.items():
                 node[name] = node.get(name, 0) + pages
 
-    for line in text.splitlines():
+    for line in lines_of(text):
         if (start := _NODE.match(line)) is not None:
             close()
             node, zone = sums.setdefault(int(start[1]), {}), {}

@@ -281,7 +281,7 @@ def _allowed() -> int:
 def misses_confidence(root: str) -> float:
     """How far the event that is called cache misses is of the last-level cache, on this processor."""
     try:
-        with open(os.path.join(root, "proc/cpuinfo"), encoding="ascii", errors="replace") as file:
+        with open(os.path.join(root, "proc/cpuinfo"), encoding="ascii", errors="replace", newline="\n") as file:
             head = file.read(4096)
     except OSError:
         return 1.0

@@ -233,7 +233,7 @@ def why(exc: OSError, root: str = "/") -> str:
 
 def _paranoid(root: str) -> int | None:
     try:
-        with open(os.path.join(root, _PARANOID), encoding="ascii") as file:
+        with open(os.path.join(root, _PARANOID), encoding="ascii", newline="\n") as file:
             return int(file.read())
     except (OSError, ValueError):
         return None

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.lines import lines_of
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta
 from reconciler.signals.processes import PodProcesses
@@ -25,7 +26,7 @@ SIGNALS: Final = ("net.receive", "net.transmit")
 def parse_net_dev(text: str) -> dict[str, tuple[int, int]]:
     """Bytes received and sent by device. Lines that are none of a device are left out."""
     pairs: dict[str, tuple[int, int]] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         name, colon, rest = line.partition(":")
         parts = rest.split()
         if not colon or len(parts) < 9:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.lines import lines_of
 from reconciler.signals.cpu import idle_milli
 from reconciler.signals.extent import pool_cpus
 from reconciler.signals.growth import CounterDelta
@@ -48,7 +49,7 @@ class CpuWait(NamedTuple):
 def parse_schedstat(text: str) -> dict[int, CpuWait]:
     """/proc/schedstat by CPU. Errors: `ValueError` for a CPU line of fewer than nine numbers, or of other words."""
     waits: dict[int, CpuWait] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         if line.startswith("cpu"):
             name, *counts = line.split()
             if len(counts) < 9:

@@ -177,7 +177,7 @@ class RootGroups:
         if self._root != "/" or self._version is None:
             return ""
         try:
-            with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            with open("/proc/self/cgroup", encoding="utf-8", errors="replace", newline="\n") as file:
                 return top_group(cpu_group(file.read(), self._version) or "/")
         except OSError:
             return ""

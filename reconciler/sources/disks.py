@@ -16,6 +16,7 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import SourceError
+from cgroupfs.lines import lines_of
 from reconciler.sources.checkpoints import DirtyMarker
 from state.disk import Disk
 from state.model import SourceStatus
@@ -73,7 +74,7 @@ def _numbers(name: str, root: str) -> str:
 def _behind(name: str, number: str, root: str) -> str:
     """The device that a file system without one of its own number (btrfs) was mounted from."""
     kind = "a file system"
-    for line in _text(os.path.join(root, "proc/self/mountinfo")).splitlines():
+    for line in lines_of(_text(os.path.join(root, "proc/self/mountinfo"))):
         fields, _, rest = line.partition(" - ")
         parts = rest.split(" ")
         if len(parts) < 2 or fields.split(" ")[2:3] != [number]:
@@ -90,7 +91,7 @@ def _behind(name: str, number: str, root: str) -> str:
 
 def _text(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             return file.read().strip()
     except OSError:
         return ""

@@ -36,6 +36,7 @@ from typing import Final, final
 
 from msgspec import Struct
 
+from cgroupfs.lines import status_field
 from reconciler.runtime.kubelet_programs import INSIDE, KubeletProgram
 from reconciler.runtime.safe_files import UntrustedFileError, root_only, walk
 
@@ -292,7 +293,7 @@ class _Search:
     def _check_identity(self, directory: str) -> int:
         """User ids, namespaces and groups; the parent's pid."""
         status = _read(f"{directory}/status", _MOST_TEXT)
-        uids = _field(status, b"Uid:").split()
+        uids = status_field(status, b"Uid:").split()
         if len(uids) != 4 or any(uid != b"0" for uid in uids):
             raise _RefusedError(f"it runs as uid {b'/'.join(uids).decode(errors='replace') or 'unknown'}")
         # A kubelet in a container has its own file systems, and may have its own process ids.
@@ -306,7 +307,7 @@ class _Search:
             raise _RefusedError("its cgroup is outside of this process's cgroup namespace, so it may be a pod's")
         if not groups or len(groups) >= _MOST_TEXT:
             raise _RefusedError("its cgroup is unknown")
-        parent = _field(status, b"PPid:")
+        parent = status_field(status, b"PPid:")
         return int(parent) if parent.isdigit() else 0
 
     def _check_program(self, directory: str) -> tuple[str, tuple[int, int]]:
@@ -397,11 +398,6 @@ def _start(directory: str) -> bytes:
     if len(fields) < 20:
         raise _GoneError
     return fields[19]
-
-
-def _field(status: bytes, name: bytes) -> bytes:
-    """The kernel escapes line ends in a process's name: a line that begins so is the kernel's."""
-    return next((line[len(name) :].strip() for line in status.split(b"\n") if line.startswith(name)), b"")
 
 
 def _read(path: str, most: int) -> bytes:

@@ -15,9 +15,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from cgroupfs.lines import status_field
+
 _MOST: Final = 200
 """Processes that are read in one call."""
 _NAME: Final = 64
+_MOST_STATUS: Final = 64 * 1024
 _COMMAND: Final = 200
 
 
@@ -53,7 +56,7 @@ def process_facts(pids: Iterable[int], *, now: float | None = None) -> list[Proc
                         pid=pid,
                         name=process.name()[:_NAME],
                         command=" ".join(process.cmdline())[:_COMMAND],
-                        uid=process.uids().real,
+                        uid=_real_uid(pid),
                         age_s=max(0.0, at_s - process.create_time()),
                         rss_bytes=process.memory_info().rss,
                     )
@@ -62,3 +65,10 @@ def process_facts(pids: Iterable[int], *, now: float | None = None) -> list[Proc
             # It has ended, or is hidden (hidepid).
             continue
     return sorted(facts, key=lambda each: (-(each.rss_bytes or 0), each.pid))
+
+
+def _real_uid(pid: int) -> int | None:
+    """Psutil takes the first text of the right form in the file, which a process's name may have (6.1)."""
+    with open(f"/proc/{pid}/status", "rb") as file:
+        uids = status_field(file.read(_MOST_STATUS), b"Uid:").split()
+    return int(uids[0]) if uids else None

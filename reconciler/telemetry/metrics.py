@@ -124,7 +124,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
 def rss_bytes(root: str = "/") -> int:
     """This process' resident memory, 0 where /proc is unreadable."""
     try:
-        with open(os.path.join(root, "proc/self/statm"), encoding="ascii") as file:
+        with open(os.path.join(root, "proc/self/statm"), encoding="ascii", newline="\n") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, IndexError, ValueError):
         return 0

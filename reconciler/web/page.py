@@ -23,7 +23,7 @@ _ELEMENT: Final = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 @cache
 def page() -> tuple[bytes, dict[str, str]]:
     """The file and its headers. Errors: `OSError` when it is not installed."""
-    with open(FILE, encoding="utf-8") as file:
+    with open(FILE, encoding="utf-8", newline="\n") as file:
         text = file.read()
     return text.encode(), {
         "content-security-policy": policy(text),

@@ -16,6 +16,7 @@ from cgroupfs.codecs import Value, Version, swap_value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.knobs import CATALOG, SETS, Knob
+from cgroupfs.lines import lines_of
 from cgroupfs.naming import GroupKind, QosClass, parse
 from cgroupfs.steps import WriteStep
 from state.entry import US, FileKey, LedgerEntry
@@ -243,4 +244,4 @@ def is_ours(knob: Knob, version: Version, entry: LedgerEntry, ledger: Ledger, ac
         return False
     # Written disk by disk: between two writes the file holds old and new lines.
     known = [*ours, *(knob.normal(text, version) for text in (entry.original, entry.baseline) if text is not None)]
-    return set(actual.splitlines()) <= {line for text in known for line in text.splitlines()}
+    return set(lines_of(actual)) <= {line for text in known for line in lines_of(text)}

@@ -14,6 +14,7 @@ from cgroupfs.errors import CgroupError, CgroupGoneError
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
+from cgroupfs.lines import lines_of
 from reconciler.actuators.cgroup.compare import (
     ALWAYS_RESTORED,
     FileAction,
@@ -393,7 +394,7 @@ class ChangeDetector:
         spec = work.target.container.spec if work.target.container is not None else None
         if spec is None or not (work.target.creating and spec.oom_kill_disable):
             try:
-                rows = self.control_files.text_in("memory", work.key[1], _OOM_CONTROL).splitlines()
+                rows = lines_of(self.control_files.text_in("memory", work.key[1], _OOM_CONTROL))
             except CgroupError:
                 return None  # not known: as for a group without it
             if "oom_kill_disable 1" not in rows:

@@ -264,7 +264,7 @@ def _numbers(directory: str) -> list[int]:
 def _is_in_pod(directory: str, uid: str) -> bool:
     """Whether a thread is in a pod's group, named by either cgroup driver."""
     try:
-        with open(f"{directory}/cgroup", encoding="utf-8") as file:
+        with open(f"{directory}/cgroup", encoding="utf-8", newline="\n") as file:
             text = file.read()
     except OSError:
         return False

@@ -21,6 +21,7 @@ from cgroupfs.codecs import PAGE
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.lines import lines_of
 from cgroupfs.log import get_log
 from cgroupfs.pressure import parse_pressure
 from reconciler.actuators.base import PlanSnapshot
@@ -104,7 +105,7 @@ class ReclaimActuator:
             ):
                 return None
             used_bytes = int(self._files.read(directory, used))
-            lines = (line.split() for line in self._files.read(directory, "memory.stat").splitlines())
+            lines = (line.split() for line in lines_of(self._files.read(directory, "memory.stat")))
             stat = {name: int(number) for name, number in lines}
             cache = stat[f"{prefix}inactive_file"] + stat[f"{prefix}active_file"]
             mapped = stat[mapped_name]

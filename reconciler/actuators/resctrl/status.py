@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from cgroupfs.lines import lines_of
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import holding
@@ -51,7 +52,7 @@ def status_document(status: ResctrlActuatorStatus, now: float) -> dict[str, obje
         "monitoring_groups": {"budget": outcome.budget, "used": outcome.monitors, "waiting": dict(outcome.unwatched)},
         "groups": {
             group.name: {
-                "schemata": format_schemata(group.schemata).splitlines(),
+                "schemata": lines_of(format_schemata(group.schemata)),
                 "reason": group.reason,
                 "pods": sorted(uid for uid, home in plan.members.items() if home == group.name),
                 "refused": outcome.refused.get(group.name),

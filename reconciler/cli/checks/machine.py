@@ -8,6 +8,7 @@ from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.knobs import CATALOG
+from cgroupfs.lines import lines_of
 from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressure_file, read_pressure
 from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from reconciler.actuators.network.netlink import link_mbit
@@ -63,11 +64,11 @@ def devices(node: InspectedNode) -> Iterator[CheckResult]:
 def _absent(node: InspectedNode, names: Iterable[str]) -> list[str]:
     """The modules that this kernel has neither built in nor on disk; none where its lists cannot be read."""
     try:
-        with open(os.path.join(node.root, "proc/sys/kernel/osrelease"), encoding="ascii") as file:
+        with open(os.path.join(node.root, "proc/sys/kernel/osrelease"), encoding="ascii", newline="\n") as file:
             place = os.path.join(node.root, "lib/modules", file.read().strip())
         known: set[str] = set()
         for table in ("modules.builtin", "modules.dep"):
-            with open(os.path.join(place, table), encoding="utf-8", errors="replace") as file:
+            with open(os.path.join(place, table), encoding="utf-8", errors="replace", newline="\n") as file:
                 # kernel/drivers/net/ifb.ko.zst: what it needs
                 known |= {os.path.basename(line.partition(":")[0]).partition(".")[0].strip() for line in file}
     except OSError:
@@ -359,7 +360,7 @@ def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
 def _no_psi(node: InspectedNode) -> CheckResult:
     """Whether the kernel supports it, by its build configuration where that is available."""
     release_ = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
-    built = (read_text(node.root, f"boot/config-{release_}") or "").splitlines()
+    built = lines_of(read_text(node.root, f"boot/config-{release_}") or "")
     if "CONFIG_PSI=y" in built:
         off = "psi=0" in (read_text(node.root, "proc/cmdline") or "").split()
         fix = f"boot with psi=1{' instead of psi=0' if off else ''}: needed to distinguish interference from load"

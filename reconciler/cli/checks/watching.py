@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cgroupfs.errors import AgentError
+from cgroupfs.lines import status_mask
 from cgroupfs.pressure import PressureResource, node_pressure_file, read_pressure
 from cgroupfs.private import POINT, private_tree
 from reconciler.cli.asking import QueryResults, token_life
@@ -352,8 +353,7 @@ def _notice(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
 def _holds(results: QueryResults, bit: int) -> bool:
     """Whether the daemon, or without one this process, has a capability."""
     text = read_text("/", f"proc/{results.daemon_pid or 'self'}/status") or ""
-    held = next((int(line.split()[1], 16) for line in text.splitlines() if line.startswith("CapEff:")), 0)
-    return bool(held >> bit & 1)
+    return bool(status_mask(text, "CapEff:") >> bit & 1)
 
 
 def _writable(results: QueryResults, path: str) -> bool:

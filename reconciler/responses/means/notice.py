@@ -11,6 +11,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from cgroupfs.lines import status_mask
 from cgroupfs.subtree import Subtree
 from reconciler.responses.means.base import EvictionWork
 from reconciler.responses.means.config import NoticeConfig, NoticeKind, signal_number
@@ -166,11 +167,11 @@ async def signal_main(tree: Subtree, processes: PodTermination, number: int) -> 
 
 def _handles(proc: str, pid: int, number: int) -> bool:
     try:
-        with open(f"{proc}/{pid}/status", encoding="utf-8", errors="replace") as file:
-            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        with open(f"{proc}/{pid}/status", encoding="utf-8", errors="replace", newline="\n") as file:
+            caught = status_mask(file.read(), "SigCgt:")
     except OSError:
         return False
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    return bool(caught >> (number - 1) & 1)
 
 
 def _text(work: EvictionWork, left_s: float) -> str:

@@ -207,7 +207,7 @@ async def wait_empty(tree: Subtree, within_s: float, *, every_s: float = 0.25) -
 
 def _text(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             return file.read()
     except OSError:
         return ""

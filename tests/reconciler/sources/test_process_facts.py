@@ -13,9 +13,9 @@ SLEEPS = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[int]:
+def running(*arguments: str, program: str = SLEEPS) -> Iterator[int]:
     child = subprocess.Popen(
-        [sys.executable, "-c", SLEEPS, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "up\n"
@@ -54,3 +54,13 @@ def test_processes_that_have_ended_are_left_out_and_the_largest_comes_first() ->
 
 def test_the_number_of_processes_is_bounded() -> None:
     assert len(process_facts([os.getpid(), *range(10_000_000, 10_100_000)])) == 1
+
+
+def test_a_name_does_not_choose_the_user_id() -> None:
+    named = (
+        "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'Uid:\\t5\\t5\\t5', 0, 0, 0);"
+        "print('up', flush=True); sys.stdin.read()"
+    )
+    with running(program=named) as pid:
+        (facts,) = process_facts([pid])
+    assert facts.uid == os.getuid()
