@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from reconciler.cli import places
+from reconciler.cli import places, promises
 from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
@@ -188,6 +188,7 @@ def sums(hours: list[Row]) -> Row:
         "counts": {},
         "with_be": {},
         "without_be": {},
+        "promises": {},
     }
     for row in hours:
         for name in ("be_cpu_s", "minutes", "enforced", "held"):
@@ -197,6 +198,7 @@ def sums(hours: list[Row]) -> Row:
             total["counts"][name] = total["counts"].get(name, 0) + count
         for side in ("with_be", "without_be"):
             _add(total[side], row[side])
+        promises.add(total["promises"], row.get("promises"))
     return total
 
 
@@ -217,6 +219,7 @@ def figures(row: Row) -> Row:
         "with_be": _side(row["with_be"]),
         "without_be": _side(row["without_be"]),
         "counts": dict(row["counts"]),
+        "promises": promises.figures(row.get("promises")),
     }
 
 
@@ -314,7 +317,7 @@ def _ratio(total: Row, name: str) -> tuple[float | None, str]:
 
 
 def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
-    rows = [_row(time.strftime("%a %H:00", time.localtime(row["hour_s"])), row) for row in facts["hours"]]
+    rows = [_row(_hour_name(row), row) for row in facts["hours"]]
     rows.append(_row("all", facts["total"]))
     heads = ("HOUR", "BE CPU-H", "MINUTES", "WAIT", "P95", "THROT", "ACT", "EVICT", "LATE")
     yield Table(heads, rows, right=frozenset(range(1, len(heads))))
@@ -341,12 +344,18 @@ def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
     if total["broken"]:
         mode += f"; {total['broken']} of them with a setting or a claim not in force (bypassctl status)"
     yield field("mode", mode)
+    named = [(_hour_name(row), row["promises"]) for row in facts["hours"]]
+    yield from promises.blocks("HOUR", [*named, ("all", total["promises"])])
     if results:
         yield blank()
         yield head(f"gate: {_TITLES[gate_state(results)]}")
         yield Table(
             ("", "BOUND", "VALUE", "LIMIT", "DETAIL"), [_bound(result) for result in results], frozenset({2, 3})
         )
+
+
+def _hour_name(row: Row) -> str:
+    return time.strftime("%a %H:00", time.localtime(row["hour_s"]))
 
 
 def _side_texts(part: Row) -> Iterator[str]:

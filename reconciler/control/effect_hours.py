@@ -2,7 +2,8 @@
 
 Each minute (`reconciler.control.pod_minutes`) is one with BE work or one without; the waits and the throttling of every
 online pod are counted for the one or the other. Increases of counters (actions, evictions, foreign writes, late starts)
-are added. One row of META for each hour, of the last `DAYS` days; stored each minute: a crash costs a minute.
+are added, and whether promised headroom was there (`reconciler.headroom.promises`). One row of META for each hour, of
+the last `DAYS` days; stored each minute: a crash costs a minute.
 
 Units: thousandths of a CPU, and CPU-seconds.
 """
@@ -19,6 +20,8 @@ from msgspec import Meta
 
 from reconciler.control.hour_rows import HourRows, load_rows, uptime_s
 from reconciler.control.pod_minutes import MINUTE_S, Minute
+from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES
+from reconciler.headroom.promises import NodePromises, PromiseHour
 from state.model import Pod, PodClass
 from state.store import Store
 
@@ -97,6 +100,7 @@ class EffectHour(msgspec.Struct, kw_only=True):
     with_be: OnlineMinutes = msgspec.field(default_factory=OnlineMinutes)
     without_be: OnlineMinutes = msgspec.field(default_factory=OnlineMinutes)
     counts: Annotated[dict[str, Count], Meta(max_length=_MOST_COUNTS)] = {}
+    promises: PromiseHour = msgspec.field(default_factory=PromiseHour)
 
     def merge(self, other: "EffectHour") -> "EffectHour":
         """Both as one hour: this row, changed."""
@@ -105,6 +109,7 @@ class EffectHour(msgspec.Struct, kw_only=True):
         self.with_be.merge(other.with_be)
         self.without_be.merge(other.without_be)
         self.counts = dict(Counter(self.counts) + Counter(other.counts))
+        self.promises.merge(other.promises)
         return self
 
 
@@ -126,11 +131,16 @@ class EffectHours:
         *,
         counted: Callable[[], Mapping[str, int]],
         mode: Callable[[], ModeNow],
+        promises: Callable[[], NodePromises],
         wall: Callable[[], float] = time.time,
         uptime: Callable[[], float] = uptime_s,
     ) -> None:
-        """``counted``: the counters `COUNTED` since some start. ``mode``: of this moment."""
+        """``counted``: the counters `COUNTED` since some start. ``mode``: of this moment.
+
+        ``promises``: of the minute that is over; called once in each.
+        """
         self._counted = counted
+        self._promises = promises
         self._mode = mode
         self._last: Mapping[str, int] = {}
         self.hours: Final = load_effect(store)
@@ -164,6 +174,10 @@ class EffectHours:
             if pod.pod_class in _ONLINE:
                 side.add(minute)
         self._count(hour)
+        promised = self._promises()
+        hour.promises.laws[promised.law] = hour.promises.laws.get(promised.law, 0) + 1
+        hour.promises.cpu.add(promised.cpu, CPU_MILLI)
+        hour.promises.memory.add(promised.memory, MEMORY_BYTES)
 
     def _count(self, hour: EffectHour) -> None:
         now = self._counted()

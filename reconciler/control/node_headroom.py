@@ -1,5 +1,6 @@
 """The headroom of the node as a whole: CPU and memory that BE work may be promised, its file, and its publication."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import final
 
@@ -15,6 +16,7 @@ from reconciler.control.record import NodeRecord
 from reconciler.headroom import publisher
 from reconciler.headroom.cpu import ClusterTarget, HeadroomConfig
 from reconciler.headroom.memory_sampler import MemoryHeadroom
+from reconciler.headroom.promises import NodePromises
 from reconciler.headroom.publisher import HeadroomPublisher, Meter, PublishTarget
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.headroom.shapes import Offer
@@ -134,6 +136,8 @@ class NodeHeadroom:
             node=node,
             root=place.root,
         )
+        self.minutes: Counter[tuple[str, str]] = Counter()
+        """Since the start: by resource, and whether the promise was kept or broken."""
         self.row = PublishedRow(record.store, record.lane, node)
 
         def target(name: ClusterTarget) -> PublishTarget:
@@ -163,6 +167,14 @@ class NodeHeadroom:
     def _planned(self, _view: NodeView, plan: NodePlan) -> None:
         """Nothing is promised while the node is closed to new BE pods."""
         self.report.close(plan.closed.reason if plan.closed is not None and self._mode.enforce else None)
+
+    def minute(self) -> NodePromises:
+        """A minute is over: what was promised, and what was there."""
+        minute = NodePromises("recent", self.report.promises.minute(), self.memory.promises.minute())
+        for resource, promise in (("cpu", minute.cpu), ("memory", minute.memory)):
+            if promise.available is not None:
+                self.minutes[resource, "broken" if promise.is_broken else "kept"] += 1
+        return minute
 
     def mode_changed(self) -> None:
         """What is published is withdrawn in a mode that writes nothing."""

@@ -57,7 +57,9 @@ class NodeAccounts:
         self._config, self._conditions = config, conditions
         self._control, self._headroom, self._watching, self._alerts = control, headroom, watching, alerts
         self.hour = NodeHour()
-        self.effect = EffectHours(record.store, record.lane, counted=self.counts, mode=self.mode)
+        self.effect = EffectHours(
+            record.store, record.lane, counted=self.counts, mode=self.mode, promises=headroom.minute
+        )
         self.minutes = PodMinutes(
             place.hierarchy, lambda: control.inventory.pods, sampled=self.effect.minute, files=files
         )

@@ -88,6 +88,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         headroom_milli={str(node): milli for node, milli in agent.headroom.report.state.amounts.items()},
         owner_cpu_s=agent.accounts.owners.totals if agent.config.http.pod_metrics else {},
         headroom_memory_bytes=agent.headroom.memory.state.total,
+        headroom_minutes=agent.headroom.minutes,
         settings=settings,
         refused=refused,
         holds=Counter(target.partition(":")[0] for target in agent.mode.holds),

@@ -5,7 +5,7 @@ a millisecond at a time. The node's memory is the sampler's newest reading.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, final
 
 import trio
@@ -14,7 +14,8 @@ from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.memory import WHOLE, MemorySupply, smoothing_of, update
-from reconciler.headroom.smoothing import SmoothedAmount, restored, step, withdrawn
+from reconciler.headroom.promises import PromiseWindow
+from reconciler.headroom.smoothing import SmoothedAmount, available, restored, step, withdrawn
 from reconciler.runtime.cooperative import TimeSlice
 from state.memory import NodeMemoryReading
 from state.model import Pod, PodClass
@@ -55,6 +56,7 @@ class MemoryHeadroom:
         """``changed`` is called when the promise is another one."""
         self.config = config
         self.state = SmoothedAmount()
+        self.promises = PromiseWindow()
         self._usage = usage
         self._knowledge = knowledge
         self._plan = plan
@@ -67,8 +69,9 @@ class MemoryHeadroom:
         """Take a new configuration."""
         self.config = config
 
-    def restore(self, promised_bytes: int, age_s: float) -> None:
-        """Go on from what an earlier run promised so long ago."""
+    def restore(self, promised_bytes: int, age_s: float, lately: Sequence[int] = ()) -> None:
+        """Go on from what an earlier run promised so long ago; ``lately``: the promises of its last minutes."""
+        self.promises = PromiseWindow(lately, age_s)
         self.state = restored({WHOLE: promised_bytes}, age_s, self._clock(), smoothing_of(self.config))
 
     def close(self, reason: str | None) -> None:
@@ -96,6 +99,7 @@ class MemoryHeadroom:
         self.state = step(before, self._supply, self._clock(), smoothing_of(self.config))
         if self._closed is not None:
             self.state = withdrawn(self.state, self._clock(), self._closed)
+        self.promises.add(self.state.total, available(self._supply))
         if self.state.amounts != before.amounts:
             self._changed()
 

@@ -19,8 +19,9 @@ from cgroupfs.errors import errno_name
 from cgroupfs.log import get_log
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.memory_sampler import MemoryHeadroom
+from reconciler.headroom.promises import PromiseWindow, Tops
 from reconciler.headroom.shapes import Offer
-from reconciler.headroom.smoothing import SmoothedAmount, restored, step, withdrawn
+from reconciler.headroom.smoothing import SmoothedAmount, available, restored, step, withdrawn
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.model import NodeCpu, Pools, SourceStatus
@@ -38,13 +39,16 @@ _KIND: Final = "bypassd-headroom"
 class HeadroomState(Struct, frozen=True, kw_only=True):
     """What the store holds: the promise by NUMA node, and when it was last known to be right (wall clock).
 
-    The same of memory; None: nothing has been promised of it.
+    The same of memory; None: nothing has been promised of it. ``lately``, ``memory_lately``: the largest promise of
+    each of the last minutes (`reconciler.headroom.promises`).
     """
 
     milli: Mapping[str, int]
     at: float
     memory_bytes: int | None = None
     memory_at: float | None = None
+    lately: Tops = ()
+    memory_lately: Tops = ()
 
 
 def read_kept(store: Store) -> HeadroomState | None:
@@ -93,11 +97,13 @@ class HeadroomReport:
         self._kept = kept
         self._closed: str | None = None
         self.state = SmoothedAmount()
+        self.promises = PromiseWindow()
         if kept is not None:
+            self.promises = PromiseWindow(kept.lately, wall() - kept.at)
             milli = {int(node): milli for node, milli in kept.milli.items() if node.isdecimal()}
             self.state = restored(milli, wall() - kept.at, clock(), config.smoothing)
             if memory is not None and kept.memory_bytes is not None and kept.memory_at is not None:
-                memory.restore(kept.memory_bytes, wall() - kept.memory_at)
+                memory.restore(kept.memory_bytes, wall() - kept.memory_at, kept.memory_lately)
 
     def use(self, config: HeadroomConfig) -> None:
         """Take a new configuration."""
@@ -112,6 +118,7 @@ class HeadroomReport:
         self.state = step(before, self._sample, now, self.config.smoothing)
         if self._closed is not None:
             self.state = withdrawn(self.state, now, self._closed)
+        self.promises.add(self.state.total, available(self._sample))
         if self.state.amounts != before.amounts:
             self._announce()
 
@@ -146,6 +153,8 @@ class HeadroomReport:
             at=at,
             memory_bytes=memory.total if memory_at is not None else None,
             memory_at=memory_at,
+            lately=self.promises.tops,
+            memory_lately=self._memory.promises.tops if self._memory is not None else (),
         )
         if last is None or not self._still_tells(last, fresh):
             self._kept = fresh

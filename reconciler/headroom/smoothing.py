@@ -104,6 +104,11 @@ def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: Smooth
     return _promising(state, amounts, now, why)
 
 
+def available(sample: SmoothedReading) -> int | None:
+    """What could be had of all parts together at this reading; None: unknown."""
+    return None if sample.supply is None else min(sum(sample.supply.values()), max(0, sample.budget))
+
+
 def withdrawn(state: SmoothedAmount, now: float, reason: str) -> SmoothedAmount:
     """Nothing is promised at this moment, whatever was measured; from here on the amount rises in steps again."""
     none = dict.fromkeys(state.amounts, 0)

@@ -83,6 +83,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     headroom_milli: Mapping[str, int] = {}
     headroom_memory_bytes: int | None = None
     """What BE may be promised, by NUMA node."""
+    headroom_minutes: Mapping[tuple[str, str], int] = {}
+    """By resource, and ``kept`` or ``broken``: whether what was promised within the last hour was there."""
     owner_cpu_s: Mapping[str, OwnerAccount] = {}
     """CPU time of BE pods by owner, since the start; empty where the configuration selects sums only."""
     settings: Mapping[tuple[str, str], int] = {}

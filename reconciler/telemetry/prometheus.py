@@ -220,6 +220,12 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
     yield _gauges("headroom_cpus", "CPU headroom for BE pods.", ("numa_node",), promised)
     if now.headroom_memory_bytes is not None:
         yield _gauge("headroom_memory_bytes", "Memory headroom for BE pods.", now.headroom_memory_bytes)
+    yield _counters(
+        "headroom_promise_minutes",
+        "Minutes in which the headroom of the last hour was there (kept) or not (broken).",
+        ("resource", "result"),
+        sorted(now.headroom_minutes.items()),
+    )
 
 
 def _writes(now: MetricsSnapshot) -> Iterator[Metric]:

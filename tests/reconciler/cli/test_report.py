@@ -13,6 +13,8 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.report import DEFAULTS, GateState, gate, gate_limits, gate_state, quantile, sums
 from reconciler.control import effect_hours
 from reconciler.control.pod_minutes import Minute
+from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES
+from reconciler.headroom.promises import PromiseHour, PromiseMinute
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -66,6 +68,34 @@ def test_hours_are_summed_and_those_before_the_time_are_left_out(run: Run, daemo
     assert facts["total"]["counts"] == {"starts": 6}
     assert facts["total"]["with_be"]["wait_milli"] == 11.0
     assert "gate" not in facts
+
+
+def promised(promised: int, available: int, minutes: int = 60) -> dict[str, Any]:
+    hour = PromiseHour(laws={"recent": minutes})
+    for _ in range(minutes):
+        hour.cpu.add(PromiseMinute(promised, available), CPU_MILLI)
+        hour.memory.add(PromiseMinute(8 << 30, None), MEMORY_BYTES)
+    result: dict[str, Any] = msgspec.to_builtins(hour)
+    return result
+
+
+def test_promises_are_shown_by_hour_and_in_all(run: Run, daemon: FakeDaemon) -> None:
+    rows = [effect_row(now() - 2), effect_row(now() - 1), effect_row(now())]
+    rows[1]["promises"], rows[2]["promises"] = promised(8000, 8000), promised(8000, 5000, 30)
+    daemon.document["effect"] = rows
+    command = ("report", "--since", "3h", "--socket", daemon.socket)
+    facts = json.loads(run(*command, "-o", "json").out)
+    assert facts["hours"][0]["promises"] is None, "an older daemon counted none"
+    cpu = facts["total"]["promises"]["cpu"]
+    assert (cpu["kept"], cpu["broken"], cpu["missing_milli"], cpu["most_missing_milli"]) == (60, 30, 3000, 3000)
+    assert cpu["promised_milli"] == pytest.approx(8000, rel=0.03)
+    assert facts["total"]["promises"]["memory"]["promised_bytes"] is None
+    text = run(*command).out
+    lines = [line.split() for line in text.splitlines() if "recent" in line]
+    assert len(lines) == 3
+    assert lines[1][-6:] == ["30/30", "3.00", "-", "-", "0/0", "-"]
+    assert lines[2][0] == "all"
+    assert "30/90" in lines[2]
 
 
 @pytest.mark.parametrize(

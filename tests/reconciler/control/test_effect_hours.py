@@ -19,6 +19,7 @@ from reconciler.control.effect_hours import (
 )
 from reconciler.control.hour_rows import HOUR_S
 from reconciler.control.pod_minutes import Minute
+from reconciler.headroom.promises import NodePromises, PromiseMinute
 from state.schema import META
 from state.store import Store, StoreBatch
 from tests.reconciler.nodes import online, pod
@@ -37,6 +38,7 @@ class Books:
         self.booted = START - 30 * DAY_S
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.mode = ModeNow(enforces=True, on_hold=False)
+        self.promises = NodePromises("recent", PromiseMinute(4000, 4000), PromiseMinute(0, None))
         self.store = Store(str(path / "state.db"), boot="boot-1")
         self.effect = self.opened()
 
@@ -47,6 +49,7 @@ class Books:
             lane,
             counted=lambda: Counter(self.counters),
             mode=lambda: self.mode,
+            promises=lambda: self.promises,
             wall=lambda: self.now + self.wrong,
             uptime=lambda: self.now - self.booted,
         )
@@ -80,6 +83,24 @@ def test_a_minute_is_one_with_be_work_or_without(tmp_path: Path) -> None:
     assert (hour.with_be.minutes, hour.with_be.samples, hour.with_be.wait_milli) == (1, 2, 60.0)
     assert (hour.with_be.throttled_samples, hour.with_be.throttled_milli) == (1, 10.0)
     assert (hour.without_be.samples, hour.without_be.wait_milli) == (1, 5.0)
+
+
+def test_broken_promises_are_counted_by_hour_and_survive_a_restart(tmp_path: Path) -> None:
+    async def run() -> None:
+        books = Books(tmp_path)
+        books.minute(0.0)
+        books.promises = NodePromises("histogram", PromiseMinute(4000, 1000), PromiseMinute(8 << 30, 9 << 30))
+        books.minute(0.0)
+        await books.effect.save()
+        books.effect = books.opened()
+        books.minute(0.0)
+        (hour,) = books.effect.hours.values()
+        cpu, memory = hour.promises.cpu, hour.promises.memory
+        assert hour.promises.laws == {"recent": 1, "histogram": 2}
+        assert (cpu.kept, cpu.broken, cpu.missing, cpu.most_missing) == (1, 2, 6000.0, 3000.0)
+        assert (memory.kept, memory.broken, memory.unknown) == (2, 0, 1)
+
+    trio.run(run)
 
 
 def test_counters_are_added_as_they_grow_also_after_they_began_again(tmp_path: Path) -> None:

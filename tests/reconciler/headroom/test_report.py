@@ -112,8 +112,22 @@ def test_a_restart_keeps_the_promise_and_a_long_absence_does_not() -> None:
     assert report(clock, kept).state.amounts == {}
 
 
+def test_what_was_promised_within_the_last_hour_survives_a_restart() -> None:
+    clock = Clock()
+    headroom_report = report(clock)
+    look(headroom_report, clock)
+    assert headroom_report.promises.minute() == (4000, 4000)
+    look(headroom_report, clock, 1)
+    kept = headroom_report.persisted()
+    clock.now += 3000
+    again = report(clock, kept)
+    look(again, clock, 1)
+    assert again.state.total == 0
+    assert again.promises.minute() == (4000, 4000)
+
+
 def test_the_store_gives_back_what_it_took(tmp_path: Path) -> None:
-    kept = HeadroomState(milli={"0": 2000, "1": 0}, at=1_700_000_000.0)
+    kept = HeadroomState(milli={"0": 2000, "1": 0}, at=1_700_000_000.0, lately=(2000, 0), memory_lately=(1 << 40,))
     with closing(Store(str(tmp_path / "state.db"), boot="b", version="1", node="n1", history_limit=100)) as store:
         assert read_kept(store) is None
         batch = StoreBatch()
