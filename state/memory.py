@@ -153,7 +153,7 @@ class MemoryPreferences(Struct, frozen=True, kw_only=True):
 
     Percentages as in `reconciler.policies.memory_qos`; ``off``: none of it; ``auto``: all of it, also where it is off
     for the node. ``oom_priority``: Katalyst's, the lower is killed first. ``oom_score_adj``: Koordinator's, as the
-    kernel takes it.
+    kernel takes it; ``container_oom_scores``: the same by a container's name, which counts first.
     """
 
     off: bool = False
@@ -164,6 +164,7 @@ class MemoryPreferences(Struct, frozen=True, kw_only=True):
     oom_group: bool | None = None
     oom_priority: int | None = None
     oom_score_adj: int | None = None
+    container_oom_scores: tuple[tuple[str, int], ...] = ()
 
 
 class ReclaimRequest(Struct, frozen=True, kw_only=True):

@@ -52,6 +52,14 @@ class JsonAnnotation:
         value = self._found.get(key)
         return None if value is None else attempt(f"{self._where}: {key}", value, reader, self._problems)
 
+    def items(self, reader: Callable[[Any], _T | None], most: int) -> tuple[tuple[str, _T], ...]:
+        """Every field that has a value, by name, where names are a tenant's; none of more than ``most`` of them."""
+        if len(self._found) > most:
+            note(self._problems, f"{self._where}: {len(self._found)} fields; expected at most {most}")
+            return ()
+        found = ((key, self.read(key, reader)) for key in sorted(self._found))
+        return tuple((key, value) for key, value in found if value is not None)
+
 
 def read_plain(
     annotations: Mapping[str, str], name: str, reader: Callable[[Any], _T | None], problems: list[str]

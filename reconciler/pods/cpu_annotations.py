@@ -7,8 +7,8 @@ Pure; never fails. Three dialects are read, so that a cluster of either can put 
   ``oom_priority`` in ``memory_enhancement``.
 - **Koordinator**, CPU: ``resource-status`` (the scheduler's decision), ``resource-spec``, ``numa-topology-spec``,
   ``cpuBurst``, and the meaning of the classes LSE and LSR for BE pods. Memory: ``memoryQOS`` (``policy`` and the
-  percentages of its strategy) and ``oom-score-adj``; its watermarks, priorities and page-cache limits need a kernel of
-  their own and are ignored.
+  percentages of its strategy), ``oom-score-adj`` and ``oom-score-adj-spec``; its watermarks, priorities and
+  page-cache limits need a kernel of their own and are ignored.
 
 - **rubik** and Volcano's agent: ``quota-burst-time``, the burst of each container in microseconds.
 
@@ -265,6 +265,8 @@ def _text(value: object) -> str:
 
 MEMORY_QOS: Final = "koordinator.sh/memoryQOS"
 OOM_SCORE_ADJ: Final = "koordinator.sh/oom-score-adj"
+OOM_SCORE_ADJ_SPEC: Final = "koordinator.sh/oom-score-adj-spec"
+_MOST_CONTAINERS: Final = 64
 # All but "none" take the node's own percentages; with "auto" also where the node's policy is off.
 _POLICIES: Final[Mapping[str, Mapping[str, bool]]] = {
     "": {},
@@ -279,6 +281,7 @@ def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, t
     problems: list[str] = []
     qos = JsonAnnotation(annotations, MEMORY_QOS, problems)
     enhancement = JsonAnnotation(annotations, MEMORY_ENHANCEMENT, problems)
+    scores = JsonAnnotation(annotations, OOM_SCORE_ADJ_SPEC, problems)
     wish = MemoryPreferences(
         **(qos.read("policy", lambda value: one_of(value, _POLICIES)) or {}),
         min_percent=qos.read("minLimitPercent", _limit_percent),
@@ -287,6 +290,7 @@ def memory_wish_of(annotations: Mapping[str, str]) -> tuple[MemoryPreferences, t
         oom_group=qos.read("oomKillGroup", lambda value: bool(whole_number(value, 0, 1))),
         oom_priority=enhancement.read("oom_priority", lambda value: _number(value, -300, 300)),
         oom_score_adj=read_plain(annotations, OOM_SCORE_ADJ, lambda value: _number(value, -1000, 1000), problems),
+        container_oom_scores=scores.items(lambda value: whole_number(value, -1000, 1000), _MOST_CONTAINERS),
     )
     return wish, tuple(problems)
 

@@ -48,6 +48,7 @@ _JSON_ANNOTATIONS: Final = (
     "koordinator.sh/cpuBurst",
     "koordinator.sh/eviction-policy",
     "koordinator.sh/memoryQOS",
+    "koordinator.sh/oom-score-adj-spec",
     "node.koordinator.sh/extended-resource-spec",
     "node.koordinator.sh/resctrl",
     "scheduling.koordinator.sh/numa-topology-spec",
@@ -107,7 +108,6 @@ UNOBEYED: Final[Mapping[str, str]] = {
     "koordinator.sh/networkQOS": (
         "limits of one pod's network are the CNI's (kubernetes.io/egress-bandwidth); BE pods together: policies.network"
     ),
-    "koordinator.sh/oom-score-adj-spec": "one value for each pod (koordinator.sh/oom-score-adj): policies.oom_score",
     "katalyst.kubewharf.io/network_enhancement": "the interface is chosen before bypassd sees the pod",
     "katalyst.kubewharf.io/net_class_id": "the traffic class follows from the pod's class: policies.network",
     "katalyst.kubewharf.io/pod_evict_score": "the order of evictions: bypassd/evict, koordinator.sh/eviction-priority",

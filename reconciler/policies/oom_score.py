@@ -5,9 +5,13 @@ number by its request, which may be below an online pod's. Here every BE pod has
 it Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinator's ``oom-score-adj``, unchanged. Off by
 default. The actuator of this name (`reconciler.actuators.processes.oom_score`) writes, and records the originals.
 
+Online pods keep the kubelet's numbers, unless ``online`` obeys Koordinator's annotations on them, too: between what the
+kubelet gives a Guaranteed pod and the band. Below it stand the node's own daemons; a tenant's word reaches neither.
+
 Source: Katalyst's OOM bands (its own kernel hook compares them; here they are mapped onto the kernel's scale), where
-numbers out of the band are clamped and -300 is "leave it alone"; Koordinator's oom-score-adj annotation, which is
-clamped here too: no BE pod puts itself behind online ones.
+numbers out of the band are clamped and -300 is "leave it alone"; Koordinator's oom-score-adj and oom-score-adj-spec,
+which are clamped here too: no BE pod puts itself behind online ones. Kubernetes: "Node out of memory behavior" for the
+kubelet's numbers.
 """
 
 from typing import Annotated, Final
@@ -17,12 +21,15 @@ from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, containers_of, setting_of
 from state.memory import OOM_SCORE
-from state.model import NodeView, Phase, Pod, PodClass
+from state.model import Container, NodeView, Phase, Pod, PodClass
 from state.plan import NodePlan, ProcessValuePlan
 
 NAME: Final = "oom_score"
 HIGHEST: Final = 1000
+GUARANTEED: Final = -997
+"""The kubelet's number for Guaranteed pods. -998 is for critical ones, -999 the kubelet's and the runtime's own."""
 _REASON: Final = "BE processes are killed first when memory runs out"
+_REQUESTED: Final = "the online pod's own number"
 _IGNORE: Final = -300
 _BAND: Final = 100
 """Katalyst's numbers for reclaimed pods: -100 to -1."""
@@ -35,6 +42,13 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     lowest: Annotated[
         int, Meta(ge=0, le=HIGHEST, description="minimum oom_score_adj of BE processes, whatever the pod sets")
     ] = HIGHEST - _BAND + 1
+    online: Annotated[
+        bool,
+        Meta(
+            description="obey `koordinator.sh/oom-score-adj` and `oom-score-adj-spec` of online pods, too, within "
+            f"{GUARANTEED} and below `lowest`; a tenant may then put itself behind others"
+        ),
+    ] = False
     sweep_s: Annotated[
         float,
         Meta(
@@ -43,30 +57,38 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 10.0
 
 
-def score_of(pod: Pod, lowest: int) -> int | None:
-    """What the pod's processes are to have, at least ``lowest``; None: they are not managed."""
+def score_of(pod: Pod, container: Container, config: OomScoreConfig) -> int | None:
+    """What the container's processes are to have; None: they are not managed."""
+    requested = dict(pod.memory.container_oom_scores).get(container.name or "", pod.memory.oom_score_adj)
+    if pod.pod_class in (PodClass.SHARED, PodClass.DEDICATED):
+        if not config.online or requested is None:
+            return None
+        return max(GUARANTEED, min(requested, config.lowest - 1))
     if pod.pod_class is not PodClass.RECLAIMED or pod.memory.oom_priority == _IGNORE:
         return None
-    number = pod.memory.oom_score_adj
-    if number is None:
+    if requested is None:
         priority = min(-1, max(-_BAND, pod.memory.oom_priority)) if pod.memory.oom_priority is not None else -_BAND
-        number = HIGHEST - _BAND - priority
-    return max(lowest, min(HIGHEST, number))
+        requested = HIGHEST - _BAND - priority
+    return max(config.lowest, min(HIGHEST, requested))
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: OomScoreConfig) -> NodePlan:
-    """The number of every BE container that has started."""
+    """The number of every container that has started and is to have one."""
     del previous
     settings = {
-        container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=_REASON)
+        container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=_reason(pod))
         for _, pod in sorted(view.pods.items())
-        if (score := score_of(pod, config.lowest)) is not None
+        if config.online or not pod.pod_class.online
         for container in containers_of(pod)
-        if container.phase is Phase.SETTLED
+        if container.phase is Phase.SETTLED and (score := score_of(pod, container, config)) is not None
     }
     scores = ProcessValuePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
     reason = f"oom_score_adj of BE processes: {config.lowest} to {HIGHEST}"
     return replace(plan, oom_scores=scores, reasons={**plan.reasons, NAME: reason})
+
+
+def _reason(pod: Pod) -> str:
+    return _REQUESTED if pod.pod_class.online else _REASON
 
 
 POLICY = Policy(

@@ -1,4 +1,4 @@
-"""Sets ``oom_score_adj`` of the processes of BE pods, and restores it. An auxiliary actuator.
+"""Sets ``oom_score_adj`` of processes of pods, and restores it. An auxiliary actuator.
 
 The original of a container is the value of its oldest process.
 

@@ -1,6 +1,12 @@
 import pytest
 
-from reconciler.pods.cpu_annotations import MEMORY_ENHANCEMENT, MEMORY_QOS, OOM_SCORE_ADJ, memory_wish_of
+from reconciler.pods.cpu_annotations import (
+    MEMORY_ENHANCEMENT,
+    MEMORY_QOS,
+    OOM_SCORE_ADJ,
+    OOM_SCORE_ADJ_SPEC,
+    memory_wish_of,
+)
 from state.memory import MemoryPreferences
 
 
@@ -19,6 +25,10 @@ from state.memory import MemoryPreferences
         ({MEMORY_ENHANCEMENT: '{"oom_priority":"-50","numa_binding":"true"}'}, MemoryPreferences(oom_priority=-50)),
         ({MEMORY_ENHANCEMENT: '{"oom_priority":"300"}'}, MemoryPreferences(oom_priority=300)),
         ({OOM_SCORE_ADJ: "-999"}, MemoryPreferences(oom_score_adj=-999)),
+        (
+            {OOM_SCORE_ADJ_SPEC: '{"side":200,"main":-500,"other":null}'},
+            MemoryPreferences(container_oom_scores=(("main", -500), ("side", 200))),
+        ),
     ],
 )
 def test_what_a_pod_asks(annotations: dict[str, str], wish: MemoryPreferences) -> None:
@@ -38,6 +48,10 @@ def test_what_a_pod_asks(annotations: dict[str, str], wish: MemoryPreferences) -
         ({MEMORY_ENHANCEMENT: '{"oom_priority":"-"}'}, "oom_priority"),
         ({OOM_SCORE_ADJ: "1001"}, OOM_SCORE_ADJ),
         ({OOM_SCORE_ADJ: "+5"}, OOM_SCORE_ADJ),
+        ({OOM_SCORE_ADJ_SPEC: '{"main":-1001}'}, "main"),
+        ({OOM_SCORE_ADJ_SPEC: '{"main":"5"}'}, "main"),
+        ({OOM_SCORE_ADJ_SPEC: "[5]"}, OOM_SCORE_ADJ_SPEC),
+        ({OOM_SCORE_ADJ_SPEC: "{" + ",".join(f'"c{i}":1' for i in range(65)) + "}"}, "at most 64"),
     ],
 )
 def test_what_cannot_be_used_is_one_message_and_no_opinion(annotations: dict[str, str], field: str) -> None:

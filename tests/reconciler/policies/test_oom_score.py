@@ -26,7 +26,56 @@ from tests.reconciler.nodes import container, node, online, pod
     ],
 )
 def test_a_pods_place_in_the_band(cls: PodClass, wish: MemoryPreferences, score: int | None) -> None:
-    assert score_of(replace(pod("p", cls=cls), memory=wish), 901) == score
+    assert score_of(replace(pod("p", cls=cls), memory=wish), container("main"), OomScoreConfig()) == score
+
+
+@pytest.mark.parametrize("cls", [PodClass.SHARED, PodClass.DEDICATED])
+@pytest.mark.parametrize(
+    ("wish", "score"),
+    [
+        pytest.param(MemoryPreferences(), None, id="the kubelet's number stays"),
+        pytest.param(MemoryPreferences(oom_score_adj=-500), -500, id="as asked"),
+        pytest.param(MemoryPreferences(oom_score_adj=0), 0, id="zero is a number"),
+        pytest.param(MemoryPreferences(oom_score_adj=-1000), -997, id="not behind the node's daemons"),
+        pytest.param(MemoryPreferences(oom_score_adj=1000), 900, id="not among BE processes"),
+        pytest.param(MemoryPreferences(oom_priority=-50), None, id="Katalyst's order is that of BE pods"),
+        pytest.param(
+            MemoryPreferences(oom_score_adj=5, container_oom_scores=(("main", -10), ("side", 7))),
+            -10,
+            id="by container",
+        ),
+        pytest.param(
+            MemoryPreferences(oom_score_adj=5, container_oom_scores=(("side", 7),)), 5, id="another container's"
+        ),
+        pytest.param(MemoryPreferences(container_oom_scores=(("side", 7),)), None, id="only another container's"),
+    ],
+)
+def test_online_pods_have_their_own_numbers_where_the_node_obeys_them(
+    cls: PodClass, wish: MemoryPreferences, score: int | None
+) -> None:
+    asking = replace(pod("p", cls=cls), memory=wish)
+    assert score_of(asking, container("main"), OomScoreConfig(online=True)) == score
+    assert score_of(asking, container("main"), OomScoreConfig()) is None
+
+
+def test_a_container_has_its_own_place_in_the_band_and_leaves_it_no_more_than_its_pod() -> None:
+    wish = MemoryPreferences(oom_score_adj=950, container_oom_scores=(("main", 920), ("side", -20)))
+    asking = replace(pod("p", cls=PodClass.RECLAIMED), memory=wish)
+    numbers = [score_of(asking, container(name), OomScoreConfig()) for name in ("main", "side", "other")]
+    assert numbers == [920, 901, 950]
+
+
+def test_a_system_pod_is_left_alone() -> None:
+    asking = replace(pod("p", cls=PodClass.SYSTEM), memory=MemoryPreferences(oom_score_adj=5))
+    assert score_of(asking, container("main"), OomScoreConfig(online=True)) is None
+
+
+def test_the_plan_has_the_online_containers_that_ask() -> None:
+    policies = PoliciesConfig(oom_score=OomScoreConfig(enabled=True, online=True))
+    asking = replace(online("web"), memory=MemoryPreferences(container_oom_scores=(("main", -5),)))
+    scores = plan_node(node(asking, online("other")), None, policies).oom_scores
+    assert scores is not None
+    assert {setting.pod_uid: setting.value for setting in scores.settings.values()} == {"web": -5}
 
 
 def test_the_plan_has_every_be_container_that_has_started_when_it_is_on() -> None:
