@@ -25,7 +25,8 @@ DEFAULT_PATH: Final = "/etc/bypassd/config.yaml"
 class Loaded(Struct, frozen=True, kw_only=True):
     """A configuration in use. ``files`` were read, in order; ``origins`` has the place of each given setting.
 
-    ``preset``: the settings that are as ``protect`` has them, as no file has them. ``removed``: keys of earlier
+    ``preset``: the settings that are as ``protect`` has them, as no file has them. ``node``: those of the control
+    plane's settings of this node (`reconciler.config.node_layer`), each with its origin. ``removed``: keys of earlier
     versions in the files, which are not used, each with what applies.
     """
 
@@ -34,6 +35,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     origins: Mapping[str, SourceLocation] = {}
     preset: frozenset[str] = frozenset()
+    node: Mapping[str, str] = {}
     removed: tuple[ConfigProblem, ...] = ()
 
 

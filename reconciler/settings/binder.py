@@ -149,6 +149,22 @@ def bind_list(
     return value, _origins(checked)
 
 
+def scalar_of(section: Schema, setting: str, text: str) -> object:
+    """The value of a setting (dotted name below ``section``) from a text, which is read like a file's plain scalar.
+
+    Errors: `ValueError` with the whole message: its type or bounds refuse it, or it is no single value.
+    """
+    schema = section
+    for name in setting.split("."):
+        if name not in schema.fields:
+            raise ValueError("no such setting")
+        schema = schema.fields[name].schema
+    node = Scalar(SourceLocation(""), text, quoted=False)
+    if not schema.scalar:
+        raise ValueError("not a single value")
+    return _value(node, schema, node.shown)
+
+
 def _merge(under: _Checked, over: _Checked) -> _Checked:
     if isinstance(under.value, dict) and isinstance(over.value, dict):
         both = dict(under.value)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.errors import InputError
-from reconciler.config.imported import KATALYST, KOORDINATOR, VOLCANO, Source, fitting, imported, lines
+from reconciler.config.imported import fitting, imported, lines
 from reconciler.config.load import load, value_at
+from reconciler.config.mapping import KATALYST, KOORDINATOR, VOLCANO, Source
 from reconciler.config.model import Config
 from reconciler.settings.binder import Text
 from reconciler.settings.schema import section_of, settings
@@ -169,6 +170,35 @@ def test_each_value_of_any_object_is_a_setting_or_left(
         # What is printed has each origin.
         text = "\n".join(lines(found.settings))
         assert all(item.origin in text for item in found.settings)
+
+
+def test_a_section_that_is_off_has_no_values_in_use() -> None:
+    strategy = {"enable": False, "cpuSuppressThresholdPercent": 60}
+    document = config_map(
+        resource_threshold_config={"clusterStrategy": strategy},
+        cpu_burst_config={"clusterStrategy": {"policy": "none", "cfsQuotaBurstPercent": 250}},
+    )
+    found = fitting(imported(document))
+    assert {(item.setting, item.text) for item in found.settings} == {
+        ("policies.reclaimed.enabled", "false"),
+        ("policies.quota_burst.enabled", "false"),
+    }
+    assert [left.partition(" = ")[0].rpartition(".")[2] for left in found.left] == [
+        "cpuSuppressThresholdPercent",
+        "cfsQuotaBurstPercent",
+    ]
+    assert all(left.endswith(": not in use there: its section is off") for left in found.left)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**16), float("inf"), 1e300])
+def test_numbers_without_bounds_are_named_and_not_taken(value: float) -> None:
+    strategy = {"clusterStrategy": {"cpuSuppressThresholdPercent": value}}
+    text = json.dumps(strategy).replace("Infinity", "1" * 30)
+    found = fitting(imported({"data": {"resource-threshold-config": text}}))
+    assert found.settings == ()
+    (left,) = found.left
+    assert "a number out of range" in left or "not JSON" in left
+    assert len(left) < 300
 
 
 def test_what_our_bounds_refuse_is_named_with_the_reason() -> None:
