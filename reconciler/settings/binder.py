@@ -152,7 +152,7 @@ def bind_list(
 def scalar_of(section: Schema, setting: str, text: str) -> object:
     """The value of a setting (dotted name below ``section``) from a text, which is read like a file's plain scalar.
 
-    Errors: `ValueError` with the whole message: its type or bounds refuse it, or it is no single value.
+    Errors: `ValueError` with the whole message: its type or bounds refuse it, or it is not a single value.
     """
     schema = section
     for name in setting.split("."):
