@@ -83,14 +83,14 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     page_url: Annotated[
         str,
         Meta(
-            description="address of the node's page for a link in every alert (details.page), such as "
-            "https://{node}:9470/; {node}: the node's name; empty: none"
+            description="address of the node's page in every alert (details.page), such as https://{node}:9470/; "
+            "empty: none"
         ),
     ] = ""
     queue: Annotated[int, Meta(ge=10, le=100000, description="most pending alerts, per sink and in the store")] = 1000
     source_down_s: Annotated[
         float,
-        Meta(ge=1, le=86400, description="a source is reported as failed, and a claim on CPUs as cut, after this time"),
+        Meta(ge=1, le=86400, description="a source is reported as failed, a claim as cut, after this time"),
     ] = 60.0
 
     def __post_init__(self) -> None:

@@ -34,23 +34,23 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kubeconfig: Annotated[
         str | None,
         Meta(
-            description="kubeconfig file; null: by `identity`. Credential programs in it (exec) are not run",
+            description="kubeconfig file; null: by `identity`. Credential programs in it (exec) never run",
             extra=_PATH_RESTART,
         ),
     ] = None
     identity: Annotated[
         ApiIdentity,
         Meta(
-            description="credentials without server and kubeconfig: own (the service account inside a pod, else "
-            "/etc/bypassd/kubeconfig), kubelet (the kubelet's kubeconfig), or auto (the first of these that exists)",
+            description="credentials without server and kubeconfig: own (the pod's service account, else "
+            "/etc/bypassd/kubeconfig), kubelet (its kubeconfig), auto (the first that exists)",
             extra=_RESTART,
         ),
     ] = ApiIdentity.AUTO
     watch_pods: Annotated[
         WatchSwitch,
         Meta(
-            description="watch this node's pods at the API server; auto: with other credentials than the kubelet's, "
-            "and with those if `identity` is kubelet",
+            description="watch this node's pods at the API server; auto: with credentials other than the kubelet's, "
+            "or with `identity: kubelet`",
             extra=_RESTART,
         ),
     ] = WatchSwitch.AUTO
@@ -71,7 +71,7 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     insecure_skip_verify: Annotated[
         bool,
         Meta(
-            description="accept any certificate of the API server; no token or client certificate is sent then",
+            description="accept any certificate, and send no token or client certificate",
             extra=_RESTART,
         ),
     ] = False

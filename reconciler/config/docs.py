@@ -214,11 +214,8 @@ def markdown() -> str:
         "A bare number is in the unit that the setting's name ends in (`_s` seconds, `_bytes`, `_milli` thousandths of",
         "a CPU, `_percent`); a unit may be written: `200ms`, `10s`, `5m`, `1h`; `512Mi`, `4Gi`; `500m`, `2cpu`;",
         "`75%`. Text is taken as it is written (`on`, `010` and `12:30` stay text). Anchors, aliases, tags and a",
-        "second document are refused. `classes.yaml` (`operator_file`) and the `--pods` list of `bypassctl plan` are",
-        "read by the same rules. Each setting is listed with its default. In brackets: bounds, choices, and whether",
-        "null is permitted where it is not the default.",
-        "",
-        "`bypassctl config schema` writes the same as JSON Schema, for editors ([bypassctl.1.md](bypassctl.1.md)).",
+        "second document are refused. The same rules hold for `classes.yaml` (`operator_file`) and the `--pods` list",
+        "of `bypassctl plan`. Editors: `bypassctl config schema` ([bypassctl.1.md](bypassctl.1.md)).",
         "",
         "## The twelve settings you need",
         "",
@@ -226,11 +223,8 @@ def markdown() -> str:
         "|---|---|---|",
         *(f"| `{path}` | `{shown(fields[path].default, fields[path])}` | {when} |" for path, when in TWELVE.items()),
         "",
-        "All others have defaults that fit most nodes. Numbers of the control laws that no two nodes need to differ",
-        "are constants; a file of an earlier version that still has such a key is read without it, and `bypassd",
-        "check-config` says what applies.",
-        "",
-        "Example of rules that name classes:",
+        "A key of an earlier version that is a constant now is read and has no effect; `bypassd check-config` says",
+        "what applies. Rules that name classes:",
         "",
         "```yaml",
         CLASSES_EXAMPLE.rstrip(),
@@ -249,22 +243,24 @@ def _presets() -> list[str]:
         "## Presets",
         "",
         f"`protect` is one line for a set of settings: `observe`, or one of {names}, each of",
-        "which includes the ones before it. They are below the files: a key that is written in a file overrides the",
-        "preset's, key by key. So `protect: full` with `mode: observe` plans and shows what `full` would write.",
-        "`protect: observe` with `mode: enforce` is refused. Without `protect` nothing here applies.",
+        "which includes the ones before it. A key in a file overrides the preset's. So `protect: full` with",
+        "`mode: observe` shows what `full` would write; `protect: observe` with `mode: enforce` is refused. A reload",
+        "applies another level.",
         "",
-        "The table is the same on every node. What the kernel does not offer is not set, and reported: `bypassctl",
-        "config explain protect` lists the settings with what overrides them and what this node lacks, `bypassctl",
-        "doctor` what each level adds here. `core_sched`, `group_identity` and `qos_level` are in no level, and",
-        "evictions stay a dry run: enable them by their own settings. A reload applies another level.",
+        "What the kernel does not offer is not set, and reported: `bypassctl config explain protect` lists the",
+        "settings with what overrides them and what this node lacks, `bypassctl doctor` what each level adds.",
+        "`core_sched`, `group_identity` and `qos_level` are in no level, and evictions stay a dry run: enable them by",
+        "their own settings.",
         "",
-        "| level | setting | value | for | needs |",
-        "|---|---|---|---|---|",
+        "| level | for | settings | needs |",
+        "|---|---|---|---|",
     ]
+    parts: dict[tuple[str, str, str], list[str]] = {}
     for row in ROWS:
         needs = " or ".join(row.needs) if row.either else ", ".join(row.needs)
         needs = needs or (f"entries in `{row.listed}`" if row.listed else "")
-        lines.append(f"| `{row.level.value}` | `{row.setting}` | `{shown(row.value)}` | {row.gives} | {needs} |")
+        parts.setdefault((row.level.value, row.gives, needs), []).append(f"`{row.setting}: {shown(row.value)}`")
+    lines += [f"| `{level}` | {gives} | {', '.join(what)} | {needs} |" for (level, gives, needs), what in parts.items()]
     return lines
 
 
@@ -282,35 +278,32 @@ def _sections(section: Schema, path: str, title: str) -> Iterator[tuple[str, str
 
 
 def _lists(root: Schema) -> list[str]:
-    """Every section with its settings. What many sections have is described once, and so is an equal section."""
+    """Every section with its settings. What many sections have is described once, and so are equal sections."""
     sections = list(_sections(root, "", "Top level"))
     counts = Counter(_row(field) for *_, fields in sections for field in fields if _is_plain(field))
     common = [row for row, count in counts.items() if count >= _MANY]
-    lines = ["", f"## {_COMMON}", "", *common]
-    written: dict[str, str] = {}
+    lines = ["", f"## {_COMMON}", "", "In the lists below these have no text.", "", *common]
+    equal: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    texts: dict[tuple[str, ...], tuple[str, list[FieldSchema]]] = {}
     for path, title, section, fields in sections:
-        lines += ["", f"## {title}", ""]
-        if path:
-            lines += [_summary(path, section), ""]
         rows = [row for field in fields if (row := _row(field)) not in common]
-        if also := [f"`{field.name}`" for field in fields if _row(field) in common]:
-            rows.append(f"- {', '.join(also)}: [{_COMMON.lower()}](#{_anchor(_COMMON)})")
-        if rows and (same := written.setdefault("\n".join(rows), title)) != title:
-            rows = [f"The settings of [{same}](#{_anchor(same)})."]
-        lines += rows
-        if not section.fields:
-            lines += ["Nothing can be set here."]
+        if short := [_setting(field) for field in fields if _row(field) in common]:
+            rows.append(f"- {', '.join(short)}")
+        first, before = texts.setdefault(tuple(map(_text, fields)), (title, fields))
+        if first != title and len(rows) > 1 and list(map(_row, before)) != list(map(_row, fields)):
+            rows = [f"As {first}, with {', '.join(map(_setting, fields))}."]
+        if rows:
+            equal.setdefault((_summary(path, section) if path else "", *rows), []).append((path, title))
+    for (summary, *rows), same in equal.items():
+        (path, title), *others = same
+        lines += ["", f"## {title}", "", *([summary, ""] if summary else []), *rows]
+        if others:
+            lines += ["", f"The same in {', '.join(other for _, other in others)}."]
     return lines
 
 
 def _is_plain(field: FieldSchema) -> bool:
-    """May be described elsewhere: whether a part is enabled is of interest where the part is."""
-    return bool(field.description) and not field.restart and field.name != "enabled"
-
-
-def _anchor(title: str) -> str:
-    """The anchor of a heading, as code hosts make it."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+    return bool(field.description) and not field.restart
 
 
 def _item(schema: Schema) -> tuple[str, Schema | None]:
@@ -324,10 +317,18 @@ def _item(schema: Schema) -> tuple[str, Schema | None]:
 
 def _row(field: FieldSchema) -> str:
     """A setting as one writes it, with its default; the limits; what it is."""
-    setting = f"`{field.name}` (required)" if field.required else f"`{field.name}: {shown(field.default, field)}`"
+    return f"- {_setting(field)}{_text(field).removeprefix(field.name)}"
+
+
+def _text(field: FieldSchema) -> str:
+    """The same without its default."""
     limits = _limits(field)
-    marks = "".join((" ↻" if field.restart else "", f" ({limits})" if limits else ""))
-    return f"- {setting}{marks}: {field.description}" if field.description else f"- {setting}{marks}"
+    text = "".join((field.name, " ↻" if field.restart else "", f" ({limits})" if limits else ""))
+    return f"{text}: {field.description}" if field.description else text
+
+
+def _setting(field: FieldSchema) -> str:
+    return f"`{field.name}` (required)" if field.required else f"`{field.name}: {shown(field.default, field)}`"
 
 
 def _limits(field: FieldSchema) -> str:

@@ -88,8 +88,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: Annotated[
         NodeName | None,
         Meta(
-            description="name of the node's object in the cluster; null: the environment's NODE_NAME, else the "
-            "kubelet's --hostname-override, else the host's name",
+            description="name of the node's object; null: NODE_NAME, else the kubelet's --hostname-override, else "
+            "the host's name",
             extra=_RESTART,
         ),
     ] = None
@@ -111,8 +111,7 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=-20,
             le=19,
-            description="scheduling priority of the daemon: when many containers start at once it has a few "
-            "milliseconds before their programs run",
+            description="scheduling priority of the daemon",
             extra=_RESTART,
         ),
     ] = -10
@@ -121,8 +120,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             le=50,
-            description="CPU time of the daemon's work at once at real-time priority while a container starts "
-            "(docs/performance.md); 0: none",
+            description="CPU time at once at real-time priority while a container starts (docs/performance.md); 0: "
+            "none",
             extra=_RESTART,
         ),
     ] = 10.0
@@ -131,8 +130,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=2,
             le=1024,
-            description="CPU weight of the daemon's own group directly below the root, in cpu.shares; raised for "
-            "moments when its work waits (docs/performance.md); 1024: unmanaged",
+            description="CPU weight (cpu.shares) of the daemon's own group below the root, raised while its work "
+            "waits (docs/performance.md); 1024: unmanaged",
             extra=_RESTART,
         ),
     ] = 50
@@ -145,7 +144,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     executable: Annotated[
         str | None,
         Meta(
-            description="path of the kubelet's executable, if it is not found automatically (docs/security.md)",
+            description="path of the kubelet's executable; null: found automatically (docs/security.md)",
             extra=_PATH_RESTART,
         ),
     ] = None
@@ -159,7 +158,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     endpoint: Annotated[
         EndpointSection,
         Meta(
-            description="access to the pod list: https, read-only http, the first that answers (auto), or none (off)",
+            description="access to the pod list: https, http (read-only), auto (the first that answers), off",
             extra=_RESTART,
         ),
     ] = EndpointSection.AUTO
@@ -180,15 +179,15 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(
             description="CA of the kubelet's certificate, PEM; null: the kubelet's own certificate file "
-            "(kubelet.crt or its tlsCertFile), which contains the CA of a self-signed certificate",
+            "(kubelet.crt or tlsCertFile)",
             extra=_PATH_RESTART,
         ),
     ] = None
     insecure_skip_verify: Annotated[
         bool,
         Meta(
-            description="accept any kubelet certificate; no token or client certificate is sent then; not needed "
-            "for a self-signed certificate",
+            description="accept any kubelet certificate, and send no token or client certificate; not needed for a "
+            "self-signed one",
             extra=_RESTART,
         ),
     ] = False
@@ -197,7 +196,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=0.05,
             le=60,
-            description="timeout for the kubelet's answer or its next part; 10 times that for the whole answer",
+            description="timeout for the kubelet's answer or its next part; 10 times that in all",
             extra=_RESTART,
         ),
     ] = 3.0
@@ -206,7 +205,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=1,
             le=3600,
-            description="interval of reading the pod list; it is also read when an unknown pod appears",
+            description="interval of reading the pod list; also read when an unknown pod appears",
             extra=_RESTART,
         ),
     ] = 10.0
@@ -268,8 +267,8 @@ class MemorySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lower: Annotated[
         Lower,
         Meta(
-            description="a memory limit below the group's usage: reclaim reclaims first and writes it once it fits; "
-            "refuse waits until the usage is lower"
+            description="a limit below the group's usage: reclaim: reclaim first, write once it fits; refuse: wait "
+            "until usage is lower"
         ),
     ] = Lower.RECLAIM
 
@@ -304,15 +303,14 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         tuple[HostName, ...],
         Meta(
             max_length=64,
-            description="allowed host names in URLs of TCP clients, in addition to localhost, the address and "
-            "the node's name",
+            description="host names in URLs of TCP clients besides localhost, the address and the node's name",
             extra=_RESTART,
         ),
     ] = ()
     state_over_tcp: Annotated[
         bool,
         Meta(
-            description="serve /state over TCP too, for the page: every local user can read labels and annotations",
+            description="serve /state over TCP too, for the page: every local user can read labels",
             extra=_RESTART,
         ),
     ] = False
@@ -324,7 +322,7 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     token_file: Annotated[
         str | None,
         Meta(
-            description="file with the bearer token that TCP clients must send, except for / and health; null: none",
+            description="bearer token that TCP clients must send, except for / and health; null: none",
             extra=_SECRET_PATH_RESTART,
         ),
     ] = None
@@ -333,9 +331,7 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     reader_group: Annotated[
         GroupName | None,
-        Meta(
-            description="group, by name or number, whose members may read everything; null: root only", extra=_RESTART
-        ),
+        Meta(description="group (name or number) whose members may read everything; null: root only", extra=_RESTART),
     ] = None
     reader_socket: Annotated[
         str, Meta(description="unix socket for readers, without control commands", extra=_PATH_RESTART)
@@ -370,7 +366,7 @@ class LogSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     level: Annotated[LogLevel, Meta(description="minimum log level")] = LogLevel.INFO
     format: Annotated[
-        LogFormat, Meta(description="json, console, or auto (console with the journal's priorities under systemd)")
+        LogFormat, Meta(description="json, console, auto (console with the journal's priorities under systemd)")
     ] = LogFormat.AUTO
 
 
@@ -379,14 +375,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     protect: Annotated[
         Protection | None,
-        Meta(description="one line for a set of settings: those of this level, where no file has them; null: none"),
+        Meta(description="the settings of this level, where no file has them; null: none"),
     ] = None
     mode: Annotated[
         AgentMode,
-        Meta(description="observe: plan and report every write without making it; enforce: make the writes"),
+        Meta(description="observe: plan and report every write, make none; enforce: make them"),
     ] = AgentMode.OBSERVE
     on_stop: Annotated[
-        OnStop, Meta(description="keep the settings when the daemon stops, or restore the original values")
+        OnStop, Meta(description="keep the settings when the daemon stops, or restore the originals")
     ] = OnStop.KEEP
     operator_file: Annotated[
         str | None, Meta(description="a file of the operator that assigns pod classes", extra=_PATH)

@@ -49,8 +49,8 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     private_cgroup2: Annotated[
         bool,
         Meta(
-            description="if pods have no pressure files (cgroup v1 only): mount cgroup2 privately and attach the "
-            "pods' processes there, for pressure only"
+            description="cgroup v1 without pressure files of pods: mount cgroup2 privately and attach the pods' "
+            "processes, for pressure only"
         ),
     ] = False
     rules: Annotated[

@@ -49,12 +49,10 @@ class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             ge=0,
             le=90,
-            description="share of the pods' memory that is never offered to BE; the larger of the two applies",
+            description="share of the pods' memory never offered to BE",
         ),
     ] = 10
-    reserve_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 50, description="bytes that are never offered to BE; the larger of the two applies")
-    ] = 0
+    reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50, description="the same in bytes; the larger applies")] = 0
 
     # Constants: no two nodes need them to differ.
     # Katalyst's: smaller increases change no placement.
@@ -81,15 +79,15 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     file: Annotated[
         str | None,
         Meta(
-            description="JSON file for an overcommit reporter, replaced at each change; null: none",
+            description="JSON file for an overcommit reporter; null: none",
             extra={"path": True},
         ),
     ] = None
     publish: Annotated[
         ClusterTarget,
         Meta(
-            description="object of the cluster that gets the headroom: Koordinator's NodeMetric, Katalyst's "
-            "CustomNodeResource, or resources of the node's own status; auto: the first that exists for this node"
+            description="where the cluster gets the headroom: Koordinator's NodeMetric, Katalyst's "
+            "CustomNodeResource, the node's own status; auto: the first that exists"
         ),
     ] = ClusterTarget.OFF
     memory: MemoryHeadroomConfig = MemoryHeadroomConfig()

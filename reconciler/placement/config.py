@@ -43,7 +43,7 @@ class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     plugins: Annotated[
         Mapping[str, Weight],
         Meta(
-            description="weights of the rules by name, merged with the built-in ones; 0 disables a rule; a "
-            "custom rule is named package.module:Class"
+            description="weights of the rules, merged with the built-in ones; 0: off; a custom rule is "
+            "package.module:Class"
         ),
     ] = field(default_factory=weights)

@@ -38,21 +38,17 @@ class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         bool,
         Meta(
             description="give online pods CPUs of their own while they have many more runnable threads than they "
-            "request; the interference monitor's readers measure them"
+            "request"
         ),
     ] = False
-    samples: Annotated[
-        int, Meta(ge=1, le=1000, description="samples in a row above the limits before a pod is isolated")
-    ] = 3
-    sample_s: Annotated[
-        float, Meta(ge=0.5, le=3600, description="smallest time between two samples that count, in seconds")
-    ] = 5.0
+    samples: Annotated[int, Meta(ge=1, le=1000, description="samples in a row above the limits before isolation")] = 3
+    sample_s: Annotated[float, Meta(ge=0.5, le=3600, description="smallest time between two samples that count")] = 5.0
     release_s: Annotated[
-        float, Meta(ge=0, le=86_400, description="seconds without a sample above the limits before it ends")
+        float, Meta(ge=0, le=86_400, description="time without a sample above the limits before it ends")
     ] = 120.0
-    cpus_percent: Annotated[
-        _Percent, Meta(description="CPUs of isolated pods together, in percent of the online pools' CPUs")
-    ] = 20
+    cpus_percent: Annotated[_Percent, Meta(description="CPUs of isolated pods together, of the online pools' CPUs")] = (
+        20
+    )
 
     # Constants: no two nodes need them to differ.
     # Katalyst's: half more runnable threads than requested CPUs.

@@ -91,8 +91,7 @@ class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True)
     target_percent: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None,
         Meta(
-            description="waiting for a CPU, of waiting and running, without throttling by the pods' own quotas; null: "
-            "not used",
+            description="waiting for a CPU, of waiting and running, without throttling; null: not used",
         ),
     ] = None
     up: ClassVar[float] = 0.5
@@ -107,8 +106,7 @@ class CpiGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None,
         Meta(
-            description="cycles per instruction of the pool's pods together; needs a PMU; null: not measured and not "
-            "used",
+            description="cycles per instruction of the pool's pods; needs a PMU; null: not measured",
         ),
     ] = None
 
@@ -142,8 +140,8 @@ class ProvisionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy: Annotated[
         ProvisionPolicy,
         Meta(
-            description="none: by requests; canonical: by use plus a margin; pid: towards the targets of the "
-            "indicators; dynamic_quota: by the pool's target use"
+            description="none: by requests; canonical: by use plus a margin; pid: towards indicators' targets; "
+            "dynamic_quota: by target use"
         ),
     ] = ProvisionPolicy.CANONICAL
     pools: Annotated[

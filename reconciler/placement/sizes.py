@@ -36,10 +36,10 @@ _Seconds = Annotated[float, Meta(ge=0, le=86400)]
 class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the size of an online pool follows its demand."""
 
-    headroom_percent: Annotated[_Percent, Meta(description="margin added to a pool's demand, in percent")] = 10
+    headroom_percent: Annotated[_Percent, Meta(description="margin added to a pool's demand")] = 10
     headroom_milli: Annotated[
         int,
-        Meta(ge=0, le=1_000_000, description="smallest margin added to a pool's demand, in thousandths of a CPU"),
+        Meta(ge=0, le=1_000_000, description="smallest margin"),
     ] = 1000
     minimum_cpus: Annotated[int, Meta(ge=1, le=1024, description="smallest pool size in CPUs")] = 2
 

@@ -168,8 +168,8 @@ class ClassRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extended_spec_by_webhook: Annotated[
         bool,
         Meta(
-            description="Koordinator's webhook writes node.koordinator.sh/extended-resource-spec, so its requests "
-            "count like the spec's; false: tenants can (docs/annotations.md)"
+            description="Koordinator's webhook writes node.koordinator.sh/extended-resource-spec, so it counts like "
+            "the spec (docs/annotations.md)"
         ),
     ] = False
 

@@ -54,7 +54,7 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     weight: Annotated[bool, Meta(description="CPU shares from the batch CPU request, of pod and container")] = True
     quota: Annotated[bool, Meta(description="CPU quota from the batch CPU limit, of the container")] = True
     pod_quota: Annotated[
-        bool, Meta(description="CPU quota of the pod directory too, if all its containers have a limit")
+        bool, Meta(description="CPU quota of the pod directory, if all its containers have a limit")
     ] = True
     memory: Annotated[bool, Meta(description="memory limit from the batch memory limit, of the container")] = True
 

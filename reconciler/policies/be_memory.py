@@ -40,26 +40,24 @@ _LEAST: Final = 64 << 20
 class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much memory is kept from BE work, and how fast the bound falls and rises."""
 
-    enabled: Annotated[
-        bool, Meta(description="limit the memory of the besteffort directory by the memory available on the node")
-    ] = False
+    enabled: Annotated[bool, Meta(description="limit the besteffort directory by the memory available on the node")] = (
+        False
+    )
     reserve_percent: Annotated[
         int,
-        Meta(ge=1, le=90, description="memory reserve as a share of the node's memory; the larger of the two applies"),
+        Meta(ge=1, le=90, description="reserve as a share of the node's memory"),
     ] = 10
-    reserve_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 50, description="memory reserve in bytes; the larger of the two applies")
-    ] = 0
+    reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50, description="the same in bytes; the larger applies")] = 0
     interval_s: Annotated[float, Meta(ge=1, le=600, description="seconds between two measurements")] = 5.0
     floor_percent: Annotated[
-        int, Meta(ge=0, le=90, description="minimum for BE work as a share of the node's memory, even under pressure")
+        int, Meta(ge=0, le=90, description="minimum for BE work of the node's memory, even under pressure")
     ] = 10
     hard_percent: Annotated[
         int,
         Meta(
             ge=0,
             le=200,
-            description="hard limit this percentage above the soft bound; BE processes are killed at it; 0: none",
+            description="hard limit this far above the soft bound, which kills BE processes; 0: none",
         ),
     ] = 0
 

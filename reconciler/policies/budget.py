@@ -42,30 +42,27 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     law: Annotated[
         BudgetLaw,
         Meta(
-            description="auto: the harm law while all BE pods run in an effective idle class, otherwise quota; quota: "
-            "always limit_percent and the idle buffer"
+            description="auto: harm while all BE pods are in an effective idle class, else quota; quota: always "
+            "limit_percent and the idle buffer"
         ),
     ] = BudgetLaw.AUTO
     harm: HarmConfig = HarmConfig()
     limit_percent: Annotated[
-        int, Meta(ge=1, le=100, description="target use of the CPUs that BE work may use, online and BE work together")
+        int, Meta(ge=1, le=100, description="target use of BE's CPUs, online and BE work together")
     ] = 65
-    floor_milli: Annotated[
-        int, Meta(ge=MILLI_MIN, le=1_000_000, description="minimum BE budget in thousandths of a CPU")
-    ] = 100
+    floor_milli: Annotated[int, Meta(ge=MILLI_MIN, le=1_000_000, description="minimum BE budget")] = 100
     floor_percent: Annotated[
-        Percent, Meta(description="minimum BE budget as a share of all CPUs of the node; the larger of the two applies")
+        Percent, Meta(description="the same as a share of all CPUs of the node; the larger applies")
     ] = 2
     grow_percent: Annotated[
-        int, Meta(ge=1, le=100, description="largest increase per step, as a share of all CPUs of the node")
+        int, Meta(ge=1, le=100, description="largest increase per step, as a share of the node's CPUs")
     ] = 10
     arrival_s: Annotated[
         float,
         Meta(
             ge=0,
             le=600,
-            description="seconds for which a new online container's CPU request is kept free for it: its use is "
-            "measured only afterwards; 0: off",
+            description="time for which a new online container's CPU request is kept free; 0: off",
         ),
     ] = 5.0
 

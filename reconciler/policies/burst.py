@@ -37,14 +37,12 @@ _REQUESTS: Final = frozenset({BurstLimit.STATIC, BurstLimit.AUTO})
 class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which pods may burst, and how far."""
 
-    enabled: Annotated[
-        bool, Meta(description="let online containers with a CPU quota save unused quota for bursts")
-    ] = False
+    enabled: Annotated[bool, Meta(description="let online containers save unused quota for bursts")] = False
     pods: Annotated[
         bool,
         Meta(
-            description="while it is off, apply it to pods that request it (koordinator.sh/cpuBurst auto or "
-            "cpuBurstOnly, katalyst cpu_burst_policy static or dynamic, volcano.sh/quota-burst-time)"
+            description="while off: apply to pods that request it (koordinator.sh/cpuBurst auto or cpuBurstOnly, "
+            "katalyst cpu_burst_policy, volcano.sh/quota-burst-time)"
         ),
     ] = True
     percent: Annotated[
@@ -52,8 +50,7 @@ class BurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
         Meta(
             ge=0,
             le=_FULL,
-            description="burst of an online container in percent of its quota, unless its pod has an annotation; "
-            "0: only pods with an annotation",
+            description="burst in percent of the quota, unless an annotation says otherwise; 0: only pods with one",
         ),
     ] = 100
 

@@ -41,15 +41,11 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     all of everything, that group is not changed.
     """
 
-    enabled: Annotated[bool, Meta(description="partition the last-level cache and memory bandwidth; needs resctrl")] = (
-        False
-    )
-    mount: Annotated[
-        bool, Meta(description="mount resctrl if it is not mounted; only our own mount is ever unmounted")
-    ] = False
+    enabled: Annotated[bool, Meta(description="partition the last-level cache and memory bandwidth (resctrl)")] = False
+    mount: Annotated[bool, Meta(description="mount resctrl if needed; only our own mount is ever unmounted")] = False
     mount_options: Annotated[
         tuple[MountOption, ...],
-        Meta(description="mount options: cdp and cdpl2 halve the number of groups; mba_MBps uses MB/s"),
+        Meta(description="cdp and cdpl2 halve the number of groups; mba_MBps uses MB/s"),
     ] = ()
     dedicated: ClassShare = ClassShare()
     shared: ClassShare = ClassShare()
@@ -57,34 +53,29 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     layout: Annotated[
         CacheLayout,
         Meta(
-            description="overlapping: ranges as configured; exclusive: classes share no way; the width of each "
-            "range is its size, laid out as reclaimed, shared, dedicated from the first way"
+            description="overlapping: ranges as configured; exclusive: no shared way, each range's width laid out "
+            "as reclaimed, shared, dedicated"
         ),
     ] = CacheLayout.OVERLAPPING
     mode: Annotated[
         CacheMode,
-        Meta(
-            description="static: fixed BE share; dynamic: between the levels low and high, by the cache misses "
-            "of online pods"
-        ),
+        Meta(description="static: fixed BE share; dynamic: low to high, by cache misses of online pods"),
     ] = CacheMode.STATIC
-    l2: Annotated[bool, Meta(description="apply the ranges to L2 caches too, if the hardware can partition them")] = (
-        False
-    )
+    l2: Annotated[bool, Meta(description="apply the ranges to L2 caches too, where the hardware can")] = False
     avoid_shared: Annotated[
-        bool, Meta(description="exclude the ways that devices write to (shareable_bits) from online classes")
+        bool, Meta(description="keep online classes off the ways that devices write to (shareable_bits)")
     ] = False
     pods: Annotated[
         bool,
-        Meta(description="pods may request shares by annotation (node.koordinator.sh/resctrl, volcano.sh/cache-limit)"),
+        Meta(description="shares by annotation (node.koordinator.sh/resctrl, volcano.sh/cache-limit)"),
     ] = True
     bandwidth_mbps: Annotated[
         int,
         Meta(
             ge=100,
             le=10_000_000,
-            description="memory bandwidth of one domain (MB/s): 100 percent on hardware with absolute values "
-            "(AMD, mba_MBps), and for the dynamic mode",
+            description="memory bandwidth of one domain (MB/s): 100 percent on hardware with absolute values, and "
+            "for the dynamic mode",
         ),
     ] = 20_000
     slow_bandwidth_mbps: Annotated[
@@ -92,13 +83,10 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     ] = 0
     monitor: Annotated[
         bool,
-        Meta(
-            description="a monitoring group per pod for occupancy and bandwidth; pods take turns if there are "
-            "too few groups"
-        ),
+        Meta(description="a monitoring group per pod for occupancy and bandwidth, in turns if there are too few"),
     ] = True
     sweep_s: Annotated[
-        float, Meta(ge=0.5, le=300, description="interval of the search for threads that exec added to a container (s)")
+        float, Meta(ge=0.5, le=300, description="interval of the search for threads that exec added")
     ] = 2.0
 
     # Constants: no two nodes need them to differ.

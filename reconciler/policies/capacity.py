@@ -54,7 +54,7 @@ class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     """The file, the window of the likely minimum, and the time between a notice and its step."""
 
     enabled: Annotated[
-        bool, Meta(description="write a capacity file for BE pods with the annotation bypassd/capacity: volume:NAME")
+        bool, Meta(description="write a capacity file for BE pods with bypassd/capacity: volume:NAME")
     ] = False
     file: Annotated[str, Meta(description="name of the file in the pod's volume")] = "capacity.json"
     notice_s: Annotated[
@@ -62,8 +62,7 @@ class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             ge=0,
             le=5,
-            description="a pod with a capacity file is squeezed or frozen this long after the file announces it; "
-            "0: at once",
+            description="a pod with a capacity file is squeezed or frozen this long after notice in it; 0: at once",
         ),
     ] = 2.0
 

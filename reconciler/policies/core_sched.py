@@ -45,19 +45,14 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     enabled: Annotated[
         bool,
-        Meta(
-            description="BE work never runs on the sibling thread of a core that runs online work; needs SMT and "
-            "a kernel with core scheduling"
-        ),
+        Meta(description="BE work never runs on the sibling thread of online work; needs SMT and core scheduling"),
     ] = False
     groups: Annotated[
         CookieGroups,
-        Meta(
-            description="pods that form a group: BE pods (reclaimed), also online pods (class), each online pod (pod)"
-        ),
+        Meta(description="who forms a group: BE pods (reclaimed), online pods, too (class), each online pod (pod)"),
     ] = CookieGroups.RECLAIMED
     sweep_s: Annotated[
-        float, Meta(ge=0.5, le=300, description="interval of the search for processes that exec added to a container")
+        float, Meta(ge=0.5, le=300, description="interval of the search for processes that exec added")
     ] = 5.0
 
 

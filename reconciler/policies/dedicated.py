@@ -27,8 +27,8 @@ class DedicatedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     infer: Annotated[
         bool,
         Meta(
-            description="without a usable checkpoint, infer exclusive CPUs from the containers: a Guaranteed "
-            "pod's CPU set that no other container shares"
+            description="without a usable checkpoint: exclusive CPUs are a Guaranteed pod's CPU set that no other "
+            "container shares"
         ),
     ] = True
 

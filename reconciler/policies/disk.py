@@ -63,7 +63,7 @@ class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     enabled: Annotated[bool, Meta(description="limits and weights for the disk I/O of BE pods")] = False
     share: Annotated[
         DiskShare,
-        Meta(description="limits apply to all BE pods together, shared equally (node), or to each pod (pod)"),
+        Meta(description="limits apply to all BE pods together (node) or each (pod)"),
     ] = DiskShare.NODE
     weight_online: Annotated[
         Annotated[int, Meta(ge=MIN_CFQ_WEIGHT, le=MAX_BFQ_WEIGHT)] | None,

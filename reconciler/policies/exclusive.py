@@ -57,7 +57,7 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     keep_cpus: Annotated[
         int,
-        Meta(ge=1, le=8192, description="CPUs that are never allocated exclusively, in addition to the reserved ones"),
+        Meta(ge=1, le=8192, description="CPUs never allocated exclusively, besides the reserved ones"),
     ] = 1
     full_cores: Annotated[bool, Meta(description="whole physical cores only (full-pcpus-only)")] = False
     distribute: Annotated[
@@ -70,15 +70,15 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     topology_policy: Annotated[
         TopologyPolicy,
         Meta(
-            description="as the kubelet's topology manager policy, for a new container's NUMA nodes; what it would "
-            "reject is reported"
+            description="as the kubelet's topology manager policy, for a new container; what it would reject is "
+            "reported"
         ),
     ] = TopologyPolicy.BEST_EFFORT
     avoid_irqs: Annotated[
         tuple[Interface, ...],
         Meta(
             description="network interfaces (names or patterns such as ens*) whose interrupt CPUs are allocated "
-            "last, to exclusive containers and to BE work; refreshed once a minute"
+            "last; refreshed once a minute"
         ),
     ] = ()
     placement: PlacementConfig = PlacementConfig()

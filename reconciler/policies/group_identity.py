@@ -29,9 +29,9 @@ Identity = Annotated[int, Meta(ge=-1, le=2)]
 class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which identity each side has."""
 
-    enabled: Annotated[
-        bool, Meta(description="mark online and BE groups for the scheduler; Anolis and Alibaba Cloud kernels only")
-    ] = False
+    enabled: Annotated[bool, Meta(description="mark online and BE groups; Anolis and Alibaba Cloud kernels only")] = (
+        False
+    )
 
     # Constants: no two nodes need them to differ.
     # The highest of Anolis kernels; system pods are unchanged.

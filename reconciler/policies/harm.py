@@ -59,7 +59,7 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0,
             le=50,
-            description="share of the CPUs that BE work may use which it never gets; above 0 a quota is always written",
+            description="share of its CPUs that BE work never gets; above 0 a quota is always written",
         ),
     ] = 0
     wait_percent: Annotated[
@@ -67,8 +67,8 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=100,
-            description="online pod's waiting for a CPU, of its waiting and running and beyond what it waits without "
-            "BE work, that is harm",
+            description="harm: an online pod's waiting for a CPU, of waiting and running, beyond its waiting "
+            "without BE work",
         ),
     ] = 5.0
     wait_milli: Annotated[
@@ -76,7 +76,7 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=0.1,
             le=64_000,
-            description="the same waiting in thousandths: tasks that wait on average; harm is above all limits",
+            description="the same in thousandths: tasks that wait on average; harm is above all limits",
         ),
     ] = 5.0
     wait_us: Annotated[
@@ -84,13 +84,10 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=1_000_000,
-            description="the same waiting per time that a task began to run, in microseconds, where the kernel counts "
-            "these; harm is above all limits",
+            description="the same per time that a task began to run, in microseconds, where the kernel counts these",
         ),
     ] = 100.0
-    raise_percent: Annotated[
-        int, Meta(ge=1, le=100, description="a step up, as a share of the CPUs that BE work may use")
-    ] = 10
+    raise_percent: Annotated[int, Meta(ge=1, le=100, description="a step up, as a share of BE's CPUs")] = 10
     calm_s: Annotated[float, Meta(ge=0, le=600, description="seconds without harm before each step up")] = 1.0
 
     # Constants: no two nodes need them to differ.

@@ -25,16 +25,14 @@ class IdleBufferConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
     buffer_milli: Annotated[
         int,
-        Meta(
-            ge=0, le=8_192_000, description="idle CPU to keep, in thousandths of a CPU; the larger of the two applies"
-        ),
+        Meta(ge=0, le=8_192_000, description="idle CPU to keep"),
     ] = 250
     buffer_percent: Annotated[
         int,
         Meta(
             ge=0,
             le=50,
-            description="idle CPU to keep, as a share of the online pods' CPUs; the larger of the two applies",
+            description="the same as a share of the online pods' CPUs; the larger applies",
         ),
     ] = 10
 

@@ -48,19 +48,19 @@ _REASON: Final = "BE runs only on idle CPU time"
 class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which sides."""
 
-    enabled: Annotated[bool, Meta(description="BE pods run only on otherwise idle CPU time; they may starve")] = False
-    group: Annotated[bool, Meta(description="BE pods' directories in the idle class (cpu.idle, Linux 5.15)")] = True
+    enabled: Annotated[bool, Meta(description="BE pods run only on otherwise idle CPU time, and may starve")] = False
+    group: Annotated[bool, Meta(description="BE pods' directories in it (cpu.idle, Linux 5.15)")] = True
     threads: Annotated[
         bool,
-        Meta(description="BE containers' threads in the idle class (SCHED_IDLE); from Linux 6.6 on not beside `group`"),
+        Meta(description="BE containers' threads in it (SCHED_IDLE); from Linux 6.6 on not beside `group`"),
     ] = False
     always: Annotated[
         bool,
-        Meta(description="`group` also where the least weight of besteffort does the same (from Linux 6.6 on)"),
+        Meta(description="`group` also where besteffort's least weight does the same (from Linux 6.6 on)"),
     ] = False
     sweep_s: Annotated[
         float,
-        Meta(ge=1, le=3600, description="seconds between two searches for threads that were not forked by known ones"),
+        Meta(ge=1, le=3600, description="interval of searches for threads not forked by known ones"),
     ] = 10.0
 
     def __post_init__(self) -> None:

@@ -42,8 +42,8 @@ _Throttling = Annotated[
     Meta(
         ge=0,
         le=100,
-        description="throttling point between request and limit: above it the group is throttled and reclaimed "
-        "(v2), or reclaimed first when memory is short (v1)",
+        description="point between request and limit above which the group is throttled and reclaimed (v2), or "
+        "reclaimed first on shortage (v1)",
     ),
 ]
 
@@ -54,9 +54,9 @@ class ClassMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     min_percent: _Min = 0
     low_percent: _Low = 0
     throttling_percent: _Throttling = 0
-    oom_group: Annotated[
-        bool, Meta(description="the OOM killer kills all processes of a container together (v2 only)")
-    ] = False
+    oom_group: Annotated[bool, Meta(description="the OOM killer kills a container's processes together (v2 only)")] = (
+        False
+    )
 
 
 class OnlineMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,14 +78,13 @@ class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         False
     )
     pods: Annotated[
-        bool, Meta(description="while it is off, apply it to pods that request it (koordinator.sh/memoryQOS auto)")
+        bool, Meta(description="while off: apply to pods that request it (koordinator.sh/memoryQOS auto)")
     ] = True
     directories: Annotated[
         bool,
         Meta(
-            description="write the sums of the protections to kubepods and the QoS directories, without which "
-            "the protections below have no effect. Disable it if the kubelet's MemoryQoS feature "
-            "writes them"
+            description="write the sums of the protections to kubepods and the QoS directories, which the "
+            "protections below need; off if the kubelet's MemoryQoS does"
         ),
     ] = True
     dedicated: OnlineMemory = OnlineMemory()

@@ -26,11 +26,11 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     enabled: Annotated[bool, Meta(description="reclaim memory of BE containers")] = False
     probe: Annotated[
         bool,
-        Meta(description="reclaim a little from each container while no task waits for memory (cgroup v2 only)"),
+        Meta(description="reclaim a little from each container while no task waits for memory (v2 only)"),
     ] = True
     relieve: Annotated[
         bool,
-        Meta(description="drop page cache when a NUMA node is nearly out of free memory, largest cache first"),
+        Meta(description="drop page cache when a NUMA node is nearly out of memory, largest first"),
     ] = True
     interval_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two measurements")] = 6.0
     pressure_percent: Annotated[

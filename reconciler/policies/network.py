@@ -71,18 +71,18 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
     enabled: Annotated[bool, Meta(description="limit the traffic that BE pods send")] = False
     interval_s: Annotated[
-        float, Meta(ge=0.1, le=60, description="interval of the adjustment of the BE limit to online traffic")
+        float, Meta(ge=0.1, le=60, description="interval of adjusting the BE limit to online traffic")
     ] = 1.0
     interfaces: Annotated[
         tuple[InterfaceRule, ...],
-        Meta(description="the managed interfaces; of other devices only those of BE pods are changed"),
+        Meta(description="the managed interfaces; elsewhere only BE pods' devices are changed"),
     ] = ()
     pods: Annotated[
-        bool, Meta(description="also limit BE pods with their own network namespace, at the host end of the veth pair")
+        bool, Meta(description="also limit BE pods with their own network namespace, at the host's veth end")
     ] = True
     pods_by: Annotated[
         str | None,
-        Meta(description="the interface through which those pods leave the node; null: the first of the list"),
+        Meta(description="the interface through which those pods leave; null: the first"),
     ] = None
 
     def __post_init__(self) -> None:

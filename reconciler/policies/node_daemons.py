@@ -34,12 +34,10 @@ _OURS: Final = "bypassd.slice"
 class NodeDaemonsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which groups, and how much of their need their weight assures."""
 
-    enabled: Annotated[
-        bool, Meta(description="hold the CPU weight of the node's other daemons near twice what they need")
-    ] = False
+    enabled: Annotated[bool, Meta(description="hold the weight of other daemons near twice what they need")] = False
     groups: Annotated[
         tuple[str, ...],
-        Meta(description="groups directly below the root of the CPU hierarchy, never that of the pods", max_length=16),
+        Meta(description="groups directly below the root, never that of the pods", max_length=16),
     ] = ("system.slice",)
 
     # Constants: no two nodes need them to differ.

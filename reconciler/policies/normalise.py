@@ -34,8 +34,8 @@ class NormaliseConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(
             ge=1.0,
             le=10.0,
-            description="CPU speed of this node relative to the reference CPU (Koordinator's "
-            "cpu-normalization-ratio); quotas are divided by it; 1.0: off",
+            description="CPU speed relative to the reference CPU (Koordinator's cpu-normalization-ratio), divides "
+            "quotas; 1.0: off",
         ),
     ] = 1.0
 

@@ -34,8 +34,8 @@ class NumaMemoryPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unk
     migrate: Annotated[
         bool,
         Meta(
-            description="on cgroup v1 also migrate existing pages when a container's nodes change "
-            "(cpuset.memory_migrate); the copying slows the container down"
+            description="cgroup v1: also migrate existing pages when the nodes change (cpuset.memory_migrate); "
+            "copying slows the container down"
         ),
     ] = False
 

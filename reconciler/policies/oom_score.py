@@ -51,9 +51,7 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     sweep_s: Annotated[
         float,
-        Meta(
-            ge=1, le=3600, description="seconds between two searches for processes that were not forked by known ones"
-        ),
+        Meta(ge=1, le=3600, description="interval of searches for processes not forked by known ones"),
     ] = 10.0
 
 

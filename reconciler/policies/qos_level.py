@@ -30,9 +30,7 @@ class QosLevelConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
     enabled: Annotated[
         bool,
-        Meta(
-            description="mark BE pods as offline for the scheduler; openEuler kernels only; cannot be undone for a pod"
-        ),
+        Meta(description="mark BE pods offline for openEuler's scheduler; cannot be undone for a pod"),
     ] = False
 
 

@@ -52,25 +52,18 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
     enabled: Annotated[
         bool,
-        Meta(
-            description="lend quota above the limit to throttled online containers; excludes quota_turbo: both "
-            "change the same quotas"
-        ),
+        Meta(description="lend quota above the limit to throttled online containers; excludes quota_turbo"),
     ] = False
     pods: Annotated[
         bool,
         Meta(
-            description="while it and quota_turbo are off, apply it to pods that request it (koordinator.sh/cpuBurst "
+            description="while it and quota_turbo are off: apply to pods that request it (koordinator.sh/cpuBurst "
             "auto or cfsQuotaBurstOnly, katalyst cpu_burst_policy dynamic)"
         ),
     ] = True
     only_asked: Annotated[
         bool,
-        Meta(
-            description="only pods with an annotation (koordinator.sh/cpuBurst auto or cfsQuotaBurstOnly, "
-            "katalyst cpu_burst_policy dynamic); off: all online pods whose annotation does not "
-            "forbid it"
-        ),
+        Meta(description="only pods with such an annotation; off: all online pods whose annotation does not forbid it"),
     ] = False
     percent: Annotated[
         int, Meta(ge=100, le=1000, description="largest quota of a container, in percent of its limit")
@@ -80,13 +73,13 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=-1,
             le=86_400,
-            description="seconds for which a container may use its full loan, saved while it uses less than 60 "
-            "percent of its limit; -1: unlimited, 0: never",
+            description="seconds of full loan of a container, saved below 60 percent of its limit; -1: unlimited, "
+            "0: never",
         ),
     ] = -1
     threshold_percent: Annotated[
         int,
-        Meta(ge=1, le=100, description="use of the online pods' CPUs above which all loans are returned"),
+        Meta(ge=1, le=100, description="use of online pods' CPUs above which all loans are returned"),
     ] = 50
 
     # Constants: no two nodes need them to differ.

@@ -41,19 +41,16 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
     enabled: Annotated[
         bool,
-        Meta(
-            description='adjust quotas of pods with volcano.sh/quota-turbo: "true"; excludes quota_burst: both '
-            "change the same quotas"
-        ),
+        Meta(description='adjust quotas of pods with volcano.sh/quota-turbo: "true"; excludes quota_burst'),
     ] = False
     every_online_pod: Annotated[
-        bool, Meta(description='all online pods with a quota take part; the annotation "false" excludes a pod')
+        bool, Meta(description='all online pods with a quota take part, unless annotated "false"')
     ] = False
     high_percent: Annotated[
-        int, Meta(ge=1, le=99, description="CPU use of the node above which unused loans are returned slowly")
+        int, Meta(ge=1, le=99, description="node's CPU use above which unused loans are returned slowly")
     ] = 60
     alarm_percent: Annotated[
-        int, Meta(ge=2, le=100, description="CPU use of the node above which loans are revoked at once")
+        int, Meta(ge=2, le=100, description="node's CPU use above which loans are revoked at once")
     ] = 80
     ceiling_percent: Annotated[
         int, Meta(ge=100, le=1000, description="largest quota of a container, in percent of its limit")

@@ -57,37 +57,32 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     start: StartConfig = StartConfig()
     form: Annotated[
         ReclaimedForm,
-        Meta(
-            description="cpuset: BE work runs only on its CPUs; quota: its total CPU time is limited; both: both "
-            "(docs/cpu.md, The BE budget)"
-        ),
+        Meta(description="cpuset: BE work runs only on its CPUs; quota: its CPU time is limited; both (docs/cpu.md)"),
     ] = ReclaimedForm.BOTH
     minimum_cpus: Annotated[int, Meta(ge=1, le=8192, description="minimum CPUs in the BE CPU set, if available")] = 1
     minimum_per_node: Annotated[
         int, Meta(ge=0, le=1024, description="minimum CPUs per NUMA node, for BE work bound to a node")
     ] = 0
-    share_reserved: Annotated[bool, Meta(description="count reserved CPUs as capacity and let BE work run there")] = (
-        False
-    )
+    share_reserved: Annotated[bool, Meta(description="count reserved CPUs as capacity and run BE work there")] = False
     share_exclusive: Annotated[
         bool,
         Meta(
-            description="count dedicated CPUs as capacity and let BE work run there, at the cost of their pods' "
-            "latency; never those of pods that forbid it or whose labels are unknown"
+            description="count dedicated CPUs as capacity and run BE work there, at their pods' cost; never those "
+            "of pods that forbid it or whose labels are unknown"
         ),
     ] = False
     besteffort_cpuset: Annotated[
         bool,
         Meta(
-            description="also narrow the CPU set of the besteffort directory and everything below; only under "
-            "the kubelet's policy none: under static, container starts would fail"
+            description="also narrow the CPU sets of the besteffort directory and below; kubelet policy none only: "
+            "under static, container starts would fail"
         ),
     ] = False
     pod_weight: Annotated[
         bool,
         Meta(
-            description="write the CPU weight of BE pods' directories: by request where only BE pods are in "
-            "besteffort, else the minimum"
+            description="write the weight of BE pods' directories: by request where only BE pods are in besteffort, "
+            "else the minimum"
         ),
     ] = True
     placement: PlacementConfig = PlacementConfig()

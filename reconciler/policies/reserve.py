@@ -33,7 +33,7 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     cpus: Annotated[
         str,
         Meta(
-            description="CPU list such as 0-1,16, reserved in addition to the kubelet's; empty: none",
+            description="CPU list such as 0-1,16, besides the kubelet's; empty: none",
             pattern=_LIST,
         ),
     ] = ""
@@ -42,21 +42,18 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(
             ge=0,
             le=MAX_CPUS,
-            description="number of CPUs to reserve if neither this list nor the kubelet's is set: whole cores "
-            "with the lowest numbers, spread over the NUMA nodes",
+            description="CPUs to reserve if neither this list nor the kubelet's is set: whole cores, lowest first, "
+            "spread over the NUMA nodes",
         ),
     ] = 0
     from_kubelet: Annotated[bool, Meta(description="use the kubelet's reservedSystemCPUs")] = True
     strict: Annotated[
         StrictReserve,
-        Meta(
-            description="whether online pods placed by bypassd avoid reserved CPUs: like the kubelet's "
-            "strict-cpu-reservation, always, or never"
-        ),
+        Meta(description="online pods avoid reserved CPUs: like the kubelet's strict-cpu-reservation, always, never"),
     ] = StrictReserve.KUBELET
     interrupt_cpus: Annotated[
         str,
-        Meta(description="CPU list for interrupts: no pod placed by bypassd gets them", pattern=_LIST),
+        Meta(description="CPU list for interrupts, which no pod placed by bypassd gets", pattern=_LIST),
     ] = ""
 
     def __post_init__(self) -> None:

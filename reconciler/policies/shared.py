@@ -69,34 +69,32 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
     mode: Annotated[
         SharedPoolMode,
         Meta(
-            description="overlap: BE work runs on the CPUs of online pools, within its budget; separate: online "
-            "pools are sized, and BE work gets the remaining CPUs"
+            description="overlap: BE work runs on online pools' CPUs, within its budget; separate: on the CPUs that "
+            "sized online pools leave"
         ),
     ] = SharedPoolMode.OVERLAP
     confine: Annotated[
         ConfineMode,
         Meta(
-            description="write a CPU set for online pods: auto (only if other pods would suffer otherwise), "
-            "always, or never (disables named pools)"
+            description="write a CPU set for online pods: auto (only if others would suffer), always, never "
+            "(disables named pools)"
         ),
     ] = ConfineMode.AUTO
-    sizing: Annotated[
-        PoolSizing, Meta(description="size pools by their pods' requests, or by their measured demand")
-    ] = PoolSizing.REQUEST
+    sizing: Annotated[PoolSizing, Meta(description="size pools by requests, or by measured demand")] = (
+        PoolSizing.REQUEST
+    )
     fixed: Annotated[
         Mapping[str, int],
-        Meta(description="fixed size of a pool by its name, such as shared/batch or shared, whatever its pods request"),
+        Meta(description="fixed size of a pool by name, such as shared/batch or shared"),
     ] = {}
     expand: Annotated[
         bool,
         Meta(
-            description="mode overlap: divide the CPUs that no pool requests over all pools, in proportion to their "
-            "requests; false: the default pool has them"
+            description="mode overlap: divide CPUs that no pool requests over all pools by request; false: the "
+            "default pool has them"
         ),
     ] = True
-    leave_cpus: Annotated[
-        int, Meta(ge=1, le=8192, description="mode separate: CPUs kept for BE work, whatever online pods request")
-    ] = 1
+    leave_cpus: Annotated[int, Meta(ge=1, le=8192, description="mode separate: CPUs kept for BE work")] = 1
     size: SizeConfig = SizeConfig()
     provision: ProvisionConfig = ProvisionConfig()
     isolation: IsolationConfig = IsolationConfig()

@@ -51,8 +51,7 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             le=64_000,
-            description="BE work has at least this much CPU while a BE container starts, in thousandths of a CPU, "
-            "whatever its budget is; 0: no start allowance",
+            description="least CPU of BE work while a BE container starts, whatever the budget; 0: no start allowance",
         ),
     ] = 1000
     command_s: Annotated[
@@ -60,8 +59,7 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             le=10,
-            description="seconds of allowance after another command of the runtime, such as the exec of a probe or a "
-            "stop; 0: none",
+            description="allowance after another command of the runtime, such as a probe's exec or a stop; 0: none",
         ),
     ] = 0.3
 

@@ -42,8 +42,8 @@ class WatermarksConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     scale_factor: Annotated[
         Annotated[int, Meta(ge=10, le=200)] | None,
         Meta(
-            description="vm.watermark_scale_factor: distance between two watermarks in ten-thousandths of the memory "
-            "(kernel default 10; 200 is 2 %); null: unmanaged",
+            description="vm.watermark_scale_factor, in ten-thousandths of the memory (kernel default 10); null: "
+            "unmanaged",
         ),
     ] = 50
     min_free_factor: Annotated[

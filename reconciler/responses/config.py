@@ -20,18 +20,17 @@ class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One change at a time for each victim; its effect is waited for; what does not help is undone and remembered."""
 
     effect_s: Annotated[
-        float, Meta(ge=1, le=600, description="a step is evaluated after this time; no other step is taken before")
+        float, Meta(ge=1, le=600, description="a step is evaluated after this time; no other before")
     ] = 10.0
     remember_s: Annotated[
-        float, Meta(ge=0, le=604_800, description="an ineffective step is not repeated for this victim for this time")
+        float, Meta(ge=0, le=604_800, description=("an ineffective step is not repeated for this victim for this long"))
     ] = 3600.0
     recover_s: Annotated[
         float,
         Meta(
             ge=1,
             le=3600,
-            description="the victim must be healthy for this long before each step is undone; "
-            "doubled after each relapse",
+            description="the victim must be healthy this long before each step is undone; doubled after a relapse",
         ),
     ] = 30.0
     recover_percent: Annotated[
@@ -42,8 +41,8 @@ class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=1,
             le=3600,
-            description="an eviction is evaluated this long after its pod started to terminate; it is dropped if "
-            "it was not started within this time",
+            description="an eviction is evaluated this long after its pod started to terminate, and dropped if it "
+            "was not started by then",
         ),
     ] = 90.0
     freeze: FreezeConfig = FreezeConfig()
@@ -60,18 +59,18 @@ class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     enabled: Annotated[
         bool,
-        Meta(description="close the node: headroom 0, and `mark`, while evictions are enforced for a shortage"),
+        Meta(description="headroom 0 and `mark` while evictions are enforced for a shortage"),
     ] = True
     mark: Annotated[
         NodeMark,
         Meta(
-            description="on the node's object meanwhile: auto (taint PreferNoSchedule where the API server allows it, "
-            "else none), none, PreferNoSchedule, NoSchedule (keeps online pods away, too), condition"
+            description="on the node's object meanwhile: auto (taint PreferNoSchedule where permitted, else none), "
+            "none, PreferNoSchedule, NoSchedule (online pods, too), condition"
         ),
     ] = NodeMark.AUTO
     reopen_s: Annotated[
         float,
-        Meta(ge=10, le=3600, description="open again after this time without a shortage; doubled after each relapse"),
+        Meta(ge=10, le=3600, description="open after this time without a shortage; doubled after a relapse"),
     ] = 120.0
     longest_s: Annotated[
         float,
@@ -84,17 +83,17 @@ class PromotionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     enabled: Annotated[
         bool,
-        Meta(description="rules with dry_run: true may become enforcing by evidence, in mode: enforce only"),
+        Meta(description="dry-run rules may become enforcing by evidence, in mode: enforce"),
     ] = False
     days: Annotated[
-        int, Meta(ge=1, le=90, description="whole days of monitoring in a row without regret before a rule enforces")
+        int, Meta(ge=1, le=90, description="days of monitoring in a row without regret before a rule enforces")
     ] = 7
     undo_percent: Annotated[
         int,
         Meta(
             ge=1,
             le=99,
-            description="a rule is a dry run again when more of its responses of the last days had no effect",
+            description="a rule is a dry run again when more of its recent responses had no effect",
         ),
     ] = 30
 

@@ -13,7 +13,7 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1000,
-            description="foreign writes of a file within window_s after which bypassd stops reasserting it",
+            description="foreign writes of a file within window_s after which bypassd gives it up",
         ),
     ] = 5
     window_s: Annotated[float, Meta(ge=1, le=86400, description="time window in which foreign writes are counted")] = (
@@ -31,7 +31,7 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=604800,
-            description="duration of a hold on a value set manually, and on a pod after restore --pod",
+            description="duration of a hold on a value set manually, and after restore --pod",
         ),
     ] = 3600.0
 

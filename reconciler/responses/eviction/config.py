@@ -78,8 +78,7 @@ class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
         Meta(
             gt=0,
             le=100,
-            description="BE requests divided by the BE limit that a pod tolerates; a smaller "
-            "suppression_tolerance_rate of the pod applies",
+            description="BE requests divided by the BE limit; a pod's smaller suppression_tolerance_rate applies",
         ),
     ] = 5.0
 
@@ -145,8 +144,8 @@ class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
     online_pods: Annotated[
         bool,
         Meta(
-            description="evict pods of all eviction.classes that run on the node alone, in the order of the ranking; "
-            "false: BE pods alone"
+            description="evict pods of all eviction.classes that run on the node alone, by the ranking; false: BE "
+            "pods only"
         ),
     ] = False
 
@@ -192,7 +191,7 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
         int,
         Meta(
             ge=0,
-            description="added to the low watermark: free memory below the sum is a shortage; at most 5 % of the node",
+            description="shortage: free memory below the low watermark plus this, at most 5 % of the node",
         ),
     ] = 256 * _MI
     reclaimed_passes: Annotated[
@@ -227,7 +226,7 @@ class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unkn
 
     _cooldown_s: ClassVar[float] = 35.0
     free_bytes: Annotated[
-        int, Meta(ge=0, description="BE pods are evicted if free memory is below this, or below the low watermark")
+        int, Meta(ge=0, description="BE pods are evicted if free memory is below this or the low watermark")
     ] = 0
     node_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: memory pressure of the node")] = 15.0
     reclaimed_s: Annotated[
@@ -264,8 +263,7 @@ class RssOveruseConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             gt=0,
             le=100,
-            description="memory use divided by the memory request; the pod's own "
-            "rss_overuse_threshold takes precedence",
+            description="memory use divided by request; the pod's own rss_overuse_threshold takes precedence",
         ),
     ] = 1.05
 
@@ -319,13 +317,11 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
 
     cpu_ratio: Annotated[
         float,
-        Meta(gt=0, le=1000, description="threshold: CPU requests of BE pods divided by the CPU available to them"),
+        Meta(gt=0, le=1000, description="threshold: BE CPU requests divided by the CPU available to BE"),
     ] = 5.0
     memory_ratio: Annotated[
         float,
-        Meta(
-            gt=0, le=1000, description="threshold: memory requests of BE pods divided by the memory available to them"
-        ),
+        Meta(gt=0, le=1000, description="threshold: BE memory requests divided by the memory available to BE"),
     ] = 5.0
     # Katalyst acts at once, by a smoothed figure; this figure follows online work within a second.
 
@@ -344,7 +340,7 @@ class RequestedEvictionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
     # Several rules end here: how often a site lets them differs.
     cooldown_s: Annotated[
         float,
-        Meta(ge=0, le=3600, description="pause after a successful eviction; refused and failed ones start no pause"),
+        Meta(ge=0, le=3600, description="pause after a successful eviction"),
     ] = 60.0
 
 
@@ -374,7 +370,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=3600,
-            description="a soft shortage evicts no pod before the node has been closed to new BE pods for this time",
+            description="a soft shortage evicts only after the node has been closed to new BE pods for this time",
         ),
     ] = 30.0
     per_pass: Annotated[int, Meta(ge=1, le=100, description="most evictions per pass")] = 3
@@ -386,22 +382,19 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=100,
-            description="largest share of an owner's pods on this node evicted in 10 minutes, rounded up: a "
-            "single pod may be evicted",
+            description="largest share of an owner's pods here evicted in 10 minutes, rounded up",
         ),
     ] = 50.0
     retry_s: Annotated[
         float,
-        Meta(
-            ge=0, le=3600, description="a pod is not tried again for this long after its eviction was refused or failed"
-        ),
+        Meta(ge=0, le=3600, description="a pod is not tried again for this long after a refused or failed eviction"),
     ] = 120.0
     again_s: Annotated[
         float,
         Meta(
             ge=0,
             le=3600,
-            description="a pod that the kubelet has restarted in place after an eviction is exempt for this long",
+            description="a pod restarted in place by the kubelet after an eviction is exempt for this long",
         ),
     ] = 300.0
 
@@ -412,15 +405,13 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enabled: Annotated[bool, Meta(description="evaluate the triggers; their signals are measured only then")] = False
     dry_run: Annotated[
         bool,
-        Meta(
-            description="report the pods it would evict and why, evict none; false, in mode enforce: pods are evicted"
-        ),
+        Meta(description="report pods it would evict and why; false, in mode enforce: evict"),
     ] = True
     classes: Annotated[
         tuple[PodClass, ...],
         Meta(
-            description="the pod classes that may be evicted; Katalyst also evicts shared and dedicated pods if "
-            "a memory shortage lasts. System pods are never evicted"
+            description="pod classes that may be evicted, never system; Katalyst also evicts shared and dedicated "
+            "pods if a memory shortage lasts"
         ),
     ] = (PodClass.RECLAIMED,)
     interval_s: Annotated[float, Meta(ge=1, le=60, description="time between two evaluations of all triggers")] = 5.0

@@ -28,27 +28,24 @@ class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     young_s: Annotated[
         float,
-        Meta(ge=0, le=86400, description="pods younger than this are exempt: their usage is not representative yet"),
+        Meta(ge=0, le=86400, description="younger pods are exempt: their usage is not representative yet"),
     ] = 60.0
     namespaces: Annotated[tuple[str, ...], Meta(description="namespaces (globs) whose pods are exempt")] = (
         "kube-system",
     )
     owner_kinds: Annotated[
         tuple[str, ...],
-        Meta(description="owner kinds whose pods are exempt: a DaemonSet's pod is recreated on the same node at once"),
+        Meta(description="owner kinds whose pods are exempt: a DaemonSet's is recreated here at once"),
     ] = ("DaemonSet",)
     ownerless: Annotated[
         bool,
-        Meta(
-            description="exempt pods without a controller that would recreate them elsewhere, and pods whose "
-            "owner is unknown"
-        ),
+        Meta(description="exempt pods without a controller that recreates them, and those whose owner is unknown"),
     ] = False
     marks: Annotated[
         tuple[str, ...],
         Meta(
             description="annotations or labels, as KEY or KEY=VALUE, whose pods are exempt. safe-to-evict=false "
-            "only restricts the cluster autoscaler and is not in the default list"
+            "concerns the autoscaler alone and is not listed"
         ),
     ] = (
         f"{DO_NOT_EVICT}=true",
@@ -58,11 +55,11 @@ class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     prefer: Annotated[
         tuple[str, ...],
-        Meta(description="annotations or labels whose pods are evicted before others of their class and priority"),
+        Meta(description="the same for pods evicted before others of their class and priority"),
     ] = ("bypassd/evict=first", "descheduler.alpha.kubernetes.io/evict=true")
     avoid: Annotated[
         tuple[str, ...],
-        Meta(description="annotations or labels whose pods are evicted after others of their class and priority"),
+        Meta(description="the same for pods evicted after others of their class and priority"),
     ] = ("bypassd/evict=last", "descheduler.alpha.kubernetes.io/prefer-no-eviction=true")
     selectors: Annotated[tuple[PodSelector, ...], Meta(description="pods that are exempt")] = ()
 

@@ -33,7 +33,7 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: Annotated[
         NoticeKind,
         Meta(
-            description="how a pod is notified; a pod can override it with the annotation bypassd/eviction-notice "
+            description="how a pod is notified; its annotation bypassd/eviction-notice takes precedence "
             "(docs/eviction.md)"
         ),
     ] = NoticeKind.NONE
@@ -42,8 +42,7 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=600,
-            description="time between the notice and the first termination step, unless the pod or command is ready "
-            "earlier",
+            description="time from the notice to the first termination step, unless pod or command is ready earlier",
         ),
     ] = 30.0
     volume: Annotated[str, Meta(description="name of the emptyDir volume")] = "eviction-notice"
@@ -80,8 +79,8 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hard_over_budget: Annotated[
         bool,
         Meta(
-            description="on a hard trigger, use the next method if the disruption budget keeps refusing or cannot be "
-            "asked. This violates the budget"
+            description="on a hard trigger use the next method if the disruption budget keeps refusing or cannot be "
+            "asked: violates the budget"
         ),
     ] = False
 
@@ -105,7 +104,7 @@ class RestartRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     watch_s: Annotated[
         float,
-        Meta(ge=0, le=600, description="a pod without processes is watched this long before it counts as ended"),
+        Meta(ge=0, le=600, description="a pod without processes counts as ended after this time"),
     ] = 15.0
 
     # Constants: no two nodes need them to differ.
@@ -122,8 +121,8 @@ class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     order: Annotated[
         tuple[EvictionMethodName, ...],
         Meta(
-            description="Eviction at the API server (api), stop of the containers by the runtime (cri), SIGTERM "
-            "and after the grace period SIGKILL (signal)"
+            description="Eviction at the API server (api), stop by the runtime (cri), SIGTERM and after the grace "
+            "period SIGKILL (signal)"
         ),
     ] = (EvictionMethodName.API, EvictionMethodName.CRI, EvictionMethodName.SIGNAL)
     at_once: Annotated[int, Meta(ge=1, le=32, description="most pods terminated at the same time")] = 2

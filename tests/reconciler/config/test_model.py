@@ -203,20 +203,26 @@ def test_the_documentation_has_each_setting_with_its_default_and_bounds() -> Non
     sections: dict[str, str] = {}
     for part in markdown().split("\n## ")[1:]:
         title, _, text = part.partition("\n")
-        same = re.search(r"The settings of \[(`[^`]+`)\]\(#", text)
-        sections[title.strip("`")] = sections[same[1].strip("`")] if same else text
+        _, _, same = text.partition("\nThe same in ")
+        sections |= dict.fromkeys([title.strip("`"), *re.findall(r"`([^`]+)`", same)], text)
     seen = 0
     for path, field in settings(section_of(Config)):
         if field.schema.struct is None:
             section, _, name = path.rpartition(".")
             text = sections[section or "Top level"]
-            if re.search(rf"^- (?:`\w+`, )*`{name}`(?:, `\w+`)*: \[settings of many", text, re.MULTILINE):
-                text = sections["Settings of many sections"]
+            if alike := re.search(r"^As `(.+?)`, with (.*)\.$", text, re.MULTILINE):
+                assert f"`{name}: {shown(field.default, field)}`" in alike[2]
+                text = re.sub(
+                    rf"(?m)^- `{name}: .*?`", f"- `{name}: {shown(field.default, field)}`", sections[alike[1]]
+                )
             rows = re.findall(rf"^- `{name}[:`].*$", text, re.MULTILINE)
-            (row,) = [row for row in rows if row.endswith(field.description)]
-            assert ("` ↻" in row) is field.restart
+            if not any(row.endswith(field.description) for row in rows):
+                assert re.search(rf"^- (?:`.*`, )*`{name}[:`]", text, re.MULTILINE), path
+                rows = re.findall(rf"^- `{name}[:`].*$", sections["Settings of many sections"], re.MULTILINE)
             default = "`" if field.required else f": {shown(field.default, field)}`"
-            assert row.startswith(f"- `{name}{default}")
+            start, end = f"- `{name}{default}", field.description
+            (row,) = [row for row in rows if row.startswith(start) and row.endswith(end)]
+            assert ("` ↻" in row) is field.restart
             assert field.schema.bounds.removeprefix("from ") in row
             assert all(choice in row for choice in field.schema.choices)
             seen += 1
@@ -280,7 +286,7 @@ def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
     path = place(tmp_path, main="kubelet:\n  timeout_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
     loaded = load(path)
     text = explain(loaded)
-    message = "timeout for the kubelet's answer or its next part; 10 times that for the whole answer"
+    message = "timeout for the kubelet's answer or its next part; 10 times that in all"
     assert f"kubelet.timeout_s = 500ms   [{path}:2:14]\n  {message}\n" in text
     assert explain(loaded, "http.port") == (
         "http.port = 9470   [default]\n  TCP port to listen on\n  a whole number from 1 to 65535\n"
