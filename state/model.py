@@ -228,7 +228,7 @@ def has_spec(sources: str) -> bool:
     return not _WITHOUT_SPEC.issuperset(sources.split("+"))
 
 
-class Pod(Struct, frozen=True, kw_only=True):
+class Pod(Struct, frozen=True, kw_only=True, dict=True):
     """One pod directory that exists now, with all that is known about it."""
 
     uid: str
@@ -263,7 +263,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     tolerates: tuple[str, ...] = ()
     """As in `PodMeta`."""
 
-    @property
+    @cached_property
     def pod_class(self) -> PodClass:
         """Short for ``classification.pod_class``."""
         return self.classification.pod_class
@@ -278,7 +278,7 @@ class Pod(Struct, frozen=True, kw_only=True):
         """``namespace/name`` where known, else the uid: how a person finds it."""
         return f"{self.namespace}/{self.name}" if self.name else self.uid
 
-    @property
+    @cached_property
     def members(self) -> tuple[Container, ...]:
         """The containers that its resources are made of: all but the pause container.
 
@@ -584,14 +584,14 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def online_in_besteffort(self) -> bool:
         """Whether an online pod is in the besteffort directory, beside the BE pods there."""
-        return any(pod.pod_class.online and pod.qos is QosClass.BESTEFFORT for pod in self.pods.values())
+        return any(pod.qos is QosClass.BESTEFFORT and pod.pod_class.online for pod in self.pods.values())
 
     @cached_property
     def unweighed_in_besteffort(self) -> bool:
         """Whether an online pod without a mid-tier request is there: its directory has the least weight."""
         return any(
-            pod.pod_class.online
-            and pod.qos is QosClass.BESTEFFORT
+            pod.qos is QosClass.BESTEFFORT
+            and pod.pod_class.online
             and not any(item.requests.mid and item.requests.batch_cpu_milli for item in pod.containers)
             for pod in self.pods.values()
         )

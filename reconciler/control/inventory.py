@@ -6,6 +6,7 @@ the inventory. `view` makes the immutable `NodeView` of the moment. Nothing in h
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypedDict, Unpack, final
 
@@ -41,6 +42,7 @@ from state.model import (
     PodMeta,
     usable_cpus,
 )
+from state.pod_index import FixedTable
 from state.topology import Topology
 
 _ARRIVALS_S: Final = 600.0
@@ -150,6 +152,8 @@ class Inventory:
         """
         self.layout = layout
         self.pods: dict[str, Pod] = {} if pods is None else pods
+        self._table: FixedTable[str, Pod] = FixedTable({})
+        """A copy of them for views."""
         self._readings = NodeReadings(topology=topology)
         self._rules = rules
         self._disks = disks
@@ -243,6 +247,14 @@ class Inventory:
         self.pods[uid] = pod
         return changed
 
+    @property
+    def table(self) -> FixedTable[str, Pod]:
+        """The pods as of now: the same object until one of them differs."""
+        before, now = self._table, self.pods
+        if len(before) != len(now) or not all(map(is_, before.values(), now.values())):
+            self._table = FixedTable(now)
+        return self._table
+
     def command(self, container_id: str, at: float | None) -> bool:
         """Keep that the runtime's command came for a BE container; False where it counts for nothing.
 
@@ -298,7 +310,7 @@ class Inventory:
             kubepods=self.layout.kubepods,
             besteffort=self.besteffort,
             burstable=self.layout.qos(QosClass.BURSTABLE),
-            pods=dict(self.pods),
+            pods=self.table,
             kubelet=readings.kubelet,
             cpu=readings.cpu,
             actual=dict(actual),

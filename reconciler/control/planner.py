@@ -4,7 +4,7 @@ The parts can be had alone: a container start needs only `plan_pod`, which looks
 already there. Operators' holds are applied to the result, not here.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from reconciler.policies.table import POLICIES, PoliciesConfig, is_excluded
 from reconciler.runtime.format import plural
 from state.model import NodeView, Pod, Pools, Refusal, Setting
 from state.plan import Desired, NodePlan
+from state.pod_index import derived
 
 Planned = tuple[tuple[Setting, ...], tuple[Refusal, ...]]
 
@@ -72,9 +73,10 @@ def plan_node(
     """The pools, and everything else that is decided for the node as a whole. ``previous`` is the last answer."""
     pools = plan_pools(view, previous.pools if previous is not None else None, config, policies)
     node, reasons = NodePlan(pools=pools), dict[str, str]()
+    requesting = derived(view.pods, _requesting_by_name, config, policies)
     for policy in policies:
         section: PolicyConfig = getattr(config, policy.name)
-        marked = 0 if section.enabled else _requesting(policy, view.pods.values(), config)
+        marked = 0 if section.enabled else requesting[policy.name]
         if policy.decide_resources is not None and (section.enabled or marked):
             node = policy.decide_resources(view, node, previous, section)
         elif policy.decide_resources is not None:
@@ -90,7 +92,7 @@ def plan_parents(
     """What is wanted of the directories above the pods."""
     wishes = [
         (policy.precedence, setting)
-        for policy, section in _active(config, policies, view.pods.values())
+        for policy, section in _active(config, policies, derived(view.pods, _requesting_by_name, config, policies))
         if policy.parents is not None
         for setting in policy.parents(view, node, section)
     ]
@@ -103,7 +105,7 @@ def plan_pod(
     """What is wanted of one pod's directory and its containers. Called at each container start."""
     wishes = [
         (policy.precedence, setting)
-        for policy, section in _active(config, policies, (pod,))
+        for policy, section in _active(config, policies, _requesting_by_name({pod.uid: pod}, config, policies))
         if policy.pod is not None
         for setting in policy.pod(pod, view, node, section)
     ]
@@ -170,21 +172,27 @@ def plan_settings(
 
 
 def _active(
-    config: PoliciesConfig, policies: Sequence[AnyPolicy], pods: Collection[Pod]
+    config: PoliciesConfig, policies: Sequence[AnyPolicy], requesting: Mapping[str, int]
 ) -> Iterator[tuple[AnyPolicy, PolicyConfig]]:
-    """The policies that are on for the node, and those that one of these pods requests for itself."""
+    """The policies that are on for the node, and those that pods request for themselves."""
     for policy in policies:
         section: PolicyConfig = getattr(config, policy.name)
-        if section.enabled or _requesting(policy, pods, config):
+        if section.enabled or requesting[policy.name]:
             yield policy, section
 
 
-def _requesting(policy: AnyPolicy, pods: Collection[Pod], config: PoliciesConfig) -> int:
-    """How many of these pods request it for themselves."""
-    if policy.requested is None or is_excluded(policy.name, config):
+def _requesting_by_name(
+    pods: Mapping[str, Pod], config: PoliciesConfig, policies: Sequence[AnyPolicy]
+) -> Mapping[str, int]:
+    """How many of these pods request a policy for themselves, by its name; 0 where it is on for the node."""
+    return {policy.name: _requesting(policy, pods, config) for policy in policies}
+
+
+def _requesting(policy: AnyPolicy, pods: Mapping[str, Pod], config: PoliciesConfig) -> int:
+    section: PolicyConfig = getattr(config, policy.name)
+    if policy.requested is None or section.enabled or is_excluded(policy.name, config):
         return 0
-    section = getattr(config, policy.name)
-    return sum(policy.requested(pod, section) for pod in pods)
+    return sum(policy.requested(pod, section) for pod in pods.values())
 
 
 def _resolve(wishes: Iterable[tuple[int, Setting]]) -> Mapping[tuple[str, str], Setting]:

@@ -12,6 +12,7 @@ from reconciler.placement.exclusivity import NumaOccupancy
 from reconciler.placement.seats import NO_RIVALS, NodeRivals, NodeSeats, SeatRequest
 from state.cpu import SHARED_POOL
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass
+from state.pod_index import derived
 from state.topology import Topology
 
 DEFAULT: Final = "shared"
@@ -105,12 +106,16 @@ def members(
 def owners_of(dedicated: Mapping[str, CpuSet], view: NodeView) -> dict[str, CpuSet]:
     """The pods that own CPUs, and their NUMA nodes, if any pod is particular about those."""
     owners: dict[str, CpuSet] = {key.partition("/")[0]: EMPTY for key in dedicated}
-    if not any(pod.wish.numa_share is False for pod in view.pods.values()):
+    if not derived(view.pods, _is_any_particular):
         return owners
     for key, cpus in dedicated.items():
         uid = key.partition("/")[0]
         owners[uid] |= CpuSet(map(view.topology.node_of, cpus))
     return owners
+
+
+def _is_any_particular(pods: Mapping[str, Pod]) -> bool:
+    return any(pod.wish.numa_share is False for pod in pods.values())
 
 
 def bound_nodes(bound: Mapping[str, str]) -> dict[str, CpuSet]:
@@ -138,6 +143,15 @@ def pool_on(base: str, nodes: tuple[int, ...]) -> str:
 def request_milli(pod: Pod) -> int:
     """A pod's request, in thousandths of a CPU: the sum of its app containers; 0 where it is unknown."""
     return sum(container_milli(container) or 0 for container in pod.members if container.kind is not ContainerKind.INIT)
+
+
+def requests_of(pods: Mapping[str, Pod]) -> Mapping[str, int]:
+    """`request_milli` of each of these pods, by uid."""
+    return derived(pods, _requests)
+
+
+def _requests(pods: Mapping[str, Pod]) -> Mapping[str, int]:
+    return {uid: request_milli(pod) for uid, pod in pods.items()}
 
 
 def container_milli(container: Container) -> int | None:

@@ -23,13 +23,13 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.offers import unsupported_reason
 from reconciler.runtime.format import size
 from state.memory import MemoryPlan
-from state.model import NodeView, PodClass, Setting
+from state.model import NodeView, Setting
 from state.plan import NodePlan
+from state.pod_index import index_of
 
 NAME: Final = "be_memory"
 _STEP: Final = 1 << 20
@@ -132,11 +132,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     high = max(_STEP, high // _STEP * _STEP)
     hard = high * (100 + config.hard_percent) // 100 // _STEP * _STEP if config.hard_percent else None
     memory: MemoryPlan = replace(plan.memory, reclaimed_high_bytes=high, reclaimed_max_bytes=hard)
-    outside = [
-        pod.title
-        for pod in view.pods.values()
-        if pod.pod_class is PodClass.RECLAIMED and pod.qos is not QosClass.BESTEFFORT
-    ]
+    outside = [pod.title for pod in index_of(view.pods).outside]
     reason = f"BE memory limit {size(high)}"
     if outside:
         reason += f"; {len(outside)} BE pods outside besteffort are not limited, such as {min(outside)}"

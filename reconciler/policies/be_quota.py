@@ -17,8 +17,9 @@ from cgroupfs.naming import QosClass
 from reconciler.policies.base import MILLI_MIN, container_asks, containers_of, period_us, pod_asks, quota_us
 from reconciler.runtime.format import cpu
 from state.cpu import GroupUse, QuotaFloor
-from state.model import Container, NodeView, Pod, PodClass, Pools
+from state.model import Container, NodeView, Pod, Pools
 from state.owners import AS_IS
+from state.pod_index import derived, index_of
 
 _CPU: Final = 1000
 _THROTTLED: Final = 0.05
@@ -47,20 +48,15 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
     A taker without a request counts as one that requests a whole CPU. With more takers than the budget has hundredths
     of a CPU the sum exceeds it: the kernel takes no smaller quota.
     """
-    inside: list[Pod] = []
-    outside: list[Pod] = []
-    online: list[str] = []
-    for pod in view.pods.values():
-        if pod.pod_class is PodClass.RECLAIMED:
-            (inside if pod.qos is QosClass.BESTEFFORT else outside).append(pod)
-        elif pod.qos is QosClass.BESTEFFORT:
-            online.append(pod.title)
+    index = index_of(view.pods)
+    inside, outside, online = index.inside, index.outside, index.beside
     takers = {pod.uid: _taker_of(pod, view) for pod in outside}
     reason = "enforced as CPU quota on kubepods/besteffort"
     floor = floor_above(budget, view)
     if online:
         takers |= {pod.uid: _taker_of(pod, view) for pod in inside}
-        reason = f"enforced as CPU quota per container: online pod {min(online)} is inside kubepods/besteffort"
+        first = min(pod.title for pod in online)
+        reason = f"enforced as CPU quota per container: online pod {first} is inside kubepods/besteffort"
     elif floor is not None:
         takers |= {pod.uid: _taker_of(pod, view) for pod in inside}
         reason = (
@@ -69,7 +65,7 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
         )
     else:
         takers[view.besteffort] = _taker(
-            sum(_with_bonus(pod_asks(pod, view.capacity_milli), pod, view) for pod in inside),
+            derived(view.pods, _weight_inside, view.capacity_milli, view.be_bonus),
             view.uses.get(view.besteffort),
         )
         if outside:
@@ -140,15 +136,20 @@ def _taker_of(pod: Pod, view: NodeView) -> _Taker:
     most = [taker.most for taker in takers]
     known = [number for number in most if number is not None]
     return _Taker(
-        _with_bonus(pod_asks(pod, view.capacity_milli), pod, view),
+        _with_bonus(pod_asks(pod, view.capacity_milli), pod, view.be_bonus),
         sum(known) if known and len(known) == len(most) else None,
         any(taker.held for taker in takers),
     )
 
 
-def _with_bonus(weight: int, pod: Pod, view: NodeView) -> int:
+def _weight_inside(pods: Mapping[str, Pod], most: int, bonus: Mapping[str, int]) -> int:
+    """The weight of all BE pods of the besteffort directory."""
+    return sum(_with_bonus(pod_asks(pod, most), pod, bonus) for pod in index_of(pods).inside)
+
+
+def _with_bonus(weight: int, pod: Pod, bonus: Mapping[str, int]) -> int:
     """More for the pods of an owner that got less than its fair part (`reconciler.policies.owner_shares`)."""
-    return weight * view.be_bonus.get(pod.uid, AS_IS) // AS_IS
+    return weight * bonus.get(pod.uid, AS_IS) // AS_IS
 
 
 def _takers_in(pod: Pod, view: NodeView) -> dict[str, _Taker]:

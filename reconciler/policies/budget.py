@@ -24,6 +24,7 @@ from reconciler.policies.base import MILLI_MIN
 from reconciler.policies.harm import HarmConfig
 from reconciler.runtime import format as fmt
 from state.model import Container, ContainerKind, NodeCpu, NodeView, Pod, Pools
+from state.pod_index import index_of
 
 Percent = Annotated[int, Meta(ge=0, le=100)]
 _CPU: Final = 1000
@@ -110,8 +111,7 @@ def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], confi
         return 0
     return sum(
         container_milli(container) or 0
-        for pod in view.pods.values()
-        if pod.pod_class.online
+        for pod in index_of(view.pods).online
         for container in pod.containers
         if container.id in recent and container.kind is not ContainerKind.SANDBOX and not owns(pod, container)
     )

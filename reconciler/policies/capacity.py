@@ -33,6 +33,7 @@ from state.capacity import CapacityPlan, CapacityState, PodCapacity
 from state.measures import Response, Restrictions, SqueezeLimit
 from state.model import NodeView, Pod, PodClass, Pools
 from state.plan import NodePlan
+from state.pod_index import derived, in_order, index_of
 
 NAME: Final = "capacity"
 ANNOTATION: Final = "bypassd/capacity"
@@ -89,15 +90,18 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     low = min(milli for _, milli in lows)
     known: Mapping[str, PodCapacity] = before.pods if before is not None else {}
     pods: dict[str, PodCapacity] = {}
-    be_pods = [pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED]
+    index = index_of(view.pods)
     # Counted once: pods choose whether they have a file, and for 500 of them each count is the square.
-    common = _Common(given, low, len(be_pods), sum(pod.qos is QosClass.BESTEFFORT for pod in be_pods))
-    for uid, pod in sorted(view.pods.items()):
-        volume = volume_of(pod)
-        if volume is not None and len(pods) < MOST:
-            pods[uid] = steady(known.get(uid), capacity_of(pod, volume, view, plan, common))
+    common = _Common(given, low, len(index.reclaimed), len(index.inside))
+    for pod, volume in derived(view.pods, _volumes):
+        pods[pod.uid] = steady(known.get(pod.uid), capacity_of(pod, volume, view, plan, common))
     capacity = CapacityPlan(file=config.file, pods=pods, given_milli=given, lows=lows, dry_run=config.dry_run)
     return replace(plan, capacity=capacity, reasons={**plan.reasons, NAME: f"capacity files: {len(pods)}"})
+
+
+def _volumes(pods: Mapping[str, Pod]) -> list[tuple[Pod, str]]:
+    """The first pods that name a volume, with its name."""
+    return [(pod, volume) for pod in in_order(pods) if (volume := volume_of(pod)) is not None][:MOST]
 
 
 def given_milli(view: NodeView, pools: Pools, before: CapacityPlan | None) -> int:

@@ -26,6 +26,7 @@ from reconciler.policies.base import Policy, PolicyConfig, containers_of, settin
 from state.cpu import CORE_COOKIE, CORE_SCHED, CookieGroups
 from state.model import NodeView, Pod, PodClass
 from state.plan import CookieMember, CookiePlan, NodePlan
+from state.pod_index import in_order
 
 NAME: Final = CORE_SCHED
 POLICY_LABEL: Final = "koordinator.sh/core-sched-policy"
@@ -70,7 +71,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         why = "no core of this machine has two online threads: core scheduling has no effect"
         return replace(plan, reasons={**plan.reasons, NAME: why})
     members: dict[str, CookieMember] = {}
-    for _, pod in sorted(view.pods.items()):
+    for pod in in_order(view.pods):
         if (group := core_group(pod, config.groups)) is None:
             continue
         for container in containers_of(pod):

@@ -42,6 +42,7 @@ from reconciler.policies.offers import unsupported_reason
 from state.disk import DiskPlan
 from state.model import NodeView, Pod, PodClass, Setting
 from state.plan import NodePlan
+from state.pod_index import index_of
 
 NAME: Final = "disk"
 _LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wiops": LEAST_IOPS}
@@ -85,11 +86,10 @@ class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: DiskPolicyConfig) -> NodePlan:
     """Count the takers that share the limits, and report which limits this node supports."""
     del previous
-    pods = [view.pods[uid] for uid in sorted(view.pods)]
-    be = [pod for pod in pods if pod.pod_class is PodClass.RECLAIMED]
-    pure = not any(pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED for pod in pods)
+    index = index_of(view.pods)
+    be, pure = index.reclaimed, not index.beside
     if view.versions.get("io") == 2:
-        inside = sum(pod.qos is QosClass.BESTEFFORT for pod in be) if pure and config.share is DiskShare.NODE else 0
+        inside = len(index.inside) if pure and config.share is DiskShare.NODE else 0
         disk = DiskPlan(takers=len(be), in_directory=inside, weighed=pure)
     else:
         disk = DiskPlan(takers=sum(len(containers_of(pod)) for pod in be), weighed=pure)

@@ -34,6 +34,7 @@ from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
+from state.pod_index import index_of
 from state.topology import Topology
 
 NAME: Final = OWN_CPUS
@@ -102,14 +103,15 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Ex
         why = f"the kubelet's CPU manager policy is {view.kubelet.policy}: it allocates exclusive CPUs itself"
         return _without(pools, _remembered(held, {}, config), why)
     placed = previous.placed_by_pod if previous is not None else {}
+    dedicated = {pod.uid: pod for pod in index_of(view.pods).dedicated}
+    # A pod of another class has demands only while it has CPUs and its class is not certain.
+    concerned = dedicated | {uid: view.pods[uid] for uid in placed if uid in view.pods}
     demands = [
         demand
-        for uid in sorted(view.pods)
-        for demand in _decided(
-            view.pods[uid], list(_of_pod(view.pods[uid], held, placed.get(uid, ()), config)), view.topology
-        )
+        for uid, pod in sorted(concerned.items())
+        for demand in _decided(pod, list(_of_pod(pod, held, placed.get(uid, ()), config)), view.topology)
     ]
-    if demands or any(pod.pod_class is PodClass.DEDICATED for pod in view.pods.values()):
+    if demands or dedicated:
         # For the first such pod, while it has only its pause container; see `placement.config`.
         from reconciler.placement.binding import choose
     if not demands:
@@ -281,10 +283,10 @@ def _memory(view: NodeView) -> "NumaFreeMemory | None":
             return None
         total[node] = amount
     requests: dict[str, int] = {}
-    for uid, pod in view.pods.items():
-        for container in pod.members if pod.pod_class is PodClass.DEDICATED else ():
+    for pod in index_of(view.pods).dedicated:
+        for container in pod.members:
             number = container.requests.memory_bytes or 0
-            key = f"{uid}/{INIT_KEY if container.kind is ContainerKind.INIT else container.name or container.id}"
+            key = f"{pod.uid}/{INIT_KEY if container.kind is ContainerKind.INIT else container.name or container.id}"
             requests[key] = max(requests.get(key, 0), number)
     from reconciler.placement.free_capacity import NumaFreeMemory  # see `placement.config`
 

@@ -15,11 +15,11 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from cgroupfs.naming import QosClass
 from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.offers import unsupported_reason
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
+from state.pod_index import index_of
 
 NAME: Final = "group_identity"
 KNOB: Final = "cpu.identity"
@@ -57,8 +57,7 @@ def parents(view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list
     if unsupported_reason(view, KNOB) is not None:
         return []
     wanted = [_setting(view.burstable, config.online, "it contains online pods")]
-    inside = [pod for pod in view.pods.values() if pod.qos is QosClass.BESTEFFORT]
-    if all(pod.pod_class is PodClass.RECLAIMED for pod in inside):
+    if not index_of(view.pods).beside:
         wanted.append(_setting(view.besteffort, config.reclaimed, "it contains only BE pods"))
     return wanted
 

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from reconciler.policies.base import MILLI_MIN, Policy, PolicyConfig
 from reconciler.runtime.format import cpu
-from state.model import NodeView, PodClass, Pools
+from state.model import NodeView, Pools
+from state.pod_index import index_of
 
 
 class IdleBufferConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,7 +118,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
 def _inactive(view: NodeView) -> str:
     if view.harm is not None:
         return "idle buffer inactive (BE pods yield: their CPU follows what online pods wait)"
-    if any(pod.pod_class is PodClass.RECLAIMED for pod in view.pods.values()):
+    if index_of(view.pods).reclaimed:
         return "CPU use not measured yet: limited by the BE budget only"
     return "idle buffer inactive (no BE work running)"
 

@@ -39,6 +39,7 @@ from reconciler.policies.yielding import weight_suffices
 from state.cpu import THREAD_POLICY
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan, ProcessValuePlan
+from state.pod_index import in_order
 
 NAME: Final = "idle_class"
 KNOB: Final = "cpu.idle"
@@ -94,7 +95,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         return plan
     settings = {
         container.group.path: setting_of(pod, container, THREAD_POLICY, IDLE, policy=NAME, reason=_REASON)
-        for _, pod in sorted(view.pods.items())
+        for pod in in_order(view.pods)
         if _is_idle(pod, plan.pools)
         for container in containers_of(pod)
     }

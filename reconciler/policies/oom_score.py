@@ -14,6 +14,7 @@ which are clamped here too: no BE pod puts itself behind online ones. Kubernetes
 kubelet's numbers.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -21,8 +22,9 @@ from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, containers_of, setting_of
 from state.memory import OOM_SCORE
-from state.model import Container, NodeView, Phase, Pod, PodClass
+from state.model import Container, NodeView, Phase, Pod, PodClass, Setting
 from state.plan import NodePlan, ProcessValuePlan
+from state.pod_index import derived, in_order
 
 NAME: Final = "oom_score"
 HIGHEST: Final = 1000
@@ -73,13 +75,7 @@ def score_of(pod: Pod, container: Container, config: OomScoreConfig) -> int | No
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: OomScoreConfig) -> NodePlan:
     """The number of every container that has started and is to have one."""
     del previous
-    settings = {
-        container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=_reason(pod))
-        for _, pod in sorted(view.pods.items())
-        if config.online or not pod.pod_class.online
-        for container in containers_of(pod)
-        if container.phase is Phase.SETTLED and (score := score_of(pod, container, config)) is not None
-    }
+    settings = derived(view.pods, _settings, config)
     scores = ProcessValuePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
     reason = f"oom_score_adj of BE processes: {config.lowest} to {HIGHEST}"
     return replace(plan, oom_scores=scores, reasons={**plan.reasons, NAME: reason})
@@ -87,6 +83,16 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 def _reason(pod: Pod) -> str:
     return _REQUESTED if pod.pod_class.online else _REASON
+
+
+def _settings(pods: Mapping[str, Pod], config: OomScoreConfig) -> Mapping[str, Setting]:
+    return {
+        container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=_reason(pod))
+        for pod in in_order(pods)
+        if config.online or not pod.pod_class.online
+        for container in containers_of(pod)
+        if container.phase is Phase.SETTLED and (score := score_of(pod, container, config)) is not None
+    }
 
 
 POLICY = Policy(

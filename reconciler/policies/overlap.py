@@ -16,6 +16,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.placement.pool_members import DEFAULT, request_milli
 from state.cpu import Uses
 from state.model import NodeView, Pod, PodClass, Pools
+from state.pod_index import derived
 
 _CPU: Final = 1000
 _STALE_S: Final = 15.0
@@ -48,15 +49,7 @@ class PoolOverlap(NamedTuple):
 def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOverlap]:
     """The online pools with CPUs among ``counted``, by key; CPUs of no pool (lent ones of others) are under ""."""
     sets = {key: cpus for key, cpus in pools.named.items() if cpus != pools.shared} | {DEFAULT: pools.shared}
-    members: dict[str, list[Pod]] = {key: [] for key in sets}
-    owners = {key.partition("/")[0] for key in pools.dedicated}
-    for uid, pod in view.pods.items():
-        key = pools.bound.get(uid, DEFAULT)
-        if key != DEFAULT:
-            # A pool for which no CPU was left runs in the default one.
-            members[key if key in sets else DEFAULT].append(pod)
-        elif pod.pod_class in _DEFAULT_CLASSES and uid not in owners:
-            members[DEFAULT].append(pod)
+    members, requests = derived(view.pods, _members, frozenset(sets), pools.bound, frozenset(pools.dedicated))
     known = pool_uses(members, view, pools.dedicated_cpus)
     found: dict[str, PoolOverlap] = {}
     left = counted
@@ -64,7 +57,7 @@ def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOve
         cpus, use = sets[key] & left, known[key]
         left -= cpus
         if cpus:
-            milli, size = sum(map(request_milli, members[key])), pools.sizes.get(key)
+            milli, size = requests[key], pools.sizes.get(key)
             beyond = len(sets[key]) - (-(-milli // _CPU) if size is None else size.asked)
             spare = _CPU * len(sets[key]) - (milli if use is None else use)
             found[key] = PoolOverlap(cpus, spare, use is not None, beyond)
@@ -72,6 +65,22 @@ def overlaps(view: NodeView, pools: Pools, counted: CpuSet) -> dict[str, PoolOve
         # Exclusive ones that are lent, or reserved ones: last, because the need of their owners is unknown.
         found[""] = PoolOverlap(left, 0)
     return found
+
+
+def _members(
+    pods: Mapping[str, Pod], keys: frozenset[str], bound: Mapping[str, str], dedicated: frozenset[str]
+) -> tuple[Mapping[str, Sequence[Pod]], Mapping[str, int]]:
+    """The pods of each pool, and what they request together. ``dedicated``: as ``uid/container``."""
+    members: dict[str, list[Pod]] = {key: [] for key in keys}
+    owners = {key.partition("/")[0] for key in dedicated}
+    for uid, pod in pods.items():
+        key = bound.get(uid, DEFAULT)
+        if key != DEFAULT:
+            # A pool for which no CPU was left runs in the default one.
+            members[key if key in keys else DEFAULT].append(pod)
+        elif pod.pod_class in _DEFAULT_CLASSES and uid not in owners:
+            members[DEFAULT].append(pod)
+    return members, {key: sum(map(request_milli, pool)) for key, pool in members.items()}
 
 
 def pool_uses(members: Mapping[str, Sequence[Pod]], view: NodeView, dedicated: CpuSet) -> dict[str, int | None]:

@@ -16,7 +16,8 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import OF_KUBELET, OWN_CPUS, PERIOD_US, QUOTA_MIN_US, owns_cpus, period_us, placed_cpus
 from reconciler.runtime.format import duration
-from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Refusal, Setting
+from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, Pools, Refusal, Setting
+from state.pod_index import index_of
 
 
 class RefusalContext(Struct, frozen=True, kw_only=True):
@@ -193,11 +194,7 @@ def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
             f"the kubelet's CPU manager policy is {view.kubelet.policy}: container starts in a narrowed besteffort "
             "directory would fail"
         )
-    inside = [
-        pod.title
-        for pod in view.pods.values()
-        if pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED
-    ]
+    inside = [pod.title for pod in index_of(view.pods).beside]
     return f"{min(inside)} is an online pod inside besteffort" if inside else None
 
 
@@ -238,10 +235,8 @@ def online_under_quota(setting: Setting, scene: RefusalContext) -> str | None:
     view = scene.view
     if setting.path != view.besteffort or setting.value is None:
         return None
-    for uid in sorted(view.pods):
-        pod = view.pods[uid]
-        if pod.qos is QosClass.BESTEFFORT and pod.pod_class is not PodClass.RECLAIMED:
-            return f"{pod.title} is an online pod inside besteffort"
+    for pod in index_of(view.pods).beside:
+        return f"{pod.title} is an online pod inside besteffort"
     return None
 
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.isolation import SIGNALS as ISOLATION_SIGNALS
 from reconciler.placement.isolation import IsolatedPods, IsolationConfig, admit, isolation_pool, observe
-from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli
+from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli, requests_of
 from reconciler.placement.provision import ProvisionConfig, ProvisionPolicy, demand, with_experience
 from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.seats import cpus_of
@@ -33,6 +33,7 @@ from reconciler.runtime.format import cpu, duration, plural
 from state.cpu import PodIsolation, PoolSize, PoolTerms
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
+from state.pod_index import derived
 
 NAME: Final = "shared"
 _CPU: Final = 1000
@@ -144,7 +145,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
     owners = owners_of(pools.dedicated, view)
     # A pod that waits for a node got one when the dedicated containers took theirs, if any of those was new.
     seats = pools.bound or (previous.bound if previous is not None else {})
-    result = members(view.pods, pools.shared, view.topology, seats, owners)
+    result = derived(view.pods, members, pools.shared, view.topology, seats, owners)
     reasons = dict(pools.reasons)
     states: Mapping[str, PodIsolation] = {}
     isolated: Mapping[str, int] = {}
@@ -335,7 +336,7 @@ def _isolate(
     }
     pods = {uid: pod for uid, (_, pod) in candidates.items()}
     states = observe(pods.values(), view.indicators, before, view.now, config.isolation)
-    requests = {pod.uid: request_milli(pod) for members in found.pods.values() for pod in members}
+    requests = requests_of(view.pods)
     milli = {key: sum(requests[pod.uid] for pod in members) for key, members in found.pods.items()}
     least = dict(config.fixed)
     if config.measured and previous is not None:
@@ -427,7 +428,7 @@ def _asked(
     result: PoolMembers, view: NodeView, previous: Pools | None, config: SharedConfig, isolated: Mapping[str, int]
 ) -> _PoolRequest:
     """What each pool is to have if there is room, at least one CPU."""
-    threads = 2 if view.topology.smt else 1
+    threads, requests = 2 if view.topology.smt else 1, requests_of(view.pods)
     sizes: dict[str, PoolSize] = {}
     for key, pods in result.pods.items():
         before = previous.sizes.get(key) if previous is not None else None
@@ -457,7 +458,7 @@ def _asked(
             if size is not before:
                 size = replace(size, reason=f"{why}; {size.reason}")
         else:
-            milli = sum(map(request_milli, pods))
+            milli = sum(requests[pod.uid] for pod in pods)
             size = PoolSize(
                 wanted_milli=milli,
                 cpus=max(1, -(-milli // _CPU)),

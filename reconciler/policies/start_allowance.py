@@ -13,7 +13,7 @@ has altogether meanwhile. Without tokens a start has what its even weight gives 
 Arithmetic only. Units: thousandths of a CPU, seconds; times are on the view's clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
@@ -32,7 +32,8 @@ from reconciler.policies.base import (
 )
 from reconciler.policies.idle_buffer import IdleSample
 from state.cpu import StartPlan
-from state.model import Container, NodeView, Phase, Pod, PodClass
+from state.model import Container, NodeView, Phase, Pod
+from state.pod_index import derived, index_of
 
 END_S: Final = 1.0
 """How long a pod that ends has the allowance, after the request to delete it and again at the end of its grace period.
@@ -127,7 +128,7 @@ def _times(view: NodeView, previous: StartPlan, config: StartConfig) -> StartPla
     """Since when each container is created, executed and each pod ends; kept as long as they matter."""
     now = view.now
     created, executed, ending = dict[str, float](), dict[str, float](), dict[str, float]()
-    for pod in _reclaimed(view):
+    for pod in _concerned(view, {*previous.created, *previous.executed}):
         if pod.deleting and pod.containers:
             ending[pod.uid] = min(previous.ending.get(pod.uid, now), now)
         for container in pod.containers:
@@ -142,7 +143,7 @@ def _times(view: NodeView, previous: StartPlan, config: StartConfig) -> StartPla
 
 
 def _windows(view: NodeView, times: StartPlan, config: StartConfig) -> Iterator[_Window]:
-    for pod in _reclaimed(view):
+    for pod in _concerned(view, {*times.created, *times.executed, *view.commands}):
         if pod.uid in times.ending:
             asked = times.ending[pod.uid]
             yield _Window(pod.uid, asked, END_S)
@@ -158,8 +159,26 @@ def _windows(view: NodeView, times: StartPlan, config: StartConfig) -> Iterator[
                 yield _Window(pod.uid, times.executed[container.id], config.exec_s)
 
 
-def _reclaimed(view: NodeView) -> Iterator[Pod]:
-    return (pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED)
+def _moving(pods: Mapping[str, Pod]) -> Sequence[Pod]:
+    """BE pods that start or end by what they are: their deletion was requested, or a container is in creation."""
+    return [
+        pod
+        for pod in index_of(pods).reclaimed
+        if pod.deleting or any(container.phase is Phase.CREATING for container in pod.containers)
+    ]
+
+
+def _owners(pods: Mapping[str, Pod]) -> Mapping[str, Pod]:
+    """BE pods by the id of each of their containers."""
+    return {container.id: pod for pod in index_of(pods).reclaimed for container in pod.containers}
+
+
+def _concerned(view: NodeView, containers: Iterable[str]) -> Iterator[Pod]:
+    """The BE pods that start or end now, and those of these containers, by uid."""
+    found = {pod.uid: pod for pod in derived(view.pods, _moving)}
+    owners = derived(view.pods, _owners)
+    found |= {owners[cid].uid: owners[cid] for cid in containers if cid in owners}
+    return (found[uid] for uid in sorted(found))
 
 
 def directory_part(part: int, view: NodeView, starts: StartPlan) -> int:

@@ -19,13 +19,15 @@ A container that is being made does not count, nor one in its first two seconds:
 executed, and is read back a moment later.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from cgroupfs.naming import QosClass
 from cgroupfs.scheduling import has_eevdf, kernel_version
 from reconciler.policies.base import SHARES_MIN, containers_of, owns_cpus
 from state.cpu import KernelScheduler
-from state.model import NodeView, Phase, Pod, PodClass, Pools
+from state.model import NodeView, Phase, Pod, Pools
+from state.pod_index import derived, index_of
 
 _GROUP_SIDES: Final = (("cpu.idle", 1), ("cpu.qos", -1), ("cpu.identity", -1))
 _FRESH_S: Final = 2.0
@@ -49,13 +51,14 @@ def threads_count(release: str) -> bool:
 
 def obstacle(view: NodeView, pools: Pools) -> str | None:
     """Why BE pods do not all yield, naming one of them; None: they do. Without a BE pod that is not known."""
-    pods = [pod for pod in view.pods.values() if pod.pod_class is PodClass.RECLAIMED]
+    pods = derived(view.pods, _reclaimed_by_title)
     if not pods:
         return "no BE pod"
-    others = [pod for pod in view.pods.values() if pod.pod_class.online]
-    guaranteed = min((pod.title for pod in others if _shares_from_above(pod, pools)), default=None)
+    guaranteed = min(
+        (pod.title for pod in derived(view.pods, _online_guaranteed) if _shares_from_above(pod, pools)), default=None
+    )
     seen = False
-    for pod in sorted(pods, key=lambda pod: pod.title):
+    for pod in pods:
         if pod.uid in view.realtime:
             return f"{pod.title} has real-time threads, to which no idle class applies"
         yields = (weight_suffices(pod, view, pools) and _is_last(view.besteffort, view, unread=False)) or _yields(
@@ -84,9 +87,15 @@ def weight_suffices(pod: Pod, view: NodeView, pools: Pools) -> bool:
 
 def _shares_from_above(pod: Pod, pools: Pools) -> bool:
     """A Guaranteed pod beside the burstable directory, with a container that has no CPUs of its own."""
-    return pod.qos is QosClass.GUARANTEED and not all(
-        owns_cpus(pod, container, pools) for container in containers_of(pod)
-    )
+    return not all(owns_cpus(pod, container, pools) for container in containers_of(pod))
+
+
+def _online_guaranteed(pods: Mapping[str, Pod]) -> list[Pod]:
+    return [pod for pod in index_of(pods).online if pod.qos is QosClass.GUARANTEED]
+
+
+def _reclaimed_by_title(pods: Mapping[str, Pod]) -> list[Pod]:
+    return sorted(index_of(pods).reclaimed, key=lambda pod: pod.title)
 
 
 def _is_idle(path: str, view: NodeView) -> bool:

@@ -1,0 +1,86 @@
+"""What follows from the pods alone: computed when one of them changes, and not with each plan.
+
+The node is planned each second, and its pods change some times an hour. `derived` keeps results beside a table that
+does not change; `PodIndex` is the one that most policies use: the pods by class and place, by uid.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple, final
+
+from cgroupfs.naming import QosClass
+from state.model import Pod, PodClass
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+G = TypeVarTuple("G")
+Pods = Mapping[str, Pod]
+_RECLAIMED: Final = PodClass.RECLAIMED
+
+
+@final
+class FixedTable(dict[K, V]):
+    """A mapping that does not change after it was made, with what was derived from it."""
+
+    def __init__(self, content: Mapping[K, V]) -> None:
+        super().__init__(content)
+        # Any: each rule has a result type of its own; `derived` ties them together.
+        self.results: dict[Callable[..., Any], tuple[tuple[object, ...], Any]] = {}
+        """The last result of each rule, with what it was given."""
+
+
+def derived(table: Mapping[K, V], rule: Callable[[Mapping[K, V], *G], T], *given: *G) -> T:
+    """``rule(table, *given)``; of a `FixedTable` the last result again while all that is given equals the last time's.
+
+    ``rule`` is a function of a module: the results are kept by it, one for each. It is pure; its
+    result, and all that is given, are not changed afterwards.
+    """
+    if not isinstance(table, FixedTable):
+        return rule(table, *given)
+    known = table.results.get(rule)
+    values: tuple[object, ...] = given
+    # Of a tuple's items those that are the same object are equal for Python without a look.
+    if known is not None and known[0] == values:
+        result: T = known[1]
+        return result
+    result = rule(table, *given)
+    table.results[rule] = values, result
+    return result
+
+
+class PodIndex(NamedTuple):
+    """``reclaimed``: BE pods, ``inside`` and ``outside`` of the besteffort directory; ``beside``: others inside it."""
+
+    reclaimed: tuple[Pod, ...]
+    inside: tuple[Pod, ...]
+    outside: tuple[Pod, ...]
+    beside: tuple[Pod, ...]
+    online: tuple[Pod, ...]
+    dedicated: tuple[Pod, ...]
+
+
+def index_of(pods: Pods) -> PodIndex:
+    """The index of these pods."""
+    return derived(pods, _index)
+
+
+def in_order(pods: Pods) -> tuple[Pod, ...]:
+    """All pods by uid."""
+    return derived(pods, _in_order)
+
+
+def _in_order(pods: Pods) -> tuple[Pod, ...]:
+    return tuple(pods[uid] for uid in sorted(pods))
+
+
+def _index(pods: Pods) -> PodIndex:
+    every = in_order(pods)
+    reclaimed = tuple(pod for pod in every if pod.pod_class is _RECLAIMED)
+    return PodIndex(
+        reclaimed=reclaimed,
+        inside=tuple(pod for pod in reclaimed if pod.qos is QosClass.BESTEFFORT),
+        outside=tuple(pod for pod in reclaimed if pod.qos is not QosClass.BESTEFFORT),
+        beside=tuple(pod for pod in every if pod.qos is QosClass.BESTEFFORT and pod.pod_class is not _RECLAIMED),
+        online=tuple(pod for pod in every if pod.pod_class.online),
+        dedicated=tuple(pod for pod in every if pod.pod_class is PodClass.DEDICATED),
+    )
