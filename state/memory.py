@@ -232,10 +232,12 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     ``reclaimed_high_bytes``: the use of all groups below the besteffort directory that is not throttled;
     ``reclaimed_max_bytes``: its limit; None: no setting. ``protected``: by group path of a QoS directory. ``reclaim``:
-    whether and how memory is taken from BE containers; None: it is not.
+    whether and how memory is taken from BE containers; None: it is not. ``swap_percent``: by class, the swap beside a
+    container's memory limit as a share of it; a class that is missing has what its runtime set.
     """
 
     reclaimed_high_bytes: int | None = None
     reclaimed_max_bytes: int | None = None
     protected: Mapping[str, MemoryProtection] = {}
     reclaim: ReclaimRequest | None = None
+    swap_percent: Mapping[str, int] = {}

@@ -9,7 +9,6 @@ import pytest
 from msgspec.inspect import DictType
 
 from reconciler.cli.main import COMMANDS
-from reconciler.config import load
 from reconciler.config.model import Config
 from reconciler.pods.marks import ANNOTATIONS, LABELS, UNOBEYED
 from reconciler.settings.schema import ListType, Schema, section_of
@@ -43,11 +42,6 @@ def test_every_metric_is_in_the_manual_page_and_no_other() -> None:
 def test_every_command_has_its_part_of_the_manual_page() -> None:
     titles = re.findall(r"^### bypassctl (\w+)", (DOCS / "bypassctl.1.md").read_text(), re.MULTILINE)
     assert sorted(titles) == sorted(command.name for command in COMMANDS)
-
-
-def test_the_number_of_settings_in_the_manual_is_that_of_the_program() -> None:
-    (named,) = re.findall(r"`FILE: OK \((\d+) settings", (DOCS / "bypassd.8.md").read_text())
-    assert int(named) == load.setting_count()
 
 
 def paths(section: Schema, *above: str) -> Iterator[tuple[str, ...]]:

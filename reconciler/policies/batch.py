@@ -83,7 +83,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
             settings.append(_quota(pod, container, limits.batch_cpu_milli, view, plan.pools))
         if config.memory and limits.batch_memory_bytes is not None:
             value = limits.batch_memory_bytes
-            settings += _memory(pod, container, value, f"batch memory limit of {size(value)}", view)
+            settings += _memory(pod, container, value, view, plan, reason=f"batch memory limit of {size(value)}")
     if config.weight and requested:
         settings += _pod_weight(pod, requested, view, plan)
     if config.quota and config.pod_quota:
@@ -147,23 +147,25 @@ def _whole(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> lis
         overhead = pod.overhead.memory_bytes or 0
         reason = f"batch memory limits of its containers: {size(limit)}"
         reason += f", and {size(overhead)} overhead" if overhead else ""
-        settings += _memory(pod, None, limit + overhead, f"{reason}; {pod.sandbox}: as a whole", view)
+        settings += _memory(pod, None, limit + overhead, view, plan, reason=f"{reason}; {pod.sandbox}: as a whole")
     elif config.memory:
         for item in pod.members:
             if (own := item.limits.batch_memory_bytes) is not None:
-                settings += _memory(pod, item, own, f"batch memory limit of {size(own)}", view)
+                settings += _memory(pod, item, own, view, plan, reason=f"batch memory limit of {size(own)}")
     return settings
 
 
-def _memory(pod: Pod, container: Container | None, limit: int, reason: str, view: NodeView) -> list[Setting]:
-    """The limit, and no swap beside it where the kernel accounts swap.
+def _memory(
+    pod: Pod, container: Container | None, limit: int, view: NodeView, plan: NodePlan, *, reason: str
+) -> list[Setting]:
+    """The limit, and no swap beside it where the kernel accounts swap and no policy bounds swap by class.
 
     As containerd and the kubelet set a plain limit: memory and swap together are bounded by it. Without that a
     container moves to swap what is above its limit. On v1 the pair has an order, and a limit above the runtime's
     memory+swap is possible only with it (`cgroupfs.plan`).
     """
     settings = [setting_of(pod, container, "memory.max", limit, policy=NAME, reason=reason)]
-    if unsupported_reason(view, "memory.swap") is None:
+    if unsupported_reason(view, "memory.swap") is None and pod.pod_class.value not in plan.memory.swap_percent:
         swap = swap_value(limit, limit, 1 if view.versions.get("memory") == 1 else 2)
         why = f"{reason}: memory and swap together"
         settings.append(setting_of(pod, container, "memory.swap", swap, policy=NAME, reason=why))

@@ -15,6 +15,11 @@ if unlimited, never below ``min``; ``low`` is raised to ``min``. BE pods' reques
 - The defaults protect the requests of online pods softly (``low``) and throttle BE pods near their limits, so that
   switching the policy on has an effect; Koordinator's are all 0.
 - An init container has its share while it runs: it is the pod, then.
+
+Swap, too, is bounded by class: beside its memory limit a container may have a share of that limit in swap (v2
+``memory.swap.max``; v1 memory and swap together, which needs a limit). A runtime gives a container with a limit none.
+On v1 the sum bounds what a container can have, but under a shortage of the node its pages may go to swap all the same.
+Source: KEP-2400 (a share of the node's swap by request, and none for Guaranteed pods), Katalyst's swap control.
 """
 
 from collections.abc import Iterator
@@ -25,7 +30,7 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig, setting_of
+from reconciler.policies.base import Policy, PolicyConfig, containers_of, pod_total, setting_of
 from reconciler.policies.offers import unsupported_reason
 from reconciler.runtime.format import size
 from state.memory import MemoryProtection
@@ -57,6 +62,13 @@ class ClassMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     oom_group: Annotated[bool, Meta(description="the OOM killer kills a container's processes together (v2 only)")] = (
         False
     )
+    swap_percent: Annotated[
+        Annotated[int, Meta(ge=0, le=1000)] | None,
+        Meta(
+            description="swap beside the memory limit, as a share of it (v2: of the node's memory without a limit); "
+            "null: what the runtime set",
+        ),
+    ] = None
 
 
 class OnlineMemory(ClassMemory, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +116,13 @@ class MemoryAmounts(Struct, frozen=True, kw_only=True):
     high_bytes: int | None = None
 
 
+class _Limits(Struct, frozen=True, kw_only=True):
+    """A container's memory request and limit in bytes. None: none."""
+
+    request: int | None
+    limit: int | None
+
+
 def percents(pod: Pod, config: MemoryQosConfig) -> ClassMemory:
     """The class's percentages with the pod's own over them; all 0 for a pod that wants none, or is to have none."""
     wish = pod.memory
@@ -132,16 +151,79 @@ def amounts(request: int, limit: int | None, total: int | None, of: ClassMemory)
 
 def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory) -> MemoryAmounts:
     """One container's amounts; a BE pod's requests and limits are its batch memory where it has any."""
-    requests, limits = container.requests, container.limits
-    request, limit = requests.memory_bytes, limits.memory_bytes
-    if pod.pod_class is PodClass.RECLAIMED or requests.mid or limits.mid:
-        request = requests.batch_memory_bytes if requests.batch_memory_bytes is not None else request
-        limit = limits.batch_memory_bytes if limits.batch_memory_bytes is not None else limit
+    sizes = _limits_of(pod, container)
+    request, limit = sizes.request, sizes.limit
     total = view.node_memory.total_bytes if view.node_memory is not None else None
     if total is not None:
         # A pod that passed no scheduler has any number under names that the kubelet does not count.
         request, limit = min(request or 0, total), total if limit is None else min(limit, total)
     return amounts(request or 0, limit, total, of)
+
+
+def _limits_of(pod: Pod, container: Container) -> _Limits:
+    requests, limits = container.requests, container.limits
+    request, limit = requests.memory_bytes, limits.memory_bytes
+    if pod.pod_class is PodClass.RECLAIMED or requests.mid or limits.mid:
+        request = requests.batch_memory_bytes if requests.batch_memory_bytes is not None else request
+        limit = limits.batch_memory_bytes if limits.batch_memory_bytes is not None else limit
+    return _Limits(request=request, limit=limit)
+
+
+def swap_of(limit: int | None, percent: int, view: NodeView) -> int | None:
+    """The ``memory.swap`` value of this kernel in bytes; None: it cannot be said (v1 without a limit, node unknown)."""
+    if view.versions.get("memory") == 1:
+        return None if limit is None else _pages(limit + limit * percent // 100)
+    if percent == 0:
+        return 0
+    node = view.node_memory
+    base = limit if limit is not None else None if node is None else node.total_bytes
+    return None if base is None else _pages(base * percent // 100)
+
+
+def _swap_percents(view: NodeView, config: MemoryQosConfig) -> dict[str, int]:
+    """By class, where this node has swap and the kernel accounts it."""
+    if not config.enabled or unsupported_reason(view, "memory.swap") is not None:
+        return {}
+    if view.node_memory is not None and not view.node_memory.swap_bytes:
+        return {}
+    classes = (PodClass.DEDICATED, PodClass.SHARED, PodClass.RECLAIMED)
+    found = {item.value: getattr(config, item.value).swap_percent for item in classes}
+    return {name: percent for name, percent in found.items() if percent is not None}
+
+
+def _swap(pod: Pod, view: NodeView, plan: NodePlan) -> list[Setting]:
+    """The bound of each container; in gVisor or kata that of the pod, whose limit is the sum with its overhead."""
+    percent = plan.memory.swap_percent.get(pod.pod_class.value)
+    if percent is None:
+        return []
+    reason = f"swap up to {percent} % of the memory limit"
+    if pod.sandbox is None:
+        wanted = [(item, swap_of(_limits_of(pod, item).limit, percent, view)) for item in containers_of(pod)]
+        return [
+            setting_of(pod, item, "memory.swap", value, policy=NAME, reason=reason)
+            for item, value in wanted
+            if value is not None
+        ]
+    total = pod_total(pod, lambda item: _limits_of(pod, item).limit)
+    limit = total + (pod.overhead.memory_bytes or 0) if total else None
+    value = swap_of(limit, percent, view)
+    why = f"{reason}; {pod.sandbox}: the pod as a whole"
+    return [] if value is None else [setting_of(pod, None, "memory.swap", value, policy=NAME, reason=why)]
+
+
+def _without_limit(view: NodeView, percents_of: dict[str, int]) -> str:
+    """Those that v1 cannot bound, for people."""
+    if view.versions.get("memory") != 1 or not percents_of:
+        return ""
+    titles = [
+        pod.title
+        for pod in view.pods.values()
+        if pod.pod_class.value in percents_of
+        and any(_limits_of(pod, item).limit is None for item in containers_of(pod))
+    ]
+    if not titles:
+        return ""
+    return f"; swap of {len(titles)} pods without a memory limit is not bounded on cgroup v1, such as {min(titles)}"
 
 
 def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Container, MemoryAmounts]]:
@@ -153,10 +235,13 @@ def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Cont
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryQosConfig) -> NodePlan:
     """The sums that the directories above the pods must hold, and why there are none."""
     del previous
+    swap = _swap_percents(view, config)
+    plan = replace(plan, memory=replace(plan.memory, swap_percent=swap))
+    unbounded = _without_limit(view, swap)
     missing = unsupported_reason(view, "memory.low")
     if missing is not None or not config.directories:
         said = f"soft limits only: {missing}" if missing is not None else "no protection on the QoS directories"
-        return replace(plan, reasons={**plan.reasons, NAME: said})
+        return replace(plan, reasons={**plan.reasons, NAME: said + unbounded})
     sums: dict[str, MemoryProtection] = {}
     for pod in view.pods.values():
         protection = _sum(amount for _, amount in of_pod(pod, view, config))
@@ -168,7 +253,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     whole = sums.get(view.kubepods, MemoryProtection())
     said = f"pod memory never reclaimed: {size(whole.min_bytes)}, reclaimed last: {size(whole.low_bytes)}"
     memory = replace(plan.memory, protected=dict(sorted(sums.items())))
-    return replace(plan, memory=memory, reasons={**plan.reasons, NAME: said})
+    return replace(plan, memory=memory, reasons={**plan.reasons, NAME: said + unbounded})
 
 
 def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
@@ -185,11 +270,11 @@ def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Set
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """Protections and bounds of a pod's containers, and the sums on its directory."""
-    del plan
     pairs = of_pod(pod, view, config)
     if pod.sandbox is not None:
-        return _whole(pod, view, config, [amount for _, amount in pairs])
-    settings = [setting for container, amount in pairs for setting in _of(pod, container, amount, view)]
+        return _whole(pod, view, config, [amount for _, amount in pairs]) + _swap(pod, view, plan)
+    settings = _swap(pod, view, plan)
+    settings += [setting for container, amount in pairs for setting in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
         reason = "all processes are killed together"
         settings += [

@@ -21,7 +21,7 @@ from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
 from reconciler.control.planner import plan, plan_node
 from reconciler.control.reclaim_loop import MemoryReclaimLoop
 from reconciler.policies.be_memory import BeMemoryConfig
-from reconciler.policies.memory_qos import MemoryQosConfig
+from reconciler.policies.memory_qos import MemoryQosConfig, ReclaimedMemory
 from reconciler.policies.memory_reclaim import MemoryReclaimConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, GroupRef, NodeView, Pod, PodClass, Resources
@@ -81,9 +81,11 @@ class Tree:
         )
         return replace(item, group=GroupRef(path=path), containers=containers)
 
-    async def bring(self, *, reclaim: bool = True) -> dict[tuple[str, str], StepOutcome]:
+    async def bring(
+        self, *, reclaim: bool = True, config: PoliciesConfig = CONFIG
+    ) -> dict[tuple[str, str], StepOutcome]:
         """Write every memory setting that is wanted, as the actuator does."""
-        desired = plan(self.view(), None, CONFIG)
+        desired = plan(self.view(), None, config)
         changes = []
         for (path, knob), setting in desired.settings.items():
             if CATALOG[knob].controller == "memory":
@@ -142,18 +144,22 @@ async def test_limits_and_soft_limits_read_back_for_a_running_process(tree: Tree
 
 
 @pytest.mark.kernel
-async def test_a_limit_above_the_runtimes_memory_with_swap_is_written_and_bounds_both(tree: Tree) -> None:
+@pytest.mark.parametrize(("percent", "both"), [(None, 64 * MEGA), (0, 64 * MEGA), (50, 96 * MEGA)])
+async def test_a_limit_above_the_runtimes_memory_with_swap_is_written_and_bounds_both(
+    tree: Tree, percent: int | None, both: int
+) -> None:
     memory = tree.hierarchy.directory("memory", tree.main)
     if not os.path.exists(f"{memory}/memory.memsw.limit_in_bytes"):
         pytest.skip("REAL KERNEL TEST NOT RUN: this kernel does not account swap")
+    by_class = MemoryQosConfig(enabled=True, reclaimed=ReclaimedMemory(swap_percent=percent))
     for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
         REAL.write(memory, file, str(16 * MEGA))
     with pytest.raises(OSError, match="Invalid argument"):
         REAL.write(memory, "memory.limit_in_bytes", str(64 * MEGA))
-    outcomes = await tree.bring()
+    outcomes = await tree.bring(config=replace(CONFIG, memory_qos=by_class))
     assert all(outcome.ok for outcome in outcomes.values()), outcomes
-    both = {int(tree.read(tree.main, f"memory.{name}limit_in_bytes")) for name in ("", "memsw.")}
-    assert both == {64 * MEGA}
+    assert int(tree.read(tree.main, "memory.limit_in_bytes")) == 64 * MEGA
+    assert int(tree.read(tree.main, "memory.memsw.limit_in_bytes")) == both
 
 
 @pytest.mark.kernel

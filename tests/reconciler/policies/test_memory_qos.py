@@ -6,12 +6,20 @@ from msgspec.structs import replace
 from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
-from reconciler.policies.memory_qos import ClassMemory, MemoryAmounts, MemoryQosConfig, amounts
+from reconciler.policies.batch import BatchConfig
+from reconciler.policies.memory_qos import (
+    ClassMemory,
+    MemoryAmounts,
+    MemoryQosConfig,
+    OnlineMemory,
+    ReclaimedMemory,
+    amounts,
+)
 from reconciler.policies.table import PoliciesConfig
 from state.memory import MemoryPreferences, NodeMemoryReading
 from state.model import Container, ContainerKind, PodClass, Resources
 from state.plan import Desired
-from tests.reconciler.nodes import V1, V2, container, node, pod
+from tests.reconciler.nodes import MAINLINE, V1, V2, container, node, pod
 
 MEGA = 1 << 20
 GIGA = 1 << 30
@@ -125,6 +133,62 @@ def test_without_directories_only_pods_and_containers_are_protected() -> None:
     desired = plan(node(web, versions=V2), None, config)
     assert of(desired, "/kubepods") == of(desired, "/kubepods/burstable") == {}
     assert of(desired, web.group.path) == {"memory.low": GIGA}
+
+
+SWAP = NodeMemoryReading(total_bytes=64 * GIGA, available_bytes=60 * GIGA, swap_bytes=8 * GIGA)
+BOUNDED = MemoryQosConfig(enabled=True, shared=OnlineMemory(swap_percent=0), reclaimed=ReclaimedMemory(swap_percent=50))
+
+
+def swap(desired: Desired) -> dict[str, object]:
+    return {item.path: item.value for item in desired.settings.values() if item.knob == "memory.swap"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "online", "be", "unlimited"),
+    [
+        pytest.param(V2, 0, GIGA, 32 * GIGA, id="v2: swap alone, of the node's memory without a limit"),
+        pytest.param(V1, 2 * GIGA, 3 * GIGA, None, id="v1: memory and swap together, nothing without a limit"),
+    ],
+)
+@pytest.mark.parametrize("batch", [False, True])
+def test_swap_is_bounded_by_class(
+    versions: dict[str, int], online: int, be: int, unlimited: int | None, batch: bool
+) -> None:
+    """Also where `batch` writes the memory limit, and would leave no swap beside it."""
+    web = pod("web", sized(GIGA, 2 * GIGA), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
+    db = pod("db", sized(GIGA, 2 * GIGA), cls=PodClass.DEDICATED)
+    work, free = pod("be", sized(GIGA, 2 * GIGA, batch=True)), pod("free", sized(None, None))
+    config = PoliciesConfig(memory_qos=BOUNDED, batch=BatchConfig(enabled=batch))
+    desired = plan(node(web, db, work, free, versions=versions, node_memory=SWAP), None, config)
+    paths = {f"{web.group.path}/id-main": online, f"{work.group.path}/id-main": be}
+    assert swap(desired) == paths | ({f"{free.group.path}/id-main": unlimited} if unlimited else {})
+    assert ("not bounded on cgroup v1, such as " in desired.plan.reasons["memory_qos"]) is (unlimited is None)
+
+
+@pytest.mark.parametrize(
+    ("config", "reading", "knobs"),
+    [
+        pytest.param(MemoryQosConfig(enabled=True), SWAP, MAINLINE, id="unless configured the runtime's stays"),
+        pytest.param(BOUNDED, MEMORY, MAINLINE, id="a node without swap"),
+        pytest.param(BOUNDED, SWAP, MAINLINE - {"memory.swap"}, id="a kernel that does not account it"),
+        pytest.param(replace(BOUNDED, enabled=False), SWAP, MAINLINE, id="off"),
+    ],
+)
+def test_where_swap_is_not_bounded_batch_leaves_none(
+    config: MemoryQosConfig, reading: NodeMemoryReading, knobs: frozenset[str]
+) -> None:
+    work = replace(pod("be", sized(GIGA, 2 * GIGA, batch=True)), memory=MemoryPreferences(auto=True))
+    view = node(work, versions=V2, node_memory=reading, knobs=knobs)
+    expected = {f"{work.group.path}/id-main": 0} if "memory.swap" in knobs else {}
+    assert swap(plan(view, None, PoliciesConfig(memory_qos=config))) == expected
+
+
+@pytest.mark.parametrize(("versions", "value"), [(V2, GIGA), (V1, 3 * GIGA)])
+def test_swap_of_a_pod_with_a_kernel_of_its_own_is_bounded_as_a_whole(versions: dict[str, int], value: int) -> None:
+    boxes = sized(GIGA, GIGA, batch=True), sized(GIGA, GIGA, "side", batch=True)
+    work = replace(pod("be", *boxes), sandbox="gVisor")
+    desired = plan(node(work, versions=versions, node_memory=SWAP), None, PoliciesConfig(memory_qos=BOUNDED))
+    assert swap(desired)[work.group.path] == value
 
 
 def test_it_is_off_unless_asked_for() -> None:
