@@ -37,11 +37,11 @@ types: setup
 # What needs nothing but a processor (the type check, three parts of the tests) runs side by side, and beside it what
 # mostly waits: daemons on nodes made of directories, and what asks the kernel for facts. What measures, and what asks
 # containerd, has the machine to itself afterwards. The few tests that failed beside others decide at the end, alone.
-PARTS = unit-deciding unit-reconciler unit-rest unit-daemon unit-daemon-starts
+PARTS = unit-deciding unit-reconciler unit-rest unit-daemon unit-daemon-starts unit-facts
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
-	$(MAKE) --no-print-directory --jobs=6 --output-sync=target types $(PARTS)
+	$(MAKE) --no-print-directory --jobs=7 --output-sync=target types $(PARTS)
 	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
 	$(PYTEST) $(NAMES)/kernel -m "kernel or containerd" $(filter-out $(BESIDE),$(KERNEL))
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
@@ -63,9 +63,14 @@ KERNEL = $(sort $(ALONE) $(shell grep -rlE 'mark\.(kernel|containerd)' tests --i
 DAEMON = $(filter-out $(ALONE),$(wildcard tests/daemon/test_*.py))
 # The one measures rates; the other waits for CPUs that nothing uses, a minute beside the other parts.
 ALONE = tests/daemon/test_network.py tests/daemon/test_headroom.py
-# Asks the kernel for facts, not for times or rates, and no containerd.
-FACTS = $(filter tests/cgroupfs/test_attribution.py tests/fakes/% tests/reconciler/actuators/processes/test_oom_score.py \
-	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py,$(KERNEL))
+# Ask the kernel for facts, not for times or rates, and no containerd.
+FACTS = $(filter-out tests/cgroupfs/test_pressure.py tests/cgroupfs/test_usage.py \
+	tests/artifact/test_image.py tests/reconciler/sources/test_cri.py,$(filter \
+	tests/architecture/% tests/artifact/% tests/cgroupfs/% tests/fakes/% tests/resctrl/% tests/state/% tests/test_deploy.py \
+	tests/reconciler/actuators/files/% tests/reconciler/actuators/processes/test_oom_score.py \
+	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py tests/reconciler/cli/test_doctor% tests/reconciler/cli/test_prove.py \
+	tests/reconciler/policies/% tests/reconciler/responses/% tests/reconciler/runtime/test_cgroup_namespace.py \
+	tests/reconciler/runtime/test_own_group.py tests/reconciler/sources/%,$(KERNEL)))
 BESIDE = $(DAEMON) $(FACTS)
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
 .PHONY: $(PARTS)
@@ -79,10 +84,13 @@ unit-rest:
 	$(PURE) $(NAMES)/$@ $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) $(ELSEWHERE)
 
 unit-daemon:
-	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(BESIDE))
+	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(DAEMON))
 
 unit-daemon-starts:
 	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(STARTS)
+
+unit-facts:
+	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(FACTS)
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"
