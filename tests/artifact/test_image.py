@@ -133,7 +133,7 @@ def daemon_set(containerd_node: Node, tmp_path: Path) -> Iterator[DaemonSetPod]:
 def probed(pod: DaemonSetPod, name: str) -> int:
     """The status that the kubelet's probe gets; 0: no connection."""
     get = pod.container[name]["httpGet"]
-    connection = http.client.HTTPConnection(get["host"], get["port"], timeout=5)
+    connection = http.client.HTTPConnection(get["host"], get["port"], timeout=60)
     try:
         connection.request("GET", get["path"])
         return connection.getresponse().status

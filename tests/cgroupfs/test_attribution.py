@@ -48,7 +48,7 @@ def write(path: str, text: str) -> None:
     assert run("sh", "-c", f"echo {text} > {path}") == ""
 
 
-async def writes(watch: WriteWatch, seconds: float = 5) -> list[ObservedWrite]:
+async def writes(watch: WriteWatch, seconds: float = 60) -> list[ObservedWrite]:
     with trio.fail_after(seconds):
         return list(await watch.next_batch())
 

@@ -255,7 +255,7 @@ async def test_an_event_wakes_the_waiting_task() -> None:
             nursery.start_soon(waits)
             await trio.testing.wait_all_tasks_blocked(0.02)
             far.send(b"!", socket.MSG_OOB)
-            with trio.fail_after(2):
+            with trio.fail_after(60):
                 await woken.wait()
 
 
@@ -263,7 +263,7 @@ async def test_an_event_from_before_the_wait_is_not_lost() -> None:
     with priority_fd() as (fd, far):
         async with PressureTrigger("x/cpu.pressure", fd, SPEC) as trigger:
             far.send(b"!", socket.MSG_OOB)
-            with trio.fail_after(2):
+            with trio.fail_after(60):
                 await trigger.wait()
 
 
@@ -272,7 +272,7 @@ async def test_a_removed_group_ends_the_wait_with_gone() -> None:
         async with PressureTrigger("x/cpu.pressure", fd, SPEC) as trigger:
             far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             far.close()
-            with trio.fail_after(2), pytest.raises(CgroupGoneError, match=r"x/cpu\.pressure.*group is gone"):
+            with trio.fail_after(60), pytest.raises(CgroupGoneError, match=r"x/cpu\.pressure.*group is gone"):
                 await trigger.wait()
 
 
@@ -326,7 +326,7 @@ async def test_real_stalls_fire_a_real_trigger_and_removal_ends_it() -> None:
             try:
                 for spinner in spinners:
                     Path(hierarchy.directory("unified", group), "cgroup.procs").write_text(str(spinner.pid))
-                with trio.fail_after(20):
+                with trio.fail_after(60):
                     await trigger.wait()
                 # An event that fires while nobody waits is there for the next wait, not one window later.
                 await trio.sleep(4.5)
@@ -341,7 +341,7 @@ async def test_real_stalls_fire_a_real_trigger_and_removal_ends_it() -> None:
             assert some is not None
             assert some.total_us > 50_000
             os.rmdir(hierarchy.directory("unified", group))
-            with trio.fail_after(5), pytest.raises(CgroupGoneError):
+            with trio.fail_after(60), pytest.raises(CgroupGoneError):
                 await wait_for_ever(trigger)
 
 

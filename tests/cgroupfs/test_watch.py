@@ -31,7 +31,7 @@ def kernel_watches(watcher: DirWatcher[str]) -> int:
     return Path(f"/proc/self/fdinfo/{watcher.fd}").read_text().count("inotify wd:")
 
 
-async def batch(watcher: DirWatcher[str], seconds: float = 2.0) -> list[DirEvent[str]]:
+async def batch(watcher: DirWatcher[str], seconds: float = 60) -> list[DirEvent[str]]:
     with trio.fail_after(seconds):
         return list(await watcher.next_batch())
 
@@ -312,7 +312,7 @@ async def test_unread_events_are_seen_until_they_are_read_and_after_close_there_
         (tmp_path / "pod").mkdir()
         assert unread()
         assert unread(), "asking reads nothing"
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             assert [event.name for event in await watcher.next_batch()] == ["pod"]
         assert not unread()
         (tmp_path / "other").mkdir()

@@ -270,7 +270,7 @@ class ControlPlane:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, method=method, data=data, headers=headers)
         try:
-            with urllib.request.urlopen(request, context=self._context, timeout=20) as answer:
+            with urllib.request.urlopen(request, context=self._context, timeout=60) as answer:
                 text = answer.read()
                 return answer.status, json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
         except urllib.error.HTTPError as exc:

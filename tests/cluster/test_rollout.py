@@ -52,7 +52,7 @@ def test_the_old_pod_stays_until_the_new_one_is_available_only_with_surge(plane:
         code, answer = plane.call("PATCH", f"{PATH}/bypassd", {"spec": {"template": changed}}, MERGE_PATCH)
         assert code == 200, answer
         most, least = 0, 9
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 60
         uids = {old["metadata"]["uid"]}
         while uids == {old["metadata"]["uid"]} or old["metadata"]["uid"] in uids:
             assert time.monotonic() < deadline, "no rollout"

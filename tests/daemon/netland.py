@@ -49,7 +49,7 @@ for group in sys.argv[2:]:
         file.write(str(os.getpid()))
 end = socket.socket()
 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 17)
-end.settimeout(20)
+end.settimeout(60)
 end.connect(("{SERVER}", {_PORT}))
 block = bytes(1 << 14)
 def send(until):

@@ -140,5 +140,5 @@ class Daemon(DaemonProcess):
 def run_to_end(*message: str) -> subprocess.CompletedProcess[str]:
     """Run the daemon's program to its end."""
     return subprocess.run(
-        [*COMMAND, *message], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=30, check=False
+        [*COMMAND, *message], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=60, check=False
     )

@@ -32,7 +32,7 @@ Make = Callable[..., Daemon]
 
 def fetched(port: int, path: str) -> tuple[int, bytes]:
     """One GET over TCP, as a browser's."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", path, headers={"Sec-Fetch-Site": "same-origin"})
         answer = connection.getresponse()

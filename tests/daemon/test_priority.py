@@ -169,7 +169,7 @@ def policies(pid: int, *, seconds: float) -> set[int]:
 
 
 def waits_at(pid: int, policy: int) -> bool:
-    end = time.monotonic() + 10 * PATIENCE
+    end = time.monotonic() + 60 * PATIENCE
     while policy not in policies(pid, seconds=0.05):
         if time.monotonic() > end:
             return False

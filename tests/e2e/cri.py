@@ -54,7 +54,7 @@ class Cri:
         A shim exits with its pod's last container, and a call that is on its way to it fails. A kubelet repeats it with
         its next sync of the pod.
         """
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 60
         while True:
             try:
                 return self._call(service, name, request, answer)

@@ -183,7 +183,7 @@ class StraceWrites:
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
 
     def stop(self) -> list[Write]:
         """Detach; the writes to files below /sys/fs/cgroup."""

@@ -160,7 +160,7 @@ class OnTerminal:
 
     def until(self, text: str, *, gone: bool = False) -> None:
         """Read until the screen has a text, or (``gone``) has it no longer."""
-        deadline = time.monotonic() + 15 * PATIENCE
+        deadline = time.monotonic() + 60 * PATIENCE
         while (text in self.terminal.text) == gone:
             assert time.monotonic() < deadline, f"{text!r}\n{self.terminal.text}"
             self.read()
@@ -175,7 +175,7 @@ class OnTerminal:
 
     def ended(self) -> int:
         """The exit code, with the rest of the output read."""
-        deadline = time.monotonic() + 15 * PATIENCE
+        deadline = time.monotonic() + 60 * PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.terminal.text
             self.read()

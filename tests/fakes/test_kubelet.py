@@ -105,7 +105,7 @@ def test_the_agent_understands_the_endpoint(kubelet: FakeKubelet) -> None:
     kubelet.api.start()
     pod = burstable("web", cpu_request=250, cpu_limit=500, memory_limit=64 << 20)
     kubelet.admit(pod)
-    with urllib.request.urlopen(f"http://127.0.0.1:{kubelet.api.port}/pods", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{kubelet.api.port}/pods", timeout=60) as answer:
         metas, problems = decode_pods(answer.read(), MARKS)
     assert problems == ()
     (meta,) = metas
@@ -139,16 +139,16 @@ def test_each_behaviour_has_its_status_and_length(
 def test_a_stopped_api_closes_its_connections_and_returns_on_the_same_port(kubelet: FakeKubelet) -> None:
     kubelet.api.start()
     port = kubelet.api.port
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(b"GET /pods HTTP/1.1\r\nHost: a\r\n\r\n")
         assert connection.recv(64).startswith(b"HTTP/1.1 200")
         kubelet.api.stop()
         while connection.recv(1 << 16):
             pass
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
+        socket.create_connection(("127.0.0.1", port), timeout=60)
     kubelet.api.start()
-    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    socket.create_connection(("127.0.0.1", port), timeout=60).close()
     assert kubelet.api.port == port
 
 

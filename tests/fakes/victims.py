@@ -59,7 +59,7 @@ class Victim:
         process = subprocess.Popen(["/bin/sh", "-c", _ENTER, "sh", *files, "--", *command], stdout=subprocess.PIPE)
         self.started.append(process)
         parts = [word.encode() for word in command]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[:-1] != parts:
             assert process.poll() is None
             assert time.monotonic() < deadline
@@ -86,7 +86,7 @@ class Victim:
     def freeze(self, below: str = "") -> None:
         with open(f"{self.directory('freezer', below)}/freezer.state", "w", encoding="ascii") as file:
             file.write("FROZEN")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while self.frozen(below) != "FROZEN" and time.monotonic() < deadline:
             time.sleep(0.005)
 
@@ -100,7 +100,7 @@ class Victim:
 
     def end(self) -> None:
         with Subtree.open(self.hierarchy, self.group) as tree:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while any(tree.scan()) and time.monotonic() < deadline:
                 tree.thaw()
                 for pid in self.pids():

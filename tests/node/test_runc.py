@@ -144,7 +144,7 @@ def test_a_started_container_has_its_values_signals_before_exec_and_again_with_a
             assert (web.read("cpu", "cpu.shares"), web.read("cpu", "cpu.cfs_quota_us")) == ("256", "50000")
             pid = web.init_pid()
             assert web.read("memory", "cgroup.procs") == str(pid)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while Path(f"/proc/{pid}/comm").read_text().strip() == runc.INIT_NAME:
                 assert time.monotonic() < deadline, "the program is never exec'ed"
                 time.sleep(0.005)

@@ -187,7 +187,7 @@ class Browser:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """With its children: each of them would write into the profile while that is removed."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(process.pid, signal.SIGKILL)

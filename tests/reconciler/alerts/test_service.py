@@ -248,7 +248,7 @@ async def test_the_link_is_in_what_a_sink_gets(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         service.send(replace(alert(), labels={"uid": "u1"}, severity=Severity.CRITICAL))
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not file.exists():  # noqa: ASYNC110  (a file has no event)
                 await trio.sleep(0.05)
         nursery.cancel_scope.cancel()

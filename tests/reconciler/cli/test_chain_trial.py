@@ -112,7 +112,7 @@ def test_terminated_it_leaves_neither_group_nor_process_nor_file(tmp_path: Path)
     )
     report = tmp_path / DIRECTORY / CHAIN / chain_trial._REPORT
     with subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.DEVNULL) as doctor:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not report.exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         children = Path(f"/proc/{doctor.pid}/task/{doctor.pid}/children").read_text().split()

@@ -56,7 +56,7 @@ class Impostor:
         become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         script = ["bash", "-c", 'exec -a kubelet "$0" "$@"', str(home / "kubelet"), *flags]
         self.process = subprocess.Popen([*become, "unshare", "-Urm", *script])
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not self.marker.exists() and time.monotonic() < until:
             time.sleep(0.01)
         self.marker.unlink()

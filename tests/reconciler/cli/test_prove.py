@@ -52,7 +52,7 @@ def killed_run(state_directory: Path) -> list[int]:
     command = [sys.executable, "-m", "reconciler.cli", "doctor", "--prove", "--store", f"{state_directory}/state.db"]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL) as doctor:
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             pids: list[int] = []
             while not pids and time.monotonic() < deadline:
                 for directory in left(hierarchy):
@@ -160,7 +160,7 @@ def test_terminated_it_undoes_what_it_was_doing(tmp_path: Path) -> None:
     hierarchy = real_hierarchy()
     command = [sys.executable, "-m", "reconciler.cli", "doctor", "--prove", "--store", str(tmp_path / "state.db")]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL) as doctor:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not left(hierarchy) and time.monotonic() < deadline:
             time.sleep(0.005)
         doctor.terminate()

@@ -99,7 +99,7 @@ def place() -> Any:
 
 
 async def until(question: Callable[[], object]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not question():  # noqa: ASYNC110  (of many objects, most of them without an event)
             await trio.sleep(0.005)
 
@@ -138,7 +138,7 @@ async def test_a_signal_while_the_node_is_searched_again_restores_by_the_last_on
 
     monkeypatch.setattr(main, "wait_for_place", found)
     daemon = main.Daemon(loaded(Config(mode=AgentMode.ENFORCE, on_stop=OnStop.RESTORE)))
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.run)
             await until(lambda: agents and agents[0].priority.status.state is PriorityState.REAL_TIME)
@@ -159,7 +159,7 @@ async def test_a_stop_restores_the_weights_of_the_nodes_daemons_and_a_renewal_do
     monkeypatch.setattr(main, "wait_for_place", found)
     monkeypatch.setattr(main, "_RENEW_S", 0.0)
     daemon = main.Daemon(loaded(Config(mode=mode)))
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.run)
             await until(lambda: agents)

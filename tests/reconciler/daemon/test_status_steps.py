@@ -1,7 +1,6 @@
 """The real document and metrics, as the listener builds them: in steps, and the same as in one go."""
 
 import json
-import time
 from collections import Counter
 
 import msgspec
@@ -27,6 +26,7 @@ from state.dump import document
 from state.entry import LedgerEvent
 from state.model import Hold
 from state.setting_state import SettingState
+from tests.cputime import least_cpu_s
 from tests.fakes.livenode import BATCH, NAMES, WEB, LiveNode, container_id, group
 from tests.fakes.web import FakePulse
 from tests.reconciler.telemetry.rendered import LibraryPods
@@ -236,13 +236,9 @@ def test_a_problem_that_another_line_has_with_its_source_is_left_out() -> None:
 
 def test_thousands_of_tenants_problems_cost_little() -> None:
     lines = [f"ns/pod-{n}: the annotation x{n} is no list of CPUs: {'y' * 200}" for n in range(20_000)]
-    taken = []
-    for _ in range(3):
-        began = time.thread_time()
-        assert len(distinct(lines)) == len(lines)
-        taken.append(time.thread_time() - began)
+    assert len(distinct(lines)) == len(lines)
     # Comparing each with each other takes minutes.
-    assert min(taken) < 2
+    assert least_cpu_s(lambda: distinct(lines), 2) < 2
 
 
 FORMS = [

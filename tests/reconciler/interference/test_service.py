@@ -118,6 +118,6 @@ def level(world: World) -> tuple[int, int]:
 
 
 async def until(met: Callable[[], bool]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not met():  # noqa: ASYNC110  # nobody tells when
             await trio.sleep(0.01)

@@ -114,7 +114,7 @@ async def test_a_busy_pinned_container_is_throttled_no_more(real: Real) -> None:
     try:
         REAL.write(real.hierarchy.directory("cpu", real.container), "cgroup.procs", str(busy.pid))
         first = _throttled(real)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while _throttled(real) == first:  # noqa: ASYNC110  # a counter wakes nobody
                 await trio.sleep(0.05)
         await real.bring(real.view(PodClass.DEDICATED, QosClass.GUARANTEED, pinned=True), PoliciesConfig(), before)

@@ -80,7 +80,7 @@ class Bench:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while True:
             if condition():
                 return

@@ -59,7 +59,7 @@ async def _until_told(reader: DirectoryUsageReader, tree: Tree, *uids: str, name
         pod = tree.pod(uid)
         tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", "11\n" if uid == "a" else "")
         pods.append(replace(pod, namespace="ns", name=name))
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while True:
             sheet = SampleSheet()
             await reader.read(scene(tree, *pods), sheet, tree.now)

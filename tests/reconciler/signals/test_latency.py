@@ -283,7 +283,7 @@ async def test_a_real_program_feeds_a_real_sheet(nursery: trio.Nursery, tmp_path
     reader = LatencyReader({"p": item}, clock=trio.current_time)
     await nursery.start(reader.run)
     sheet = SampleSheet()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not sheet.samples:
             await reader.read(
                 SampleContext(view=node(web(1)), pools=None, wanted=(SIGNAL,)), sheet, trio.current_time()

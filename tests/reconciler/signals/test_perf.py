@@ -388,7 +388,7 @@ async def test_the_reader_counts_real_pods_by_software_events(nursery: trio.Nurs
         await reader.read(scene(view), SampleSheet(), time.monotonic())
         await nursery.start(reader.run)
         sheet = SampleSheet()
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while not sheet.samples:
                 await trio.sleep(0.1)
                 await reader.read(scene(view), sheet, time.monotonic())

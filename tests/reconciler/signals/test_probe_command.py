@@ -130,7 +130,7 @@ async def test_one_that_hangs_is_killed_and_one_that_cannot_be_killed_is_told_an
     )
     monkeypatch.undo()
     os.kill(spared[0], signal.SIGKILL)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while True:
             if "was killed" in await words_of(command_source):
                 break

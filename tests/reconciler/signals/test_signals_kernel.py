@@ -239,7 +239,7 @@ def private(name: str) -> Iterator[PrivateTree]:
 def _until(made: Machine, reader: Psi, done: Callable[[], bool]) -> SampleSheet:
     async def look() -> SampleSheet:
         sheet = SampleSheet()
-        with trio.fail_after(15):
+        with trio.fail_after(60):
             while not done():
                 sheet = SampleSheet()
                 await reader.read(made.scene(), sheet, time.monotonic())

@@ -54,7 +54,7 @@ def rename_in(root: Path, content: str, name: str = "cpu_manager_state") -> None
 
 
 async def until(true: Callable[[], bool]) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while not true():  # noqa: ASYNC110  (what is waited for has no event)
             await trio.sleep(0.005)
 

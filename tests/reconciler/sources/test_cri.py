@@ -351,7 +351,7 @@ def containerd(place: Path) -> Iterator[Path]:
     with (place / "log").open("wb") as log:
         process = subprocess.Popen([CONTAINERD, "--config", str(place / "config.toml")], stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (place / "c.sock").exists():
             assert process.poll() is None, (place / "log").read_text()
             assert time.monotonic() < deadline, (place / "log").read_text()

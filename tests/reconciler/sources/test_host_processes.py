@@ -401,7 +401,7 @@ def started(program: Path, *before: str) -> subprocess.Popen[bytes]:
     """A process called kubelet, when it is that program."""
     script = 'exec -a kubelet "$0" 60'
     process = subprocess.Popen([*before, "/bin/bash", "-c", script, str(program)])
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
             if Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"kubelet\0"):
@@ -447,7 +447,7 @@ def test_a_real_process_of_k3s_name_and_command_is_found_and_its_arguments_are_r
     command = [str(program), "server", "--kubelet-arg=reserved-cpus=0-1"]
     with subprocess.Popen(command, cwd=home, env={"PYTHONHOME": sys.base_prefix}) as process:
         try:
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             found = find_host_process()
             while process.pid not in {item.pid for item in found.candidates} and time.monotonic() < until:
                 time.sleep(0.01)

@@ -200,7 +200,7 @@ async def test_the_end_of_the_process_is_seen_at_once(
     await kubelet.start(nursery)
     kubelet.found = STANDARD
     process.kill()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while kubelet.watch.current.pid is not None:  # noqa: ASYNC110  # no event tells
             await trio.sleep(0.01)
     assert kubelet.watch.current.root_dir == "/data/kubelet"

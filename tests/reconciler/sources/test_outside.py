@@ -41,7 +41,7 @@ async def test_the_daemon_has_a_problem_and_an_alert_of_them_until_they_are_gone
         async with trio.open_nursery() as nursery:
             (files,) = (each for layer in agent.components() for each in layer if each.name == "operator's files")
             await nursery.start(files.run)
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while not agent.sources.outside:  # noqa: ASYNC110  # a thread's result
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()

@@ -52,7 +52,7 @@ class Watched:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not true():  # noqa: ASYNC110  (of many objects, most of them without an event)
             await trio.sleep(0.005)
 

@@ -91,7 +91,7 @@ def make(runtime: Runtime, tmp_path: Path, *, updates: bool = False) -> tuple[Ru
     return RuntimeEvents(runtime.dirs, handler, updates=lambda: updates, root=str(tmp_path)), handler
 
 
-async def until(check: Callable[[], bool], seconds: float = 5) -> None:
+async def until(check: Callable[[], bool], seconds: float = 60) -> None:
     with trio.fail_after(seconds):
         while not check():  # noqa: ASYNC110 - nothing to wait for: the events come from the kernel
             await trio.sleep(0.005)

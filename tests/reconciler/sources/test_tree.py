@@ -81,7 +81,7 @@ def make_pod(
     return path
 
 
-async def until(check: Callable[[], bool], seconds: float = 5) -> None:
+async def until(check: Callable[[], bool], seconds: float = 60) -> None:
     """Wait, in real time, until the source has caught up."""
     with trio.fail_after(seconds):
         while not check():  # noqa: ASYNC110 - nothing to wait for: the events come from the kernel

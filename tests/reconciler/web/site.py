@@ -36,7 +36,7 @@ class Site:
 
     async def until(self, name: str) -> None:
         """Wait until this series is there, and more than 0."""
-        with trio.fail_after(3):
+        with trio.fail_after(60):
             while not await self.metric(name):  # noqa: ASYNC110  (what counts it has no event)
                 await trio.sleep(0.01)
 

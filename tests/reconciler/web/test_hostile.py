@@ -237,7 +237,7 @@ class Fuzzed:
     def ask(self, *pieces: bytes, pause_s: float = 0.0) -> bytes:
         answer = b""
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(5)
+            client.settimeout(60)
             client.connect(self.path)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for piece in pieces:

@@ -186,7 +186,7 @@ async def test_a_missing_body_ends_in_a_timeout(tmp_path: Path, monkeypatch: pyt
         stream = await trio.open_unix_socket(site.path)
         async with stream:
             await stream.send_all(b"POST /holds HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
-            with trio.fail_after(3):
+            with trio.fail_after(60):
                 assert (await stream.receive_some()).startswith(b"HTTP/1.1 408")
         assert site.control.told == []
 
@@ -254,7 +254,7 @@ async def test_a_header_that_never_ends_is_cut_off(tmp_path: Path, monkeypatch: 
         stream = await trio.open_tcp_stream("127.0.0.1", site.port)
         began = trio.current_time()
         async with stream:
-            with trio.fail_after(3), pytest.raises(trio.BrokenResourceError):  # noqa: PT012
+            with trio.fail_after(60), pytest.raises(trio.BrokenResourceError):  # noqa: PT012
                 for letter in b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 100:
                     await stream.send_all(bytes([letter]))
                     await trio.sleep(0.05)
@@ -264,10 +264,10 @@ async def test_a_header_that_never_ends_is_cut_off(tmp_path: Path, monkeypatch: 
 async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) -> None:
     async with serving(tmp_path, max_connections=2) as site:
         streams = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(3)]
-        with trio.fail_after(3):
+        with trio.fail_after(60):
             assert await streams[2].receive_some() == b""
         await streams[0].send_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        with trio.fail_after(3):
+        with trio.fail_after(60):
             assert (await streams[0].receive_some()).startswith(b"HTTP/1.1 200")
         for stream in streams:
             await stream.aclose()
@@ -275,7 +275,7 @@ async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) 
 
 async def test_a_peer_that_has_gone_leaves_its_place_at_once(tmp_path: Path) -> None:
     async with serving(tmp_path, max_connections=2) as site:
-        with trio.fail_after(3):
+        with trio.fail_after(60):
             for _ in range(10):
                 stream = await trio.open_tcp_stream("127.0.0.1", site.port)
                 await stream.send_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")

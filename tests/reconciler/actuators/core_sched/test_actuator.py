@@ -514,7 +514,7 @@ async def test_it_sweeps_after_looks_and_now_and_then(world: World) -> None:
         view = node(BATCH, topology=SMT)
         plan = plan_node(view, None, PoliciesConfig(core_sched=world.config))
         world.side.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (nobody tells)
                 await trio.sleep(0.01)
             # By exec: no look tells of it.

@@ -171,7 +171,7 @@ async def test_be_is_held_to_its_ceiling_and_gives_way_to_online_work(cable: Cab
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
         network.planned(wanted())
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while network.lines.get("v0") is None or network.lines["v0"].ceiling < 32 * MBIT:  # a law wakes nobody
                 assert network.problems() == []
                 await trio.sleep(0.05)

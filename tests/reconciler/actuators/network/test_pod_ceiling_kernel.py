@@ -314,7 +314,7 @@ def test_the_namespace_of_a_pod_is_that_of_its_pause_process(tmp_path: Path) -> 
         )
         item = replace(pod("a"), containers=boxes, group=GroupRef(path=path))
         early = replace(item, uid="b", containers=(replace(boxes[0], phase=Phase.CREATING),))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while os.stat(f"/proc/{started['pause']}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
             assert time.monotonic() < deadline
             time.sleep(0.01)

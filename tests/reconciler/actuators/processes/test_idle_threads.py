@@ -63,7 +63,7 @@ for line in sys.stdin:
 CHAIN = """
 import os, sys, time
 sys.stdin.readline()
-end = time.monotonic() + 20
+end = time.monotonic() + 60
 while os.path.exists(sys.argv[1]) and time.monotonic() < end:
     if os.fork():
         os._exit(0)
@@ -187,7 +187,7 @@ def policies_inside(live: Idle, number: int) -> set[int]:
     """The policies of so many readings of threads in the container that were still there when they were read."""
     seen: list[int] = []
     directory = live.hierarchy.trigger_directory(live.main)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(seen) < number and time.monotonic() < deadline:
         for pid in REAL.read(directory, "cgroup.procs").split():
             with suppress(ProcessLookupError):
@@ -213,7 +213,7 @@ async def test_a_chain_of_short_forks_gets_the_class_in_one_sweep(live: Idle, ow
         assert policies_inside(live, 100) == {IDLE}
     finally:
         on.unlink()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while REAL.read(live.hierarchy.trigger_directory(live.main), "cgroup.procs"):  # noqa: ASYNC110
                 await trio.sleep(0.01)
 
@@ -299,7 +299,7 @@ async def test_what_enters_a_new_container_without_an_event_gets_the_class_at_on
     async with trio.open_nursery() as nursery:
         await nursery.start(live.actuator.run)
         live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while live.actuator.sweeps <= before:  # noqa: ASYNC110
                 await trio.sleep(0.002)
         pid = live.process()
@@ -335,7 +335,7 @@ async def test_only_a_plan_that_wants_something_else_causes_a_sweep(
     swept: list[int] = []
 
     async def wait_for_sweeps(number: int) -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while live.actuator.sweeps < number:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         swept.append(live.actuator.sweeps)

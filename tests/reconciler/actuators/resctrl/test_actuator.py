@@ -333,6 +333,6 @@ async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nurser
 
 
 async def until(met: Callable[[], bool]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not met():  # noqa: ASYNC110  # the model cannot tell when
             await trio.sleep(0.01)

@@ -124,7 +124,7 @@ class Machine:
                 if pipe is not None:
                     pipe.close()
         there = Path(self.hierarchy.trigger_directory(self.group), "cgroup.procs")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while pids := there.read_text().split():
             assert time.monotonic() < deadline
             for pid in pids:

@@ -174,7 +174,7 @@ async def one_life(world: World, stubs: Stubs) -> None:
             SignalEviction(config),
         ],
     )
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(evictor.run)
             if not evictor.cases():
