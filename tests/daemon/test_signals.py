@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import time
 from collections.abc import Callable
 
 import pytest
@@ -12,8 +11,7 @@ from tests.fakes.kubelet.api import Behaviour
 from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
-STOP_S = 45
-"""The unit file's TimeoutStopSec."""
+KUBELET_S = 60.0
 BAD = """\
 mode: enforce
 polices: {}
@@ -30,7 +28,7 @@ def test_a_stop_is_orderly_and_leaves_settings_in_force(
     node: DirectoryNode, daemon: Make, number: signal.Signals
 ) -> None:
     pod = node.add("be")
-    item = daemon().up()
+    item = daemon(kubelet={"timeout_s": KUBELET_S}).up()
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     tree = node.tree()
     # Somebody who holds a connection, and a kubelet that hangs, do not delay it.
@@ -38,10 +36,9 @@ def test_a_stop_is_orderly_and_leaves_settings_in_force(
     with socket.socket(socket.AF_UNIX) as idle:
         idle.connect(item.http_socket)
         idle.sendall(b"GET /state HTTP/1.1\r\n")
-        began = time.monotonic()
         item.signal(number)
-        assert item.end_code(within_s=STOP_S) == 0
-        assert time.monotonic() - began < STOP_S / 3
+        # Before the kubelet's time for an answer is over.
+        assert item.end_code(within_s=KUBELET_S / 2) == 0
     assert node.tree() == tree
     assert item.lines("warning", "error") == []
 
@@ -50,7 +47,7 @@ def test_a_stop_while_it_starts_is_heeded(node: DirectoryNode, daemon: Make) -> 
     for _ in range(10):
         node.add()
     node.kubelet.api.behaviour = Behaviour.HANGING
-    item = daemon()
+    item = daemon(kubelet={"timeout_s": 5.0})
     item.start()
     wait_for(lambda: item.lines("info"), told=lambda: "no line in the log")
     item.signal(signal.SIGTERM)

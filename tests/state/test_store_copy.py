@@ -3,6 +3,7 @@
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -220,21 +221,21 @@ def test_no_store_no_right_and_a_store_that_went_are_told_apart(path: str) -> No
         read_dump(path)
 
 
-def test_a_user_without_rights_is_told_so(path: str) -> None:
+def test_a_user_without_rights_is_told_so() -> None:
     if os.geteuid() != 0:
         pytest.skip("NOT RUN: needs root, to be another user for a moment")
-    stored(path).close()
-    os.chmod(os.path.dirname(path), 0o700)
-    top = Path(path)
-    for above in list(top.parents)[1:]:
-        if str(above).startswith("/tmp/"):
-            os.chmod(above, 0o755)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(StoreDeniedError, match="permission denied"):
-            read_dump(path)
-    finally:
-        os.seteuid(0)
+    # Outside of pytest's own directory, which each start of a pytest closes to others.
+    with tempfile.TemporaryDirectory(prefix="bypassd-") as place:
+        os.chmod(place, 0o755)
+        path = f"{place}/lib/state.db"
+        stored(path).close()
+        os.chmod(os.path.dirname(path), 0o700)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(StoreDeniedError, match="permission denied"):
+                read_dump(path)
+        finally:
+            os.seteuid(0)
 
 
 @settings(max_examples=200, deadline=None)

@@ -89,24 +89,28 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def nobody(tmp_path: Path) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """To be another user for a moment, in directories that this one may walk through."""
+def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """For tests that are another user, outside of pytest's own: each start of a pytest closes that one to others."""
+    if "nobody" not in request.fixturenames:
+        yield request.getfixturevalue("tmp_path")
+        return
+    with tempfile.TemporaryDirectory(prefix="bypassd-") as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+@pytest.fixture
+def nobody() -> Callable[[], AbstractContextManager[None]]:
+    """To be another user for a moment."""
     if os.geteuid() != 0:
         pytest.skip("NOT RUN: needs root, to be another user for a moment")
-    # Below /dev/shm as `make test` has them.
-    made = [above for above in tmp_path.parents if str(above).startswith(("/tmp/", "/dev/shm/"))]
-    modes = {above: above.stat().st_mode for above in made}
 
     @contextmanager
     def being() -> Iterator[None]:
-        for above in (tmp_path, *modes):
-            above.chmod(0o755)
         os.seteuid(65534)
         try:
             yield
         finally:
             os.seteuid(0)
 
-    yield being
-    for above, mode in modes.items():
-        above.chmod(mode)
+    return being
