@@ -11,11 +11,13 @@ from unittest import mock
 import msgspec.inspect
 import pytest
 from hypothesis import HealthCheck, settings
+from trio.testing import MockClock
 
 # How fast examples are made says something about the machine, which others share, and nothing about the code.
 # The same examples each time: whoever changes nothing breaks nothing. `make search` looks for new ones.
 from cgroupfs.log import ROOT
 from reconciler.settings import schema
+from tests.fakes.threadclock import thread_clock
 
 settings.register_profile(
     "shared machine",
@@ -45,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for path in marked:
         if path.parent.name != "daemon" and not re.search(r"mark\.(kernel|containerd)", path.read_text()):
             raise pytest.UsageError(f"{path}: its tests are marked elsewhere, and make test would leave them out")
+
+
+@pytest.fixture
+def autojump_clock() -> Iterator[MockClock]:
+    """pytest-trio's, but that it does not leap while a thread works, however long that takes on a busy machine."""
+    with thread_clock() as clock:
+        yield clock
 
 
 @pytest.fixture(autouse=True)

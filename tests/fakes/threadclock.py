@@ -1,21 +1,26 @@
 """Virtual time that stands still while a thread works: trio's own clock leaps once no task has run for a moment."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
-import pytest
 import trio
 from trio.testing import MockClock
 
 
-def thread_clock(monkeypatch: pytest.MonkeyPatch, *, threshold_s: float) -> MockClock:
+@contextmanager
+def thread_clock(*, threshold_s: float = 0.0) -> Iterator[MockClock]:
     """A clock that leaps after ``threshold_s`` without a task that runs, and without a thread of `trio.to_thread`."""
     clock = MockClock(autojump_threshold=threshold_s)
     run_sync = trio.to_thread.run_sync
-    running = 0
+    running, set_s = 0, threshold_s
 
     async def awaited(*arguments: Any, **named: Any) -> Any:
-        nonlocal running
+        nonlocal running, set_s
+        if not running:
+            set_s = clock.autojump_threshold
         running += 1
         clock.autojump_threshold = math.inf
         try:
@@ -23,7 +28,7 @@ def thread_clock(monkeypatch: pytest.MonkeyPatch, *, threshold_s: float) -> Mock
         finally:
             running -= 1
             if not running:
-                clock.autojump_threshold = threshold_s
+                clock.autojump_threshold = set_s
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", awaited)
-    return clock
+    with mock.patch.object(trio.to_thread, "run_sync", awaited):
+        yield clock

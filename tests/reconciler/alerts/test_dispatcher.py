@@ -1,6 +1,6 @@
 """The teller, its couriers and the durable queue: nothing waits for a sink, and nothing durable is lost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,9 +22,9 @@ from tests.reconciler.alerts.making import World, alert
 
 
 @pytest.fixture
-def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
-    # The store is written in a thread, and a sink's module loaded in one: time must not leap over them.
-    return thread_clock(monkeypatch, threshold_s=0.03)
+def autojump_clock() -> Iterator[MockClock]:
+    with thread_clock(threshold_s=0.03) as clock:
+        yield clock
 
 
 async def settled(world: World) -> None:

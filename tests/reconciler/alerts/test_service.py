@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,9 @@ PROJECT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def autojump_clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
-    return thread_clock(monkeypatch, threshold_s=0.05)
+def autojump_clock() -> Iterator[MockClock]:
+    with thread_clock(threshold_s=0.05) as clock:
+        yield clock
 
 
 def telling(tmp_path: Path, config: AlertsConfig) -> AlertService:

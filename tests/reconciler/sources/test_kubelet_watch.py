@@ -57,12 +57,6 @@ class Kubelet:
         await trio.sleep(for_s + 0.01)
 
 
-@pytest.fixture
-def autojump_clock() -> trio.testing.MockClock:
-    """Threads read the kubelet's files: time leaps only when none runs."""
-    return trio.testing.MockClock(autojump_threshold=0.05)
-
-
 async def test_a_kubelet_that_starts_after_the_agent_is_followed_at_once(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
