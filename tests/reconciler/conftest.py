@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from trio.testing import MockClock
 
 from tests.fakes.livenode import LiveNode
+from tests.fakes.threadclock import thread_clock
 
 
 @pytest.fixture
@@ -16,6 +18,16 @@ def place() -> Iterator[Path]:
     """A directory whose path is short enough for a unix socket (107 bytes); pytest's own can be longer."""
     with tempfile.TemporaryDirectory(prefix="bypassd-") as path:
         yield Path(path)
+
+
+@pytest.fixture
+def idle_clock() -> Iterator[MockClock]:
+    """Virtual time for a test whose peers are in its loop: it passes only while nothing happens there for a moment.
+
+    A time limit is not over because the machine is busy.
+    """
+    with thread_clock(threshold_s=0.05) as clock:
+        yield clock
 
 
 @pytest.fixture

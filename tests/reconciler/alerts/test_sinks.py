@@ -12,6 +12,7 @@ import pytest
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
+from trio.testing import MockClock
 
 from reconciler.alerts.alert import AlertKind, Severity
 from reconciler.alerts.incident import Incident, Incidents
@@ -99,7 +100,13 @@ def test_the_tables_are_loaded_by_a_program_without_docstrings() -> None:
     ],
 )
 async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets(
-    nursery: trio.Nursery, how: str, reply: Reply, words: str, wait_s: float | None, permanent: bool
+    nursery: trio.Nursery,
+    how: str,
+    reply: Reply,
+    words: str,
+    wait_s: float | None,
+    permanent: bool,
+    idle_clock: MockClock,
 ) -> None:
     port = await nursery.start(HttpPeer([reply]).serve)
     url = f"http://me:pass-word@127.0.0.1:{port}/hook-key?token=query-key"
@@ -113,7 +120,9 @@ async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets
     nursery.cancel_scope.cancel()
 
 
-async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(nursery: trio.Nursery) -> None:
+async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
     made = sink("webhook", WebhookSinkConfig(url="http://127.0.0.1:1/x"))
@@ -125,7 +134,7 @@ async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(nursery
 
 
 async def test_a_webhook_gets_our_document_and_the_configured_method_headers_and_credentials(
-    nursery: trio.Nursery, tmp_path: Path
+    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
 ) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
@@ -163,7 +172,7 @@ async def test_a_webhook_gets_our_document_and_the_configured_method_headers_and
 
 
 async def test_files_with_secrets_are_read_at_each_request_and_a_missing_one_is_told(
-    nursery: trio.Nursery, tmp_path: Path
+    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
 ) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
@@ -182,7 +191,7 @@ async def test_files_with_secrets_are_read_at_each_request_and_a_missing_one_is_
 
 
 async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_the_words_are(
-    nursery: trio.Nursery,
+    nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
@@ -195,7 +204,7 @@ async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_
     nursery.cancel_scope.cancel()
 
 
-async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery) -> None:
+async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
     plain = WebhookSinkConfig(url=f"http://127.0.0.1:{port}/", content_type="text/plain", template="${total}:\n${text}")
@@ -257,7 +266,7 @@ def test_an_event_is_active_for_its_time_and_an_end_never_comes_before_its_begin
 
 
 async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
-    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture, idle_clock: MockClock
 ) -> None:
     good, bad = HttpPeer([Reply()]), HttpPeer([Reply(status="500 No")])
     ports = [await nursery.start(peer.serve) for peer in (good, bad)]
@@ -292,7 +301,7 @@ async def events(
     return [(word, json.loads(body)) for word, body in zip(parts, server.bodies, strict=True)], error
 
 
-async def test_an_event_on_the_pod_names_it_by_uid(nursery: trio.Nursery) -> None:
+async def test_an_event_on_the_pod_names_it_by_uid(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     made = notice(labels=POD)
     [(text, body)], error = await events(nursery, [Reply(b"{}", status="201 Created")], made)
     assert (text, error) == ("POST /api/v1/namespaces/shop/events", None)
@@ -313,7 +322,9 @@ async def test_an_event_on_the_pod_names_it_by_uid(nursery: trio.Nursery) -> Non
     }
 
 
-async def test_an_event_without_a_pod_is_on_the_node_and_an_end_is_one_of_its_own(nursery: trio.Nursery) -> None:
+async def test_an_event_without_a_pod_is_on_the_node_and_an_end_is_one_of_its_own(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     made = notice(kind=AlertKind.STORE, resolved=True)
     [(text, body)], _ = await events(nursery, [Reply(status="201 Created")], made, api=EventApi.EVENTS)
     assert text == "POST /apis/events.k8s.io/v1/namespaces/default/events"
@@ -330,7 +341,7 @@ async def test_an_event_without_a_pod_is_on_the_node_and_an_end_is_one_of_its_ow
     ],
 )
 async def test_more_of_the_same_counts_the_event_up_and_one_that_has_expired_is_made_anew(
-    nursery: trio.Nursery, api: EventApi, change: object
+    nursery: trio.Nursery, api: EventApi, change: object, idle_clock: MockClock
 ) -> None:
     incidents = Incidents(3600)
     incidents.take(alert())
@@ -340,7 +351,9 @@ async def test_more_of_the_same_counts_the_event_up_and_one_that_has_expired_is_
     assert (pairs[0][0].endswith(f"/events/n1.{again.id}"), pairs[0][1], error) == (True, change, None)
 
 
-async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_twice(nursery: trio.Nursery) -> None:
+async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_twice(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     pairs, error = await events(nursery, [Reply(status="409 Conflict"), Reply(b"{}")], notice())
     assert ([text.partition(" ")[0] for text, _ in pairs], error) == (["POST", "PATCH"], None)
 
@@ -370,7 +383,7 @@ async def test_one_that_is_there_already_after_a_crash_is_counted_and_not_made_t
     ],
 )
 async def test_what_the_api_server_refuses(
-    nursery: trio.Nursery, reply: Reply, words: str, wait_s: float | None, permanent: bool
+    nursery: trio.Nursery, reply: Reply, words: str, wait_s: float | None, permanent: bool, idle_clock: MockClock
 ) -> None:
     _, error = await events(nursery, [reply], notice())
     assert error is not None

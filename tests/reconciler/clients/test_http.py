@@ -9,6 +9,7 @@ import pytest
 import trio
 import trustme
 from msgspec.structs import replace
+from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
@@ -17,7 +18,9 @@ from reconciler.clients.http import HttpSession, _address, retry_after_s
 from tests.fakes.http_peer import HttpPeer, Reply
 
 
-async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connection(nursery: trio.Nursery) -> None:
+async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connection(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     server = HttpPeer(
         [Reply(b"slow down", status="429 Too Many", headers=("Retry-After: 7",)), Reply(status="201 Created")]
     )
@@ -32,7 +35,9 @@ async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connectio
     nursery.cancel_scope.cancel()
 
 
-async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(nursery: trio.Nursery) -> None:
+async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     server = HttpPeer([Reply(b"x" * 300_000)])
     port = await nursery.start(server.serve)
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
@@ -42,7 +47,9 @@ async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(nur
     nursery.cancel_scope.cancel()
 
 
-async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waiting(nursery: trio.Nursery) -> None:
+async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waiting(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     port = await nursery.start(HttpPeer([Reply(b"x" * 1_000_000)]).serve)
     taken = 0
 
@@ -63,7 +70,7 @@ async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waitin
     [(1, 60.0, "incomplete answer within 300 ms"), (1000, 0.1, "incomplete answer within 3 s")],
 )
 async def test_an_answer_that_does_not_end_is_not_waited_for(
-    nursery: trio.Nursery, parts: int, pause_s: float, message: str
+    nursery: trio.Nursery, parts: int, pause_s: float, message: str, idle_clock: MockClock
 ) -> None:
     async def drip(stream: trio.SocketStream) -> None:
         await stream.receive_some()
@@ -88,7 +95,7 @@ async def test_an_answer_that_does_not_end_is_not_waited_for(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery) -> None:
+async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply(hang_s=60)])
     port = await nursery.start(server.serve)
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.1)) as session:
@@ -113,7 +120,7 @@ async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nurs
     nursery.cancel_scope.cancel()
 
 
-async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.Nursery) -> None:
+async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}/k8s/c-1/")) as session:
@@ -147,14 +154,16 @@ def test_the_host_field_is_the_urls_own(url: str, host: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:port", "ftp://127.0.0.1", "http://", "http://a b"])
-async def test_an_address_that_is_none_is_an_error_of_its_asker(url: str) -> None:
+async def test_an_address_that_is_none_is_an_error_of_its_asker(url: str, idle_clock: MockClock) -> None:
     async with HttpSession(HttpEndpoint(name="x", url=url)) as session:
         with pytest.raises(SourceError, match=r"x: .*expected http://HOST"):
             await session.exchange("GET", "/")
 
 
 @pytest.mark.parametrize("headers", [{"X-A": "\u2713"}, {"X-\u00e4": "1"}, {"X-A": "a\r\nX-B: 1"}])
-async def test_what_no_header_can_hold_is_an_error_of_its_asker(nursery: trio.Nursery, headers: dict[str, str]) -> None:
+async def test_what_no_header_can_hold_is_an_error_of_its_asker(
+    nursery: trio.Nursery, headers: dict[str, str], idle_clock: MockClock
+) -> None:
     server = HttpPeer([Reply()])
     port = await nursery.start(server.serve)
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
@@ -165,7 +174,7 @@ async def test_what_no_header_can_hold_is_an_error_of_its_asker(nursery: trio.Nu
     nursery.cancel_scope.cancel()
 
 
-async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nursery) -> None:
+async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply(headers=("Warning: one", "WARNING: two"))])
     port = await nursery.start(server.serve)
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
@@ -174,7 +183,9 @@ async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nu
     nursery.cancel_scope.cancel()
 
 
-async def test_sessions_that_trust_the_same_share_one_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_that_trust_the_same_share_one_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_clock: MockClock
+) -> None:
     made: list[ssl.SSLContext] = []
     real = ssl.create_default_context
 
@@ -229,7 +240,7 @@ def tls(authority: trustme.CA) -> ssl.SSLContext:
 
 @pytest.mark.parametrize("secure", [False, True])
 async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified(
-    nursery: trio.Nursery, tmp_path: Path, secure: bool
+    nursery: trio.Nursery, tmp_path: Path, secure: bool, idle_clock: MockClock
 ) -> None:
     authority = trustme.CA()
     server = HttpPeer([Reply(b"{}")])
@@ -256,7 +267,9 @@ async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified
     nursery.cancel_scope.cancel()
 
 
-async def test_a_token_is_not_sent_before_the_server_is_verified(nursery: trio.Nursery, tmp_path: Path) -> None:
+async def test_a_token_is_not_sent_before_the_server_is_verified(
+    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
+) -> None:
     server = HttpPeer([Reply(b"{}")])
     port = await nursery.start(server.serve, tls(trustme.CA()))
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -273,7 +286,9 @@ async def test_a_token_is_not_sent_before_the_server_is_verified(nursery: trio.N
     nursery.cancel_scope.cancel()
 
 
-async def test_a_redirect_takes_nothing_to_another_server(nursery: trio.Nursery, tmp_path: Path) -> None:
+async def test_a_redirect_takes_nothing_to_another_server(
+    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
+) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     other = HttpPeer([Reply(b"{}")])
@@ -293,7 +308,7 @@ async def test_a_redirect_takes_nothing_to_another_server(nursery: trio.Nursery,
 
 @pytest.mark.parametrize("content", ["root:$6$hush:1\ndaemon:*:1\n", "hush\x1b[31m", "a hush b", "hushé"])
 async def test_a_file_that_is_no_token_is_not_sent_and_not_shown(
-    nursery: trio.Nursery, tmp_path: Path, content: str
+    nursery: trio.Nursery, tmp_path: Path, content: str, idle_clock: MockClock
 ) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -316,7 +331,7 @@ async def test_a_file_that_is_no_token_is_not_sent_and_not_shown(
     nursery.cancel_scope.cancel()
 
 
-async def test_files_that_another_component_named_are_root_s(tmp_path: Path) -> None:
+async def test_files_that_another_component_named_are_root_s(tmp_path: Path, idle_clock: MockClock) -> None:
     for name in ("token", "ca", "cert"):
         (tmp_path / name).write_text("x")
     for field in ("token_file", "ca_file", "cert_file"):
@@ -351,7 +366,7 @@ def everything(error: BaseException | None) -> str:
     [f"{SECRET}\n{SECRET}", f"{SECRET} x", f"{SECRET}\x1b", f" {SECRET}", f"{SECRET}\t", f"{SECRET}\n\n", "\n", ""],
 )
 async def test_a_token_that_no_header_can_hold_is_refused_and_in_no_message(
-    tmp_path: Path, nursery: trio.Nursery, text: str
+    tmp_path: Path, nursery: trio.Nursery, text: str, idle_clock: MockClock
 ) -> None:
     (tmp_path / "token").write_text(text)
     server = HttpPeer([Reply()])
@@ -366,7 +381,9 @@ async def test_a_token_that_no_header_can_hold_is_refused_and_in_no_message(
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-async def test_a_tokens_line_end_is_not_sent(tmp_path: Path, nursery: trio.Nursery, end: str) -> None:
+async def test_a_tokens_line_end_is_not_sent(
+    tmp_path: Path, nursery: trio.Nursery, end: str, idle_clock: MockClock
+) -> None:
     (tmp_path / "token").write_bytes(f"{SECRET}{end}".encode())
     server = HttpPeer([Reply()])
     url, ca = await verified(nursery, server)
@@ -377,7 +394,7 @@ async def test_a_tokens_line_end_is_not_sent(tmp_path: Path, nursery: trio.Nurse
     nursery.cancel_scope.cancel()
 
 
-async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path) -> None:
+async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path, idle_clock: MockClock) -> None:
     (tmp_path / "token").write_bytes(SECRET.encode() + b"\xff")
     async with HttpSession(
         HttpEndpoint(name="x", url="https://127.0.0.1:1", token_file=f"{tmp_path}/token")
@@ -388,7 +405,9 @@ async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["\n", "\u2713", "\x00", "\r\nX: "])
-async def test_a_header_that_cannot_be_sent_is_in_no_message(nursery: trio.Nursery, bad: str) -> None:
+async def test_a_header_that_cannot_be_sent_is_in_no_message(
+    nursery: trio.Nursery, bad: str, idle_clock: MockClock
+) -> None:
     server = HttpPeer([Reply()])
     url, ca = await verified(nursery, server)
     peer = HttpEndpoint(name="x", url=url, inline=InlineCredentials(ca=ca, token=f"{SECRET}{bad}{SECRET}"))
@@ -401,7 +420,7 @@ async def test_a_header_that_cannot_be_sent_is_in_no_message(nursery: trio.Nurse
 
 
 @pytest.mark.parametrize("path", ["", "/base", "/base?key=s3cr3tT0ken"])
-async def test_a_password_in_a_servers_url_is_in_no_message(path: str) -> None:
+async def test_a_password_in_a_servers_url_is_in_no_message(path: str, idle_clock: MockClock) -> None:
     peer = HttpEndpoint(name="x", url=f"http://admin:{SECRET}@127.0.0.1:1{path}")
     async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match=r"x: http://127\.0\.0\.1:1") as caught:
@@ -410,7 +429,9 @@ async def test_a_password_in_a_servers_url_is_in_no_message(path: str) -> None:
     assert SECRET not in repr(peer)
 
 
-async def test_a_server_that_quotes_the_token_in_its_refusal_does_not_get_it_shown(nursery: trio.Nursery) -> None:
+async def test_a_server_that_quotes_the_token_in_its_refusal_does_not_get_it_shown(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     server = HttpPeer([Reply(f"unknown token {SECRET}".encode(), status="400 Bad Request")])
     url, ca = await verified(nursery, server)
     peer = HttpEndpoint(name="x", url=url, inline=InlineCredentials(ca=ca, token=SECRET))

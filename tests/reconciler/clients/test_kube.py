@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 import trustme
+from trio.testing import MockClock
 
 from cgroupfs.errors import InputError, SourceError
 from reconciler.clients import api_identity, kubeconfig
@@ -147,7 +148,7 @@ def tls(ca: trustme.CA) -> ssl.SSLContext:
 
 
 async def test_over_tls_with_certificates_that_stand_in_the_kubeconfig_itself(
-    tmp_path: Path, nursery: trio.Nursery
+    tmp_path: Path, nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     ca = trustme.CA()
     server = HttpPeer([Reply(b'{"kind":"Pod"}', status="201 Created")])
@@ -169,7 +170,7 @@ async def test_over_tls_with_certificates_that_stand_in_the_kubeconfig_itself(
 
 
 async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_until_it_is_mended(
-    tmp_path: Path, nursery: trio.Nursery
+    tmp_path: Path, nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     servers = [HttpPeer([Reply(b"{}")]), HttpPeer([Reply(b"{}")])]
     ports = [await nursery.start(server.serve) for server in servers]
@@ -195,7 +196,9 @@ async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_unt
     nursery.cancel_scope.cancel()
 
 
-async def test_one_that_hangs_is_an_error_after_the_deadline_and_is_asked_again(nursery: trio.Nursery) -> None:
+async def test_one_that_hangs_is_an_error_after_the_deadline_and_is_asked_again(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     server = HttpPeer([Reply(hang_s=60), Reply(b"{}")])
     port = await nursery.start(server.serve)
     api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}"))
@@ -343,7 +346,7 @@ def test_an_api_server_that_cannot_be_asked_is_not_taken_for_none(
 
 
 async def test_a_service_account_token_that_rotates_is_read_again(
-    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, idle_clock: MockClock
 ) -> None:
     ca = trustme.CA()
     server = HttpPeer([Reply(b"{}")])
@@ -371,7 +374,7 @@ async def test_a_service_account_token_that_rotates_is_read_again(
 
 @pytest.mark.parametrize("kind", ["a user's", "a link", "a pipe"])
 async def test_a_kubeconfig_that_the_kubelet_names_is_root_s_and_what_the_operator_names_is_his(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, idle_clock: MockClock
 ) -> None:
     path = tmp_path / "kubelet.conf"
     if kind == "a link":

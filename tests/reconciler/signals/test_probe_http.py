@@ -10,6 +10,7 @@ import pytest
 import trio
 import trustme
 from prometheus_client import CollectorRegistry, Gauge, Histogram, Summary, generate_latest
+from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
 from reconciler.signals.probe_config import HttpProbe, LatencyUnit, Probe, PrometheusProbe
@@ -67,26 +68,27 @@ async def words_of(source: HttpSource | PrometheusSource) -> str:
 # Times
 
 
-async def test_the_time_of_an_answer_is_measured_on_a_kept_connection(nursery: trio.Nursery) -> None:
+async def test_the_time_of_an_answer_is_measured_on_a_kept_connection(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     server = await peer(nursery, Reply(b"x" * 100_000, hang_s=0.05), Reply(b"y"))
     source = http(server)
     first, second = await source.measure(), await source.measure()
     assert first.ms is not None
     assert second.ms is not None
-    assert 50 <= first.ms < 500
-    assert 0 < second.ms < first.ms
+    assert (first.ms, second.ms) == (pytest.approx(50), 0)
     assert (first.confidence, server.connections) == (1.0, 1)
     assert server.requests[0][""] == "GET /x HTTP/1.1"
     nursery.cancel_scope.cancel()
 
 
-async def test_with_connect_each_request_makes_a_connection_and_that_counts(nursery: trio.Nursery) -> None:
-    server = await peer(nursery, Reply(b"x", close=True))
+async def test_with_connect_each_request_makes_a_connection_and_that_counts(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
+    server = await peer(nursery, Reply(b"x", close=True, hang_s=0.05))
     source = http(server, connect=True)
     for _ in range(3):
-        result = await source.measure()
-        assert result.ms is not None
-        assert result.ms > 0
+        assert (await source.measure()).ms == pytest.approx(50)
     assert server.connections == 3
     assert server.requests[-1]["connection"] == "close"
     nursery.cancel_scope.cancel()
@@ -103,7 +105,7 @@ async def test_with_connect_each_request_makes_a_connection_and_that_counts(nurs
     ],
 )
 async def test_a_bad_answer_is_unknown_and_said_and_the_next_good_one_counts(
-    nursery: trio.Nursery, reply: Reply, words: str
+    nursery: trio.Nursery, reply: Reply, words: str, idle_clock: MockClock
 ) -> None:
     server = await peer(nursery, reply, Reply(b"ok"))
     source = http(server)
@@ -114,21 +116,23 @@ async def test_a_bad_answer_is_unknown_and_said_and_the_next_good_one_counts(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_refused_connection_is_said(nursery: trio.Nursery) -> None:
+async def test_a_refused_connection_is_said(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     with trio.socket.socket() as free:
         await free.bind(("127.0.0.1", 0))
         server = HttpPeer([Reply()], port=free.getsockname()[1])
     assert "refused" in await words_of(http(server))
 
 
-async def test_a_late_answer_counts_where_that_is_asked_for_and_a_refused_one_never(nursery: trio.Nursery) -> None:
+async def test_a_late_answer_counts_where_that_is_asked_for_and_a_refused_one_never(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     server = await peer(nursery, Reply(hang_s=60))
     source = http(server, count_late=True)
     assert await source.measure() == ProbeResult(500.0, 0.5)
     nursery.cancel_scope.cancel()
 
 
-async def test_only_the_statuses_that_count_count(nursery: trio.Nursery) -> None:
+async def test_only_the_statuses_that_count_count(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = await peer(nursery, Reply(b"", status="302 Found"), Reply(b"", status="404 None"))
     assert (await http(server).measure()).ms is not None
     assert (await http(server, statuses=(404,)).measure()).ms is not None
@@ -139,7 +143,7 @@ async def test_only_the_statuses_that_count_count(nursery: trio.Nursery) -> None
 # Numbers
 
 
-async def test_a_number_is_read_from_the_answer(nursery: trio.Nursery) -> None:
+async def test_a_number_is_read_from_the_answer(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = await peer(nursery, Reply(b" 12.5\n"), Reply(b'{"a":{"p99":0.25}}'), Reply(b"{}"), Reply(b"1" * 70_000))
     assert await http(server, measure="value").measure() == ProbeResult(12.5)
     assert await http(server, measure="value", field="a.p99", unit=LatencyUnit.S).measure() == ProbeResult(250.0)
@@ -153,7 +157,9 @@ async def test_a_number_is_read_from_the_answer(nursery: trio.Nursery) -> None:
 # Secrets and trust
 
 
-async def test_tokens_and_headers_come_from_files_and_are_in_no_message(nursery: trio.Nursery, tmp_path: Path) -> None:
+async def test_tokens_and_headers_come_from_files_and_are_in_no_message(
+    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
+) -> None:
     (tmp_path / "token").write_text("hush-token\n")
     (tmp_path / "key").write_text("hush-key\n")
     authority = trustme.CA()
@@ -178,7 +184,9 @@ async def test_tokens_and_headers_come_from_files_and_are_in_no_message(nursery:
     nursery.cancel_scope.cancel()
 
 
-async def test_a_certificate_is_checked_unless_told_otherwise(nursery: trio.Nursery, tmp_path: Path) -> None:
+async def test_a_certificate_is_checked_unless_told_otherwise(
+    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
+) -> None:
     authority = trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -223,7 +231,9 @@ async def service(nursery: trio.Nursery) -> Service:
     return made
 
 
-async def test_a_quantile_is_of_what_came_since_the_last_scrape(nursery: trio.Nursery, service: Service) -> None:
+async def test_a_quantile_is_of_what_came_since_the_last_scrape(
+    nursery: trio.Nursery, service: Service, idle_clock: MockClock
+) -> None:
     source = metrics(service.server, 'req_seconds{path=~"/a|/b"}', quantile=0.5)
     service.observe("/a", *[0.7] * 1000)
     service.publish()
@@ -241,7 +251,7 @@ async def test_a_quantile_is_of_what_came_since_the_last_scrape(nursery: trio.Nu
     nursery.cancel_scope.cancel()
 
 
-async def test_a_restarted_service_begins_anew(nursery: trio.Nursery, service: Service) -> None:
+async def test_a_restarted_service_begins_anew(nursery: trio.Nursery, service: Service, idle_clock: MockClock) -> None:
     source = metrics(service.server, "req_seconds", quantile=0.5)
     service.observe("/a", *[0.7] * 1000)
     service.publish()
@@ -253,7 +263,9 @@ async def test_a_restarted_service_begins_anew(nursery: trio.Nursery, service: S
     nursery.cancel_scope.cancel()
 
 
-async def test_few_requests_and_the_last_bucket_are_believed_less(nursery: trio.Nursery, service: Service) -> None:
+async def test_few_requests_and_the_last_bucket_are_believed_less(
+    nursery: trio.Nursery, service: Service, idle_clock: MockClock
+) -> None:
     source = metrics(service.server, "req_seconds")
     service.observe("/a", 0.1)
     service.publish()
@@ -269,7 +281,9 @@ async def test_few_requests_and_the_last_bucket_are_believed_less(nursery: trio.
     nursery.cancel_scope.cancel()
 
 
-async def test_a_mean_is_of_what_came_since_the_last_scrape(nursery: trio.Nursery, service: Service) -> None:
+async def test_a_mean_is_of_what_came_since_the_last_scrape(
+    nursery: trio.Nursery, service: Service, idle_clock: MockClock
+) -> None:
     for select in ("req_seconds", "sum_seconds"):
         service.restart()
         source = metrics(service.server, select, read="mean")
@@ -289,7 +303,7 @@ async def test_a_mean_is_of_what_came_since_the_last_scrape(nursery: trio.Nurser
 
 
 async def test_of_gauges_the_highest_counts_and_one_without_a_value_does_not(
-    nursery: trio.Nursery, service: Service
+    nursery: trio.Nursery, service: Service, idle_clock: MockClock
 ) -> None:
     source = metrics(service.server, "last_seconds", read="gauge")
     service.gauge.labels("/a").set(0.1)
@@ -307,7 +321,7 @@ async def test_of_gauges_the_highest_counts_and_one_without_a_value_does_not(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_summarys_own_quantile_is_taken(nursery: trio.Nursery) -> None:
+async def test_a_summarys_own_quantile_is_taken(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     body = b's{quantile="0.5"} 1\ns{quantile="0.99",path="/a"} 0.5\ns{quantile="0.990",path="/b"} 0.75\ns_count 4\n'
     server = await peer(nursery, Reply(body))
     assert await metrics(server, "s").measure() == ProbeResult(750.0)
@@ -327,13 +341,15 @@ async def test_a_summarys_own_quantile_is_taken(nursery: trio.Nursery) -> None:
         (Reply(bytes(20 << 20)), "the answer is larger than 16 MiB"),
     ],
 )
-async def test_what_is_no_metric_is_told(nursery: trio.Nursery, reply: Reply, words: str) -> None:
+async def test_what_is_no_metric_is_told(
+    nursery: trio.Nursery, reply: Reply, words: str, idle_clock: MockClock
+) -> None:
     server = await peer(nursery, reply)
     assert words in await words_of(metrics(server, "m"))
     nursery.cancel_scope.cancel()
 
 
-async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery) -> None:
+async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = await peer(nursery, Reply(b'm_bucket{le="1"} 1\nm_bucket{le="2"} 1\nm_bucket{le="x"} 1\n'))
     source = metrics(server, "m")
     await source.measure()
@@ -341,7 +357,7 @@ async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery
     nursery.cancel_scope.cancel()
 
 
-async def test_a_long_text_is_read_in_a_thread(nursery: trio.Nursery) -> None:
+async def test_a_long_text_is_read_in_a_thread(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = await peer(nursery, Reply(b'noise{a="b"} 1\n' * 10_000 + b"m 0.5\n"))
     assert await metrics(server, "m", read="gauge").measure() == ProbeResult(500.0)
     nursery.cancel_scope.cancel()

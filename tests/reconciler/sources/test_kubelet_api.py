@@ -45,7 +45,7 @@ def listing(
     )
 
 
-async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nursery) -> None:
+async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     good = Reply(pod_list(pod_json("a")))
     server = HttpPeer([good, Reply(status="500 Internal"), good, good])
     port = await nursery.start(server.serve)
@@ -71,7 +71,7 @@ async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tu
     return pods, None
 
 
-async def test_a_good_answer_is_known_with_its_age(nursery: trio.Nursery) -> None:
+async def test_a_good_answer_is_known_with_its_age(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     pods, error = await ask(nursery, Reply((FIXTURES / "kubelet-pods.json").read_bytes()))
     assert error is None
     assert len(pods.known) == 6
@@ -96,7 +96,9 @@ async def test_a_good_answer_is_known_with_its_age(nursery: trio.Nursery) -> Non
         (Reply(EMPTY, hang_s=60), "/pods: no answer within 200 ms"),
     ],
 )
-async def test_each_failure_is_one_clear_error(nursery: trio.Nursery, reply: Reply, message: str) -> None:
+async def test_each_failure_is_one_clear_error(
+    nursery: trio.Nursery, reply: Reply, message: str, idle_clock: MockClock
+) -> None:
     pods, error = await ask(nursery, reply, timeout_s=0.2)
     assert error is not None
     assert str(error).startswith("kubelet: http://127.0.0.1:")
@@ -107,7 +109,7 @@ async def test_each_failure_is_one_clear_error(nursery: trio.Nursery, reply: Rep
     nursery.cancel_scope.cancel()
 
 
-async def test_nobody_listening_is_one_clear_error(nursery: trio.Nursery) -> None:
+async def test_nobody_listening_is_one_clear_error(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     pods = listing(HttpEndpoint(name="kubelet", url="http://127.0.0.1:9"))
     await nursery.start(pods.run)
     assert pods.status(0).detail.startswith("kubelet: http://127.0.0.1:9: /pods: ")
@@ -115,7 +117,7 @@ async def test_nobody_listening_is_one_clear_error(nursery: trio.Nursery) -> Non
     nursery.cancel_scope.cancel()
 
 
-async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.Nursery) -> None:
+async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer(
         [
             Reply(pod_list(pod_json("a"), pod_json("b"))),
@@ -163,7 +165,7 @@ BE = {"koordinator.sh/qosClass": "BE"}
     ids=["labels", "label", "nesting", "size"],
 )
 async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_said(
-    nursery: trio.Nursery, second: Reply
+    nursery: trio.Nursery, second: Reply, idle_clock: MockClock
 ) -> None:
     whole = {**pod_json("a", labels=BE), "spec": {"containers": [{"name": "main"}]}}
     first = Reply(pod_list(whole, pod_json("b")))
@@ -180,7 +182,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
     nursery.cancel_scope.cancel()
 
 
-async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery) -> None:
+async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     body = pod_list(pod_json("a", labels=BE), pod_json("b"))
     port = await nursery.start(HttpPeer([Reply(body[:-20])]).serve)
     pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
@@ -192,7 +194,7 @@ async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
-async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.Nursery) -> None:
+async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     around = {f"x{number}": "y" * 200 for number in range(5000)}
     items = [pod_json(f"u{number}", annotations=around, labels=BE) for number in range(70)]
     body = pod_list(*items)
@@ -221,7 +223,7 @@ class Steps(trio.abc.Instrument):
             self.longest = max(self.longest, time.thread_time() - self._began)
 
 
-async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery) -> None:
+async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     full = {f"{number}": "" for number in range(100_000)}
     deep = b'{"metadata":{"uid":"d"},"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
     items = [
@@ -246,7 +248,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery) -> None:
     nursery.cancel_scope.cancel()
 
 
-async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery) -> None:
+async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=0.1), Reply(pod_list(pod_json("a")))])
     port = await nursery.start(server.serve)
     pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0.05)
@@ -285,7 +287,9 @@ async def test_it_is_asked_again_after_the_period(nursery: trio.Nursery, mock_cl
     nursery.cancel_scope.cancel()
 
 
-async def test_pods_around_those_that_cost_the_most_are_known_in_the_same_round(nursery: trio.Nursery) -> None:
+async def test_pods_around_those_that_cost_the_most_are_known_in_the_same_round(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     terms = ",".join(["{}"] * 1_000_000)
     hostile = '{"metadata":{"name":"h","namespace":"s","uid":"h%d"},"spec":{"affinity":{"a":[%s]}}}'
     first, last = (json.dumps(pod_json(uid)) for uid in ("before", "after"))
@@ -318,7 +322,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     nursery.cancel_scope.cancel()
 
 
-async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery) -> None:
+async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     port = await nursery.start(HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)]).serve)
     pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
     texts: list[str] = []
@@ -358,7 +362,7 @@ def server_tls(authority: trustme.CA, name: str, *, ask_client: bool = False) ->
 
 
 async def test_a_token_is_sent_and_read_again_when_its_file_changes(
-    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA
+    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, idle_clock: MockClock
 ) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     token = tmp_path / "token"
@@ -387,7 +391,7 @@ async def test_a_token_is_sent_and_read_again_when_its_file_changes(
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
 async def test_a_refused_token_is_named_by_its_file_never_by_its_value(
-    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, status: str
+    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, status: str, idle_clock: MockClock
 ) -> None:
     (tmp_path / "token").write_text("very-secret")
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
@@ -405,7 +409,9 @@ async def test_a_refused_token_is_named_by_its_file_never_by_its_value(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_client_certificate_is_shown(nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA) -> None:
+async def test_a_client_certificate_is_shown(
+    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, idle_clock: MockClock
+) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     mine = authority.issue_cert("agent@node1")
     mine.cert_chain_pems[0].write_to_path(str(tmp_path / "client.crt"))
@@ -425,7 +431,7 @@ async def test_a_client_certificate_is_shown(nursery: trio.Nursery, tmp_path: Pa
 
 @pytest.mark.parametrize(("insecure", "good"), [(False, False), (True, True)])
 async def test_an_unknown_certificate_is_refused_unless_the_operator_says_otherwise(
-    nursery: trio.Nursery, authority: trustme.CA, insecure: bool, good: bool
+    nursery: trio.Nursery, authority: trustme.CA, insecure: bool, good: bool, idle_clock: MockClock
 ) -> None:
     port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "127.0.0.1"))
     async with HttpSession(HttpEndpoint(name="kubelet", url=f"https://127.0.0.1:{port}", insecure=insecure)) as session:
@@ -438,7 +444,7 @@ async def test_an_unknown_certificate_is_refused_unless_the_operator_says_otherw
 
 
 async def test_a_certificate_of_another_name_is_refused(
-    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA
+    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, idle_clock: MockClock
 ) -> None:
     authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "node2"))
@@ -451,7 +457,9 @@ async def test_a_certificate_of_another_name_is_refused(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_renewed_authority_opens_a_new_connection(nursery: trio.Nursery, tmp_path: Path) -> None:
+async def test_a_renewed_authority_opens_a_new_connection(
+    nursery: trio.Nursery, tmp_path: Path, idle_clock: MockClock
+) -> None:
     old, new = trustme.CA(), trustme.CA()
     old.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     server = HttpPeer([Reply(EMPTY)])
@@ -467,7 +475,7 @@ async def test_a_renewed_authority_opens_a_new_connection(nursery: trio.Nursery,
     nursery.cancel_scope.cancel()
 
 
-async def test_certificate_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+async def test_certificate_files_that_cannot_be_used_are_named(tmp_path: Path, idle_clock: MockClock) -> None:
     async with HttpSession(
         HttpEndpoint(name="k", url="https://127.0.0.1:1", ca_file=f"{tmp_path}/none.crt")
     ) as session:
@@ -520,7 +528,9 @@ def test_messages_name_the_credentials_by_file() -> None:
     assert HttpEndpoint(name="k", url="u", cert_file="/c").credentials == "the certificate /c"
 
 
-async def test_credentials_that_change_are_used_from_the_next_request_on(nursery: trio.Nursery) -> None:
+async def test_credentials_that_change_are_used_from_the_next_request_on(
+    nursery: trio.Nursery, idle_clock: MockClock
+) -> None:
     """A token inside of a kubeconfig that an administrator replaces, for example before it expires."""
     ca = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -55,12 +55,12 @@ async def serving(
         nursery.cancel_scope.cancel()
 
 
-async def raw(site: Site, request: bytes, timeout_s: float = 3) -> bytes:
+async def raw(site: Site, request: bytes, timeout_s: float = 60) -> bytes:
     """Send bytes over TCP and read until the other side closes."""
     return await exchange(await trio.open_tcp_stream("127.0.0.1", site.port), request, timeout_s)
 
 
-async def raw_unix(site: Site, request: bytes, timeout_s: float = 3) -> bytes:
+async def raw_unix(site: Site, request: bytes, timeout_s: float = 60) -> bytes:
     """The same over root's unix socket."""
     return await exchange(await trio.open_unix_socket(site.path), request, timeout_s)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from reconciler.daemon.status import shown_marks
 from reconciler.runtime.cooperative import Steps
@@ -48,7 +49,16 @@ async def test_many_slow_readers_are_sent_one_body(tmp_path: Path, monkeypatch: 
         await real(self, data)
 
     monkeypatch.setattr(trio.SocketStream, "send_all", send_all)
-    async with serving(tmp_path) as site:
+
+    class Late(FakeShown):
+        """Has the first parts when all twelve wait."""
+
+        async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
+            if not self.pods_asked:
+                await trio.testing.wait_all_tasks_blocked(0.02)
+            return await super().parts(sections, pod)
+
+    async with serving(tmp_path, shown=Late()) as site:
         site.shown.pods = {"big": "x" * BIG}
         with ExitStack() as stack:
             slow_readers(site.path, [GET % b""] * 12, stack)
@@ -60,7 +70,7 @@ async def test_many_slow_readers_are_sent_one_body(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(connection, "SEND_S", 0.1)
 
 
-async def test_a_body_arrives_whole_in_slices(tmp_path: Path) -> None:
+async def test_a_body_arrives_whole_in_slices(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         site.shown.pods = {"big": "x" * (1 << 20), "end": 1}
         for version in (b"1.1", b"1.0"):
@@ -71,19 +81,21 @@ async def test_a_body_arrives_whole_in_slices(tmp_path: Path) -> None:
             assert body.endswith(b'"pools":{"a 1":[2]}}\n')
 
 
-async def test_bodies_in_flight_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_in_flight_are_bounded_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_clock: MockClock
+) -> None:
     monkeypatch.setattr(Bodies.__init__, "__defaults__", (12 << 20,))
     async with serving(tmp_path) as site:
         site.shown.pods = {"big": "x" * BIG}
         with ExitStack() as stack:
             slow_readers(site.path, [GET % b"?section=pods"], stack)
-            await trio.sleep(0.3)
-            answer = await raw_unix(site, GET % b"?section=pods,pools", timeout_s=10)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            answer = await raw_unix(site, GET % b"?section=pods,pools")
         assert answer[9:12] == b"503"
         assert b"\r\nretry-after: " in answer.lower()
         # When the slow reader has gone there is room again.
         with trio.fail_after(60):
-            while (await raw_unix(site, GET % b"", timeout_s=10))[9:12] != b"200":  # noqa: ASYNC110  (no event)
+            while (await raw_unix(site, GET % b""))[9:12] != b"200":  # noqa: ASYNC110  (no event)
                 await trio.sleep(0.1)
 
 
@@ -99,7 +111,7 @@ def test_a_body_counts_once_and_the_first_may_have_any_size() -> None:
         assert bodies.bytes == 10
 
 
-async def test_documents_of_one_round_are_one_object_and_within_the_budget() -> None:
+async def test_documents_of_one_round_are_one_object_and_within_the_budget(idle_clock: MockClock) -> None:
     shown = FakeShown()
     answers = Answers(shown, HttpCounts())
     chunks: list[bytes] = []
@@ -165,7 +177,7 @@ async def test_waiting_for_a_thread_is_not_spent(autojump_clock: trio.testing.Mo
     assert trio.current_time() - began < 9.5
 
 
-async def test_root_waits_for_no_readers_build(tmp_path: Path) -> None:
+async def test_root_waits_for_no_readers_build(tmp_path: Path, idle_clock: MockClock) -> None:
     """A reader whose build never ends: root's answer comes."""
     started = trio.Event()
 
@@ -237,7 +249,7 @@ def test_labels_and_annotations_are_cut_each_and_in_all() -> None:
     assert shown_marks(whole) == whole
 
 
-async def test_a_path_with_a_slash_is_no_redirect(tmp_path: Path) -> None:
+async def test_a_path_with_a_slash_is_no_redirect(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         for client in (site.tcp, site.unix):
             answer = await client.get("/healthz/")

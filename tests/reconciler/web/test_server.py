@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import trio
 import yaml
+from trio.testing import MockClock
 
 from cgroupfs.errors import StoreError
 from reconciler.config.model import HttpSection
@@ -33,7 +34,7 @@ from tests.reconciler.web.site import raw, serving
 PROJECT = Path(__file__).parents[3]
 
 
-async def test_health_is_the_pulse_of_the_loop(tmp_path: Path) -> None:
+async def test_health_is_the_pulse_of_the_loop(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         answer = await site.tcp.get("/healthz")
         assert (answer.status_code, answer.json()) == (200, {"alive": True, "silent_s": 0.25})
@@ -42,7 +43,7 @@ async def test_health_is_the_pulse_of_the_loop(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()) == (503, {"alive": False, "silent_s": 31.0})
 
 
-async def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
+async def test_readiness_names_what_is_missing(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         assert (await site.unix.get("/readyz")).json() == {"ready": True, "problems": 0, "reasons": []}
         site.shown.reasons = ["the first plan is not done"]
@@ -51,7 +52,7 @@ async def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
         assert answer.json() == {"ready": False, "problems": 1, "reasons": ["the first plan is not done"]}
 
 
-async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
+async def test_metrics_are_prometheus_text(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         answer = await site.tcp.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -59,7 +60,7 @@ async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
         assert "server" not in answer.headers
 
 
-async def test_state_has_three_formats_with_the_same_content(tmp_path: Path) -> None:
+async def test_state_has_three_formats_with_the_same_content(tmp_path: Path, idle_clock: MockClock) -> None:
     whole = {"pods": {"u1": {"class": "reclaimed", "cpus": "0-3"}}, "pools": {"a 1": [2]}}
     async with serving(tmp_path) as site:
         assert (await site.unix.get("/state")).json() == whole
@@ -70,7 +71,7 @@ async def test_state_has_three_formats_with_the_same_content(tmp_path: Path) -> 
         assert yaml.load(written.text, Loader=yaml.CSafeLoader) == whole
 
 
-async def test_only_the_requested_sections_are_built(tmp_path: Path) -> None:
+async def test_only_the_requested_sections_are_built(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         assert list((await site.unix.get("/state?section=pools")).json()) == ["pools"]
         assert list((await site.unix.get("/state?section=pools,pods")).json()) == ["pods", "pools"]
@@ -85,34 +86,36 @@ async def test_only_the_requested_sections_are_built(tmp_path: Path) -> None:
         ("/state?format=xml", "format: 'xml': expected one of json, msgpack, yaml"),
     ],
 )
-async def test_a_wrong_question_is_answered_with_what_is_known(tmp_path: Path, url: str, error: str) -> None:
+async def test_a_wrong_question_is_answered_with_what_is_known(
+    tmp_path: Path, url: str, error: str, idle_clock: MockClock
+) -> None:
     async with serving(tmp_path) as site:
         answer = await site.unix.get(url)
         assert (answer.status_code, answer.json()) == (400, {"error": error})
 
 
 @pytest.mark.parametrize("pod", ["", "web,", "a,b,c,d,e", "w" * 401, "web%0a", "%1b[2J"])
-async def test_a_pod_parameter_that_no_pod_can_have_is_refused(tmp_path: Path, pod: str) -> None:
+async def test_a_pod_parameter_that_no_pod_can_have_is_refused(tmp_path: Path, pod: str, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         assert (await site.unix.get(f"/state?section=pods&pod={pod}")).status_code == 400
         assert site.shown.asked == []
 
 
-async def test_the_pods_that_are_wanted_reach_the_document(tmp_path: Path) -> None:
+async def test_the_pods_that_are_wanted_reach_the_document(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         for url in ("/state?pod=shop/web-0", "/state?pod=web%2B1&section=pods", "/state?pod=a,b", "/state"):
             assert (await site.unix.get(url)).status_code == 200
         assert site.shown.pods_asked == ["shop/web-0", "web+1", "a,b", ""]
 
 
-async def test_the_hour_of_a_pod_is_had_by_its_uid(tmp_path: Path) -> None:
+async def test_the_hour_of_a_pod_is_had_by_its_uid(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         assert (await site.unix.get("/pods/u1/hour")).json() == {"use_milli": [1, None]}
         assert (await site.unix.get("/pods/u2/hour")).status_code == 404
         assert (await site.tcp.get("/pods/u1/hour")).status_code == 404
 
 
-async def test_a_hold_is_made_and_released_over_the_unix_socket(tmp_path: Path) -> None:
+async def test_a_hold_is_made_and_released_over_the_unix_socket(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         body = {"target": "pod:u1", "reason": "debugging", "by": "ann", "seconds": 60}
         made = await site.unix.post("/holds", json=body)
@@ -130,7 +133,7 @@ async def test_a_hold_is_made_and_released_over_the_unix_socket(tmp_path: Path) 
         ]
 
 
-async def test_tcp_has_no_controls_at_all(tmp_path: Path) -> None:
+async def test_tcp_has_no_controls_at_all(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         answers = [
             await site.tcp.post("/holds", json={"target": "node", "reason": "x", "by": "x"}),
@@ -144,7 +147,7 @@ async def test_tcp_has_no_controls_at_all(tmp_path: Path) -> None:
         assert site.control.told == []
 
 
-async def test_errors_of_ours_are_their_one_message(tmp_path: Path) -> None:
+async def test_errors_of_ours_are_their_one_message(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path) as site:
         nonsense = await site.unix.post("/holds", json={"target": "nonsense", "reason": "", "by": ""})
         assert nonsense.status_code == 400
@@ -173,14 +176,18 @@ async def test_errors_of_ours_are_their_one_message(tmp_path: Path) -> None:
         (b" " * (MAX_BODY + 1), 413, f"the body is larger than {MAX_BODY} bytes"),
     ],
 )
-async def test_a_bad_body_is_refused(tmp_path: Path, body: bytes, status: int, error: str) -> None:
+async def test_a_bad_body_is_refused(
+    tmp_path: Path, body: bytes, status: int, error: str, idle_clock: MockClock
+) -> None:
     async with serving(tmp_path) as site:
         answer = await site.unix.post("/holds", content=body)
         assert (answer.status_code, answer.json()) == (status, {"error": error})
         assert site.control.told == []
 
 
-async def test_a_missing_body_ends_in_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_body_ends_in_a_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_clock: MockClock
+) -> None:
     monkeypatch.setattr("reconciler.web.app.BODY_DEADLINE_S", 0.3)
     async with serving(tmp_path) as site:
         stream = await trio.open_unix_socket(site.path)
@@ -192,7 +199,7 @@ async def test_a_missing_body_ends_in_a_timeout(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_an_internal_error_is_logged_and_answered_without_details(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, idle_clock: MockClock
 ) -> None:
     async with serving(tmp_path) as site:
         site.shown.broken = True
@@ -215,7 +222,7 @@ async def test_an_internal_error_is_logged_and_answered_without_details(
     ],
 )
 async def test_bytes_that_are_no_request_end_only_their_own_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes, status: bytes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes, status: bytes, idle_clock: MockClock
 ) -> None:
     monkeypatch.setattr(connection, "IDLE_S", 0.5)
     async with serving(tmp_path) as site:
@@ -240,7 +247,7 @@ WEBSOCKET = (
     ids=["http2", "h2c", "websocket"],
 )
 async def test_other_protocols_do_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes, idle_clock: MockClock
 ) -> None:
     monkeypatch.setattr(connection, "IDLE_S", 0.5)
     async with serving(tmp_path) as site:
@@ -248,7 +255,9 @@ async def test_other_protocols_do_no_harm(
         assert (await site.tcp.get("/healthz")).status_code == 200
 
 
-async def test_a_header_that_never_ends_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_header_that_never_ends_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_clock: MockClock
+) -> None:
     monkeypatch.setattr(connection, "IDLE_S", 0.3)
     async with serving(tmp_path) as site:
         stream = await trio.open_tcp_stream("127.0.0.1", site.port)
@@ -261,7 +270,7 @@ async def test_a_header_that_never_ends_is_cut_off(tmp_path: Path, monkeypatch: 
         assert trio.current_time() - began < 2
 
 
-async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) -> None:
+async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path, max_connections=2) as site:
         streams = [await trio.open_tcp_stream("127.0.0.1", site.port) for _ in range(3)]
         with trio.fail_after(60):
@@ -273,7 +282,7 @@ async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) 
             await stream.aclose()
 
 
-async def test_a_peer_that_has_gone_leaves_its_place_at_once(tmp_path: Path) -> None:
+async def test_a_peer_that_has_gone_leaves_its_place_at_once(tmp_path: Path, idle_clock: MockClock) -> None:
     async with serving(tmp_path, max_connections=2) as site:
         with trio.fail_after(60):
             for _ in range(10):
@@ -285,7 +294,7 @@ async def test_a_peer_that_has_gone_leaves_its_place_at_once(tmp_path: Path) -> 
 
 
 async def test_a_peer_that_does_not_read_cannot_keep_the_daemon_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle_clock: MockClock
 ) -> None:
     monkeypatch.setattr(connection, "SEND_S", 0.5)
     began = 0.0
@@ -299,7 +308,9 @@ async def test_a_peer_that_does_not_read_cannot_keep_the_daemon_from_ending(
     await stream.aclose()
 
 
-async def test_the_unix_socket_is_for_its_owner_only_and_removed_with_the_server(tmp_path: Path) -> None:
+async def test_the_unix_socket_is_for_its_owner_only_and_removed_with_the_server(
+    tmp_path: Path, idle_clock: MockClock
+) -> None:
     async with serving(tmp_path) as site:
         assert stat.S_IMODE(os.lstat(site.path).st_mode) == 0o600
         assert os.listdir(tmp_path) == ["s"]
@@ -347,7 +358,9 @@ def test_a_socket_that_cannot_be_had_is_one_message(
         pass
 
 
-async def test_a_port_in_use_is_taken_when_it_gets_free_and_the_controls_never_stop(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_taken_when_it_gets_free_and_the_controls_never_stop(
+    tmp_path: Path, idle_clock: MockClock
+) -> None:
     shown, control, port = FakeShown(), FakeControl(), free_port()
     config = HttpSection(port=port, socket=str(tmp_path / "s"))
     supervisor = Supervisor([components(config, shown, control)])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from msgspec.structs import replace
+from trio.testing import MockClock
 
 from cgroupfs.subtree import Subtree
 from reconciler.clients.http import HttpResponse
@@ -85,7 +86,9 @@ async def evict(
     return result, server, work
 
 
-async def test_an_accepted_eviction_is_done_when_nobody_is_left(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_an_accepted_eviction_is_done_when_nobody_is_left(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     def step(step: EvictionStep) -> None:
         if step is EvictionStep.WAIT:
             pod.end()
@@ -105,7 +108,9 @@ async def test_an_accepted_eviction_is_done_when_nobody_is_left(nursery: trio.Nu
     }
 
 
-async def test_a_pods_own_grace_is_not_spoken_of_where_nothing_shortens_it(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_a_pods_own_grace_is_not_spoken_of_where_nothing_shortens_it(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     pod.end()
     server = HttpPeer([listed("v1"), CREATED])
     port = await nursery.start(server.serve)
@@ -117,14 +122,18 @@ async def test_a_pods_own_grace_is_not_spoken_of_where_nothing_shortens_it(nurse
     nursery.cancel_scope.cancel()
 
 
-async def test_an_accepted_one_that_lives_on_is_left_to_the_next_means(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_an_accepted_one_that_lives_on_is_left_to_the_next_means(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     result, _, work = await evict(nursery, pod, listed("v1"), CREATED)
     assert (result.outcome, work.case.accepted) == (None, True)
     assert result.detail == "accepted, but the pod is still running after 700 ms"
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1"])
-async def test_the_core_groups_list_tells_which_version_evicts(nursery: trio.Nursery, pod: Pod, version: str) -> None:
+async def test_the_core_groups_list_tells_which_version_evicts(
+    nursery: trio.Nursery, pod: Pod, version: str, idle_clock: MockClock
+) -> None:
     pod.end()
     _, server, _ = await evict(nursery, pod, listed(version), CREATED)
     assert json.loads(server.bodies[1])["apiVersion"] == f"policy/{version}"
@@ -135,7 +144,7 @@ async def test_the_core_groups_list_tells_which_version_evicts(nursery: trio.Nur
     [status(403, "Forbidden"), Reply(b"{}"), Reply(b"[1]"), Reply(b'{"resources":[{"name":"pods/eviction"}]}')],
 )
 async def test_where_the_list_does_not_tell_the_version_is_found_by_trying(
-    nursery: trio.Nursery, pod: Pod, unlisted: Reply
+    nursery: trio.Nursery, pod: Pod, unlisted: Reply, idle_clock: MockClock
 ) -> None:
     pod.end()
     wrong = status(400, "BadRequest", 'no kind "Eviction" is registered for version "policy/v1"')
@@ -146,7 +155,7 @@ async def test_where_the_list_does_not_tell_the_version_is_found_by_trying(
 
 @pytest.mark.parametrize("header", [("Retry-After: 0",), ()])
 async def test_a_disruption_budget_is_asked_again_until_it_gives_way(
-    nursery: trio.Nursery, pod: Pod, header: tuple[str, ...]
+    nursery: trio.Nursery, pod: Pod, header: tuple[str, ...], idle_clock: MockClock
 ) -> None:
     refusal = status(429, "TooManyRequests", "Cannot evict pod", *header, **BUDGET)
     begun = trio.current_time()
@@ -174,7 +183,7 @@ async def test_a_disruption_budget_is_asked_again_until_it_gives_way(
     ],
 )
 async def test_a_budget_that_has_refused_is_obeyed_also_where_the_api_server_fails_then(
-    nursery: trio.Nursery, pod: Pod, failure: Reply
+    nursery: trio.Nursery, pod: Pod, failure: Reply, idle_clock: MockClock
 ) -> None:
     refusal = status(429, "TooManyRequests", "Cannot evict pod", **BUDGET)
     # It has refused for longer than failures are borne, and most of the time is left for the failures.
@@ -191,7 +200,7 @@ async def test_a_budget_that_has_refused_is_obeyed_also_where_the_api_server_fai
 
 
 async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers_now(
-    nursery: trio.Nursery, pod: Pod
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
 ) -> None:
     outcomes = []
     over = replace(CONFIG, api=replace(CONFIG.api, hard_over_budget=True))
@@ -211,14 +220,18 @@ async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers
     nursery.cancel_scope.cancel()
 
 
-async def test_a_budget_that_gives_way_in_the_end_has_not_refused(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_a_budget_that_gives_way_in_the_end_has_not_refused(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     refusal = status(429, "TooManyRequests", "Cannot evict pod", "Retry-After: 0", **BUDGET)
     result, _, work = await evict(nursery, pod, listed("v1"), refusal, CREATED)
     assert (result.outcome, work.case.accepted) == (None, True)
     assert result.detail == "accepted, but the pod is still running after 700 ms"
 
 
-async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     refusal = status(429, "TooManyRequests", "Cannot evict pod", "Retry-After: 10", **BUDGET)
     patient = replace(CONFIG, api=varied(ApiMeans(), refused_s=5.0, longest_wait_s=30.0))
     result, server, _ = await evict(nursery, pod, listed("v1"), refusal, config=patient)
@@ -230,7 +243,9 @@ async def test_a_budget_that_asks_for_more_time_than_it_gets_has_refused(nursery
     assert len(server.requests) == 2
 
 
-async def test_only_a_hard_trigger_that_was_allowed_to_passes_over_a_budget(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_only_a_hard_trigger_that_was_allowed_to_passes_over_a_budget(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     refusal = status(429, "TooManyRequests", "Cannot evict pod", **BUDGET)
     over = replace(CONFIG, api=replace(CONFIG.api, hard_over_budget=True))
     outcomes = []
@@ -244,7 +259,9 @@ async def test_only_a_hard_trigger_that_was_allowed_to_passes_over_a_budget(nurs
     nursery.cancel_scope.cancel()
 
 
-async def test_several_budgets_for_one_pod_refuse_at_once(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_several_budgets_for_one_pod_refuse_at_once(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     several = status(500, "InternalError", "This pod has more than one PodDisruptionBudget, which the API does not...")
     result, server, _ = await evict(nursery, pod, listed("v1"), several)
     assert (result.outcome, len(server.requests)) == (EvictionOutcome.REFUSED, 2)
@@ -258,7 +275,7 @@ async def test_several_budgets_for_one_pod_refuse_at_once(nursery: trio.Nursery,
     ],
 )
 async def test_a_pod_that_the_api_server_no_longer_has_is_waited_for(
-    nursery: trio.Nursery, pod: Pod, answer: Reply
+    nursery: trio.Nursery, pod: Pod, answer: Reply, idle_clock: MockClock
 ) -> None:
     async def kubelet() -> None:
         await trio.sleep(0.3)
@@ -270,7 +287,7 @@ async def test_a_pod_that_the_api_server_no_longer_has_is_waited_for(
 
 
 async def test_one_that_the_api_server_does_not_have_and_that_lives_is_left_to_the_next_means(
-    nursery: trio.Nursery, pod: Pod
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
 ) -> None:
     answer = status(404, "NotFound", "no", kind="pods")
     result, _, _ = await evict(nursery, pod, listed("v1"), answer)
@@ -291,7 +308,7 @@ async def test_one_that_the_api_server_does_not_have_and_that_lives_is_left_to_t
     ],
 )
 async def test_an_api_server_that_fails_is_asked_for_a_while(
-    nursery: trio.Nursery, pod: Pod, answer: Reply, words: str
+    nursery: trio.Nursery, pod: Pod, answer: Reply, words: str, idle_clock: MockClock
 ) -> None:
     result, server, work = await evict(nursery, pod, listed("v1"), answer)
     assert (result.outcome, result.unasked) == (None, True)
@@ -301,7 +318,7 @@ async def test_an_api_server_that_fails_is_asked_for_a_while(
     assert work.case.reply
 
 
-async def test_one_that_hangs_and_then_answers_evicts(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_one_that_hangs_and_then_answers_evicts(nursery: trio.Nursery, pod: Pod, idle_clock: MockClock) -> None:
     pod.end()
     result, _, _ = await evict(nursery, pod, Reply(hang_s=60), listed("v1"), CREATED)
     assert result.outcome in {EvictionOutcome.DONE, EvictionOutcome.GONE}
@@ -309,7 +326,7 @@ async def test_one_that_hangs_and_then_answers_evicts(nursery: trio.Nursery, pod
 
 @pytest.mark.parametrize("code", [302, 400, 401, 403, 404, 405, 422])
 async def test_who_may_not_ask_does_not_know_the_budget_and_says_so_at_once(
-    nursery: trio.Nursery, pod: Pod, code: int
+    nursery: trio.Nursery, pod: Pod, code: int, idle_clock: MockClock
 ) -> None:
     result, server, work = await evict(nursery, pod, listed("v1"), status(code, "Forbidden", "you may not"))
     assert (result.outcome, result.detail, result.unasked) == (None, f"HTTP {code}: you may not", True)
@@ -318,7 +335,7 @@ async def test_who_may_not_ask_does_not_know_the_budget_and_says_so_at_once(
 
 
 async def test_a_pod_that_runs_and_that_the_api_server_does_not_have_may_have_a_budget(
-    nursery: trio.Nursery, pod: Pod
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
 ) -> None:
     """As from an etcd that was restored to an older version."""
     result, _, _ = await evict(nursery, pod, listed("v1"), status(404, "NotFound", "no", kind="pods"))
@@ -326,19 +343,23 @@ async def test_a_pod_that_runs_and_that_the_api_server_does_not_have_may_have_a_
 
 
 async def test_an_accepted_eviction_was_allowed_by_the_budgets_also_where_the_pod_lives_on(
-    nursery: trio.Nursery, pod: Pod
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
 ) -> None:
     result, _, _ = await evict(nursery, pod, listed("v1"), CREATED)
     assert (result.outcome, result.unasked) == (None, False)
 
 
-async def test_taken_up_while_waiting_it_is_not_asked_again(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_taken_up_while_waiting_it_is_not_asked_again(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     pod.end()
     result, server, work = await evict(nursery, pod, CREATED, resumed=EvictionStep.WAIT)
     assert (result.outcome, server.requests, work.steps) == (EvictionOutcome.DONE, [], [])
 
 
-async def test_a_pod_that_ends_while_a_budget_refuses_is_gone(nursery: trio.Nursery, pod: Pod) -> None:
+async def test_a_pod_that_ends_while_a_budget_refuses_is_gone(
+    nursery: trio.Nursery, pod: Pod, idle_clock: MockClock
+) -> None:
     async def itself() -> None:
         await trio.sleep(0.25)
         pod.end()
