@@ -1,6 +1,6 @@
 """A container runtime's CRI endpoint on a unix socket: recorded answers, and the filters a real runtime has."""
 
-import time
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from reconciler.sources.criapi import cri_pb2
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/meta"
+_HANG_S = 120.0
 
 
 def _recorded(name: str, message: Any) -> Any:  # a protobuf message of any type
@@ -33,7 +34,11 @@ class FakeRuntime:
         self.socket = socket
         self.apis = apis
         self.asked: list[str] = []
-        self.hang_s = 0.0
+        self.answers = threading.Event()
+        """While it is not set all calls hang."""
+        self.answers.set()
+        self.together = threading.Barrier(1)
+        """So many calls are answered together."""
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.on_stop: Callable[[str, int], None] = lambda _id, _grace: None
         self.sandboxes = list(_recorded("ListPodSandbox", cri_pb2.ListPodSandboxResponse()).items)
@@ -67,12 +72,14 @@ class FakeRuntime:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.answers.set()
         self._server.stop(0).wait()
 
     def _answering(self, name: str, answer: Any) -> Any:  # gRPC's handlers are untyped
         def handle(request: Any, context: Any) -> Any:
             self.asked.append(name)
-            time.sleep(self.hang_s)
+            self.answers.wait(_HANG_S)
+            self.together.wait(_HANG_S)
             if self.refusal is not None:
                 context.abort(*self.refusal)
             try:

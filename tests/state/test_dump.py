@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgpack
@@ -147,21 +146,17 @@ def test_the_same_state_renders_to_the_same_bytes(tmp_path: Path) -> None:
         assert render(from_store(read_dump(path), at=1.0), form) == render(from_store(read_dump(path), at=1.0), form)
 
 
-def test_reading_and_rendering_start_fast_and_import_nothing_heavy(tmp_path: Path) -> None:
+def test_reading_and_rendering_import_nothing_heavy_and_little_at_all(tmp_path: Path) -> None:
     code = (
-        "import sys, time; started = time.perf_counter()\n"
+        "import sys; before = len(sys.modules)\n"
         "from state.reader import read_dump; from state.dump import from_store, render\n"
         "render(from_store(read_dump(sys.argv[1]), 0.0), 'json')\n"
-        "print(sorted({'msgspec', 'trio', 'yaml', 'inspect', 'asyncio'} & set(sys.modules)))"
+        "print(sorted({'msgspec', 'trio', 'yaml', 'inspect', 'asyncio'} & set(sys.modules)), len(sys.modules) - before)"
     )
-    path = filled(tmp_path)
-    best = 9.0
-    for _ in range(5):
-        started = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", code, path], capture_output=True, text=True, check=True, cwd=os.getcwd()
-        )
-        best = min(best, time.perf_counter() - started)
-        assert done.stdout.strip() == "[]"
-    # Measured 45 ms, of which the interpreter is 20; a busy machine doubles it.
-    assert best < 0.25, best
+    done = subprocess.run(
+        [sys.executable, "-c", code, filled(tmp_path)], capture_output=True, text=True, check=True, cwd=os.getcwd()
+    )
+    heavy, number = done.stdout.rsplit(maxsplit=1)
+    assert heavy == "[]"
+    # 45 ms with the interpreter's 20.
+    assert int(number) < 80, number

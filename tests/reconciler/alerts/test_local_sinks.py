@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from reconciler.alerts.alert import AlertKind, Severity
 from reconciler.alerts.sinks.base import AlertSink, SinkError, SinkSetup
@@ -21,6 +22,7 @@ from reconciler.alerts.sinks.command import CommandSinkConfig
 from reconciler.alerts.sinks.file import FileSinkConfig
 from reconciler.alerts.sinks.journal import MESSAGE_IDS, JournalSinkConfig
 from reconciler.alerts.sinks.table import SinkSection, build
+from tests.fakes.overtime import LIMIT_S, overtime
 from tests.reconciler.alerts.making import notice
 
 
@@ -175,10 +177,15 @@ async def test_a_command_that_is_not_there_is_told() -> None:
         await sink(CommandSinkConfig(argv=("/nowhere/x",))).send([notice()])
 
 
-async def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
-    text = f"trap '' TERM; (trap '' TERM; echo $$ > {tmp_path}/pid; sleep 600) & echo $! > {tmp_path}/child; wait"
-    with pytest.raises(SinkError, match=r"did not end within 300 ms and was killed"):
-        await sink(script(tmp_path, text), timeout_s=0.3).send([notice()])
+async def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path, mock_clock: MockClock) -> None:
+    text = f"trap '' TERM; echo $$ > {tmp_path}/pid; (trap '' TERM; sleep 600) & echo $! > {tmp_path}/child; wait"
+    made = sink(script(tmp_path, text), timeout_s=LIMIT_S)
+
+    async def send() -> None:
+        with pytest.raises(SinkError, match=r"did not end within 60 s and was killed"):
+            await made.send([notice()])
+
+    await overtime(mock_clock, send, tmp_path / "child")
     for name in ("pid", "child"):
         pid = int((tmp_path / name).read_text())
         with trio.fail_after(60):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from trio.testing import MockClock
 
 from reconciler.clients import command
 from reconciler.clients.command import MOST_WORDS, Command, CommandResult
+from tests.fakes.overtime import LIMIT_S, line_in, overtime
 
 ROOT = os.geteuid() == 0
 PROJECT = Path(__file__).parents[3]
@@ -48,25 +50,12 @@ async def gone(pid: int) -> None:
 
 
 async def pid_in(path: Path) -> int:
-    with trio.fail_after(60):
-        while not path.exists() or not path.read_text().endswith("\n"):  # noqa: ASYNC110  # written by the program
-            await trio.sleep(0.01)
-    return int(path.read_text())
+    return int(await line_in(path))
 
 
 async def late(item: Command, clock: MockClock, begun: Path) -> CommandResult:
-    """Run it until it has written a line into ``begun``; then its time, an hour, is over at once."""
-    clock.rate = 1.0
-    results: list[CommandResult] = []
-
-    async def run() -> None:
-        results.append(await item.run(3600))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        await pid_in(begun)
-        clock.jump(3600)
-    return results[0]
+    """How it goes on when its time is over, which is when it has written a line into ``begun``."""
+    return await overtime(clock, partial(item.run, LIMIT_S), begun)
 
 
 # What it gets and gives
@@ -136,7 +125,7 @@ async def test_one_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path,
     path = script(tmp_path, f"trap '' TERM; echo 1; sleep 300 & echo $! > {tmp_path}/child; wait; sleep 300")
     done = await late(Command([path], most_output=100), mock_clock, tmp_path / "child")
     assert (done.status, done.output, done.timed_out) == (-signal.SIGKILL, b"1\n", True)
-    assert done.problem == "it did not end within 60 min and was killed"
+    assert done.problem == "it did not end within 60 s and was killed"
     await gone(await pid_in(tmp_path / "child"))
 
 
@@ -181,7 +170,7 @@ async def test_one_that_cannot_be_killed_is_told_and_not_started_again(
     monkeypatch.setattr(os, "killpg", lambda group, _: spared.append(group))
     item = Command([script(tmp_path, f"echo $$ > {begun}; exec sleep 300")])
     done = await late(item, mock_clock, begun)
-    assert (done.status, done.problem) == (None, "it did not end within 60 min and could not be killed")
+    assert (done.status, done.problem) == (None, "it did not end within 60 s and could not be killed")
     with pytest.raises(OSError, match=rf"the previous process \(pid {spared[0]}\) cannot be killed"):
         await item.run(60)
     assert len(spared) == 1

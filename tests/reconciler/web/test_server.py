@@ -261,13 +261,11 @@ async def test_a_header_that_never_ends_is_cut_off(
     monkeypatch.setattr(connection, "IDLE_S", 0.3)
     async with serving(tmp_path) as site:
         stream = await trio.open_tcp_stream("127.0.0.1", site.port)
-        began = trio.current_time()
         async with stream:
-            with trio.fail_after(60), pytest.raises(trio.BrokenResourceError):  # noqa: PT012
+            with trio.fail_after(2), pytest.raises(trio.BrokenResourceError):  # noqa: PT012
                 for letter in b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 100:
                     await stream.send_all(bytes([letter]))
                     await trio.sleep(0.05)
-        assert trio.current_time() - began < 2
 
 
 async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path, idle_clock: MockClock) -> None:

@@ -1,6 +1,7 @@
 """The evictor with pods of plain files and means that do as they are told: order of steps, ends, and what is told."""
 
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,13 @@ async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.node.add("a")
-    real, refused, elapsed = Store.apply, 0, []
+    real, refused, elapsed, passed_s = Store.apply, 0, [], 0.0
 
     def apply(store: Store, batch: StoreBatch) -> None:
-        nonlocal refused
+        nonlocal refused, passed_s
         if any(case.step is EvictionStep.PLANNED for case in bench.rows()) and refused < 3:
             refused += 1
+            passed_s += 1000.0
             raise StoreError("disk: ENOSPC")
         real(store, batch)
 
@@ -184,10 +186,11 @@ async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods
         return EvictionResult(outcome=None, detail="no")
 
     monkeypatch.setattr(Store, "apply", apply)
-    monkeypatch.setattr("reconciler.responses.eviction.journal._RETRY_S", 0.2)
-    await carried_out(bench.evictor(ScriptedWay(EvictionMethodName.CRI, act)), order_for("a"))
+    monkeypatch.setattr("reconciler.responses.eviction.journal._RETRY_S", 0.01)
+    evictor = bench.evictor(ScriptedWay(EvictionMethodName.CRI, act), clock=lambda: time.time() + passed_s)
+    await carried_out(evictor, order_for("a"))
     assert refused == 3
-    assert elapsed[0] < 0.3
+    assert elapsed[0] < 1000
 
 
 async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench: Bench) -> None:

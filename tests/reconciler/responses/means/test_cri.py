@@ -1,6 +1,7 @@
 """Ending a pod through a runtime: all its containers with their grace, then its sandbox."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ async def test_all_containers_get_their_grace_and_then_the_sandbox_goes(
 ) -> None:
     stops = recording(runtime, tmp_path)
     work = FakeWork(EvictionCase(order=order(ordered), target=EvictionTarget(grace_s=own)), tree)
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [EvictionStep.STOP])
     assert set(stops[:-1]) == {(text, used) for text in ids(runtime)}
@@ -84,7 +85,7 @@ async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
         order=order(), target=EvictionTarget(grace_s=30.0), step=EvictionStep.STOP, step_s=time.time() - 27.5
     )
     work = FakeWork(case, tree, resumed=EvictionStep.STOP)
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [])
     assert set(stops[:-1]) == {(text, 3) for text in ids(runtime)}
@@ -96,7 +97,7 @@ async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ag
     """The daemon may have died between the journal and the act; 0 would be SIGKILL at once."""
     stops = recording(runtime, tmp_path)
     case = EvictionCase(order=order(), target=EvictionTarget(grace_s=30.0), step=EvictionStep.STOP)
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(case, tree, resumed=EvictionStep.STOP))
     assert result.outcome is EvictionOutcome.DONE
     assert set(stops[:-1]) == {(text, 2) for text in ids(runtime)}
@@ -124,7 +125,7 @@ async def test_a_container_that_is_started_meanwhile_is_reported_and_neither_sto
     first = sorted(ids(runtime))
     restarting(runtime, stops, first[0])
     work = FakeWork(EvictionCase(order=order()), tree)
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(work)
         assert (result.outcome, result.returned) == (None, True)
         assert sorted(identifier for identifier, _ in stops) == first
@@ -144,7 +145,7 @@ async def test_taken_up_again_what_the_kubelet_has_started_since_the_first_read_
     case = EvictionCase(
         order=order(), step=EvictionStep.STOP, step_s=time.time(), stopped=(first, "ended before", SANDBOX)
     )
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(case, tree, resumed=EvictionStep.STOP))
     assert (result.outcome, result.returned, [identifier for identifier, _ in stops]) == (None, True, [first])
 
@@ -160,7 +161,7 @@ async def test_where_the_runtime_does_not_list_the_pod_again_its_sandbox_is_left
         runtime.refusal = (grpc.StatusCode.UNAVAILABLE, "restarting")
 
     runtime.on_stop = on_stop
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
     assert (result.outcome, result.returned) == (None, False)
     assert "restarting" in result.detail
@@ -179,7 +180,7 @@ async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from
         before(identifier, grace)
 
     runtime.on_stop = on_stop
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
     assert (result.outcome, stops) == (EvictionOutcome.DONE, [(SANDBOX, -1)]), "and its containers with it"
 
@@ -188,7 +189,7 @@ async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
     recording(runtime, tmp_path, ends=False)
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
     assert (result.outcome, result.detail) == (None, "the runtime reports it stopped, but processes are running")
 
@@ -199,9 +200,10 @@ async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_th
     details = []
     async with CriClient(str(runtime.socket), timeout_s=0.3) as cri:
         way = CriEviction(CONFIG, lambda: cri)
-        runtime.hang_s = 1.0
+        runtime.answers.clear()
         details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
-        runtime.hang_s = 0.0
+        runtime.answers.set()
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         runtime.refusal = (grpc.StatusCode.INTERNAL, "shim is dead")
         details.append((await way.terminate(FakeWork(EvictionCase(order=order()), tree))).detail)
         runtime.refusal = None
@@ -217,11 +219,17 @@ async def test_a_runtime_without_the_pod_that_refuses_or_hangs_is_followed_by_th
 async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
-    recording(runtime, tmp_path, ends=False)
-    async with CriClient(str(runtime.socket)) as cri:
+    over = threading.Event()
+
+    def stop(_: str, grace: int) -> None:
+        """A container's stop hangs, a sandbox's does not."""
+        if grace >= 0:
+            over.wait(120)
+
+    runtime.on_stop = stop
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         pod = await cri.pod(UID)
         assert pod is not None
-        runtime.hang_s = 0.7
         problems = await CriEviction(EvictionMeans(margin_s=0.2), lambda: cri)._stop(
             cri,
             pod,
@@ -231,6 +239,7 @@ async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
     assert problems is not None
     assert len(problems) == len(ids(runtime))
     assert all("StopContainer: no answer within" in problem for problem in problems)
+    over.set()
 
 
 async def test_without_a_socket_it_is_not_tried_until_there_is_one(
@@ -243,7 +252,7 @@ async def test_without_a_socket_it_is_not_tried_until_there_is_one(
     assert way.unusable(work.case) == EvictionResult(outcome=None, detail="no CRI socket")
     assert (await way.terminate(work)).detail == "no CRI socket"
     assert work.steps == []
-    async with CriClient(str(runtime.socket)) as cri:
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         clients.append(cri)
         assert way.unusable(work.case) is None
         assert (await way.terminate(work)).outcome is EvictionOutcome.DONE
