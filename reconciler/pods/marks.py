@@ -204,6 +204,11 @@ class MarkReader:
     def __init__(self, configured: ReadKeys) -> None:
         self._load(configured)
 
+    @property
+    def configured(self) -> ReadKeys:
+        """The configuration's keys that are read, too."""
+        return self._configured
+
     def use(self, configured: ReadKeys) -> bool:
         """From now on read the configuration's keys, too; True when they differ from before."""
         if configured == self._configured:

@@ -24,7 +24,7 @@ from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.kubelet_config import KubeletConfig
-from reconciler.sources.pod_list import ListedPod, PodListReader, chunks
+from reconciler.sources.pod_list import KnownItem, ListedPod, PodListReader, chunks
 from state.model import PodMeta, SourceStatus
 
 NAME: Final = "kubelet"
@@ -136,6 +136,9 @@ class KubeletPods:
         self._detail = "not read yet"
         self._ok = False
         self._problems: tuple[str, ...] = ()
+        self._items: Mapping[bytes, KnownItem] = {}
+        """The last list's pods, to recognise them in the next; read by the marks of ``_read_by``."""
+        self._read_by = marks.configured
         self._next = _Round()
         self._wake = WakeUp()
         self._cost_s = 0.0
@@ -211,7 +214,9 @@ class KubeletPods:
         return self._session
 
     async def _once(self, session: HttpSession) -> SourceError | None:
-        reader, slices = PodListReader(NAME, self._marks), TimeSlice()
+        if self._read_by != self._marks.configured:
+            self._read_by, self._items = self._marks.configured, {}
+        reader, slices = PodListReader(NAME, self._marks, self._items), TimeSlice()
         self._cost_s = 0.0
 
         async def take(chunk: bytes) -> None:
@@ -233,6 +238,7 @@ class KubeletPods:
         except ValueError as exc:
             self._take(reader, whole=False)
             return self._failed(SourceError(NAME, f"{self._peer.shown}: {_PATH}: {exc}"))
+        self._items = reader.items
         self._take(reader, whole=True)
         return None
 

@@ -3,6 +3,7 @@
 import json
 import random
 import tracemalloc
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from cgroupfs.naming import QosClass
 from reconciler.pods.marks import ANNOTATIONS, UNOBEYED
+from reconciler.sources import pod_list as reading
 from reconciler.sources.kubelet_api import decode_pods
-from reconciler.sources.pod_list import LONGEST_POD, Cutter, PodListReader, chunks
+from reconciler.sources.pod_list import LONGEST_POD, Cutter, ListedPod, PodListReader, chunks
 from state.model import ContainerKind, PodMeta, Resources
 from tests.cputime import least_cpu_s
 from tests.fakes.marks import MARKS
@@ -278,6 +280,73 @@ def test_items_longer_than_the_chunks_are_cut_at_their_end(seed: int, size: int)
         cutter.feed(part)
     assert [data.strip() for data in result] == texts
     assert cutter.envelope == b'{"x":[1,{"items":[2]}],"items":[],"kind":"PodList"}'
+
+
+def listed(items: list[str], size: int = 4096, before: PodListReader | None = None) -> PodListReader:
+    reader = PodListReader("kubelet", MARKS, before.items if before is not None else {})
+    for part in chunks(f'{{"kind":"PodList","items":[{",".join(items)}]}}'.encode(), size):
+        reader.feed(part)
+    reader.end()
+    return reader
+
+
+def pods_of_deployments(count: int) -> list[str]:
+    return [json.dumps(pod_json(f"u{number}", annotations={"note": "x" * (900 + number)})) for number in range(count)]
+
+
+def test_pods_that_are_as_in_the_last_list_are_not_decoded_again_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = pods_of_deployments(40)
+    first = listed(items)
+    read: list[bytes] = []
+    real = reading.read_pod
+
+    def counted(item: bytes, *rest: Any) -> ListedPod:  # Any: the arguments are passed on
+        read.append(item)
+        return real(item, *rest)
+
+    monkeypatch.setattr(reading, "read_pod", counted)
+    changed = json.dumps(pod_json("u7", labels={"app": "other"}, annotations={"note": "x" * 900}))
+    items[7] = changed
+    second = listed([*items[20:], *items[:20]], before=first)
+    assert read == [changed.encode()]
+    assert {pod.meta.uid: pod.meta for pod in second.pods if pod.meta.uid != "u7"} == {
+        pod.meta.uid: pod.meta for pod in first.pods if pod.meta.uid != "u7"
+    }
+    assert len(second.pods) == 40
+    read.clear()
+    assert listed(items, before=second).pods == [
+        next(pod for pod in second.pods if pod.meta.uid == f"u{number}") for number in range(40)
+    ]
+    assert read == []
+
+
+def varied(text: str, picked: random.Random) -> str:
+    """The same item, or a variant of it."""
+    at = picked.randrange(len(text))
+    blank, early, status = f" {text} ", text.replace("xx", "yy", 1), f'{text[:-1]},"status":{{"phase":"Running"}}}}'
+    late = f"{text[:at]}z{text[at + 1 :]}" if text[at] == "x" else text
+    return picked.choice((text, blank, early, status if len(text) > 2 else text, late))
+
+
+@given(st.integers(0, 2**32), st.sampled_from((1, 7, 255, 288, 289, 4096, 1 << 16)))
+def test_a_list_reads_the_same_whatever_the_last_one_was(seed: int, size: int) -> None:
+    picked = random.Random(seed)
+    items = [*pods_of_deployments(8), "{}", "0", json.dumps(pod_json("short"))]
+    before = listed([items[number] for number in picked.sample(range(len(items)), 7)], size)
+    now = [varied(text, picked) for text in picked.sample(items, 9)]
+    fresh, by_last = listed(now, size), listed(now, picked.choice((3, 300, 5000)), before)
+    assert (by_last.pods, by_last.problems) == (fresh.pods, fresh.problems)
+    assert by_last.items == fresh.items
+
+
+def test_a_list_that_ends_within_a_known_pod_has_the_pods_before_it() -> None:
+    items = pods_of_deployments(3)
+    before = listed(items)
+    reader = PodListReader("kubelet", MARKS, before.items)
+    reader.feed(f'{{"items":[{",".join(items)}'.encode()[:-20])
+    with pytest.raises(ValueError, match="not a pod list"):
+        reader.end()
+    assert [pod.meta.uid for pod in reader.pods] == ["u0", "u1"]
 
 
 def test_a_list_of_any_length_is_read_in_the_memory_of_one_pod() -> None:
