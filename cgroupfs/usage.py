@@ -8,7 +8,7 @@ documentation, admin-guide/cgroup-v1/cpuacct, admin-guide/cgroup-v2 and schedule
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, final
 
 from msgspec import Struct
@@ -235,6 +235,31 @@ class UsageReader:
         except ValueError as exc:
             where = f"{self._hierarchy.directory(controller, path)}/{file}"
             raise InputError(where, text, "lines of a name and a number") from exc
+
+
+@final
+class QuietGroups:
+    """Which directories' groups have used no CPU time since the round before: their counters need not be read again.
+
+    A directory's CPU time is that of all below it, so a round reads some directories instead of every group in them.
+    It reads them first: what runs while the groups are read shows in the next round. What a group used stays in its
+    counter, so a round that misses the last tick's time loses nothing.
+    """
+
+    def __init__(self, usage: UsageReader) -> None:
+        self._usage = usage
+        self._before: dict[str, int] = {}
+        self._quiet: frozenset[str] = frozenset()
+
+    def begin(self, directories: Iterable[str]) -> None:
+        """Begin a round: read these directories; of a directory that cannot be read nothing is known."""
+        now = {path: ns for path in sorted(set(directories)) if (ns := self._usage.cpu_ns(path)) is not None}
+        self._quiet = frozenset(path for path, ns in now.items() if self._before.get(path) == ns)
+        self._before = now
+
+    def is_quiet(self, directory: str) -> bool:
+        """Whether no group below it ran between the last two rounds, both of which read it."""
+        return directory in self._quiet
 
 
 def _thousandfold(value: int | None) -> int | None:

@@ -1,10 +1,11 @@
 """Accounts the CPU time of BE pods by owner: sold, taken back, lost to evictions; and the bonus of owners in debt.
 
-Every ten seconds the counters of each BE pod's groups are read. *Sold*: CPU time that its groups used. *Taken back*:
-the time for which its containers, its own directory or the besteffort directory were throttled; that of the besteffort
-directory is divided among its owners by what they used. So is, among all owners, the idle CPU time that cuts of the
-harm law kept from BE work. The time in a freezer is not counted. *Lost*: what a pod had used in its whole life when
-bypassd ended it. A pod that lives for less than an interval may be missed.
+Every ten seconds the counters of each BE pod's groups are read, if anything ran below the directory above the pod.
+*Sold*: CPU time that its groups used. *Taken back*: the time for which its containers, its own directory or the
+besteffort directory were throttled; that of the besteffort directory is divided among its owners by what they used. So
+is, among all owners, the idle CPU time that cuts of the harm law kept from BE work. The time in a freezer is not
+counted. *Lost*: what a pod had used in its whole life when bypassd ended it. A pod that lives for less than an interval
+may be missed.
 
 Accounts are hourly, by the wall clock, and stored each minute: one row of META for each hour. A crash costs a minute.
 Owners are bounded in number for each hour: those beyond share one account. An owner that has more than the smallest
@@ -21,7 +22,7 @@ import trio
 
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.naming import QosClass
-from cgroupfs.usage import UsageCounters, UsageReader, grown
+from cgroupfs.usage import QuietGroups, UsageCounters, UsageReader, grown
 from reconciler.control.hour_rows import HourRows, load_rows, uptime_s
 from reconciler.control.inventory import Inventory
 from reconciler.policies.base import containers_of, pod_asks
@@ -92,6 +93,7 @@ class OwnerLedger:
         self.bonus: dict[str, int] = {}
         """Owners whose requests count more now, in percent."""
         self._last: dict[str, tuple[int, UsageCounters]] = {}
+        self._quiet = QuietGroups(usage)
         self._first = True
         self._lives: dict[str, tuple[str, int]] = {}
         """CPU time (ns) of each pod's whole life, by uid, with its owner."""
@@ -135,12 +137,13 @@ class OwnerLedger:
         demands: dict[str, OwnerDemand] = {}
         inside: dict[str, float] = {}
         lives: dict[str, tuple[str, int]] = {}
+        self._quiet.begin(_directory(pod) for pod in pods.values())
         for uid, pod in pods.items():
-            owner = owner_of(pod, config)
-            own = self._delta(pod.group.path, pod.group.inode, seen)
+            owner, quiet = owner_of(pod, config), self._quiet.is_quiet(_directory(pod))
+            own = self._delta(pod.group.path, pod.group.inode, seen, quiet=quiet)
             taken_ns = own.taken_ns
             for container in containers_of(pod):
-                taken_ns += self._delta(container.group.path, container.group.inode, seen).taken_ns
+                taken_ns += self._delta(container.group.path, container.group.inode, seen, quiet=quiet).taken_ns
             used_s = own.used_ns / _NS
             asked = pod_asks(pod, inventory.capacity_milli)
             demands[owner] = _more(demands.get(owner), OwnerDemand(used_s, taken_ns / _NS, asked))
@@ -171,8 +174,16 @@ class OwnerLedger:
             else {}
         )
 
-    def _delta(self, path: str, inode: int, seen: dict[str, tuple[int, UsageCounters]]) -> _Delta:
-        """What a group's counters grew by. The first reading of a new group counts from its creation."""
+    def _delta(
+        self, path: str, inode: int, seen: dict[str, tuple[int, UsageCounters]], *, quiet: bool = False
+    ) -> _Delta:
+        """What a group's counters grew by. The first reading of a new group counts from its creation.
+
+        ``quiet``: nothing ran there since the last reading.
+        """
+        if quiet and (last := self._last.get(path)) is not None and last[0] == inode:
+            seen[path] = last
+            return _Delta(0, 0)
         try:
             now = self._usage.read_cpu(path, inode)
         except (CgroupError, InputError):
@@ -291,6 +302,10 @@ def _divide(demands: dict[str, OwnerDemand], used: Mapping[str, float], taken_s:
     for owner, used_s in used.items():
         part = taken_s * (used_s / total if total else 1 / len(used))
         demands[owner] = _more(demands[owner], OwnerDemand(0.0, part, 0))
+
+
+def _directory(pod: Pod) -> str:
+    return pod.group.path.rpartition("/")[0]
 
 
 def owner_of(pod: Pod, config: OwnersConfig) -> str:

@@ -105,8 +105,8 @@ def plan_pod(
     """What is wanted of one pod's directory and its containers. Called at each container start."""
     wishes = [
         (policy.precedence, setting)
-        for policy, section in _active(config, policies, _requesting_by_name({pod.uid: pod}, config, policies))
-        if policy.pod is not None
+        for policy in policies
+        if policy.pod is not None and ((section := getattr(config, policy.name)).enabled or _asks(policy, pod, config))
         for setting in policy.pod(pod, view, node, section)
     ]
     unkept: list[Refusal] = []
@@ -179,6 +179,15 @@ def _active(
         section: PolicyConfig = getattr(config, policy.name)
         if section.enabled or requesting[policy.name]:
             yield policy, section
+
+
+def _asks(policy: AnyPolicy, pod: Pod, config: PoliciesConfig) -> bool:
+    """Whether a pod requests a policy for itself that is off for the node."""
+    return (
+        policy.requested is not None
+        and not is_excluded(policy.name, config)
+        and policy.requested(pod, getattr(config, policy.name))
+    )
 
 
 def _requesting_by_name(

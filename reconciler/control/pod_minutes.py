@@ -70,17 +70,17 @@ class CpuSeconds(NamedTuple):
 class MinuteSeries:
     """The last `LENGTH` minutes of one group. A value that is unknown is None."""
 
-    __slots__ = ("_before", "_values", "total")
+    __slots__ = ("_values", "last", "total")
 
     def __init__(self) -> None:
         self._values = array("f")
-        self._before: _Counters | None = None
+        self.last: _Counters | None = None
         self.total = CpuSeconds()
         """Since the first reading. It never falls, as a sum over containers would when one of them ends."""
 
     def add(self, counters: _Counters) -> tuple[Minute, CpuSeconds] | None:
         """The minute since the reading before, and its growth; the first reading makes none."""
-        before, self._before = self._before, counters
+        before, self.last = self.last, counters
         if before is None or counters.at_s <= before.at_s:
             return None
         interval_s = counters.at_s - before.at_s
@@ -121,6 +121,8 @@ class PodMinutes:
         self._groups: dict[str, MinuteSeries] = {}
         """By group path: pods, and the directories above them."""
         self._inodes: dict[str, int] = {}
+        self._before_above: Mapping[str, _Counters] = {}
+        self._now_above: Mapping[str, _Counters] = {}
         self._waits: str | None = None
         self._sampled_at: float | None = None
         self.by_class: dict[PodClass, CpuSeconds] = {}
@@ -144,8 +146,9 @@ class PodMinutes:
         for path in self._groups.keys() - kept:
             del self._groups[path]
             self._inodes.pop(path, None)
-        for path in above:
-            self._add(path, self._read(path))
+        self._now_above = {path: self._read(path) for path in above}
+        for path, counters in self._now_above.items():
+            self._add(path, counters)
         minutes: list[tuple[Pod, Minute]] = []
         for pod in pods:
             path = pod.group.path
@@ -153,11 +156,12 @@ class PodMinutes:
                 # The same name, another group: its counters began again.
                 self._groups.pop(path, None)
                 self._inodes[path] = pod.group.inode
-            minute, more = self._add(path, self._with_containers(pod)) or (None, CpuSeconds())
+            minute, more = self._add(path, self._unchanged(path) or self._with_containers(pod)) or (None, CpuSeconds())
             self.by_class[pod.pod_class] = self.by_class.get(pod.pod_class, CpuSeconds()).plus(more)
             if minute is not None:
                 minutes.append((pod, minute))
             await slices.checkpoint()
+        self._before_above = self._now_above
         first, self._sampled_at = self._sampled_at is None, self._clock()
         if not first:
             self._sampled(minutes)
@@ -169,6 +173,19 @@ class PodMinutes:
 
     def _add(self, path: str, counters: _Counters) -> tuple[Minute, CpuSeconds] | None:
         return self._groups.setdefault(path, MinuteSeries()).add(counters)
+
+    def _unchanged(self, path: str) -> _Counters | None:
+        """A pod's counters without a reading: those of before, while its directory's, which contain them, stand still.
+
+        The directories are read first: what runs while the pods are read shows a minute later.
+        """
+        directory = path.rpartition("/")[0]
+        before, now = self._before_above.get(directory), self._now_above.get(directory)
+        if before is None or now is None or now.use_ns is None or before[1:] != now[1:]:
+            return None
+        known = self._groups.get(path)
+        last = known.last if known is not None else None
+        return None if last is None else last._replace(at_s=now.at_s)
 
     def _with_containers(self, pod: Pod) -> _Counters:
         """The pod's counters, its throttled time with that of its containers: each has a quota of its own."""

@@ -55,7 +55,7 @@ class QuotaLender:
         turbo = self._reconciler.policies.quota_turbo.enabled
         customers: Customers = []
         if pools is not None and not turbo:
-            customers = quota_burst.customers(knowledge.pods.values(), pools, config)
+            customers = quota_burst.customers(knowledge.table, pools, config)
         if pools is None or not (config.enabled or customers):
             self.burst, self._guard = {}, BurstGuard()
             if not turbo:

@@ -1,17 +1,20 @@
 """Finds BE containers with real-time threads: neither the idle class of their pod nor a quota holds such threads back.
 
 Only a container with CAP_SYS_NICE, or a real-time limit of its own, can have them. Called once a second; reads some
-threads each time, the pods in turn. Nothing is written: a policy that a thread has was given on purpose.
+threads each time, those of pods that have run since, in turn: a thread that sleeps holds nothing up. Nothing is
+written: a policy that a thread has was given on purpose.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from heapq import nsmallest
 from itertools import islice
 from typing import Final, final
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.scheduling import REAL_SCHEDULER, REALTIME, Scheduler
 from reconciler.control.reconciler import Reconciler
-from state.model import Pod, PodClass, Setting
+from state.model import Pod, Setting
+from state.pod_index import derived, index_of
 
 _EVERY_S: Final = 10.0
 """Seconds between two readings of a pod, where that fits into `_MOST_READ`."""
@@ -28,35 +31,43 @@ class RealtimeWatch:
     def __init__(
         self,
         reconciler: Reconciler,
+        cpu_ns: Callable[[str], int | None],
         files: FileOps = REAL,
         *,
         threads: Callable[[str], Iterable[int]] | None = None,
         scheduler: Scheduler = REAL_SCHEDULER,
     ) -> None:
-        """``threads``: those of a group and all below it; None: as ``files`` have them."""
+        """``cpu_ns``: the CPU time of a group. ``threads``: those of a group and below it; None: as ``files`` have them."""
         self._reconciler = reconciler
         self._files = files
+        self._cpu_ns = cpu_ns
+        self._table: Mapping[str, Pod] = {}
         self._threads = threads
         self._scheduler = scheduler
         self._read_at: dict[str, float] = {}
+        self._ran: dict[str, tuple[int | None, int | None]] = {}
+        """CPU time of a pod's directory and of the pod, before its threads were read last."""
         self._has: dict[str, str] = {}
         self.found = 0
 
     def check(self, now: float) -> frozenset[str]:
         """The uids of BE pods with real-time threads, from the last reading of each. ``now``: monotonic seconds."""
-        pods = {
-            uid: pod
-            for uid, pod in self._reconciler.inventory.pods.items()
-            if pod.pod_class is PodClass.RECLAIMED and pod.containers
-        }
-        self._read_at = {uid: at for uid, at in self._read_at.items() if uid in pods}
-        self._has = {uid: policy for uid, policy in self._has.items() if uid in pods}
+        table = self._reconciler.inventory.table
+        pods = derived(table, _with_containers)
+        if table is not self._table:
+            self._table = table
+            for known in (self._read_at, self._has, self._ran):
+                for uid in known.keys() - pods.keys():
+                    del known[uid]
         never = float("-inf")
         room = _MOST_READ
-        for uid in sorted(pods, key=lambda uid: self._read_at.get(uid, never))[:_MOST_PODS]:
+        directories: dict[str, int | None] = {}
+        for uid in nsmallest(_MOST_PODS, pods, key=lambda uid: self._read_at.get(uid, never)):
             if room <= 0 or 0.0 <= now - self._read_at.get(uid, never) < _EVERY_S:
                 break
             self._read_at[uid] = now
+            if uid not in self._has and self._slept(pods[uid], directories):
+                continue
             read, policy = self._policy_of(pods[uid], room)
             room -= max(1, read)
             if policy is None:
@@ -65,6 +76,18 @@ class RealtimeWatch:
                 self._report(pods[uid], policy)
                 self._has[uid] = policy
         return frozenset(self._has)
+
+    def _slept(self, pod: Pod, directories: dict[str, int | None]) -> bool:
+        """Whether nothing of the pod ran since its threads were read. ``directories``: their CPU time, read now."""
+        directory = pod.group.path.rpartition("/")[0]
+        if directory not in directories:
+            directories[directory] = self._cpu_ns(directory)
+        before = self._ran.get(pod.uid)
+        if before is not None and before[0] is not None and before[0] == directories[directory]:
+            return True
+        now = directories[directory], self._cpu_ns(pod.group.path)
+        self._ran[pod.uid] = now
+        return before is not None and before[1] is not None and before[1] == now[1]
 
     def _policy_of(self, pod: Pod, most: int) -> tuple[int, str | None]:
         """How many threads were read, and the real-time policy of the first that has one."""
@@ -97,3 +120,7 @@ class RealtimeWatch:
                 pod_uid=pod.uid,
             ),
         )
+
+
+def _with_containers(pods: Mapping[str, Pod]) -> Mapping[str, Pod]:
+    return {pod.uid: pod for pod in index_of(pods).reclaimed if pod.containers}

@@ -5,7 +5,7 @@ result has changed; the worker does the rest.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, final
 
 import trio
@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
-from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.control.daemon_watch import DaemonWatch
 from reconciler.control.harm_watch import HarmWatch
@@ -42,7 +41,8 @@ from reconciler.signals.irqs import IrqSampler
 from reconciler.signals.numa_memory import NumaMemorySampler
 from reconciler.signals.uses import UsageHistory
 from state.cpu import Uses
-from state.model import NodeCpu, PodClass, SourceStatus
+from state.model import NodeCpu, Pod, PodClass, SourceStatus
+from state.pod_index import derived, index_of
 
 _LOG: Final = get_log("sampler")
 _ASLEEP_MILLI: Final = 20
@@ -90,7 +90,7 @@ class Sampler:
         self._irqs = IrqSampler(root)
         self.bursts = QuotaLender(reconciler, usage)
         self.starts = StartWatch(reconciler, usage)
-        self.realtime = RealtimeWatch(reconciler, files)
+        self.realtime = RealtimeWatch(reconciler, usage.cpu_ns, files)
         self.memory = MemorySampler(
             used=lambda: usage.memory_bytes(reconciler.inventory.besteffort),
             pods=lambda enough: usage.memory_use(reconciler.inventory.layout.kubepods, enough_bytes=enough),
@@ -175,11 +175,7 @@ class Sampler:
     def _sample(self, reading: CpuReading, now: float) -> None:
         """CPU use by class, from the directories' own counters: three reads, plus one per pod outside its class."""
         knowledge = self._reconciler.inventory
-        odd = {
-            pod.group.path: pod.pod_class
-            for pod in knowledge.pods.values()
-            if (pod.pod_class is PodClass.RECLAIMED) != (pod.qos is QosClass.BESTEFFORT)
-        }
+        odd = derived(knowledge.table, _outside_of_their_class)
         paths = (knowledge.layout.kubepods, knowledge.besteffort, *odd)
         used = {path: ns for path in paths if (ns := self._usage.cpu_ns(path)) is not None}
         online, reclaimed = self._sums.add(used, paths[0], paths[1], odd)
@@ -187,7 +183,7 @@ class Sampler:
         sides = replace(reading, pods={ONLINE: online, RECLAIMED: reclaimed})
         cpu = self._sampler.sample(sides, classes)
         self._groups.sample(
-            sampled(knowledge.pods.values(), self._reconciler.policies, self._reconciler.pools, knowledge.besteffort)
+            sampled(knowledge.table, self._reconciler.policies, self._reconciler.pools, knowledge.besteffort)
         )
         knowledge.take(
             cpu=cpu,
@@ -251,4 +247,10 @@ class Sampler:
         cpu = self._reconciler.inventory.readings.cpu
         if cpu is not None and cpu.reclaimed_milli <= _ASLEEP_MILLI:
             return False
-        return any(pod.pod_class is PodClass.RECLAIMED for pod in self._reconciler.inventory.pods.values())
+        return bool(index_of(self._reconciler.inventory.table).reclaimed)
+
+
+def _outside_of_their_class(pods: Mapping[str, Pod]) -> Mapping[str, PodClass]:
+    """By group path, the class of BE pods outside the besteffort directory, and of online pods inside it."""
+    index = index_of(pods)
+    return {pod.group.path: pod.pod_class for pod in (*index.outside, *index.beside)}

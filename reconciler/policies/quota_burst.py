@@ -19,7 +19,7 @@ of it; a guard on the use of the shared CPUs; a token bucket for each container)
 """
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 
@@ -32,6 +32,7 @@ from reconciler.policies.lending import CPU_MILLI, QuotaBorrower, ceiling_us
 from state.cpu import BurstLimit
 from state.model import NodeCpu, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
+from state.pod_index import derived
 
 NAME: Final = "quota_burst"
 _UP: Final = (6, 5)
@@ -265,11 +266,17 @@ def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
     return (config.enabled or config.pods) and burst_limit in {BurstLimit.QUOTA, BurstLimit.AUTO}
 
 
-def customers(pods: Iterable[Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, QuotaBorrower]]:
+def customers(pods: Mapping[str, Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, QuotaBorrower]]:
     """The containers that may borrow now."""
     if not config.enabled and not config.pods:
         return []
-    return [(pod, borrower) for pod in pods if takes_part(pod, config) for borrower in lending.borrowers(pod, pools)]
+    return [
+        (pod, borrower) for pod in derived(pods, _taking_part, config) for borrower in lending.borrowers(pod, pools)
+    ]
+
+
+def _taking_part(pods: Mapping[str, Pod], config: QuotaBurstConfig) -> Sequence[Pod]:
+    return [pod for pod in pods.values() if takes_part(pod, config)]
 
 
 def percent_of(pod: Pod, config: QuotaBurstConfig) -> int:

@@ -9,7 +9,7 @@ costs 2.5, so that 500 groups once a second are 0.5 % of one CPU. Files are open
 would save half of that, and cost two of the agent's file descriptors for every container.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple, final
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from reconciler.policies import be_quota, quota_burst
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import GroupUse
 from state.model import Pod, Pools
+from state.pod_index import index_of
 
 SHORTEST_S: Final = 0.05
 """Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
@@ -106,7 +107,7 @@ def _delta(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _Known
     return _KnownGroup(inode, now, use, GroupDelta(before.last, now))
 
 
-def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None, besteffort: str) -> dict[str, int]:
+def sampled(pods: Mapping[str, Pod], policies: PoliciesConfig, pools: Pools | None, besteffort: str) -> dict[str, int]:
     """The groups whose CPU use some enabled policy needs, path -> inode, in path order. Pure.
 
     ``shared.measured``: online pods' own directories; else, where BE work overlaps with named pools, those of the pods
@@ -114,14 +115,14 @@ def sampled(pods: Iterable[Pod], policies: PoliciesConfig, pools: Pools | None, 
     borrow (none before the first pools, which list those with own CPUs). `quota_turbo`'s are not among them: it reads
     its own, ten times as often.
     """
-    known = list(pods)
     measured = policies.shared.enabled and policies.shared.measured
-    wanted = {pod.group.path: pod.group.inode for pod in known if measured and pod.pod_class.online}
+    wanted = {pod.group.path: pod.group.inode for pod in index_of(pods).online} if measured else {}
     if pools is not None:
         if pools.named and not pools.separate:
-            wanted |= {pod.group.path: pod.group.inode for pod in known if pod.uid in pools.bound}
-        wanted |= be_quota.measured(known, pools, besteffort)
+            bound = (pods[uid] for uid in pools.bound if uid in pods)
+            wanted |= {pod.group.path: pod.group.inode for pod in bound}
+        wanted |= be_quota.measured(index_of(pods).reclaimed, pools, besteffort)
         wanted |= {
-            borrower.path: borrower.inode for _, borrower in quota_burst.customers(known, pools, policies.quota_burst)
+            borrower.path: borrower.inode for _, borrower in quota_burst.customers(pods, pools, policies.quota_burst)
         }
     return dict(sorted(wanted.items()))

@@ -8,6 +8,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.usage import UsageCounters
 from reconciler.config.read_keys import read_keys
 from reconciler.control.owner_ledger import ROW, OwnerLedger, add_account, load_hours, owner_of
 from reconciler.daemon.agent import Agent
@@ -95,6 +96,28 @@ async def test_what_be_pods_use_is_sold_and_what_quotas_withhold_is_taken_back(b
     await books.sample()
     assert books.account().sold_s == 8.0, "nothing is counted twice"
     assert books.ledger.totals == books.ledger.sums(1)
+
+
+async def test_groups_are_read_again_only_if_something_ran_below_their_directory(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    real = books.agent.usage._read_cpu
+
+    def counted(path: str) -> UsageCounters:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(books.agent.usage, "_read_cpu", counted)
+    await books.sample()
+    read.clear()
+    for _ in range(3):
+        await books.sample()
+    assert read == 3 * [books.agent.control.inventory.besteffort]
+    books.use(8.0)
+    await books.sample()
+    assert group(BATCH) in read
+    assert books.account().sold_s == 8.0
 
 
 async def test_what_a_cut_keeps_from_be_work_is_taken_back_once(books: Books) -> None:

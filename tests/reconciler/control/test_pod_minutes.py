@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from sys import getsizeof
 
+import pytest
 import trio
 from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.usage import UsageCounters
 from reconciler.control.pod_minutes import LENGTH, MINUTE_S, CpuSeconds, Minute, MinuteSeries, PodMinutes, _Counters
 from state.model import Pod, PodClass
 from tests.fakes.livenode import BATCH, LiveNode
@@ -69,6 +71,43 @@ def test_the_sum_of_a_class_keeps_what_pods_that_ended_have_used(tmp_path: Path)
             await minutes.sample()
             assert minutes.by_class == {PodClass.RECLAIMED: CpuSeconds(use=7.0)}
             assert used == [0.0, 0.0, 0.0]
+
+    trio.run(run)
+
+
+def test_pods_are_read_again_only_if_something_ran_in_their_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        node = LiveNode(tmp_path)
+        with node.agent() as agent:
+            await node.look(agent)
+            pod = agent.control.inventory.pods[BATCH]
+            at = [0.0]
+            minutes = PodMinutes(
+                Hierarchy.detect(node.root),
+                lambda: {BATCH: pod},
+                sampled=lambda _: None,
+                files=node.kernel,
+                clock=lambda: at[0],
+            )
+            read: list[str] = []
+            real = minutes._usage._read_cpu
+
+            def counted(path: str) -> UsageCounters:
+                read.append(path)
+                return real(path)
+
+            monkeypatch.setattr(minutes._usage, "_read_cpu", counted)
+            counts = []
+            for at[0] in (0.0, 60.0, 120.0, 180.0):
+                if at[0] == 180.0:
+                    node.kernel.charge(f"{node.root}/sys/fs/cgroup/cpuacct{pod.group.path}", cpu_ns=STEP_NS)
+                read.clear()
+                await minutes.sample()
+                counts.append(sum(path.startswith(pod.group.path) for path in read))
+            assert counts == [2, 0, 0, 2]
+            assert minutes.hour(pod)["use_milli"] == [0, 0, 1000]
 
     trio.run(run)
 

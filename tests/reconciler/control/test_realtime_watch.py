@@ -1,6 +1,7 @@
 """Real-time threads of BE pods: found on every kernel, reported once, never changed, and bounded in work."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,15 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def watch_of(agent: Agent, threads: dict[str, list[int]], scheduler: Policies) -> RealtimeWatch:
-    return RealtimeWatch(agent.control.reconciler, threads=lambda path: threads.get(path, []), scheduler=scheduler)
+    return RealtimeWatch(
+        agent.control.reconciler, busy(), threads=lambda path: threads.get(path, []), scheduler=scheduler
+    )
+
+
+def busy() -> Callable[[str], int]:
+    """CPU times of groups that run all the time."""
+    times = count()
+    return lambda _: next(times)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +95,7 @@ def test_many_pods_are_read_in_turn(agent: Agent, monkeypatch: pytest.MonkeyPatc
         listed.append(path)
         return []
 
-    watch = RealtimeWatch(agent.control.reconciler, threads=threads, scheduler=Policies({}))
+    watch = RealtimeWatch(agent.control.reconciler, busy(), threads=threads, scheduler=Policies({}))
     counts = []
     for second in range(5):
         watch.check(float(second))
@@ -97,9 +106,35 @@ def test_many_pods_are_read_in_turn(agent: Agent, monkeypatch: pytest.MonkeyPatc
 def test_online_pods_may_have_real_time_threads(agent: Agent) -> None:
     scheduler = Policies({1: FIFO})
     watch = RealtimeWatch(
-        agent.control.reconciler, threads=lambda path: [] if path == group(BATCH) else [1], scheduler=scheduler
+        agent.control.reconciler, busy(), threads=lambda path: [] if path == group(BATCH) else [1], scheduler=scheduler
     )
     assert not watch.check(0.0)
+
+
+def test_threads_of_a_pod_that_has_not_run_are_not_read_again(agent: Agent) -> None:
+    times = {group(BATCH): 5, group(BATCH).rpartition("/")[0]: 7}
+    scheduler = Policies({1: OTHER})
+    reads: list[str] = []
+
+    def cpu_ns(path: str) -> int | None:
+        reads.append(path)
+        return times.get(path)
+
+    watch = RealtimeWatch(agent.control.reconciler, cpu_ns, threads=lambda _: [1], scheduler=scheduler)
+    for second in range(60):
+        watch.check(float(second))
+    assert (scheduler.reads, len(reads)) == (1, 7), "one counter of the directory each ten seconds"
+    scheduler.policies[1] = FIFO
+    times[group(BATCH).rpartition("/")[0]] += 1
+    assert not watch.check(60.0), "another pod ran"
+    times[group(BATCH)] += 1
+    times[group(BATCH).rpartition("/")[0]] += 1
+    assert watch.check(70.0) == frozenset({BATCH})
+    scheduler.policies[1] = OTHER
+    assert watch.check(80.0) == frozenset(), "a pod that has some is read, run or not"
+    times.clear()
+    scheduler.policies[1] = FIFO
+    assert watch.check(90.0) == frozenset({BATCH}), "a counter that cannot be read excuses nothing"
 
 
 def test_the_harm_law_needs_be_pods_without_them(tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ def test_a_pod_may_borrow_where_lending_is_off_for_the_node(
     asked: BurstLimit | None, config: QuotaBurstConfig, *, part: bool
 ) -> None:
     item = replace(online("web", bounded()), wish=CpuPreferences(burst_policy=asked))
-    assert [pod.uid for pod, _ in customers([item], pools(), config)] == (["web"] if part else [])
+    assert [pod.uid for pod, _ in customers({item.uid: item}, pools(), config)] == (["web"] if part else [])
     lent = {item.containers[0].group.path: 2 * LIMIT}
     assert (("id-main", "cpu.quota") in planned(item, lent, PoliciesConfig(quota_burst=config))) == part
     # Only one of the two laws moves quotas.

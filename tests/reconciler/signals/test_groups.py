@@ -141,7 +141,7 @@ BOUNDED = container("main", spec=RuntimeSpec(shares=2, quota_us=10_000))
 def test_what_is_read(policies: PoliciesConfig, groups: list[str]) -> None:
     pods = [online("b", BOUNDED), online("a"), pod("c", BOUNDED)]
     pods.append(pod("d", BOUNDED, cls=PodClass.DEDICATED, qos=QosClass.GUARANTEED))
-    assert list(sampled(pods, policies, pools(), BE)) == groups
+    assert list(sampled({item.uid: item for item in pods}, policies, pools(), BE)) == groups
 
 
 def test_what_divides_the_be_budget_is_read_where_it_is_several_quotas() -> None:
@@ -150,11 +150,12 @@ def test_what_divides_the_be_budget_is_read_where_it_is_several_quotas() -> None
     pods = [pod("in"), outside, online("web")]
     two = plan_pools(node(*pods), None, PoliciesConfig())
     groups = [BE, "/kubepods/burstable/podo/id-a", "/kubepods/burstable/podo/id-b"]
-    assert list(sampled(pods, PoliciesConfig(), two, BE)) == groups
+    assert list(sampled({item.uid: item for item in pods}, PoliciesConfig(), two, BE)) == groups
     # An online pod in besteffort: the containers have quotas, and the directory has none.
     pods = [pod("in"), online("proxy", qos=QosClass.BESTEFFORT)]
     parts = plan_pools(node(*pods), None, PoliciesConfig())
-    assert list(sampled(pods, PoliciesConfig(), parts, BE)) == [f"{BE}/podin/id-main"]
+    table = {item.uid: item for item in pods}
+    assert list(sampled(table, PoliciesConfig(), parts, BE)) == [f"{BE}/podin/id-main"]
 
 
 def pools() -> Pools:
