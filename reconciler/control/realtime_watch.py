@@ -37,7 +37,7 @@ class RealtimeWatch:
         threads: Callable[[str], Iterable[int]] | None = None,
         scheduler: Scheduler = REAL_SCHEDULER,
     ) -> None:
-        """``cpu_ns``: the CPU time of a group. ``threads``: those of a group and below it; None: as ``files`` have them."""
+        """``cpu_ns``: a group's CPU time. ``threads``: those of a group and below it; None: as ``files`` have them."""
         self._reconciler = reconciler
         self._files = files
         self._cpu_ns = cpu_ns

@@ -5,7 +5,7 @@ are needed. And one pod of it may be unreadable (nesting that the decoder refuse
 that no pod has): that is this pod's problem. Labels and annotations of such a pod are still read if possible, as they
 decide its class.
 
-A pod that is in a list as it was in the last one, byte for byte, is recognised by its beginning and its digest at any
+A pod whose bytes equal those in the last list is recognised by its beginning and its digest, at any
 place of the list, as a kubelet lists in any order. Nothing of it is searched or decoded again.
 
 Source: RFC 8259; Kubernetes API reference, PodList v1 (``items`` is null when there are no pods).
@@ -236,7 +236,7 @@ class Cutter:
         return at
 
     def _give_up(self) -> None:
-        """It is no known item: cut what was held, with the items after it, if it was a short one."""
+        """Not a known item: cut what was held, which has more items if it is short."""
         text = bytes(self._held)
         self._held.clear()
         self._candidate = None
