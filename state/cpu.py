@@ -22,6 +22,21 @@ THREAD_POLICY: Final = "thread.policy"
 """The name of the scheduling policy of a container's threads in ``explain`` and in holds; no control file's."""
 
 
+INTERRUPTS: Final = "irq.affinity"
+"""The name of the places of interrupts in holds and in the ledger; no control file's."""
+
+
+class InterruptPlan(Struct, frozen=True, kw_only=True):
+    """Where interrupts may be delivered: on none of the CPUs to ``avoid``; those that have no other, on ``free``.
+
+    Without CPUs to avoid they have their own places. ``dry_run``: count what would be moved, change nothing.
+    """
+
+    avoid: CpuSet = EMPTY
+    free: CpuSet = EMPTY
+    dry_run: bool = False
+
+
 class BurstLimit(StrEnum):
     """A pod's setting of bursts beyond its limit. Katalyst's words, then Koordinator's."""
 

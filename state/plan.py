@@ -11,7 +11,7 @@ from msgspec import Struct
 from state.cache import CacheRequest
 from state.capacity import CapacityPlan, PodCapacity
 from state.closing import ClosedNode
-from state.cpu import StartPlan
+from state.cpu import InterruptPlan, StartPlan
 from state.disk import DiskPlan
 from state.memory import MemoryPlan
 from state.model import Pools, Refusal, Setting
@@ -67,9 +67,10 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     BE's limits are divided. ``network``: BE's share of interfaces. ``cache``: shares of caches and memory bandwidth;
     the groups follow from it and from what resctrl offers (`state.cache.CachePlan`). ``cookies``: core scheduling.
     ``oom_scores``: of containers' processes. ``idle_threads``: the scheduling policy of containers' threads. ``files``:
-    of the node, outside of every cgroup, by name. ``daemons``: the CPU weight of other groups directly below the root,
-    by path, as in the kernel's file. ``capacity``: BE pods' capacity files. ``starts``: BE pods' weights and start
-    allowance. ``closed``: to new BE pods. None: not managed. ``reasons``: by policy, of all but the pools.
+    of the node, outside of every cgroup, by name. ``interrupts``: where they may be delivered. ``daemons``: the CPU
+    weight of other groups directly below the root, by path, as in the kernel's file. ``capacity``: BE pods' capacity
+    files. ``starts``: BE pods' weights and start allowance. ``closed``: to new BE pods. None: not managed. ``reasons``:
+    by policy, of all but the pools.
     """
 
     pools: Pools
@@ -81,6 +82,7 @@ class NodePlan(Struct, frozen=True, kw_only=True):
     oom_scores: ProcessValuePlan | None = None
     idle_threads: ProcessValuePlan | None = None
     files: Mapping[str, FileTarget] = {}
+    interrupts: InterruptPlan | None = None
     daemons: Mapping[str, int] = {}
     starts: StartPlan = StartPlan()
     capacity: CapacityPlan | None = None

@@ -91,6 +91,9 @@ def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]
             }
             for name, target in sorted(plan.files.items())
         },
+        "interrupts": None
+        if (places := plan.interrupts) is None
+        else {"dry_run": places.dry_run, "avoid": str(places.avoid), "free": str(places.free)},
         "daemons": dict(sorted(plan.daemons.items())),
         "capacity": None
         if plan.capacity is None

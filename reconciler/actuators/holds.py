@@ -10,7 +10,7 @@ from cgroupfs.knobs import CATALOG
 from reconciler.actuators.file_catalog import FILES
 from state.cache import RESCTRL_GROUP
 from state.closing import NODE_MARK
-from state.cpu import CORE_COOKIE, THREAD_POLICY
+from state.cpu import CORE_COOKIE, INTERRUPTS, THREAD_POLICY
 from state.memory import OOM_SCORE
 from state.model import Hold
 from state.network import SHARE
@@ -23,7 +23,9 @@ MOST: Final = 1000
 _LONGEST_TARGET: Final = 4096
 _LONGEST_REASON: Final = 500
 _LONGEST_BY: Final = 100
-_KNOBS: Final = frozenset({*CATALOG, CORE_COOKIE, RESCTRL_GROUP, OOM_SCORE, THREAD_POLICY, SHARE, NODE_MARK, *FILES})
+_KNOBS: Final = frozenset(
+    {*CATALOG, CORE_COOKIE, RESCTRL_GROUP, OOM_SCORE, THREAD_POLICY, INTERRUPTS, SHARE, NODE_MARK, *FILES}
+)
 OFF: Final = "off:"
 """Before the uid of a pod that was freed: such a hold exists beside one that a person made."""
 OFF_NODE: Final = "off:node"

@@ -40,7 +40,7 @@ from reconciler.placement.claims import cpu_claims, plain
 from reconciler.runtime import format as fmt
 from reconciler.settings.binder import ConfigError
 from state.cache import RESCTRL_GROUP
-from state.cpu import CORE_COOKIE, THREAD_POLICY
+from state.cpu import CORE_COOKIE, INTERRUPTS, THREAD_POLICY
 from state.machine import describe as machine_text
 from state.machine import parse
 from state.memory import OOM_SCORE
@@ -177,6 +177,8 @@ def _targets(fields: dict[str, Any], titles: dict[str, str], names: dict[str, st
         yield RESCTRL_GROUP, group, names.get(uid, uid)
     for name, file in fields["files"].items():
         yield name, "-" if file["value"] is None else str(file["value"]), "the machine"
+    if (places := fields["interrupts"]) is not None and places["avoid"]:
+        yield INTERRUPTS, f"not CPU {places['avoid']}", "the machine"
 
 
 def _pool(name: str, titles: dict[str, str]) -> str:

@@ -38,7 +38,7 @@ from reconciler.runtime.lazy import load
 from reconciler.runtime.supervisor import Component
 from state.cache import CacheUsage
 from state.closing import MarkStatus
-from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
+from state.kinds import CAPACITY, COOKIE, FILE, INTERRUPT, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.ledger import Ledger
 from state.model import NodeView
 from state.plan import NodePlan
@@ -79,6 +79,7 @@ class _ActuatorRow(Struct, frozen=True):
 TABLE: Final = (
     _ActuatorRow("memory_reclaim", "reconciler.control.reclaim_loop:ACTUATOR", "memory.reclaim", (), False, "memory"),
     _ActuatorRow("node_files", "reconciler.actuators.files.node_files:ACTUATOR", "files", (SYSCTL, FILE), False),
+    _ActuatorRow("interrupts", "reconciler.actuators.files.interrupts:ACTUATOR", "interrupts", (INTERRUPT,)),
     _ActuatorRow("oom_score", "reconciler.actuators.processes.oom_score:ACTUATOR", "oom_scores", (PROCESS,)),
     _ActuatorRow("idle_threads", "reconciler.actuators.processes.idle_threads:ACTUATOR", "idle_threads", (THREAD,)),
     _ActuatorRow("capacity", "reconciler.actuators.files.capacity:ACTUATOR", "capacity", (CAPACITY,), False),

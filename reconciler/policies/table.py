@@ -64,6 +64,7 @@ REGISTRY: Final[Registry[AnyPolicy]] = Registry(
     ("numa_memory", "reconciler.policies.numa_memory:POLICY"),
     ("watermarks", "reconciler.policies.watermarks:POLICY"),
     ("node_daemons", "reconciler.policies.node_daemons:POLICY"),
+    ("interrupts", "reconciler.policies.interrupts:POLICY"),
     check=check_policy,
 )
 POLICIES: Final = check_precedence(REGISTRY.values())

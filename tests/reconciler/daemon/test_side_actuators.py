@@ -12,7 +12,7 @@ from reconciler.actuators import node_mark
 from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActuator, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
-from reconciler.actuators.files import capacity, node_files
+from reconciler.actuators.files import capacity, interrupts, node_files
 from reconciler.actuators.mode import WriteMode, WriteSettings
 from reconciler.actuators.processes import idle_threads, oom_score
 from reconciler.control import side_actuators
@@ -22,7 +22,7 @@ from reconciler.control.planner import plan_node
 from reconciler.control.reclaim_loop import MemoryReclaimLoop
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
-from state.kinds import CAPACITY, COOKIE, FILE, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
+from state.kinds import CAPACITY, COOKIE, FILE, INTERRUPT, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
@@ -115,6 +115,7 @@ def test_the_kinds_by_which_leftovers_are_known_are_those_that_the_modules_write
         CacheLoop.name: {RESCTRL},
         MemoryReclaimLoop.name: set(),
         node_files.NodeFiles.name: {SYSCTL, FILE},
+        interrupts.InterruptPlaces.name: {INTERRUPT},
         capacity.CapacityFiles.name: {CAPACITY},
         node_mark.NodeMarker.name: {NODE_OBJECT},
     }

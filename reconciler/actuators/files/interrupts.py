@@ -1,0 +1,366 @@
+"""Confines interrupts to CPUs that no pod owns, and gives them their own places back. An auxiliary actuator.
+
+Object: an interrupt's number, with its actions (devices), by which a number that was given to another device is seen.
+A place that is neither the original nor ours was chosen by another program (irqbalance): it stays, and this interrupt
+is not moved again while the daemon runs. What the kernel does not allow to move (EIO: it places queues itself)
+is counted and not tried again; it serves what its own CPU requested.
+
+**Cost**: one listing and one read of 3 us an interrupt, once a minute and when the owned CPUs change.
+
+Source: kernel documentation, core-api/irq/irq-affinity; kernel/irq/proc.c (errors of a write).
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, final
+
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cgroupfs.bounded import whole
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.errors import StoreError, errno_name
+from cgroupfs.files import REAL, FileOps
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
+from reconciler.actuators.holds import holding
+from reconciler.runtime.format import plural
+from state.cpu import INTERRUPTS, InterruptPlan
+from state.entry import LedgerEntry
+from state.kinds import INTERRUPT
+from state.ledger import Ledger
+from state.memory import MACHINE
+from state.printable import printable
+from state.topology import Topology
+from state.undo import RestoreOutcome, RestoreResult
+
+NAME: Final = "interrupts"
+FILE: Final = "smp_affinity_list"
+_PERIOD_S: Final = 60.0
+_MOST: Final = 8192
+"""Interrupts that are looked at, by number."""
+_LONGEST: Final = 200
+"""Characters of an interrupt's actions."""
+_SHOWN: Final = 16
+_FIXED: Final = frozenset({errno.EIO, errno.EPERM, errno.EOPNOTSUPP})
+"""The kernel places it itself, or its controller cannot move it."""
+
+
+class MovedInterrupt(Struct, frozen=True, kw_only=True):
+    """A moved interrupt: its actions, its original CPUs, and those of ours that it may have, the newest last."""
+
+    device: str
+    original: str
+    ours: tuple[str, ...]
+
+
+class InterruptRows(Struct, frozen=True, kw_only=True):
+    """The moved interrupts, by number."""
+
+    by_number: Mapping[int, MovedInterrupt] = {}
+
+
+def _load(rows: Iterable[LedgerEntry]) -> InterruptRows:
+    found = {}
+    for row in rows:
+        number, _, device = row.path.partition(" ")
+        with suppress(ValueError):
+            if row.original is not None and row.file == FILE:
+                found[whole(number)] = MovedInterrupt(device=device, original=row.original, ours=row.ours)
+    return InterruptRows(by_number=found)
+
+
+def _row(number: int, place: MovedInterrupt) -> LedgerEntry:
+    return LedgerEntry(
+        kind=INTERRUPT,
+        controller="",
+        path=f"{number} {place.device}",
+        file=FILE,
+        knob=INTERRUPTS,
+        original=place.original,
+        ours=place.ours,
+        wanted=place.ours[-1] if place.ours else None,
+        policy=NAME,
+    )
+
+
+def _dump(state: InterruptRows) -> Iterable[LedgerEntry]:
+    return (_row(number, place) for number, place in state.by_number.items())
+
+
+CODEC: Final = RowCodec(kind=INTERRUPT, load=_load, dump=_dump)
+
+
+class InterruptFiles:
+    """The kernel's files; as a `ValueAccess` it restores them. All methods block and run in a thread."""
+
+    def __init__(self, root: str, files: FileOps) -> None:
+        self._directory = os.path.join(root, "proc/irq")
+        self._files = files
+
+    def numbers(self) -> list[int]:
+        """Those of the machine. Errors: `OSError`."""
+        names = self._files.groups(self._directory)
+        return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 10)[:_MOST]
+
+    def device(self, number: int) -> str:
+        """The names of its actions: the directories in its own. Empty: it serves nothing. Errors: `OSError`."""
+        return printable(",".join(sorted(self._files.groups(f"{self._directory}/{number}"))))[:_LONGEST]
+
+    def cpus(self, number: int) -> CpuSet:
+        """Where it may be delivered. Errors: `OSError`, `ValueError`."""
+        return CpuSet.parse(self._files.read(f"{self._directory}/{number}", FILE).strip())
+
+    def place(self, number: int, cpus: CpuSet) -> None:
+        """Confine it. Errors: `OSError`."""
+        self._files.write(f"{self._directory}/{number}", FILE, str(cpus))
+
+    def is_same(self, row: LedgerEntry) -> bool:
+        """Whether the number still serves the same device."""
+        number, _, device = row.path.partition(" ")
+        try:
+            return self.device(int(number)) == device
+        except OSError:
+            return False
+
+    def read(self, row: LedgerEntry) -> str:
+        """Where it may be delivered, in the kernel's text."""
+        return str(self.cpus(int(row.path.partition(" ")[0])))
+
+    def write(self, row: LedgerEntry, text: str) -> None:
+        """Give it back its place."""
+        self.place(int(row.path.partition(" ")[0]), CpuSet.parse(text))
+
+
+def target_of(original: CpuSet, avoid: CpuSet, free: CpuSet, topology: Topology) -> CpuSet:
+    """Where an interrupt may be delivered while pods own the CPUs to avoid."""
+    if rest := (original & topology.online) - avoid:
+        return rest
+    near = CpuSet.union(cpus for node in topology.nodes() if (cpus := topology.node_cpus(node)) & original)
+    return near & free or free
+
+
+def undo(access: InterruptFiles, state: InterruptRows) -> tuple[list[RestoreResult], InterruptRows]:
+    """Restore the originals; returns the results and the remaining state. For a thread. Errors: none."""
+    done, left = undo_values(list(_dump(state)), access)
+    return done, _load(left)
+
+
+def restore_places(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> list[RestoreResult]:
+    """Restore all of them while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
+    return undo_rows(ledger, CODEC, partial(undo, InterruptFiles(root, files)))
+
+
+class _Sweep(Struct):
+    """What one look at all interrupts found. ``moves``: by number, to be written."""
+
+    moves: dict[int, tuple[MovedInterrupt, CpuSet]] = {}
+    back: dict[int, MovedInterrupt] = {}
+    gone: set[int] = set()
+    foreign: dict[int, str] = {}
+
+
+@final
+class InterruptPlaces:
+    """The auxiliary actuator for the places of interrupts."""
+
+    name = NAME
+
+    def __init__(self, ledger: Ledger, lane: trio.CapacityLimiter, *, root: str = "/", files: FileOps = REAL) -> None:
+        """``lane``: the store's one-thread limiter."""
+        self._access = InterruptFiles(root, files)
+        self._rows = LedgerState(CODEC, ledger, lane)
+        self._worker = PeriodicWorker(self._sweep, _period_s)
+        self._confirmed: set[int] = set()
+        """Interrupts at which a place of ours was read in this run: any other place there is another program's."""
+        self._foreign: dict[int, str] = {}
+        self._fixed: dict[int, str] = {}
+        self._refused: dict[int, str] = {}
+        self._failure = ""
+        self._would = 0
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """A reconciliation is over. Only another choice of CPUs, or another mode, wakes a sweep."""
+        before = self._worker.situation
+        changed = before is None or _relevant(before) != _relevant(situation)
+        self._worker.planned(situation, wake=changed)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Place them after each change, and each minute while pods own CPUs, for ever."""
+        await self._worker.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Bring all interrupts to the newest plan's places."""
+        await self._worker.sweep()
+
+    async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
+        """Give all of them their places back; none belongs to a pod."""
+        async with self._worker.restoring():
+            return await self._give_back(self._rows.now.by_number) if only is None else ()
+
+    def status(self) -> Mapping[str, object]:
+        """Counts, and the first of the moved ones."""
+        moved = self._rows.now.by_number
+        return {
+            "moved": len(moved),
+            "would_move": self._would,
+            "placed_by_kernel": len(self._fixed),
+            "placed_by_others": len(self._foreign),
+            "refused": len(self._refused),
+            "first": {
+                str(number): {"device": place.device, "original": place.original, "now": place.ours[-1]}
+                for number, place in sorted(moved.items())[:_SHOWN]
+            },
+        }
+
+    def problems(self) -> Sequence[str]:
+        """The interrupts that another program places, or that a write did not move."""
+        found = [self._failure] if self._failure else []
+        if self._foreign:
+            number, cpus = min(self._foreign.items())
+            count = plural(len(self._foreign), "interrupt")
+            found.append(f"{count} placed by another program (irqbalance?), such as {number} on CPU {cpus}; unchanged")
+        if self._refused:
+            number, why = min(self._refused.items())
+            found.append(f"{plural(len(self._refused), 'interrupt')} not moved, such as {number}: {why}")
+        return found
+
+    async def _sweep(self, situation: PlanSnapshot) -> None:
+        plan = situation.plan.interrupts or InterruptPlan()
+        held = holding(situation.holds, path=MACHINE, knob=INTERRUPTS, pod_uid=None) is not None
+        topology = situation.view.topology
+        self._refused, self._failure, self._would = {}, "", 0
+        if not plan.avoid:
+            self._foreign.clear()
+            self._fixed.clear()
+        try:
+            seen = await self._worker.work(partial(self._look, plan, topology))
+        except OSError as exc:
+            self._failure = f"/proc/irq: {errno_name(exc.errno)}"
+            return
+        self._foreign |= seen.foreign
+        forgotten = seen.gone | seen.foreign.keys()
+        if forgotten:
+            await self._save({n: p for n, p in self._rows.now.by_number.items() if n not in forgotten}, "gone")
+        if held:
+            return
+        if plan.dry_run or not situation.enforce:
+            self._would = len(seen.moves)
+            return
+        await self._give_back(seen.back)
+        if seen.moves and await self._save(
+            {**self._rows.now.by_number, **{number: place for number, (place, _) in seen.moves.items()}}, "gone"
+        ):
+            refused = await self._worker.work(partial(self._write, seen.moves))
+            if refused:
+                kept = {n: p for n, p in self._rows.now.by_number.items() if n not in refused}
+                await self._save(kept | {n: p for n in refused if (p := _older(seen.moves[n][0])) is not None}, "gone")
+
+    def _look(self, plan: InterruptPlan, topology: Topology) -> _Sweep:
+        """In the thread. Errors: `OSError` if they cannot be listed; one that cannot be read is left out."""
+        seen, known = _Sweep(), self._rows.now.by_number
+        numbers = self._access.numbers() if plan.avoid else sorted(known)
+        seen.gone = known.keys() - set(self._access.numbers())
+        for number in numbers:
+            if number in seen.gone or number in self._fixed or number in self._foreign:
+                continue
+            with suppress(OSError, ValueError):
+                self._look_at(number, plan, topology, seen)
+        return seen
+
+    def _look_at(self, number: int, plan: InterruptPlan, topology: Topology, seen: _Sweep) -> None:
+        now, before = self._access.cpus(number), self._rows.now.by_number.get(number)
+        if before is None and not now & plan.avoid:
+            return
+        device = self._access.device(number)
+        if before is not None and device != before.device:
+            seen.gone.add(number)  # its place went with the old device
+            before = None
+        if before is not None and str(now) not in before.ours:
+            if number in self._confirmed or str(now) != before.original:
+                seen.foreign[number] = str(now)
+                return
+        elif before is not None:
+            self._confirmed.add(number)
+        original = now if before is None else CpuSet.parse(before.original)
+        if not original & plan.avoid:
+            if before is not None:
+                seen.back[number] = before
+            return
+        wanted = target_of(original, plan.avoid, plan.free, topology)
+        if now != wanted and device:
+            last = before.ours[-1:] if before is not None else ()
+            place = MovedInterrupt(device=device, original=str(original), ours=(*last, str(wanted)))
+            seen.moves[number] = (place, wanted)
+
+    def _write(self, moves: Mapping[int, tuple[MovedInterrupt, CpuSet]]) -> set[int]:
+        """In the thread. Returns those that were not moved."""
+        failed = set()
+        for number, (_, wanted) in moves.items():
+            try:
+                self._access.place(number, wanted)
+                now = self._access.cpus(number)
+            except OSError as exc:
+                failed.add(number)
+                (self._fixed if exc.errno in _FIXED else self._refused)[number] = errno_name(exc.errno)
+            except ValueError as exc:
+                failed.add(number)
+                self._refused[number] = str(exc)
+            else:
+                if now == wanted:
+                    self._confirmed.add(number)
+                else:
+                    failed.add(number)
+                    self._refused[number] = f"accepted, but it reads {now}"
+        return failed
+
+    async def _give_back(self, chosen: Mapping[int, MovedInterrupt]) -> list[RestoreResult]:
+        if not chosen:
+            return []
+        results, failed = await self._worker.work(partial(undo, self._access, InterruptRows(by_number=chosen)))
+        finished = chosen.keys() - failed.by_number.keys()
+        self._confirmed -= finished
+        left = {number: place for number, place in self._rows.now.by_number.items() if number not in finished}
+        if not await self._save(left, "restored"):
+            return [replace(result, undo=RestoreOutcome.REFUSED, detail=self._failure) for result in results]
+        return results
+
+    async def _save(self, places: Mapping[int, MovedInterrupt], dropped: str) -> bool:
+        try:
+            await self._rows.save(InterruptRows(by_number=dict(places)), dropped=dropped)
+        except StoreError as exc:
+            self._failure = str(exc)
+            return False
+        return True
+
+
+def _older(place: MovedInterrupt) -> MovedInterrupt | None:
+    """What is left of a move that was refused: the place of ours before it, if there was one."""
+    return replace(place, ours=place.ours[:-1]) if len(place.ours) > 1 else None
+
+
+def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
+    return situation.plan.interrupts, situation.enforce, situation.holds
+
+
+def _period_s(situation: PlanSnapshot) -> float | None:
+    plan = situation.plan.interrupts
+    return _PERIOD_S if plan is not None and plan.avoid else None
+
+
+def _build(context: ActuatorContext) -> InterruptPlaces:
+    return InterruptPlaces(context.ledger, context.store_lane, root=context.root, files=context.files)
+
+
+def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
+    if context.only is not None:
+        return ()
+    return restore_places(context.ledger, root=context.root)
+
+
+ACTUATOR: Final = ActuatorKind(codecs={INTERRUPT: CODEC}, build=_build, undo=_undo_offline)
+"""Its row in `reconciler.control.side_actuators`."""

@@ -1,0 +1,301 @@
+"""Interrupts leave the CPUs that pods own, and have their own places again, also after a crash."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import REAL, Directory, FileOps
+from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.codec import read_rows
+from reconciler.actuators.files.interrupts import CODEC, InterruptPlaces, restore_places, target_of
+from reconciler.control.planner import plan_node
+from reconciler.policies.interrupts import InterruptsConfig
+from reconciler.policies.table import PoliciesConfig
+from state.cpu import INTERRUPTS, InterruptPlan
+from state.ledger import Ledger
+from state.model import Hold
+from state.store import Store
+from state.topology import Cpu, Topology
+from state.undo import RestoreOutcome
+from tests.reconciler.nodes import node
+
+TWO_NODES = Topology(online=CpuSet(range(8)), cpus=tuple(Cpu(id=cpu, core=cpu, node=cpu // 4) for cpu in range(8)))
+OWNED = CpuSet([2, 3])
+
+
+class Crash(BaseException):
+    """The daemon is killed."""
+
+
+class Kernel:
+    """/proc/irq: a write is refused as by Linux, which has no empty place and keeps its own interrupts."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.managed: set[int] = set()
+        self.dies = False
+        self.writes: list[tuple[int, str]] = []
+
+    def add(self, number: int, cpus: str, device: str = "eth0-rx-0") -> None:
+        directory = self.root / f"proc/irq/{number}"
+        for old in directory.iterdir() if directory.exists() else ():
+            if old.is_dir():
+                old.rmdir()
+        (directory / device).mkdir(parents=True) if device else directory.mkdir(parents=True, exist_ok=True)
+        self.set(number, cpus)
+
+    def set(self, number: int, cpus: str) -> None:
+        (self.root / f"proc/irq/{number}/smp_affinity_list").write_text(f"{cpus}\n")
+
+    def remove(self, number: int) -> None:
+        directory = self.root / f"proc/irq/{number}"
+        (directory / "smp_affinity_list").unlink()
+        for child in directory.iterdir():
+            child.rmdir()
+        directory.rmdir()
+
+    def places(self) -> dict[int, str]:
+        found = (self.root / "proc/irq").iterdir()
+        return {int(item.name): (item / "smp_affinity_list").read_text().strip() for item in found if item.is_dir()}
+
+    def write(self, directory: Directory, file: str, text: str) -> None:
+        number = int(os.path.basename(str(directory)))
+        self.writes.append((number, text))
+        if number in self.managed:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if not CpuSet.parse(text) & TWO_NODES.online:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if self.dies:
+            raise Crash
+        self.set(number, text)
+
+    def __getattr__(self, name: str) -> Any:  # the rest of FileOps
+        return getattr(REAL, name)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    made = Kernel(tmp_path)
+    made.add(24, "0-7")
+    made.add(25, "2")
+    made.add(26, "0-1")
+    return made
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with closing(Store(str(tmp_path / "state.db"), boot="b", version="1", node="n1", history_limit=100)) as store:
+        yield Ledger(store)
+
+
+def make(kernel: Kernel, ledger: Ledger) -> InterruptPlaces:
+    """The next life of the daemon."""
+    return InterruptPlaces(ledger, trio.CapacityLimiter(1), root=str(kernel.root), files=cast(FileOps, kernel))
+
+
+def situation(
+    owned: CpuSet | None = OWNED, *, enforce: bool = True, dry: bool = False, holds: dict[str, Hold] | None = None
+) -> PlanSnapshot:
+    """None: the policy is off."""
+    view = replace(node(), topology=TWO_NODES)
+    plan = plan_node(view, None, PoliciesConfig(interrupts=InterruptsConfig(enabled=owned is not None, dry_run=dry)))
+    pools = replace(plan.pools, dedicated={"uid/main": owned} if owned else {})
+    part = None if owned is None else InterruptPlan(avoid=owned, free=TWO_NODES.online - owned, dry_run=dry)
+    return PlanSnapshot(view=view, plan=replace(plan, pools=pools, interrupts=part), enforce=enforce, holds=holds or {})
+
+
+async def turn(side: InterruptPlaces, now: PlanSnapshot) -> None:
+    side.planned(now)
+    await side.sweep()
+
+
+@pytest.mark.parametrize(
+    ("original", "avoid", "expected"),
+    [
+        ("0-7", "2-3", "0-1,4-7"),
+        ("2", "2-3", "0-1"),  # its own NUMA node's
+        ("2-3", "0-3", "4-7"),  # none is left there
+        ("6", "2-3,6", "4-5,7"),
+        ("2,9", "2", "0-1,3"),  # CPU 9 is not online
+    ],
+)
+def test_where_an_interrupt_goes(original: str, avoid: str, expected: str) -> None:
+    owned = CpuSet.parse(avoid)
+    free = TWO_NODES.online - owned
+    found = target_of(CpuSet.parse(original), owned, free, TWO_NODES)
+    assert str(found) == expected
+
+
+def test_the_plan_keeps_them_off_owned_cpus_only() -> None:
+    plan = plan_node(node(), None, PoliciesConfig(interrupts=InterruptsConfig(enabled=True)))
+    assert plan.interrupts == InterruptPlan()
+    assert plan_node(node(), None, PoliciesConfig()).interrupts is None
+
+
+async def test_they_leave_and_come_back_with_the_owner(kernel: Kernel, ledger: Ledger) -> None:
+    before, side = kernel.places(), make(kernel, ledger)
+    await turn(side, situation())
+    assert kernel.places() == {24: "0-1,4-7", 25: "0-1", 26: "0-1"}
+    assert (side.status()["moved"], side.problems()) == (2, [])
+    kernel.writes.clear()
+    await turn(side, situation())
+    assert kernel.writes == []
+    await turn(side, situation(CpuSet([2])))
+    assert kernel.places() == {24: "0-1,3-7", 25: "0-1,3", 26: "0-1"}
+    await turn(side, situation(CpuSet([5])))
+    assert kernel.places() == {24: "0-4,6-7", 25: "2", 26: "0-1"}
+    await turn(side, situation(CpuSet()))
+    assert kernel.places() == before
+    assert read_rows(ledger, CODEC).by_number == {}
+
+
+async def test_a_policy_that_is_switched_off_gives_them_back(kernel: Kernel, ledger: Ledger) -> None:
+    before, side = kernel.places(), make(kernel, ledger)
+    await turn(side, situation())
+    await turn(side, situation(None))
+    assert kernel.places() == before
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(situation(enforce=False), id="observe"),
+        pytest.param(situation(dry=True), id="dry run"),
+        pytest.param(
+            situation(holds={f"knob:{INTERRUPTS}": Hold(target=f"knob:{INTERRUPTS}", reason="", by="me")}), id="on hold"
+        ),
+    ],
+)
+async def test_nothing_is_moved_unless_it_is_enforced(kernel: Kernel, ledger: Ledger, now: PlanSnapshot) -> None:
+    side = make(kernel, ledger)
+    await turn(side, now)
+    assert kernel.writes == []
+    assert side.status()["moved"] == 0
+    assert side.status()["would_move"] == (0 if now.holds else 2)
+
+
+async def test_the_kernels_own_interrupts_are_tried_once(kernel: Kernel, ledger: Ledger) -> None:
+    kernel.managed = {25}
+    side = make(kernel, ledger)
+    for _ in range(3):
+        await turn(side, situation())
+    assert [number for number, _ in kernel.writes].count(25) == 1
+    assert (side.status()["placed_by_kernel"], side.problems()) == (1, [])
+    assert read_rows(ledger, CODEC).by_number.keys() == {24}
+
+
+async def test_another_programs_place_stays(kernel: Kernel, ledger: Ledger) -> None:
+    side = make(kernel, ledger)
+    await turn(side, situation())
+    kernel.set(24, "3")
+    for _ in range(2):
+        await turn(side, situation())
+    assert kernel.places()[24] == "3"
+    assert ["24 on CPU 3" in text for text in side.problems()] == [True]
+    await side.restore()
+    assert kernel.places() == {24: "3", 25: "2", 26: "0-1"}
+
+
+async def test_an_original_that_another_program_restores_is_its_choice(kernel: Kernel, ledger: Ledger) -> None:
+    side = make(kernel, ledger)
+    await turn(side, situation())
+    await turn(side, situation())
+    kernel.set(24, "0-7")
+    await turn(side, situation())
+    assert kernel.places()[24] == "0-7"
+
+
+async def test_a_number_that_serves_another_device_has_its_own_place(kernel: Kernel, ledger: Ledger) -> None:
+    side = make(kernel, ledger)
+    await turn(side, situation())
+    kernel.add(25, "3", device="nvme0q1")
+    kernel.remove(24)
+    await turn(side, situation())
+    assert kernel.places() == {25: "0-1", 26: "0-1"}
+    assert {number: place.original for number, place in read_rows(ledger, CODEC).by_number.items()} == {25: "3"}
+    results = await side.restore()
+    assert [(result.path, result.undo) for result in results] == [("25 nvme0q1", RestoreOutcome.RESTORED)]
+    assert kernel.places()[25] == "3"
+
+
+async def test_after_a_kill_at_the_write_the_next_life_finishes_or_undoes_it(kernel: Kernel, ledger: Ledger) -> None:
+    before, side = kernel.places(), make(kernel, ledger)
+    kernel.dies = True
+    side.planned(situation())
+    with pytest.RaisesGroup(Crash, flatten_subgroups=True, allow_unwrapped=True):
+        await side.sweep()
+    kernel.dies = False
+    again = make(kernel, ledger)
+    await turn(again, situation())
+    assert kernel.places() == {24: "0-1,4-7", 25: "0-1", 26: "0-1"}
+    results = restore_places(ledger, root=str(kernel.root), files=cast(FileOps, kernel))
+    assert {result.undo for result in results} == {RestoreOutcome.RESTORED}
+    assert kernel.places() == before
+    assert read_rows(ledger, CODEC).by_number == {}
+
+
+async def test_a_machine_without_the_directory_says_so(tmp_path: Path, ledger: Ledger) -> None:
+    side = make(Kernel(tmp_path), ledger)
+    await turn(side, situation())
+    assert side.problems() == ["/proc/irq: ENOENT"]
+
+
+async def test_names_in_the_ledger_are_bounded_and_printable(kernel: Kernel, ledger: Ledger) -> None:
+    kernel.add(30, "2", device="x\x1b[31m" + "y" * 200)
+    side = make(kernel, ledger)
+    await turn(side, situation())
+    (row,) = [row for row in ledger.of_kind("interrupt") if row.path.startswith("30 ")]
+    assert row.path.isprintable()
+    assert len(row.path) <= 204
+    await side.restore()
+    assert kernel.places()[30] == "2"
+
+
+class OneInterrupt:
+    """The machine's own /proc/irq with one interrupt that hardly ever fires."""
+
+    def __init__(self, number: int) -> None:
+        self._number = str(number)
+
+    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+        names = REAL.groups(directory, most)
+        return [self._number] if directory == "/proc/irq" else names
+
+    def __getattr__(self, name: str) -> Any:  # the rest of FileOps
+        return getattr(REAL, name)
+
+
+@pytest.mark.kernel
+async def test_this_kernels_interrupt_leaves_an_owned_cpu_and_comes_back(ledger: Ledger) -> None:
+    every = CpuSet.parse(Path("/sys/devices/system/cpu/online").read_text().strip())
+    rare = [
+        number
+        for number in map(int, filter(str.isdecimal, os.listdir("/proc/irq")))
+        if any("config" in name or "tty" in name for name in REAL.groups(f"/proc/irq/{number}"))
+        and every <= CpuSet.parse(Path(f"/proc/irq/{number}/smp_affinity_list").read_text().strip())
+    ]
+    if len(every) < 2 or not rare or os.geteuid() != 0:
+        pytest.skip("REAL KERNEL TEST NOT RUN: needs root, two CPUs and an interrupt that may be moved")
+    place = Path(f"/proc/irq/{rare[0]}/smp_affinity_list")
+    before, owned = place.read_text(), CpuSet([max(every)])
+    side = InterruptPlaces(ledger, trio.CapacityLimiter(1), files=cast(FileOps, OneInterrupt(rare[0])))
+    now = situation(owned)
+    part = InterruptPlan(avoid=owned, free=every - owned)
+    try:
+        await turn(side, replace(now, plan=replace(now.plan, interrupts=part)))
+        if not side.status()["placed_by_kernel"]:
+            assert CpuSet.parse(place.read_text().strip()) == every - owned
+            assert side.status()["moved"] == 1
+        await turn(side, situation(None))
+        assert place.read_text() == before
+    finally:
+        if place.read_text() != before:
+            place.write_text(before)
