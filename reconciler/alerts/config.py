@@ -71,7 +71,7 @@ else:
 
 
 class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The receivers of alerts. Without a sink, alerts appear in the daemon's log only."""
+    """The receivers of alerts; without a sink only the daemon's log."""
 
     sinks: Annotated[
         Mapping[str, SinkSection],

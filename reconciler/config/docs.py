@@ -215,7 +215,8 @@ def markdown() -> str:
         "a CPU, `_percent`); a unit may be written: `200ms`, `10s`, `5m`, `1h`; `512Mi`, `4Gi`; `500m`, `2cpu`;",
         "`75%`. Text is taken as it is written (`on`, `010` and `12:30` stay text). Anchors, aliases, tags and a",
         "second document are refused. The same rules hold for `classes.yaml` (`operator_file`) and the `--pods` list",
-        "of `bypassctl plan`. Editors: `bypassctl config schema` ([bypassctl.1.md](bypassctl.1.md)).",
+        "of `bypassctl plan`. Each setting has its default, in brackets bounds and choices. Editors: `bypassctl config",
+        "schema` ([bypassctl.1.md](bypassctl.1.md)).",
         "",
         "## The twelve settings you need",
         "",
@@ -334,11 +335,16 @@ def _setting(field: FieldSchema) -> str:
 def _limits(field: FieldSchema) -> str:
     """`accepts`, without what the default and the description show: the kind, null where it is the default, choices."""
     schema = field.schema
-    limits = schema.bounds.removeprefix("from ")
+    limits = ranged(schema.bounds)
     if not limits and schema.choices and not all(_is_word_of(choice, field.description) for choice in schema.choices):
         limits = ", ".join(schema.choices)
     nullable = schema.optional and field.default is not None
     return ", ".join(filter(None, (limits, "or null" if nullable else "")))
+
+
+def ranged(bounds: str) -> str:
+    """``1s..1h`` of ``from 1s to 1h``; other bounds are unchanged."""
+    return bounds.removeprefix("from ").replace(" to ", "..") if bounds.startswith("from ") else bounds
 
 
 def _is_word_of(word: str, text: str) -> bool:

@@ -138,7 +138,7 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The kubelet: its checkpoints, and its pod list with names, labels and requests."""
+    """The kubelet: its checkpoints and its pod list."""
 
     enabled: Annotated[bool, Meta(description="use the kubelet's checkpoints and pod list", extra=_RESTART)] = True
     executable: Annotated[
@@ -218,7 +218,7 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RuntimeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The container runtime: its directories report when it has finished writing, its CRI socket has the labels."""
+    """The container runtime: its signal that a container is complete, and its CRI socket."""
 
     sockets: Annotated[
         tuple[str, ...],
@@ -262,7 +262,7 @@ class Lower(StrEnum):
 
 
 class MemorySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory, beside what the policies want of the control files."""
+    """Memory limits."""
 
     lower: Annotated[
         Lower,
@@ -290,7 +290,7 @@ GroupName = Annotated[str, Meta(pattern=r"^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,9})$"
 
 
 class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Health and metrics over TCP; the state and the controls over unix sockets."""
+    """Health and metrics over TCP; state and controls over unix sockets."""
 
     enabled: Annotated[bool, Meta(description="serve health and metrics over TCP", extra=_RESTART)] = True
     address: Annotated[str, Meta(description="IP address to listen on", extra=_RESTART)] = "127.0.0.1"

@@ -22,7 +22,7 @@ _SIGNAL: Final = "memory.bandwidth"
 
 
 class BandwidthDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is near the peak, and what a collapse."""
+    """Bandwidth near the peak, or a collapse."""
 
     peak_bps: Annotated[
         int,

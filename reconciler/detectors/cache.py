@@ -23,7 +23,7 @@ _OCCUPANCY: Final = "llc.occupancy"
 
 
 class CacheDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many more misses, how much less of the cache."""
+    """More misses, less of the cache."""
 
     rise_percent: Annotated[
         int, Meta(ge=105, le=10_000, description="cache misses above this percentage of the usual value are bad")

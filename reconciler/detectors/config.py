@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keeping what the detectors saw, for ``bypassctl simulate``."""
+    """Recordings for ``bypassctl simulate``."""
 
     directory: Annotated[
         str | None, Meta(description="directory of the recordings; null: none", extra={"path": True})

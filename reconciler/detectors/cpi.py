@@ -36,7 +36,7 @@ _SLEW_S: Final = 1.0
 
 
 class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a value is an outlier, and how many make interference."""
+    """Outliers of cycles per instruction."""
 
     sigmas: Annotated[
         float, Meta(ge=1, le=10, description="standard deviations above the workload's mean that are an outlier")

@@ -30,7 +30,7 @@ _LEAST: Final = 11
 
 
 class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which signal, and how far out is an outlier."""
+    """Outliers of any signal."""
 
     signal: Annotated[str, Meta(description="a signal of the catalog (docs/signals.md)")] = "cpu.wait"
     of: Annotated[

@@ -31,7 +31,7 @@ _RESOURCES: Final = {"cpu": ContendedResource.CPU, "memory": ContendedResource.M
 
 
 class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of what, how much, for how long."""
+    """Stall time (PSI)."""
 
     resource: Annotated[Literal["cpu", "memory", "io"], Meta(description="the resource")] = "cpu"
     of: Annotated[Literal["victim", "node"], Meta(description="the subject")] = "victim"

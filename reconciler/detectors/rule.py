@@ -23,7 +23,7 @@ from state.model import PodClass
 
 
 class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The monitored pods: those that match all of these. With label selectors, only pods whose labels are known."""
+    """The monitored pods match all of these."""
 
     classes: Annotated[frozenset[PodClass], Meta(description="classes of pods")] = frozenset(
         {PodClass.DEDICATED, PodClass.SHARED}
@@ -42,7 +42,7 @@ class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rule. Without ``when`` it is the shipped rule of its name, with what else is written here."""
+    """One rule; without ``when`` the shipped rule of its name."""
 
     enabled: Annotated[bool, Meta(description="evaluate the rule")] = True
     dry_run: Annotated[

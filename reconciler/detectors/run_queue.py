@@ -38,7 +38,7 @@ _SLACK: Final = 0.5
 
 
 class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is a bad window, and how many make interference."""
+    """Waiting in windows of time."""
 
     limit_percent: Annotated[
         float, Meta(gt=0, le=100, description="wait / (wait + run) that is bad for every workload")

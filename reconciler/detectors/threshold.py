@@ -23,7 +23,7 @@ _MOST: Final = 1000.0
 
 
 class ThresholdConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A signal beyond a value; without any value it is cpu.wait above 5 %."""
+    """A signal beyond a value; by default cpu.wait above 5 %."""
 
     signal: Annotated[str, Meta(description="a signal of the catalog (docs/signals.md)")] = SIGNAL
     of: Annotated[

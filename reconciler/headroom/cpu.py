@@ -42,7 +42,7 @@ class ClusterTarget(StrEnum):
 
 
 class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory headroom: the memory that the scheduler may allocate to BE pods."""
+    """Memory that the scheduler may allocate to BE pods."""
 
     reserve_percent: Annotated[
         int,
@@ -66,7 +66,7 @@ class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Headroom: the CPU and memory that the scheduler may allocate to BE pods."""
+    """CPU and memory that the scheduler may allocate to BE pods."""
 
     report_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two changes of the headroom")] = 30.0
     window_s: Annotated[float, Meta(ge=1, le=86400, description="window of the mean; at least one report_s")] = 120.0

@@ -38,7 +38,7 @@ def weights() -> dict[str, float]:
 
 
 class PlacementConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How CPUs are chosen: for containers that own them, or for BE work."""
+    """The choice of CPUs."""
 
     plugins: Annotated[
         Mapping[str, Weight],

@@ -27,7 +27,7 @@ _FADED: Final = 0.5
 
 
 class EstimateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the need of a pool's pods is estimated."""
+    """The estimated need of a pool."""
 
     margin_percent: Annotated[int, Meta(ge=0, le=400, description="margin added to the CPU use of online pods")] = 25
 

@@ -32,7 +32,7 @@ _Percent = Annotated[int, Meta(ge=0, le=100)]
 
 
 class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which online pods get CPUs of their own because of their runnable threads, and for how long."""
+    """Online pods with many runnable threads get CPUs of their own."""
 
     enabled: Annotated[
         bool,

@@ -86,7 +86,7 @@ class PidGains(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 # A section's defaults are those of its type: each row of the table that differs is a type of its own.
 class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How waiting in the run queue moves the size of a pool."""
+    """Waiting in the run queue."""
 
     target_percent: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None,
@@ -101,7 +101,7 @@ class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class CpiGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How cycles per instruction move the size of a pool."""
+    """Cycles per instruction."""
 
     target: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None,
@@ -135,7 +135,7 @@ class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProvisionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many CPUs online pools are sized for."""
+    """The demand of online pools."""
 
     policy: Annotated[
         ProvisionPolicy,

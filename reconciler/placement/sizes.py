@@ -34,7 +34,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=86400)]
 
 
 class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the size of an online pool follows its demand."""
+    """The size of an online pool."""
 
     headroom_percent: Annotated[_Percent, Meta(description="margin added to a pool's demand")] = 10
     headroom_milli: Annotated[

@@ -60,7 +60,7 @@ class LabelSelector(
     forbid_unknown_fields=True,
     rename={"match_labels": "matchLabels", "match_expressions": "matchExpressions"},
 ):
-    """Kubernetes' label selector; all parts must hold. Empty matches every pod whose labels are known."""
+    """Kubernetes' label selector. Empty: every pod whose labels are known."""
 
     match_labels: Mapping[str, str] = {}
     match_expressions: tuple[SelectorRequirement, ...] = ()
@@ -122,13 +122,13 @@ class PodSelector(
 
 
 class ClassSelector(PodSelector, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):
-    """Pods that get ``class``: every part that is given must hold; names are globs. The first that fits wins."""
+    """Pods that match every given part get ``class``; names are globs."""
 
     pod_class: PodClass
 
 
 class ClassOverride(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"pod_class": "class"}):
-    """An operator's override for some pods: by ``uid``, ``pod`` (a ``namespace/name`` glob) or ``labels``.
+    """For pods by ``uid``, ``pod`` (a ``namespace/name`` glob) or ``labels``.
 
     All that are given must match. ``origin`` is the place in the file; the loader sets it.
     """
@@ -161,7 +161,7 @@ class ClassOverride(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClassRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All rules of the operator about pods: classes (the first rule that matches wins), and who writes their marks."""
+    """The operator's classes of pods; the first rule that matches wins."""
 
     overrides: tuple[ClassOverride, ...] = ()
     selectors: tuple[ClassSelector, ...] = ()

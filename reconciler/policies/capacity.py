@@ -236,7 +236,7 @@ def _least(amounts: Iterable[int | None]) -> int | None:
 
 POLICY = Policy(
     name=NAME,
-    summary="a file with what a BE pod has and will likely have, and notice before it is squeezed or frozen",
+    summary="a file with a BE pod's present and likely capacity, and notice before it is squeezed or frozen",
     config_type=CapacityConfig,
     precedence=80,
     decide_resources=decide_resources,

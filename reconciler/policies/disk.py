@@ -284,7 +284,7 @@ def _weights_work(view: NodeView, version: int) -> str:
 
 POLICY = Policy(
     name=NAME,
-    summary="disk bandwidth, operations and weight of BE pods; latency targets and iocost for online pods",
+    summary="disk limits and weight of BE pods; latency targets and iocost for online pods",
     config_type=DiskPolicyConfig,
     precedence=56,
     decide_resources=decide_resources,

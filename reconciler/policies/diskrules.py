@@ -21,7 +21,7 @@ _LINES: Final = ("cost_qos", "cost_model")
 
 
 class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One disk and its limits; what is not given is not limited."""
+    """One disk; what is not given is not limited."""
 
     name: Annotated[
         str, Meta(min_length=1, description="a directory on the disk, a path below /dev, its name, or its major:minor")

@@ -52,7 +52,7 @@ _MOST_LONGER: Final = 3
 
 
 class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is harm, and how fast BE work's ceiling falls and rises."""
+    """What is harm, and how BE's ceiling rises."""
 
     reserve_percent: Annotated[
         int,

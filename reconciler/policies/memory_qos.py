@@ -334,7 +334,7 @@ def _pages(number: int) -> int:
 
 POLICY = Policy(
     name=NAME,
-    summary="memory requests protected from reclaim, use above them throttled before the limit",
+    summary="memory requests protected from reclaim; throttling before the limit",
     config_type=MemoryQosConfig,
     precedence=54,
     decide_resources=decide_resources,

@@ -85,7 +85,7 @@ def decide_resources(
 
 POLICY = Policy(
     name=NAME,
-    summary="reclaims unused memory of BE containers, and their page cache on shortage",
+    summary="reclaims unused memory and page cache of BE containers",
     config_type=MemoryReclaimConfig,
     precedence=72,
     decide_resources=decide_resources,

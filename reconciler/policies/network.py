@@ -36,7 +36,7 @@ _LONGEST: Final = 15
 
 
 class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One interface, and what of it is BE's. Percents are of the link's speed."""
+    """BE's part of an interface, in percent of the link's speed."""
 
     name: Annotated[str, Meta(min_length=1, max_length=_LONGEST, description="the interface, such as eth0")]
     link_mbit: Annotated[
@@ -153,7 +153,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NetworkConfig) -> 
 
 POLICY = Policy(
     name=NAME,
-    summary="a limited share of the managed interfaces for BE pods, adjusted to online traffic",
+    summary="a share of the interfaces for BE pods, adjusted to online traffic",
     config_type=NetworkConfig,
     precedence=62,
     decide_resources=decide_resources,

@@ -107,7 +107,7 @@ def parents(view: NodeView, plan: NodePlan, config: NodeDaemonsConfig) -> list[S
 
 POLICY = Policy(
     name=NAME,
-    summary="a small CPU weight for the node's other daemons, near what they need",
+    summary="a small CPU weight for the node's other daemons",
     config_type=NodeDaemonsConfig,
     precedence=79,
     decide_resources=decide_resources,

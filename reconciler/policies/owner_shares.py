@@ -25,7 +25,7 @@ LabelKey = Annotated[str, Meta(min_length=1, max_length=317)]
 
 
 class OwnersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The ledger of the CPU that BE pods got, by owner; and fair shares by it."""
+    """CPU of BE pods by owner, and fair shares."""
 
     enabled: Annotated[bool, Meta(description="account the CPU time of BE pods by owner")] = True
     label: Annotated[

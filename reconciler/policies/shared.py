@@ -482,7 +482,7 @@ def _held(previous: Pools | None, keys: Iterable[str]) -> dict[str, CpuSet]:
 
 POLICY = Policy(
     name=NAME,
-    summary="online pods share the CPUs that are neither reserved nor dedicated, in one pool or in named pools",
+    summary="online pods share the remaining CPUs, in one pool or in named pools",
     config_type=SharedConfig,
     precedence=50,
     announce=announce,

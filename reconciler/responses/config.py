@@ -8,7 +8,7 @@ from state.closing import NodeMark
 
 
 class FreezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Stopping a suspect for a while; it keeps its memory, and its probes fail meanwhile."""
+    """Stopping a suspect for a while; its probes fail meanwhile."""
 
     max_s: Annotated[float, Meta(ge=1, le=600, description="longest freeze of a pod")] = 30.0
     rest_s: Annotated[float, Meta(ge=0, le=86_400, description="minimum time between two freezes of the same pod")] = (
@@ -17,7 +17,7 @@ class FreezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One change at a time for each victim; its effect is waited for; what does not help is undone and remembered."""
+    """One change at a time for each victim; what does not help is undone."""
 
     effect_s: Annotated[
         float, Meta(ge=1, le=600, description="a step is evaluated after this time; no other before")
@@ -55,7 +55,7 @@ class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Closing the node to new BE pods while a shortage lasts, before pods are evicted."""
+    """No new BE pods while a shortage lasts."""
 
     enabled: Annotated[
         bool,
@@ -79,7 +79,7 @@ class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PromotionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dry runs that become enforcing by evidence, and are dry runs again by their undo rate (docs/interference.md)."""
+    """Dry runs that become enforcing by evidence (docs/interference.md)."""
 
     enabled: Annotated[
         bool,

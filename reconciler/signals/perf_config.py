@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class PerfConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Cycles, instructions and cache misses of online pods, counted in turns; only where a rule needs them."""
+    """Processor counters of online pods, in turns, where a rule needs them."""
 
     window_s: Annotated[float, Meta(ge=0.5, le=60, description="measurement time per pod")] = 10.0
     period_s: Annotated[float, Meta(ge=1, le=120, description="interval between two measurements of a pod")] = 60.0

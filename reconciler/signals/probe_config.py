@@ -41,7 +41,7 @@ class LatencyUnit(StrEnum):
 
 
 class CommandProbe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program of yours that prints a number, or JSON with one in it. No shell; its process group ends in time."""
+    """A program that prints a number, or JSON with one; no shell."""
 
     argv: Annotated[
         tuple[str, ...],
@@ -111,7 +111,7 @@ class _HttpQuery(TlsTrust, frozen=True, kw_only=True):
 
 
 class HttpProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A GET request: how long the answer takes, or a number in it."""
+    """A GET request: its time, or a number in the answer."""
 
     measure: Annotated[
         Literal["time", "value"], Meta(description="time: response time of the whole answer; value: a number in it")
@@ -143,7 +143,7 @@ class HttpProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PrometheusProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A metric that the service itself exports in Prometheus' text format."""
+    """A metric of the service in Prometheus' text format."""
 
     select: Annotated[
         str, Meta(description='metric and labels as in PromQL: http_request_duration_seconds{path="/cart",code!~"5.."}')
@@ -165,7 +165,7 @@ class PrometheusProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the latency of some pods is measured: exactly one of the last three sections must be set.
+    """A latency measurement, by one of the last three sections.
 
     With a placeholder in it each pod is measured alone; without one the result is of all the pods together.
     """

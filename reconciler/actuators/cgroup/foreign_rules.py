@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class ForeignRules(Struct, frozen=True, kw_only=True):
-    """Bounds for reasserting a value against foreign writes. Times in seconds."""
+    """Bounds for reasserting a value against foreign writes."""
 
     rounds: Annotated[
         int,

@@ -29,7 +29,7 @@ _NO_LABEL: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prometheus Alertmanager, API v2; every instance of a cluster gets each alert, and one that takes it is enough."""
+    """Prometheus Alertmanager, API v2; one instance that takes an alert is enough."""
 
     urls: Annotated[
         tuple[str, ...],

@@ -15,7 +15,7 @@ _NEVER: Final = 65
 
 
 class CommandSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program of yours that gets our JSON document on its standard input; 0 means that it took it."""
+    """A program that gets our JSON document on standard input; 0: taken."""
 
     argv: Annotated[
         tuple[str, ...],

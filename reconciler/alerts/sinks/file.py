@@ -15,7 +15,7 @@ from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetu
 
 
 class FileSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of JSON lines, mode 0600, with the older ones beside it as PATH.1 and so on."""
+    """A file of JSON lines, mode 0600; older ones are PATH.1 and so on."""
 
     path: Annotated[str, Meta(description="the file; its directory must exist", extra={"path": True})]
     rotate_bytes: Annotated[int, Meta(ge=4096, le=1 << 34, description="size at which a new file starts")] = 16 << 20

@@ -53,7 +53,7 @@ _ALL_SEALS: Final = 0x0001 | 0x0002 | 0x0004 | 0x0008
 
 
 class JournalSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The systemd journal, one structured entry for each alert; the daemon's own log where no journal listens."""
+    """The systemd journal, or the daemon's own log where no journal listens."""
 
     socket: Annotated[str, Meta(description="socket of journald", extra={"path": True})] = "/run/systemd/journal/socket"
 

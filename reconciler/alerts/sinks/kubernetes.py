@@ -33,7 +33,7 @@ class EventApi(StrEnum):
 
 
 class KubernetesSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Kubernetes Events on the pod that an alert is about, else on the node; section apiserver has the connection."""
+    """Kubernetes Events on the pod that an alert is about, else on the node."""
 
     api: Annotated[EventApi, Meta(description="API group of the Events")] = EventApi.CORE
     node_namespace: Annotated[str, Meta(description="namespace of Events on the node")] = "default"

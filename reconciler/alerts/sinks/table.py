@@ -27,7 +27,7 @@ SINKS: Final[Registry[AnySinkKind]] = Registry(
 
 
 class _Section(SinkConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One sink: exactly one of the sections below sets the destination, the settings filter alerts."""
+    """One sink: one of the sections below is the destination, the settings filter alerts."""
 
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ class TriggerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CpuSatisfactionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """BE work gets much less CPU than it has requested, and uses what it gets (koordlet's BE satisfaction)."""
+    """BE work gets much less CPU than requested, and uses it (koordlet)."""
 
     enabled: Enabled = False
     _cooldown_s: ClassVar[float] = 20.0
@@ -70,7 +70,7 @@ class CpuSatisfactionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unk
 
 
 class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """BE requests exceed the CPU that is left for BE work by more than a pod tolerates, for long (Katalyst)."""
+    """BE requests exceed BE's CPU by more than a pod tolerates, for long (Katalyst)."""
 
     enabled: Enabled = False
     tolerance_ratio: Annotated[
@@ -88,7 +88,7 @@ class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
 
 
 class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An online pool has more runnable tasks than CPUs: one of its own pods is evicted (Katalyst)."""
+    """An online pool has more runnable tasks than CPUs: evicts one of its pods (Katalyst)."""
 
     enabled: Enabled = False
     _cooldown_s: ClassVar[float] = 300.0
@@ -110,7 +110,7 @@ class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The node uses nearly all of its CPU time (koordlet's CPU use)."""
+    """The node uses nearly all CPU time (koordlet)."""
 
     enabled: Enabled = False
     _cooldown_s: ClassVar[float] = 20.0
@@ -133,7 +133,7 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A NUMA node uses nearly all of its CPU time for long, on a machine with several (Katalyst)."""
+    """One of several NUMA nodes uses nearly all CPU time for long (Katalyst)."""
 
     enabled: Enabled = False
     # Katalyst's thresholds come from a list by CPU model.
@@ -167,7 +167,7 @@ class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The node uses more of its memory, page cache apart, than a threshold (koordlet's memory use)."""
+    """Memory use, page cache apart, above a threshold (koordlet)."""
 
     enabled: Enabled = False
     _cooldown_s: ClassVar[float] = 4.0
@@ -184,7 +184,7 @@ class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 
 
 class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A NUMA node is short of free memory, by the kernel's watermarks (Katalyst)."""
+    """A NUMA node is short of memory, by its watermarks (Katalyst)."""
 
     _cooldown_s: ClassVar[float] = 10.0
     margin_bytes: Annotated[
@@ -222,7 +222,7 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
 
 
 class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The node as a whole is out of free memory, or its pods stall for lack of it (Katalyst)."""
+    """The node is out of free memory, or pods stall for it (Katalyst)."""
 
     _cooldown_s: ClassVar[float] = 35.0
     free_bytes: Annotated[
@@ -255,7 +255,7 @@ class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unkn
 
 
 class RssOveruseConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pod uses more memory than it has requested (Katalyst); BE pods by their batch or reclaimed request."""
+    """A pod uses more memory than requested (Katalyst)."""
 
     enabled: Enabled = False
     ratio: Annotated[
@@ -273,7 +273,7 @@ class RssOveruseConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 
 
 class FsMinimum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must be free of one file system."""
+    """Free part of the file system."""
 
     available_percent: Annotated[
         float, Meta(ge=0, le=100, description="minimum free share of its size; 0: not evaluated")
@@ -288,7 +288,7 @@ class FsMinimum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageFsMinimum(FsMinimum, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must be free of the file system of the images, where that is one of its own."""
+    """Free part of the images' file system, if separate."""
 
     available_percent: Annotated[
         float, Meta(ge=0, le=100, description="minimum free share of its size; 0: not evaluated")
@@ -296,7 +296,7 @@ class ImageFsMinimum(FsMinimum, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file system of the node is nearly full, or out of inodes (by the kubelet's criteria)."""
+    """A file system is nearly full, or out of inodes."""
 
     enabled: Enabled = False
     # A little above the kubelet's own thresholds (10, 15 and 5 %): below those it evicts by its own order.
@@ -313,7 +313,7 @@ class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
 
 
 class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """BE pods have been promised far more than there is for them now (Katalyst)."""
+    """BE pods requested far more than there is now (Katalyst)."""
 
     cpu_ratio: Annotated[
         float,
@@ -335,7 +335,7 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
 
 
 class RequestedEvictionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last step of the responses to interference: the suspect that a rule names."""
+    """The suspect of a rule's last response."""
 
     # Several rules end here: how often a site lets them differs.
     cooldown_s: Annotated[
@@ -362,7 +362,7 @@ class TriggersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Maximum numbers of evictions, whatever the need. Refused evictions do not count, failed ones do."""
+    """Maximum numbers of evictions. Refused ones do not count, failed ones do."""
 
     quiet_s: Annotated[float, Meta(ge=0, le=3600, description="no eviction within this time after the start")] = 60.0
     closed_s: Annotated[

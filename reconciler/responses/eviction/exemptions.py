@@ -24,7 +24,7 @@ _POLICY: Final = "koordinator.sh/eviction-policy"
 
 
 class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pods that are never evicted, in addition to system pods, static pods and critical pods."""
+    """Pods that are never evicted, besides system, static and critical pods."""
 
     young_s: Annotated[
         float,

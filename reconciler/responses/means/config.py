@@ -28,7 +28,7 @@ class NoticeKind(StrEnum):
 
 
 class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A notice to the pod before it is terminated, so that it can save its work."""
+    """A notice to the pod before it is terminated."""
 
     kind: Annotated[
         NoticeKind,
@@ -100,7 +100,7 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RestartRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The kubelet starts again what only the runtime or a signal has stopped."""
+    """Containers that the kubelet starts again."""
 
     watch_s: Annotated[
         float,
@@ -113,7 +113,7 @@ class RestartRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The eviction methods, tried in order; if a method is unavailable or fails, the next is used.
+    """The eviction methods; one that is unavailable or fails is followed by the next.
 
     After `api` the next is used only if a disruption budget was asked, or for a critical shortage (docs/eviction.md).
     """
