@@ -3,9 +3,9 @@
 A frame holds plain numbers and facts only, so that it can be written to a file and evaluated again later with another
 configuration: frames are the only input of detectors, ladder, eviction triggers and the choice of victims.
 
-Subjects are ``node``, ``pod:UID``, ``pool:NAME``, ``numa:N``, ``fs:NAME`` (a file system by what it is for, such as
-``nodefs``), and ``pod:UID@numa:N`` or ``pod:UID@fs:NAME``: a pod's part of such a place. Signals are named in
-`reconciler.signals.catalog`, which has their units.
+Subjects are ``node``, ``pod:UID``, ``host:NAME`` (a host workload: `state.hosts`), ``pool:NAME``, ``numa:N``,
+``fs:NAME`` (a file system by what it is for, such as ``nodefs``), and ``pod:UID@numa:N`` or ``pod:UID@fs:NAME``: a
+pod's part of such a place. Signals are named in `reconciler.signals.catalog`, which has their units.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,18 @@ from state.model import PodClass, Resources
 NODE: Final = "node"
 
 
+HOST: Final = "host:"
+"""Begins the subject of a host workload. No pod's uid has a colon (`cgroupfs.naming`): neither passes for the other."""
+
+
 def pod_subject(uid: str) -> str:
-    """The subject of one pod."""
-    return f"pod:{uid}"
+    """The subject of one pod, or of a host workload."""
+    return uid if uid.startswith(HOST) else f"pod:{uid}"
+
+
+def host_subject(name: str) -> str:
+    """The subject of one host workload, which is its ``uid`` in a frame, too."""
+    return f"{HOST}{name}"
 
 
 def pool_subject(name: str) -> str:
@@ -99,7 +108,12 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
     @property
     def subject(self) -> str:
         """The subject of its samples."""
-        return f"pod:{self.uid}"
+        return pod_subject(self.uid)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is no pod but a host workload: reported, and never acted on."""
+        return self.uid.startswith(HOST)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -110,6 +124,8 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
 class SampleFrame(Struct, frozen=True, kw_only=True):
     """Everything known at one moment. ``at_s`` is the monotonic clock, ``wall_s`` seconds since the epoch.
 
+    ``hosts``: host workloads by their subject, described like pods as far as verdicts need it. They are victims (class
+    ``shared``) or suspects (``reclaimed``); as none is in ``pods``, no response and no eviction ever chooses one.
     ``samples``: by subject, then by signal. ``pods`` by uid. ``knobs``: what this kernel lets us set (names of the
     catalog). ``disks``: ``major:minor`` of the whole disks. ``enforce``: what is planned is also written.
     ``be_yields``: every BE pod leaves the CPU to online pods by itself (`reconciler.policies.yielding`). ``closing``:
@@ -125,6 +141,7 @@ class SampleFrame(Struct, frozen=True, kw_only=True):
     enforce: bool = True
     be_yields: bool = False
     closing: NodeClosing | None = None
+    hosts: Mapping[str, PodSnapshot] = {}
 
 
 class Verdict(StrEnum):

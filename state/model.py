@@ -350,7 +350,8 @@ class SourceStatus(Struct, frozen=True, kw_only=True):
 class NodeCpu(Struct, frozen=True, kw_only=True):
     """CPU use over the last sampling interval. Units: thousandths of a CPU; ``idle`` per CPU 0.0-1.0.
 
-    ``age_s`` None or large means unknown, and an unknown never raises a budget.
+    ``age_s`` None or large means unknown, and an unknown never raises a budget. ``host_be_milli``: of the system's,
+    what host workloads use that count as BE (`state.hosts`).
     """
 
     busy_milli: int
@@ -359,6 +360,7 @@ class NodeCpu(Struct, frozen=True, kw_only=True):
     idle: Mapping[int, float] = {}
     interval_s: float = 1.0
     age_s: float | None = None
+    host_be_milli: int = 0
 
     @property
     def system_milli(self) -> int:

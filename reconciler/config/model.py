@@ -5,8 +5,9 @@ and docs/config.md derive from these structs through `reconciler.settings.schema
 """
 
 import ipaddress
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -21,6 +22,12 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.config import ClosingConfig
 from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.runtime.log_settings import LogFormat, LogLevel
+from reconciler.settings.schema import lazy_struct
+
+if TYPE_CHECKING:
+    from reconciler.signals.host_config import HostWorkloadConfig
+else:
+    HostWorkloadConfig = lazy_struct("reconciler.signals.host_config", "HostWorkloadConfig")
 
 _RESTART: Final = {"restart": True}
 _PATH: Final = {"path": True}
@@ -400,6 +407,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     headroom: HeadroomConfig = HeadroomConfig()
     owners: OwnersConfig = OwnersConfig()
     interference: InterferenceConfig = InterferenceConfig()
+    host_workloads: Annotated[
+        Mapping[str, HostWorkloadConfig],
+        Meta(description="what is not a pod and is watched all the same, by name; nothing is written to it"),
+    ] = {}
     closing: ClosingConfig = ClosingConfig()
     eviction: EvictionConfig = EvictionConfig()
     writes: WritesSection = WritesSection()
@@ -409,6 +420,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: LogSection = LogSection()
 
     def __post_init__(self) -> None:
+        if self.host_workloads:
+            from reconciler.signals.host_config import check_entries  # loaded where there are any
+
+            check_entries(self.host_workloads)
         windows = self.eviction.windows
         if not windows:
             return

@@ -29,6 +29,7 @@ from reconciler.sources.tree import PodDirs
 from state.cpu import GroupUse, HarmReading, KernelScheduler, OwnerCpus, PodIndicators, QuotaFloor
 from state.daemons import Daemons
 from state.disk import Disk
+from state.hosts import HostWorkloads
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
 from state.model import (
@@ -88,6 +89,7 @@ class NodeReadings(Struct, frozen=True, kw_only=True):
     idle_threads: frozenset[str] = frozenset()
     realtime: frozenset[str] = frozenset()
     daemons: Daemons = Daemons()
+    hosts: HostWorkloads = HostWorkloads()
     kubepods_cpus: CpuSet | None = None
     owners: Mapping[str, OwnerCpus] = {}
 
@@ -113,6 +115,7 @@ class NewReadings(TypedDict, total=False):
     idle_threads: frozenset[str]
     realtime: frozenset[str]
     daemons: Daemons
+    hosts: HostWorkloads
     kubepods_cpus: CpuSet | None
     owners: Mapping[str, OwnerCpus]
 

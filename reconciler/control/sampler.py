@@ -182,6 +182,8 @@ class Sampler:
         classes = {ONLINE: PodClass.SHARED, RECLAIMED: PodClass.RECLAIMED}
         sides = replace(reading, pods={ONLINE: online, RECLAIMED: reclaimed})
         cpu = self._sampler.sample(sides, classes)
+        if cpu is not None and (be_milli := knowledge.readings.hosts.be_milli):
+            cpu = replace(cpu, host_be_milli=min(be_milli, cpu.system_milli))
         self._groups.sample(
             sampled(knowledge.table, self._reconciler.policies, self._reconciler.pools, knowledge.besteffort)
         )

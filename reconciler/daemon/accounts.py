@@ -13,6 +13,8 @@ from reconciler.control import effect_hours, owner_ledger, pod_minutes
 from reconciler.control.daemon_watch import DaemonWatch
 from reconciler.control.effect_hours import EffectHours, ModeNow
 from reconciler.control.harm_watch import HarmWatch, WaitSource
+from reconciler.control.host_watch import NAME as HOST_WORKLOADS
+from reconciler.control.host_watch import HostWatch
 from reconciler.control.hub import NodeBase
 from reconciler.control.loop import ControlLoop
 from reconciler.control.node_headroom import NodeHeadroom
@@ -80,6 +82,9 @@ class NodeAccounts:
             cases=watching.cases,
             withheld_s=lambda: harm.withheld_s,
         )
+        self.hosts = HostWatch(
+            control.inventory, place.hierarchy, entries=lambda: self._config.host_workloads, root=root, files=files
+        )
         self.sampler = Sampler(
             reconciler,
             usage,
@@ -97,6 +102,7 @@ class NodeAccounts:
     def reconfigure(self, config: Config) -> None:
         """Take a new configuration."""
         self._config = config
+        self.hosts.reconfigure()
 
     def statuses(self) -> list[SourceStatus]:
         """Of the readings of CPU use."""
@@ -107,6 +113,7 @@ class NodeAccounts:
         return [
             Component(name="ticker", run=self.sampler.run),
             Component(name=owner_ledger.NAME, run=self.owners.run),
+            Component(name=HOST_WORKLOADS, run=self.hosts.run),
             Component(name=pod_minutes.NAME, run=self.minutes.run),
             Component(name=effect_hours.NAME, run=self.effect.run),
         ]

@@ -6,6 +6,7 @@ pods on themselves is not interference.
 
 from bisect import bisect_right
 from functools import lru_cache
+from itertools import chain
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
@@ -31,7 +32,9 @@ def overlap(ours: str, theirs: str) -> float:
 
 
 def be_use(sight: VictimView, signal: str, *, near: bool = False) -> float | None:
-    """What all BE pods have of a signal together now; None: there are some, and it is measured of none of them.
+    """What all BE pods and BE host workloads have of a signal together now.
+
+    None: there are some, and it is measured of none of them.
 
     ``near``: by the part of each pod's CPUs that the victim runs on.
     """
@@ -43,7 +46,7 @@ def be_use(sight: VictimView, signal: str, *, near: bool = False) -> float | Non
 def _be_use(signal: str, sight: VictimView, *, near: bool = False) -> float | None:
     total = 0.0
     measured = missing = False
-    for uid, pod in sight.frame.pods.items():
+    for uid, pod in chain(sight.frame.pods.items(), sight.frame.hosts.items()):
         if pod.pod_class.online or (sight.pod is not None and uid == sight.pod.uid):
             continue
         value = sight.value(signal, pod.subject)

@@ -40,6 +40,10 @@ class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return False
         return self.labels.empty or (pod.certain and self.labels.matches(pod.labels))
 
+    def match_host(self, host: PodSnapshot) -> bool:
+        """Whether this host workload is watched: it counts as a victim, and the rule is for online pods of any kind."""
+        return host.pod_class in self.classes and host.pod_class.online and not self.namespaces and self.labels.empty
+
 
 class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rule; without ``when`` the shipped rule of its name."""

@@ -19,6 +19,7 @@ by correlation alone, so that of a pod with 2 CPUs and one with 0.02 that follow
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from reconciler.detectors.base import VictimView
@@ -88,7 +89,7 @@ def rank(
         values: dict[str, float] = {}
         read = [lately.get(signal, window_s) for signal in part.signals]
         for count, (uid, near) in enumerate(overlaps.items()):
-            used = _used(sight.frame.pods[uid].subject, read, meanwhile, growth=part.growth)
+            used = _used(_neighbour(sight, uid).subject, read, meanwhile, growth=part.growth)
             if used is not None and used * near > 0:
                 values[uid] = used * near
             if count % _STRIDE == _STRIDE - 1:
@@ -100,7 +101,7 @@ def rank(
     own, excuse = _own(sight, resource, window_s)
     suspects: list[Suspect] = []
     for uid in sorted(shares, key=lambda text: (-shares[text], text))[:MOST]:
-        pod = sight.frame.pods[uid]
+        pod = _neighbour(sight, uid)
         time, message = _time(sight, pod, parts, symptom)
         score = min(1.0, max(0.0, shares[uid] * time * own))
         texts = [
@@ -111,7 +112,9 @@ def rank(
         where = _where(sight, resource, overlaps[uid])
         reason = ", ".join(texts) + where + message + excuse
         if pod.pod_class.online:
-            reason += "; online pod: reported, never limited"
+            reason += f"; online {'workload' if pod.is_host else 'pod'}: reported, never limited"
+        elif pod.is_host:
+            reason += "; host workload: reported, never limited"
         suspects.append(Suspect(uid=uid, title=pod.title, score=round(score, 3), reason=reason))
         yield
     return tuple(sorted(suspects, key=lambda suspect: (-suspect.score, suspect.title)))
@@ -122,8 +125,13 @@ def _candidates(sight: VictimView, resource: ContendedResource) -> dict[str, flo
     mine = sight.pod.uid if sight.pod is not None else None
     ours = sight.pod.cpus if sight.pod is not None and resource is ContendedResource.CPU else ""
     if not ours:
-        return {uid: 1.0 for uid in sight.frame.pods if uid != mine}
-    return {uid: part for uid, pod in sight.frame.pods.items() if uid != mine and (part := overlap(ours, pod.cpus)) > 0}
+        return {uid: 1.0 for uid in chain(sight.frame.pods, sight.frame.hosts) if uid != mine}
+    everyone = chain(sight.frame.pods.items(), sight.frame.hosts.items())
+    return {uid: part for uid, pod in everyone if uid != mine and (part := overlap(ours, pod.cpus)) > 0}
+
+
+def _neighbour(sight: VictimView, uid: str) -> PodSnapshot:
+    return sight.frame.pods.get(uid) or sight.frame.hosts[uid]
 
 
 def _used(

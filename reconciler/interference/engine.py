@@ -26,7 +26,17 @@ from reconciler.responses.measure import demands_of
 from reconciler.responses.promotion import EvidenceMemory, ModeChange, Moment, RuleRecord, observe, record_facts
 from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
 from reconciler.signals.history import STALE_S, History
-from state.evidence import NODE, ContendedResource, PodSnapshot, RuleVerdict, SampleFrame, Suspect, Verdict, pod_subject
+from state.evidence import (
+    HOST,
+    NODE,
+    ContendedResource,
+    PodSnapshot,
+    RuleVerdict,
+    SampleFrame,
+    Suspect,
+    Verdict,
+    pod_subject,
+)
 from state.measures import Restrictions
 
 _LOG: Final = get_log("engine")
@@ -246,6 +256,7 @@ class InterferenceEngine:
         subjects: list[tuple[str, PodSnapshot | None]] = [(NODE, None)] if rule.victims.node else []
         # In an order that a recording has as well: the first victim may take a suspect that two would take.
         subjects += [(pod.subject, pod) for _, pod in sorted(frame.pods.items()) if rule.victims.match(pod)]
+        subjects += [(host.subject, host) for _, host in sorted(frame.hosts.items()) if rule.victims.match_host(host)]
         for subject, pod in subjects:
             sight = known.get(subject)
             if sight is None:
@@ -311,7 +322,8 @@ class InterferenceEngine:
                 else:
                     active[key] = before  # not over before it is well
         over += [
-            replace(gone, verdict=Verdict.UNKNOWN, evidence=("the pod is gone",)) for gone in self._active.values()
+            replace(gone, verdict=Verdict.UNKNOWN, evidence=(f"the {_noun(gone.victim)} is gone",))
+            for gone in self._active.values()
         ]
         self._active = active
         return tuple(begun), tuple(over)
@@ -362,6 +374,10 @@ def _named(
         yield RequestedVictim(
             uid=step.suspect, rule=change.rule, victim=change.title, evidence=evidence, resource=finding.resource
         )
+
+
+def _noun(victim: str) -> str:
+    return "host workload" if victim.startswith(HOST) else "pod"
 
 
 def _places(rule: RuleConfig) -> Iterable[str]:

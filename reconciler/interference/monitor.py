@@ -32,7 +32,7 @@ from reconciler.interference.engine import EngineState, Evaluation, Interference
 from reconciler.interference.nodesteps import NodeStep, settings_of
 from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
-from reconciler.interference.snapshots import snapshot_of
+from reconciler.interference.snapshots import host_samples, host_snapshot, snapshot_of
 from reconciler.policies.cache import signals_of as cache_signals
 from reconciler.responses.announce import announced
 from reconciler.responses.closing import ClosingPast, ClosingState, ClosingTurn, advance, causes_of
@@ -342,8 +342,10 @@ class InterferenceMonitor:
             self._known.pop(uid, None)
         if now - self._disks_at >= _DISKS_S:
             self._disks, self._disks_at = whole_disks(config.node.root), now
+        hosts = self._hosts(sheet, now)
         return SampleFrame(
             at_s=now,
+            hosts=hosts,
             wall_s=self._wall(),
             pods=pods,
             samples=sheet.samples,
@@ -353,6 +355,16 @@ class InterferenceMonitor:
             be_yields=pools is not None and pools.harm is not None and pools.harm.in_force,
             closing=self._closing(config, now),
         )
+
+    def _hosts(self, sheet: SampleSheet, now: float) -> dict[str, PodSnapshot]:
+        """Host workloads that are there, with their samples entered."""
+        known, hosts = self._control.inventory.readings.hosts, dict[str, PodSnapshot]()
+        for host in known.entries.values():
+            if host.present:
+                snapshot = host_snapshot(host)
+                hosts[snapshot.uid] = snapshot
+                sheet.merge(snapshot.uid, host_samples(host, max(0.0, now - known.at_s)))
+        return hosts
 
     def _closing(self, config: Config, now: float) -> NodeClosing | None:
         """None where it cannot be closed now: by the configuration, or because it was for as long as that may last."""

@@ -37,6 +37,8 @@ MOST_RATIO: Final = 200
 FREE_BYTES: Final = 64 << 20
 """A whole file may unpack to so much, and to `MOST_RATIO` times its size: a megabyte can be a gigabyte of zeros."""
 _MOST_NAMES: Final = 100_000
+_MOST_HOSTS: Final = 64
+"""Host workloads of one frame: a configuration has at most so many."""
 MOST_PODS: Final = 4096
 """Of one frame; a kubelet runs some hundreds."""
 FRAME_BYTES: Final = 8
@@ -73,7 +75,7 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
     """One frame.
 
     ``pods``: those that changed since the row before (the first row has all); ``gone``: uids that were removed.
-    ``step``: of `NodeStepWriter`; empty: none.
+    ``step``: of `NodeStepWriter`; empty: none. ``hosts``: None: as in the row before, and none before the first.
     """
 
     at_s: float
@@ -86,6 +88,7 @@ class _Row(Struct, frozen=True, array_like=True, gc=False):
     samples: list[_Samples]
     step: bytes = b""
     be_yields: bool = False
+    hosts: Annotated[list[PodSnapshot], Meta(max_length=_MOST_HOSTS)] | None = None
 
 
 class _Block(Struct, frozen=True, array_like=True, gc=False):
@@ -132,6 +135,7 @@ class RecordingWriter:
                 samples=[self._samples(name, samples) for name, samples in frame.samples.items()],
                 step=b"" if step is None else self._steps.change(step),
                 be_yields=frame.be_yields,
+                hosts=list(frame.hosts.values()) if (last.hosts if last is not None else {}) != frame.hosts else None,
             )
         )
         self._pods, self._last = frame.pods, frame
@@ -246,6 +250,7 @@ def _unpack(block: _Block, work: WorkAllowance) -> Iterator[NodeStep | SampleFra
     pods: dict[str, PodSnapshot] = {}
     knobs: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
+    hosts: dict[str, PodSnapshot] = {}
     kinds = [[block.signals[number] for number in kind] for kind in block.kinds]
     steps = NodeStepReader()
     work.expect(len(block.rows))
@@ -258,6 +263,7 @@ def _unpack(block: _Block, work: WorkAllowance) -> Iterator[NodeStep | SampleFra
         pods.update((pod.uid, pod) for pod in row.pods)
         knobs = knobs if row.knobs is None else tuple(row.knobs)
         disks = disks if row.disks is None else tuple(row.disks)
+        hosts = hosts if row.hosts is None else {host.uid: host for host in row.hosts}
         yield SampleFrame(
             at_s=row.at_s,
             wall_s=row.wall_s,
@@ -269,6 +275,7 @@ def _unpack(block: _Block, work: WorkAllowance) -> Iterator[NodeStep | SampleFra
             disks=disks,
             enforce=row.enforce,
             be_yields=row.be_yields,
+            hosts=hosts,
         )
 
 

@@ -1,15 +1,16 @@
 """The snapshot of one pod: the facts by which it is judged, and by which a victim is chosen (`state.evidence`)."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.signals.extent import own_cpus
-from state.evidence import ContainerSnapshot, PodSnapshot
-from state.model import Container, ContainerKind, Pod, Pools, Resources
+from state.evidence import ContainerSnapshot, PodSnapshot, Sample, host_subject
+from state.hosts import CountsAs, HostWorkload
+from state.model import Container, ContainerKind, Pod, PodClass, Pools, Resources
 
 _FIELDS: Final = ("cpu_milli", "memory_bytes", "batch_cpu_milli", "batch_memory_bytes")
 
@@ -60,6 +61,22 @@ def snapshot_of(
         partial=partial,
         tolerates=pod.tolerates,
     )
+
+
+def host_snapshot(host: HostWorkload) -> PodSnapshot:
+    """A host workload as a verdict needs it. It has no limits and no requests: nothing of it is bypassd's to bound."""
+    return PodSnapshot(
+        uid=host_subject(host.name),
+        title=f"host workload {host.name}",
+        pod_class=PodClass.SHARED if host.counts_as is CountsAs.VICTIM else PodClass.RECLAIMED,
+        group="",
+        cpus="" if not host.cpus else str(host.cpus),
+    )
+
+
+def host_samples(host: HostWorkload, age_s: float) -> Mapping[str, Sample]:
+    """What was read of it ``age_s`` ago."""
+    return {name: Sample(known.value, age_s, known.confidence) for name, known in host.values.items()}
 
 
 def _container(container: Container) -> ContainerSnapshot:

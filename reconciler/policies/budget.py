@@ -229,4 +229,7 @@ def _reason(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig
         f"target {fmt.percent(config.limit_percent)} of {fmt.plural(len(counted), 'CPU')} - "
         f"{fmt.cpus(cpu.system_milli)} used by system - {fmt.cpus(cpu.online_milli)} online"
     )
+    if cpu.host_be_milli:
+        # As much of the BE budget as they use is not the BE pods': the bound can hold these alone.
+        text += f" ({fmt.cpus(cpu.host_be_milli)} of system by BE host workloads)"
     return f"{text} + {fmt.cpus(elsewhere)} of that on other CPUs" if elsewhere else text

@@ -62,6 +62,11 @@ class SampleSheet:
             if value is not None and ((known := samples.get(signal)) is None or known.confidence < confidence):
                 samples[signal] = Sample(value, 0.0, confidence)
 
+    def merge(self, subject: str, samples: Mapping[str, Sample]) -> None:
+        """Enter samples of another time; as in `put`."""
+        for signal, sample in samples.items():
+            self.put(subject, signal, sample.value, age_s=sample.age_s, confidence=sample.confidence)
+
     def get(self, subject: str, signal: str) -> float | None:
         """What has been entered so far."""
         sample = self.samples.get(subject, {}).get(signal)

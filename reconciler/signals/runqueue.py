@@ -23,7 +23,7 @@ from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.growth import SHORTEST_S, CounterDelta
 from reconciler.signals.podcpu import QuotaLookup, pod_cpu
-from reconciler.signals.processes import OUTSIDE, PodProcesses
+from reconciler.signals.processes import OUTSIDE
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.taskstats import Delays, Taskstats
 from state.model import Pod
@@ -45,6 +45,19 @@ class DelaySource(Protocol):
     def query(self, pids: Sequence[int]) -> Mapping[int, Delays]: ...
 
     def close(self) -> None: ...
+
+
+class ProcessLists(Protocol):
+    """Lists the processes of each pod; `reconciler.signals.processes.PodProcesses` does."""
+
+    @property
+    def outside(self) -> bool: ...
+
+    def get(self, pod: Pod, now: float, /) -> tuple[int, ...]: ...
+
+    def ended(self, uid: str) -> None: ...
+
+    def keep_only(self, uids: Collection[str]) -> None: ...
 
 
 class PodWait(NamedTuple):
@@ -91,7 +104,7 @@ class RunQueue:
 
     def __init__(
         self,
-        processes: PodProcesses,
+        processes: ProcessLists,
         quotas: QuotaLookup | None,
         *,
         root: str = "/",

@@ -1,0 +1,72 @@
+"""Measures host workloads once a second while the configuration names any; else it sleeps and has nothing loaded."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
+from reconciler.control.inventory import Inventory
+from reconciler.runtime.wakeup import WakeUp
+from state.hosts import HostWorkloads
+
+if TYPE_CHECKING:
+    from reconciler.signals.host_config import HostWorkloadConfig
+
+NAME: Final = "host workloads"
+_EVERY_S: Final = 1.0
+
+
+@final
+class HostWatch:
+    """See the module's text. Its readings are in the inventory; there are none while nothing is measured."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        hierarchy: Hierarchy,
+        *,
+        entries: "Callable[[], Mapping[str, HostWorkloadConfig]]",
+        root: str = "/",
+        files: FileOps = REAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``entries``: those of the configuration in use."""
+        self._inventory = inventory
+        self._hierarchy = hierarchy
+        self._entries = entries
+        self._root = root
+        self._files = files
+        self._clock = clock
+        self._changed = WakeUp()
+
+    def reconfigure(self) -> None:
+        """Take the entries of a new configuration."""
+        self._changed.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Measure until cancelled."""
+        task_status.started()
+        while True:
+            entries = self._entries()
+            if entries:
+                await self._measure(entries)
+            else:
+                await self._changed.wait()
+
+    async def _measure(self, entries: "Mapping[str, HostWorkloadConfig]") -> None:
+        """Until there are other entries."""
+        from reconciler.signals.host_meter import HostMeter  # with all readers of samples, which only some nodes need
+
+        kubepods = self._inventory.layout.kubepods
+        meter = HostMeter(entries, self._hierarchy, kubepods, root=self._root, files=self._files, clock=self._clock)
+        try:
+            while self._entries() == entries:
+                self._inventory.take(hosts=await meter.read(self._clock()))
+                await self._changed.wait(_EVERY_S)
+        finally:
+            self._inventory.take(hosts=HostWorkloads())
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _EVERY_S):
+                await meter.aclose()

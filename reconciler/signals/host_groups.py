@@ -1,0 +1,275 @@
+"""Finds the cgroups of host workloads: units, paths and docker's containers, never one of the pods.
+
+A group is the kubelet's where it is below the resolved group of all pods, or above it: a name decides nothing, since
+any user who has a subtree of his own may make a group called ``kubepods`` in it. For the same reason units are searched
+in slices only, and not below a service or scope (``user@1000.service`` is its user's), and docker's containers at the
+two places that docker itself uses.
+
+On cgroup v1 a group need not be in each hierarchy: a unit without CPU accounting is in systemd's own alone. Each
+hierarchy is searched, and a group has the first that has it.
+
+**Cost**: one listing (10 to 100 µs) for each slice, and for each directory in which a part with a glob is compared; at
+most `_LISTINGS`, of which each entry has its share. Source: systemd.unit(5), systemd.slice(5); dockerd's cgroup-parent.
+"""
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Final, NamedTuple, final
+
+from msgspec import Struct
+from msgspec.json import Decoder
+
+from cgroupfs.bounded import decoded
+from cgroupfs.files import FileOps
+from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.signals.host_config import UNITS, HostKind, HostMatch
+
+MOST: Final = 256
+"""Groups that are read, of all entries together."""
+_LISTINGS: Final = 1024
+_NAMES: Final = 2048
+"""Of one directory."""
+_DEEPEST: Final = 8
+"""Slices inside each other."""
+_UNITS: Final = 2048
+"""Units that are compared, those in the fewest slices first."""
+_FOUND: Final = 4096
+"""Groups that are counted, of all entries together; each has its share."""
+_STRIDE: Final = 200
+"""Names that are compared between two pauses: a fifth of a millisecond."""
+_TREES: Final = ("cpu", "memory", UNIFIED, "name=systemd")
+"""In the order in which a group is looked for."""
+_ID: Final = re.compile(r"[0-9a-f]{64}")
+_SCOPE: Final = re.compile(r"docker-([0-9a-f]{64})\.scope")
+_SHORTEST_ID: Final = 12
+_DOCKER: Final = "/var/lib/docker/containers"
+_LARGEST: Final = 1 << 20
+_RENAMED: Final = 6
+"""Every so many searches the names of docker's containers are read again."""
+
+
+class HostGroup(NamedTuple):
+    """One group. ``directory``: in the hierarchy where it was found, whose ``inode`` tells it from a later namesake."""
+
+    path: str
+    directory: str
+    inode: int
+
+
+class HostGroupsFound(NamedTuple):
+    """Of one entry: the groups that are read, and how many there are."""
+
+    groups: tuple[HostGroup, ...]
+    matched: int
+
+
+class _DockerContainer(Struct):
+    """The field used of docker's ``config.v2.json``."""
+
+    Name: str = ""
+
+
+_DECODER: Final = Decoder(_DockerContainer)
+
+
+def read_docker_name(content: bytes) -> str:
+    """The container's name, by docker's ``config.v2.json``. Errors: `ValueError`."""
+    return decoded(_DECODER.decode, content).Name.lstrip("/")[:256]
+
+
+def fair_shares(wanted: Mapping[str, int], most: int) -> dict[str, int]:
+    """How many each gets of ``most``: what it wants, or as much as any other; nobody's surplus is lost. Pure."""
+    shares: dict[str, int] = {}
+    left = most
+    # Those that want least first: what they leave is shared by the others.
+    for place, name in enumerate(sorted(wanted, key=lambda name: (wanted[name], name))):
+        shares[name] = min(wanted[name], left // (len(wanted) - place))
+        left -= shares[name]
+    return shares
+
+
+@final
+class HostGroupFinder:
+    """See the module's text."""
+
+    def __init__(self, hierarchy: Hierarchy, kubepods: str, files: FileOps, root: str = "/") -> None:
+        """``kubepods``: the path of all pods' group. ``root``: the prefix of all paths."""
+        self._hierarchy = hierarchy
+        self._kubepods = kubepods
+        self._files = files
+        self._root = root
+        # Co-mounted controllers are one tree.
+        mounts = {hierarchy.directory(name, "/"): name for name in reversed(_TREES) if hierarchy.version(name)}
+        self._trees = tuple(name for name in _TREES if name in mounts.values())
+        self._names: dict[str, str] = {}
+        self._finds = 0
+        self._left = 0
+        """Listings that remain for what is searched now."""
+
+    async def find(self, entries: Mapping[str, HostMatch], slices: TimeSlice) -> dict[str, HostGroupsFound]:
+        """The groups of each entry but users', in the order of their paths."""
+        found: dict[str, dict[str, HostGroup]] = {}
+        kinds = {match.kind for match in entries.values()}
+        listed = await self._units(slices) if HostKind.UNIT in kinds else {}
+        containers = self._containers() if HostKind.DOCKER in kinds else {}
+        self._forget({cid for cid, _ in containers.values()})
+        most = max(1, _FOUND // max(1, len(entries)))
+        for name, (kind, pattern) in entries.items():
+            match kind:
+                case HostKind.UNIT:
+                    places = await _fitting(listed, pattern, slices)
+                case HostKind.CGROUP:
+                    places = await self._paths(pattern.split("/")[1:], most, len(entries), slices)
+                case HostKind.DOCKER:
+                    places = {path: tree for path, (cid, tree) in containers.items() if self._is_named(cid, pattern)}
+                case HostKind.USER:
+                    continue
+            found[name] = await self._groups(dict(islice(places.items(), most)), slices)
+        shares = fair_shares({name: len(groups) for name, groups in found.items()}, MOST)
+        return {
+            name: HostGroupsFound(tuple(groups[path] for path in sorted(groups)[: shares[name]]), len(groups))
+            for name, groups in found.items()
+        }
+
+    def is_same(self, group: HostGroup) -> bool:
+        """Whether it still exists, and is not another one by its name."""
+        try:
+            return self._files.inode(group.directory) == group.inode
+        except OSError:
+            return False
+
+    def counts_cpu(self, path: str) -> bool:
+        """Whether the group has a counter of its CPU use."""
+        controller = "cpuacct" if self._hierarchy.version("cpuacct") == 1 else UNIFIED
+        if self._hierarchy.version(controller) is None:
+            return False
+        try:
+            return self._files.inode(self._hierarchy.directory(controller, path)) > 0
+        except OSError:
+            return False
+
+    async def _groups(self, places: Mapping[str, str], slices: TimeSlice) -> dict[str, HostGroup]:
+        groups: dict[str, HostGroup] = {}
+        for path, tree in places.items():
+            if self._is_pods(path):
+                continue
+            directory = self._hierarchy.directory(tree, path)
+            with suppress(OSError):
+                groups[path] = HostGroup(path, directory, self._files.inode(directory))
+            await slices.checkpoint()
+        return groups
+
+    def _is_pods(self, path: str) -> bool:
+        """Whether pods are in it, or it is in a pod."""
+        return f"{path}/".startswith(f"{self._kubepods}/") or f"{self._kubepods}/".startswith(f"{path.rstrip('/')}/")
+
+    async def _units(self, slices: TimeSlice) -> dict[str, str]:
+        """All units, by path, with the tree of each."""
+        units: dict[str, str] = {}
+        for tree in self._trees:
+            self._left = _LISTINGS // len(self._trees)
+            level = [""]
+            for _ in range(_DEEPEST):
+                deeper: list[str] = []
+                for above in level:
+                    for name in self._list(tree, above):
+                        path = f"{above}/{name}"
+                        if not name.endswith(UNITS) or path == self._kubepods or len(units) >= _UNITS:
+                            continue
+                        units.setdefault(path, tree)
+                        if name.endswith(".slice"):
+                            deeper.append(path)
+                    await slices.checkpoint()
+                level = deeper
+        return units
+
+    async def _paths(self, parts: Sequence[str], most: int, entries: int, slices: TimeSlice) -> dict[str, str]:
+        """The groups whose path fits, at most so many, with the tree of each."""
+        places: dict[str, str] = {}
+        for tree in self._trees:
+            self._left = max(1, _LISTINGS // len(self._trees) // entries)
+            level = [""]
+            for part in parts:
+                deeper: list[str] = []
+                for above in level:
+                    if not any(sign in part for sign in "*?["):
+                        deeper.append(f"{above}/{part}")
+                        continue
+                    inside = {f"{above}/{name}": tree for name in self._list(tree, above)}
+                    deeper += await _fitting(inside, part, slices)
+                level = [path for path in deeper if not f"{path}/".startswith(f"{self._kubepods}/")][:most]
+            for path in level:
+                if path in places or len(places) >= most:
+                    continue
+                with suppress(OSError):
+                    self._files.inode(self._hierarchy.directory(tree, path))
+                    places[path] = tree
+                await slices.checkpoint()
+        return places
+
+    def _containers(self) -> dict[str, tuple[str, str]]:
+        """Docker's containers by path: id and tree."""
+        containers: dict[str, tuple[str, str]] = {}
+        self._left = _LISTINGS
+        for tree in self._trees:
+            for name in self._list(tree, "/docker"):
+                if _ID.fullmatch(name):
+                    containers.setdefault(f"/docker/{name}", (name, tree))
+            for name in self._list(tree, "/system.slice"):
+                if scope := _SCOPE.fullmatch(name):
+                    containers.setdefault(f"/system.slice/{name}", (scope[1], tree))
+        return containers
+
+    def _list(self, tree: str, path: str) -> list[str]:
+        if self._left <= 0:
+            return []
+        self._left -= 1
+        try:
+            return self._files.groups(self._hierarchy.directory(tree, path), _NAMES)
+        except OSError:
+            return []
+
+    def _is_named(self, cid: str, pattern: str) -> bool:
+        if pattern == "*" or fnmatchcase(cid, pattern) or (len(pattern) >= _SHORTEST_ID and cid.startswith(pattern)):
+            return True
+        name = self._names.get(cid)
+        if name is None:
+            name = ""
+            with suppress(OSError, ValueError):
+                path = f"{_DOCKER}/{cid}/config.v2.json"
+                name = read_docker_name(read_file(path, FileRule.ROOT, root=self._root, largest=_LARGEST))
+            self._names[cid] = name
+        return bool(name) and fnmatchcase(name, pattern)
+
+    def _forget(self, existing: Collection[str]) -> None:
+        """Names of removed containers, and those that were not readable; all now and then: one may be renamed."""
+        self._finds += 1
+        kept = self._names.items() if self._finds % _RENAMED else ()
+        self._names = {cid: name for cid, name in kept if name and cid in existing}
+
+
+async def _fitting(places: Mapping[str, str], pattern: str, slices: TimeSlice) -> dict[str, str]:
+    """Those whose last part fits."""
+    fitting: dict[str, str] = {}
+    for count, (path, tree) in enumerate(places.items()):
+        if fnmatchcase(posixpath.basename(path), pattern):
+            fitting[path] = tree
+        if count % _STRIDE == _STRIDE - 1:
+            await slices.checkpoint()
+    await slices.checkpoint()
+    return fitting
+
+
+def outermost(groups: Iterable[str]) -> list[str]:
+    """Those that are in none of the others. Pure."""
+    chosen: list[str] = []
+    for path in sorted(set(groups), key=lambda path: (path.count("/"), path)):
+        if not any(f"{path}/".startswith(f"{above}/") for above in chosen):
+            chosen.append(path)
+    return chosen

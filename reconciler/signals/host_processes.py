@@ -1,0 +1,202 @@
+r"""The processes of host workloads: of their groups, or of a user wherever they are but in pods.
+
+A user's process is a pod's where its group is below the resolved group of all pods. Below a group that only has that
+name it is the user's: nobody but root can put a process into the kubelet's own tree, and any user with a subtree can
+name a group as he likes.
+
+A listed process is identified by its pid and start time: with another start time it is another process, and no
+longer counted. Source: proc(5) (/proc/PID/stat, status and cgroup); the kernel escapes line ends in a process' name,
+and no other control character: lines end at ``\n`` alone.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple, final
+
+from cgroupfs.bounded import digits, read_file
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.errors import InputError
+from cgroupfs.files import FileOps
+from reconciler.runtime.cooperative import TimeSlice
+
+MOST: Final = 2048
+"""Processes that are read each second, of all entries together; each has its share."""
+_SCANNED: Final = 32_768
+"""Processes of the machine that are looked at."""
+_DIRECTORIES: Final = 64
+"""Groups inside one group."""
+_DEEPEST: Final = 6
+_PASSWD: Final = 1 << 20
+_STAT_FIELDS: Final = 22
+"""After the name in parentheses: state is the first, resident pages the 22nd."""
+
+
+class ProcessStat(NamedTuple):
+    """``started``: clock ticks from boot. ``ticks``: CPU time used. ``pages``: resident."""
+
+    started: int
+    ticks: int
+    pages: int
+
+
+class ProcessStatus(NamedTuple):
+    """``uids``: real and effective. ``cpus``: where its first thread may run."""
+
+    uids: tuple[int, ...]
+    cpus: CpuSet
+
+
+def parse_process_stat(text: str) -> ProcessStat:
+    """Of /proc/PID/stat. The name may hold parentheses and blanks. Errors: `ValueError`."""
+    fields = text[text.rfind(")") + 1 :].split()
+    if len(fields) < _STAT_FIELDS:
+        raise ValueError(f"{text[:80]!r} is not a line of /proc/PID/stat")
+    numbers = [digits(fields[place]) for place in (19, 11, 12, 21)]
+    if any(number is None for number in numbers):
+        raise ValueError(f"{text[:80]!r} is not a line of /proc/PID/stat")
+    started, user, system, pages = (number or 0 for number in numbers)
+    return ProcessStat(started, user + system, pages)
+
+
+def parse_process_status(text: str) -> ProcessStatus:
+    """Of /proc/PID/status. Errors: `ValueError` without user ids."""
+    uids: tuple[int, ...] = ()
+    cpus = EMPTY
+    # Not splitlines: a name may hold \v, which would begin a line of the process' own choice.
+    for line in text.split("\n"):
+        key, _, value = line.partition(":\t")
+        if key == "Uid" and not uids:
+            numbers = [digits(word) for word in value.split()]
+            uids = tuple(number for number in numbers[:2] if number is not None)
+        elif key == "Cpus_allowed_list" and value.strip():
+            try:
+                cpus = CpuSet.parse(value.strip())
+            except InputError as exc:
+                raise ValueError(str(exc)) from exc
+            break
+    if len(uids) != 2:
+        raise ValueError("no user ids in /proc/PID/status")
+    return ProcessStatus(uids, cpus)
+
+
+def is_pod_process(text: str, kubepods: str) -> bool:
+    """Whether a process is a pod's, by its /proc/PID/cgroup: in the kubelet's own tree in any hierarchy."""
+    paths = (line.split(":", 2)[2] for line in text.split("\n") if line.count(":") >= 2)
+    return any(f"{path}/".startswith(f"{kubepods}/") for path in paths)
+
+
+def parse_passwd(text: str, name: str) -> int | None:
+    """The uid of a user, by /etc/passwd; None: not there."""
+    for line in text.split("\n"):
+        fields = line.split(":")
+        if len(fields) > 3 and fields[0] == name:
+            return digits(fields[2])
+    return None
+
+
+@final
+class HostProcesses:
+    """Lists processes. Errors: none; what ends meanwhile is not listed."""
+
+    def __init__(self, kubepods: str, files: FileOps, root: str = "/") -> None:
+        self._kubepods = kubepods
+        self._files = files
+        self._root = root.rstrip("/")
+        self.proc = f"{self._root}/proc"
+        self.outside = False
+        """Some process was listed as 0: it cannot be named from here."""
+
+    def uid(self, name: str) -> int | None:
+        """Of a user's name or number; None: the node has no such user. No directory service is queried."""
+        if (number := digits(name)) is not None:
+            return number
+        try:
+            text = read_file(f"{self._root}/etc/passwd", _PASSWD).decode(errors="replace")
+        except OSError:
+            return None
+        return parse_passwd(text, name)
+
+    async def of_group(self, directory: str, most: int, slices: TimeSlice) -> dict[int, int]:
+        """Start times by pid of the processes of a group and of all below it, at most so many."""
+        pids: dict[int, int] = {}
+        for pid in self._below(directory):
+            if len(pids) >= most:
+                break
+            if (stat := self.stat(pid)) is not None:
+                pids[pid] = stat.started
+            await slices.checkpoint()
+        return pids
+
+    async def of_users(self, uids: Collection[int], most: int, slices: TimeSlice) -> dict[int, "UserProcesses"]:
+        """By uid: the processes, in the order of their pids, at most so many of each. Pods' are left out."""
+        found = {uid: UserProcesses({}, 0) for uid in uids}
+        try:
+            names = self._files.groups(self.proc, 2 * _SCANNED)
+        except OSError:
+            return found
+        pids = sorted(pid for name in names if (pid := digits(name)) is not None)
+        for pid in pids[:_SCANNED]:
+            await slices.checkpoint()
+            status = self.status(pid)
+            mine = [uid for uid in set(status.uids) if uid in found] if status is not None else []
+            if not mine:
+                continue
+            try:
+                if is_pod_process(self._files.read(f"{self.proc}/{pid}", "cgroup"), self._kubepods):
+                    continue
+            except OSError:
+                continue
+            stat = self.stat(pid)
+            for uid in mine:
+                known = found[uid]
+                if stat is not None and len(known.started) < most:
+                    known.started[pid] = stat.started
+                found[uid] = UserProcesses(known.started, known.total + 1)
+        return found
+
+    def stat(self, pid: int) -> ProcessStat | None:
+        """None: it has ended."""
+        try:
+            return parse_process_stat(self._files.read(f"{self.proc}/{pid}", "stat"))
+        except (OSError, ValueError):
+            return None
+
+    def status(self, pid: int) -> ProcessStatus | None:
+        """None: it has ended."""
+        try:
+            return parse_process_status(self._files.read(f"{self.proc}/{pid}", "status"))
+        except (OSError, ValueError):
+            return None
+
+    def cpus(self, pids: Sequence[int]) -> CpuSet:
+        """Where any of these may run; empty: not known."""
+        known = [status for pid in pids if (status := self.status(pid)) is not None]
+        return CpuSet.union(status.cpus for status in known)
+
+    def _below(self, top: str) -> Iterator[int]:
+        level, left = [top], _DIRECTORIES
+        for _ in range(_DEEPEST):
+            deeper: list[str] = []
+            for directory in level:
+                left -= 1
+                try:
+                    text = self._files.read(directory, "cgroup.procs")
+                except OSError:
+                    text = ""  # removed, or a threaded group of v2, whose processes are listed above it
+                for word in text.split():
+                    if word == "0":
+                        self.outside = True
+                    elif (pid := digits(word)) is not None:
+                        yield pid
+                try:
+                    names = self._files.groups(directory, max(0, left)) if left > 0 else []
+                except OSError:
+                    names = []
+                deeper += [f"{directory}/{name}" for name in names]
+            level = deeper[: max(0, left)]
+
+
+class UserProcesses(NamedTuple):
+    """A user's processes: start times by pid, and how many there are."""
+
+    started: dict[int, int]
+    total: int

@@ -1,0 +1,122 @@
+"""Which processes are a host workload's: texts of /proc whose names are chosen by processes."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import REAL
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.host_processes import (
+    HostProcesses,
+    ProcessStat,
+    UserProcesses,
+    is_pod_process,
+    parse_passwd,
+    parse_process_stat,
+    parse_process_status,
+)
+from tests.reconciler.signals.podtree import Tree
+
+V1 = "12:cpuset:{0}\n5:cpu,cpuacct:{0}\n1:name=systemd:/system.slice/x.service\n0::/\n"
+
+
+def stat_text(name: str = "x", *, started: int = 500, ticks: int = 30, pages: int = 7) -> str:
+    return f"1 ({name}) S 1 1 1 0 -1 0 0 0 0 0 {ticks - 10} 10 0 0 20 0 1 0 {started} 4096 {pages} 0\n"
+
+
+def status_text(name: str = "x", *, uid: int = 7, effective: int | None = None, cpus: str = "0-3") -> str:
+    return (
+        f"Name:\t{name}\nUmask:\t0022\nState:\tS (sleeping)\n"
+        f"Uid:\t{uid}\t{uid if effective is None else effective}\t{uid}\t{uid}\nGid:\t1\t1\t1\t1\n"
+        f"Cpus_allowed:\tf\nCpus_allowed_list:\t{cpus}\n"
+    )
+
+
+def put(tree: Tree, pid: int, name: str = "x", *, uid: int = 7, group: str = "/user.slice", started: int = 500) -> None:
+    tree.proc(f"{pid}/stat", stat_text(name, started=started))
+    tree.proc(f"{pid}/status", status_text(name, uid=uid))
+    tree.proc(f"{pid}/cgroup", V1.format(group))
+
+
+@pytest.mark.parametrize("name", ["x", ") S 9 9 (", "a b", "\v", "\x1c\u2028\x85", "("])
+def test_a_process_chooses_its_name_and_nothing_else(name: str) -> None:
+    assert parse_process_stat(stat_text(name)) == ProcessStat(started=500, ticks=30, pages=7)
+    forged = f"{name}\vUid:\t0\t0\t0\t0\vCpus_allowed_list:\t9"
+    assert parse_process_status(status_text(forged)) == ((7, 7), CpuSet.parse("0-3"))
+
+
+@pytest.mark.parametrize("text", ["", "1 (x) S", "1 (x) " + "a " * 30, "Name:\tx\n"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_process_stat(text)
+    with pytest.raises(ValueError):
+        parse_process_status(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "pod"),
+    [
+        ("/kube.slice/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope", True),
+        ("/kube.slice/kubepods.slice", True),
+        ("/kubepods.slice/kubepods-pod1.slice", False),
+        ("/user.slice/user-7.slice/kube.slice/kubepods.slice/pod1", False),
+        ("/kube.slice/kubepods.slice-mine/pod1", False),
+    ],
+)
+def test_a_pods_process_is_in_the_kubelets_own_tree(path: str, pod: bool) -> None:
+    assert is_pod_process(V1.format(path), "/kube.slice/kubepods.slice") is pod
+    assert is_pod_process(f"0::{path}\n", "/kube.slice/kubepods.slice") is pod
+
+
+def test_a_user_is_found_in_passwd_alone(tmp_path: Path) -> None:
+    text = "root:x:0:0::/:/bin/sh\nci:x:1001:1001::/home/ci:/bin/sh\nbad\nodd:x:٣:0::/:\n"
+    assert (parse_passwd(text, "ci"), parse_passwd(text, "odd"), parse_passwd(text, "no")) == (1001, None, None)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text(text)
+    processes = HostProcesses("/kubepods", REAL, str(tmp_path))
+    assert (processes.uid("ci"), processes.uid("77"), processes.uid("no")) == (1001, 77, None)
+
+
+def of_users(tree: Tree, *uids: int, most: int = 10) -> dict[int, UserProcesses]:
+    processes = HostProcesses("/kubepods", REAL, str(tree.root))
+
+    async def run() -> dict[int, UserProcesses]:
+        return await processes.of_users(uids, most, TimeSlice())
+
+    return trio.run(run)
+
+
+def test_a_users_processes_are_found_wherever_they_are_but_in_pods(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    put(tree, 10)
+    put(tree, 11, "evil\vUid:\t0\t0\t0\t0", group="/user.slice/kubepods/burstable/podx")
+    put(tree, 12, group="/kubepods/burstable/podx/y")
+    put(tree, 13, uid=0)
+    tree.proc("14/status", status_text(uid=0, effective=7))
+    tree.proc("14/stat", stat_text())
+    tree.proc("14/cgroup", V1.format("/"))
+    # It ended in between.
+    tree.proc("15/status", status_text())
+    assert of_users(tree, 7, 99) == {7: ({10: 500, 11: 500, 14: 500}, 3), 99: ({}, 0)}
+    assert of_users(tree, 7, most=2) == {7: ({10: 500, 11: 500}, 3)}
+
+
+def test_a_groups_processes_are_those_below_it_too_and_their_number_is_bounded(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    for number, path in enumerate(("/batch", "/batch/a", "/batch/a/b", "/batch/c")):
+        tree.group(path)
+        tree.put("cpu", path, "cgroup.procs", f"{100 + number}\n0\n{200 + number}\n")
+        for pid in (100 + number, 200 + number):
+            put(tree, pid)
+    put(tree, 203)
+    processes = HostProcesses("/kubepods", REAL, str(tree.root))
+
+    async def listed(most: int) -> list[int]:
+        directory = tree.hierarchy.directory("cpu", "/batch")
+        return sorted(await processes.of_group(directory, most, TimeSlice()))
+
+    assert trio.run(listed, 100) == [100, 101, 102, 103, 200, 201, 202, 203]
+    assert processes.outside
+    assert len(trio.run(listed, 3)) == 3
