@@ -112,7 +112,7 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def is_host(self) -> bool:
-        """Whether it is no pod but a host workload: reported, and never acted on."""
+        """Whether it is a host workload and not a pod: reported, and never acted on."""
         return self.uid.startswith(HOST)
 
     @property

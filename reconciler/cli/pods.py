@@ -23,6 +23,8 @@ _WIDE: Final = ("STATE", "CLASS", "POOL", "CPUS", "QUOTA", "USE", "THROT", "BY",
 AMOUNTS: Final = ("QUOTA", "USE", "THROT", "WAIT")
 PARENTS: Final = "podparents"
 """The section with the directories above the pods."""
+HOSTS: Final = "hostlist"
+"""The section with the host workloads."""
 ABOVE: Final = "^"
 """Behind an amount of throttling: by a directory above the pod."""
 _KEYS: Final[dict[str, Callable[[Row], tuple[bool, float] | str]]] = {
@@ -57,24 +59,24 @@ def run(options: Namespace) -> int:
 def _run(options: Namespace) -> int:
     before: dict[str, Row] = {}
     throttling: dict[str, Row] = {}
-    pods, parents = _read(options)
+    pods, parents, hosts = _read(options)
     if options.interval:
         before, parents_before = {pod["uid"]: pod for pod in pods}, parents
         _wait(options.interval)
-        pods, parents = _read(options)
+        pods, parents, hosts = _read(options)
         throttling = throttling_parents(parents_before, parents)
     while True:
         rows = listed(pods, before, throttling, options)
         if options.output in {"table", "wide"}:
-            _show(rows, len(pods), options)
+            _show(rows, len(pods), _hosts(hosts, options), options)
         else:
-            emit({"pods": rows}, options.output)
+            emit({"pods": rows, "hosts": _hosts(hosts, options)}, options.output)
         if not options.watch:
             return Exit.OK
         streams.finish()
         before, parents_before = {pod["uid"]: pod for pod in pods}, parents
         _wait(options.interval)
-        pods, parents = _read(options)
+        pods, parents, hosts = _read(options)
         throttling = throttling_parents(parents_before, parents)
 
 
@@ -82,11 +84,18 @@ def _wait(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _read(options: Namespace) -> tuple[list[Row], list[Row]]:
-    document = fetch_list(options, ("podlist",))
+def _read(options: Namespace) -> tuple[list[Row], list[Row], list[Row]]:
+    document = fetch_newest(options, ("podlist", PARENTS, HOSTS), ("podlist",), say=False)
     if not document.live:
         raise CliError(f"{document.down}; only a running daemon lists pods", Exit.UNREACHABLE)
-    return document.body["podlist"], document.body.get(PARENTS, [])
+    return document.body["podlist"], document.body.get(PARENTS, []), document.body.get(HOSTS, [])
+
+
+def _hosts(rows: Sequence[Row], options: Namespace) -> list[Row]:
+    """The host workloads that the command line chooses: none where it asks for what only pods have."""
+    if options.namespace is not None or options.pod_class is not None or options.pool is not None:
+        return []
+    return [row for row in rows if may_mean(options.prefix.removeprefix("host:"), row["name"])]
 
 
 def fetch_list(options: Namespace, sections: Sequence[str]) -> FetchedDocument:
@@ -203,8 +212,12 @@ def _amount(value: float | None) -> tuple[bool, float]:
     return value is not None, value or 0.0
 
 
-def _show(rows: list[Row], total: int, options: Namespace) -> None:
+def _show(rows: list[Row], total: int, hosts: Sequence[Row], options: Namespace) -> None:
     blocks = list(_blocks(rows, total, wide=options.output == "wide"))
+    if hosts:
+        from reconciler.cli.hosts import table  # only where there are any
+
+        blocks += [blank(), table(hosts)]
     if not options.watch:
         show(blocks)
     elif on_terminal():

@@ -340,6 +340,9 @@ def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
         f"{fmt.plural(counts.get('yields', 0), 'setting')} left to other writers; "
         f"{counts.get('late', 0)} of {fmt.plural(counts.get('starts', 0), 'start')} late",
     )
+    if (be_ms := counts.get("host_be_ms", 0)) or counts.get("host_wait_ms", 0):
+        be, waited = fmt.number(be_ms / 1000 / _HOUR_S), fmt.duration(counts.get("host_wait_ms", 0) / 1000)
+        yield field("host", f"BE host workloads used {be} CPU-hours; tasks of victims waited {waited} for a CPU")
     mode = f"enforced {total['enforced']} of {fmt.plural(total['minutes'], 'minute')}, on hold {total['held']}"
     if total["broken"]:
         mode += f"; {total['broken']} of them with a setting or a claim not in force (bypassctl status)"

@@ -104,6 +104,7 @@ def summary(document: FetchedDocument) -> Row:
         "movement": agent.get("movement", {}),
         "priority": agent.get("priority", {}),
         "own_group": agent.get("own_group", {}),
+        "host_workloads": agent.get("host_workloads", []),
         "daemons": agent.get("daemons", []),
         "daemons_refused": agent.get("daemons_refused", {}),
         "interference": of_node(body),
@@ -137,6 +138,10 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
     yield field("daemon", *own_group_cells(facts["own_group"])) if facts["own_group"] else blank()
     if daemons := list(daemon_cells(facts["daemons"], facts["daemons_refused"])):
         yield field("others", *daemons)
+    if facts["host_workloads"]:
+        from reconciler.cli.hosts import node_cells as host_cells  # only where there are any
+
+        yield field("host", *host_cells(facts["host_workloads"]))
     yield field("pods", *_counts({name: facts["pods"].get(name, 0) for name in CLASSES}))
     if document.live:
         yield field("settings", *_settings(facts))

@@ -48,6 +48,8 @@ _GAP: Final = 2
 _FINDINGS: Final = 3
 _PARENTS: Final = 2
 """Directories above the pods that the head names, at most; there are seldom more than kubepods and besteffort."""
+_HOSTS: Final = 3
+"""Host workloads that the head names, at most."""
 _BAR: Final = 20
 _LEAST_ROWS: Final = 4
 """Lines for pods before the map is cut."""
@@ -187,6 +189,11 @@ def _head(facts: TopFacts, choices: Choices, page: Page, signs: Glyphs) -> Itera
     yield list(_budget(facts, signs))
     for text in parent_texts(facts.pods)[:_PARENTS]:
         yield [StyledText(f"{ABOVE} above   ", "warn"), plain_ascii(text)]
+    if rows := agent.get("host_workloads"):
+        from reconciler.cli.hosts import top_lines  # only where there are any
+
+        for cells in top_lines(rows, _HOSTS):
+            yield [_plain(cell) for cell in cells]
     fields = of_node(facts.body)
     yield ["verdicts  ", *(node_cells(fields) if fields else [StyledText("interference detection is off", "dim")])]
     findings = [row for row in facts.body.get("interference", {}).get("findings", ()) if row["verdict"] in _RANK]
@@ -344,6 +351,10 @@ def _length(cells: Sequence[Cell]) -> int:
 
 def _text(cell: Cell) -> str:
     return cell.text if isinstance(cell, StyledText) else cell
+
+
+def _plain(cell: Cell) -> Cell:
+    return StyledText(plain_ascii(_text(cell)), _style_of(cell))
 
 
 def _style_of(cell: Cell) -> str:

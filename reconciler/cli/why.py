@@ -43,6 +43,10 @@ _CHANGES: Final = 8
 
 def run(options: Namespace) -> int:
     """Show one pod, or a group above the pods or beside them. Errors: `CliError` for no such pod, or several."""
+    if options.target.startswith("host:"):
+        from reconciler.cli.hosts import show  # only for these
+
+        return show(options, options.target.removeprefix("host:"))
     if options.target.startswith("/") and (found := _directory(options)) is not None:
         document, facts = found
         present(

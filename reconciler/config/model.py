@@ -424,6 +424,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             from reconciler.signals.host_config import check_entries  # loaded where there are any
 
             check_entries(self.host_workloads)
+        for name, probe in self.interference.probes.items():
+            for host in probe.host_workloads:
+                if host not in self.host_workloads:
+                    raise ValueError(f"interference.probes.{name}.host_workloads: host_workloads has no {host!r}")
         windows = self.eviction.windows
         if not windows:
             return

@@ -115,8 +115,12 @@ class EffectHour(msgspec.Struct, kw_only=True):
 
 COUNTED: Final = (
     *("starts", "late", "actions", "helped", "undone", "evictions", "evictions_failed", "foreign_writes", "yields"),
+    *("host_be_ms", "host_wait_ms"),
 )
-"""Container starts whose outcome is known, late ones of them (the program ran before its settings), and so on."""
+"""Container starts whose outcome is known, late ones of them (the program ran before its settings), and so on.
+
+``host_be_ms``, ``host_wait_ms``: CPU time of BE host workloads, and waiting of those that are victims.
+"""
 _DECODER: Final = msgspec.msgpack.Decoder(EffectHour)
 
 
@@ -183,8 +187,8 @@ class EffectHours:
         now = self._counted()
         for name in COUNTED:
             # A counter that is smaller than before began again.
-            before = self._last.get(name, 0)
-            grown = now[name] - before if now[name] >= before else now[name]
+            before, count = self._last.get(name, 0), now.get(name, 0)
+            grown = count - before if count >= before else count
             if grown:
                 hour.counts[name] = hour.counts.get(name, 0) + grown
         self._last = now

@@ -10,7 +10,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.control.inventory import Inventory
 from reconciler.runtime.wakeup import WakeUp
-from state.hosts import HostWorkloads
+from state.hosts import CountsAs, HostWorkloads
 
 if TYPE_CHECKING:
     from reconciler.signals.host_config import HostWorkloadConfig
@@ -41,6 +41,10 @@ class HostWatch:
         self._files = files
         self._clock = clock
         self._changed = WakeUp()
+        self.be_ms = 0.0
+        """CPU time that BE entries have used, milliseconds."""
+        self.wait_ms = 0.0
+        """Time that tasks of victims have waited for a CPU, milliseconds."""
 
     def reconfigure(self) -> None:
         """Take the entries of a new configuration."""
@@ -63,10 +67,19 @@ class HostWatch:
         kubepods = self._inventory.layout.kubepods
         meter = HostMeter(entries, self._hierarchy, kubepods, root=self._root, files=self._files, clock=self._clock)
         try:
+            before: float | None = None
             while self._entries() == entries:
-                self._inventory.take(hosts=await meter.read(self._clock()))
+                hosts = await meter.read(self._clock())
+                self._inventory.take(hosts=hosts)
+                self._count(hosts, 0.0 if before is None else max(0.0, hosts.at_s - before))
+                before = hosts.at_s
                 await self._changed.wait(_EVERY_S)
         finally:
             self._inventory.take(hosts=HostWorkloads())
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _EVERY_S):
                 await meter.aclose()
+
+    def _count(self, hosts: HostWorkloads, seconds: float) -> None:
+        self.be_ms += (hosts.be_milli or 0) * seconds
+        waits = (host.value("cpu.wait_milli") for host in hosts.entries.values() if host.counts_as is CountsAs.VICTIM)
+        self.wait_ms += sum(wait for wait in waits if wait is not None) * seconds

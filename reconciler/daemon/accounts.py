@@ -126,6 +126,8 @@ class NodeAccounts:
             late=starts["false"],
             foreign_writes=sum(foreign.writes.values()),
             yields=foreign.yields,
+            host_be_ms=int(self.hosts.be_ms),
+            host_wait_ms=int(self.hosts.wait_ms),
         )
         if self._watching.observer is not None:
             for (_, turn), count in self._watching.observer.changes.items():

@@ -108,6 +108,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         own_group=agent.process.group.status,
         stints=agent.process.stints.values,
         daemons=agent.accounts.sampler.daemons.rows(),
+        hosts=agent.control.inventory.readings.hosts,
         token_expires_at=agent.sources.credentials.expires_s,
         counters=counters(agent),
         cache=cache,

@@ -32,6 +32,7 @@ from reconciler.control.bounds_in_force import bound_problems, reasons_in_force
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.cpumap import cpu_rows
 from reconciler.daemon.event_feed import event_feed
+from reconciler.daemon.host_rows import host_rows
 from reconciler.daemon.numbers import counters, snapshot
 from reconciler.daemon.pod_problems import PodProblems
 from reconciler.daemon.podlist import (
@@ -124,7 +125,7 @@ _SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
 )
-_VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect", "podnames", "podparents")
+_VIEWS: Final = ("classes", "podlist", "cpumap", "nodehour", "effect", "podnames", "podparents", "hostlist")
 
 
 def _of_pods(
@@ -272,6 +273,7 @@ class StatusReport:
             "podnames": lambda: name_rows(self._agent),
             "podlist": lambda: pod_rows(self._agent),
             "podparents": lambda: parent_rows(self._agent),
+            "hostlist": self._hosts,
             "effect": self._agent.accounts.effect.status,
             "cpumap": lambda: cpu_rows(self._agent),
             "nodehour": self._agent.accounts.hour.series,
@@ -368,6 +370,7 @@ class StatusReport:
             "priority": asdict(agent.process.priority.status),
             "own_group": asdict(agent.process.group.status),
             "work": {name: asdict(work) for name, work in agent.process.stints.values.components.items()},
+            "host_workloads": self._hosts(),
             "daemons": [asdict(row) for row in agent.accounts.sampler.daemons.rows()],
             "daemons_refused": agent.accounts.sampler.daemons.problems(),
             "alerts": dict(agent.alerts.raised),
@@ -376,6 +379,9 @@ class StatusReport:
             ),
             "components": [asdict(status) for status in self._statuses()],
         }
+
+    def _hosts(self) -> list[dict[str, object]]:
+        return list(host_rows(self._agent.control.inventory.readings.hosts, time.monotonic()))
 
     def _kubelet(self) -> dict[str, object]:
         """The values in use; ``pending``: edited since the kubelet started, in effect when it restarts."""

@@ -55,7 +55,7 @@ _RENAMED: Final = 6
 
 
 class HostGroup(NamedTuple):
-    """One group. ``directory``: in the hierarchy where it was found, whose ``inode`` tells it from a later namesake."""
+    """One group. ``directory``: in the hierarchy where it was found; a later one of its name has another ``inode``."""
 
     path: str
     directory: str
@@ -84,7 +84,7 @@ def read_docker_name(content: bytes) -> str:
 
 
 def fair_shares(wanted: Mapping[str, int], most: int) -> dict[str, int]:
-    """How many each gets of ``most``: what it wants, or as much as any other; nobody's surplus is lost. Pure."""
+    """How many each gets of ``most``: what it wants, or as much as any other; a surplus is shared by the rest. Pure."""
     shares: dict[str, int] = {}
     left = most
     # Those that want least first: what they leave is shared by the others.

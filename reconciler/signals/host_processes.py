@@ -1,7 +1,7 @@
 r"""The processes of host workloads: of their groups, or of a user wherever they are but in pods.
 
 A user's process is a pod's where its group is below the resolved group of all pods. Below a group that only has that
-name it is the user's: nobody but root can put a process into the kubelet's own tree, and any user with a subtree can
+name it is the user's: only root can put a process into the kubelet's own tree, and any user with a subtree can
 name a group as he likes.
 
 A listed process is identified by its pid and start time: with another start time it is another process, and no
@@ -30,7 +30,7 @@ _STAT_FIELDS: Final = 22
 """After the name in parentheses: state is the first, resident pages the 22nd."""
 
 
-class ProcessStat(NamedTuple):
+class HostProcessStat(NamedTuple):
     """``started``: clock ticks from boot. ``ticks``: CPU time used. ``pages``: resident."""
 
     started: int
@@ -38,14 +38,14 @@ class ProcessStat(NamedTuple):
     pages: int
 
 
-class ProcessStatus(NamedTuple):
+class HostProcessStatus(NamedTuple):
     """``uids``: real and effective. ``cpus``: where its first thread may run."""
 
     uids: tuple[int, ...]
     cpus: CpuSet
 
 
-def parse_process_stat(text: str) -> ProcessStat:
+def parse_process_stat(text: str) -> HostProcessStat:
     """Of /proc/PID/stat. The name may hold parentheses and blanks. Errors: `ValueError`."""
     fields = text[text.rfind(")") + 1 :].split()
     if len(fields) < _STAT_FIELDS:
@@ -54,10 +54,10 @@ def parse_process_stat(text: str) -> ProcessStat:
     if any(number is None for number in numbers):
         raise ValueError(f"{text[:80]!r} is not a line of /proc/PID/stat")
     started, user, system, pages = (number or 0 for number in numbers)
-    return ProcessStat(started, user + system, pages)
+    return HostProcessStat(started, user + system, pages)
 
 
-def parse_process_status(text: str) -> ProcessStatus:
+def parse_process_status(text: str) -> HostProcessStatus:
     """Of /proc/PID/status. Errors: `ValueError` without user ids."""
     uids: tuple[int, ...] = ()
     cpus = EMPTY
@@ -75,7 +75,7 @@ def parse_process_status(text: str) -> ProcessStatus:
             break
     if len(uids) != 2:
         raise ValueError("no user ids in /proc/PID/status")
-    return ProcessStatus(uids, cpus)
+    return HostProcessStatus(uids, cpus)
 
 
 def is_pod_process(text: str, kubepods: str) -> bool:
@@ -153,14 +153,14 @@ class HostProcesses:
                 found[uid] = UserProcesses(known.started, known.total + 1)
         return found
 
-    def stat(self, pid: int) -> ProcessStat | None:
+    def stat(self, pid: int) -> HostProcessStat | None:
         """None: it has ended."""
         try:
             return parse_process_stat(self._files.read(f"{self.proc}/{pid}", "stat"))
         except (OSError, ValueError):
             return None
 
-    def status(self, pid: int) -> ProcessStatus | None:
+    def status(self, pid: int) -> HostProcessStatus | None:
         """None: it has ended."""
         try:
             return parse_process_status(self._files.read(f"{self.proc}/{pid}", "status"))

@@ -173,6 +173,10 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespaces: Annotated[tuple[str, ...], Meta(description="namespaces of the pods (globs); empty: any")] = ()
     pods: Annotated[tuple[str, ...], Meta(description="names of the pods (globs); empty: any")] = ()
     labels: Annotated[LabelSelector, Meta(description="labels of the pods")] = LabelSelector()
+    host_workloads: Annotated[
+        tuple[str, ...],
+        Meta(max_length=64, description="host workloads instead of pods, by their names; without placeholders"),
+    ] = ()
     interval_s: Annotated[
         float, Meta(ge=0.2, le=10, description="interval; rules treat a value older than 30 s as unknown")
     ] = 5.0
@@ -188,8 +192,11 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"expected exactly one of {', '.join(KINDS)}; got {', '.join(given) or 'none'}")
-        if not self.namespaces and not self.pods and self.labels.empty:
-            raise ValueError("a probe needs namespaces, pods or labels")
+        of_pods = bool(self.namespaces or self.pods or not self.labels.empty)
+        if of_pods == bool(self.host_workloads):
+            raise ValueError("a probe needs namespaces, pods or labels; or host_workloads")
+        if self.host_workloads and self.per_pod:
+            raise ValueError("host_workloads: placeholders are for values of pods")
         if self.http is not None and self.http.measure == "time" and self.unit is not None:
             raise ValueError("unit: not allowed with measure: time")
 

@@ -16,6 +16,7 @@ from reconciler.signals.probe_config import (
     PrometheusProbe,
     url_parts,
 )
+from state.evidence import host_subject
 from state.model import NodeView, Pod
 
 # A value of the pod's author becomes part of a URL or an argument: it must not contain a delimiter of that part.
@@ -32,7 +33,10 @@ class ProbeTargetKey(NamedTuple):
 
 
 class ProbeTarget(Struct, frozen=True, kw_only=True):
-    """One request. ``uids``: the pods that the result is of; ``title`` for messages."""
+    """One request. ``title`` for messages.
+
+    ``uids``: the pods that the result is of, or the subjects of host workloads.
+    """
 
     key: ProbeTargetKey
     title: str
@@ -61,6 +65,11 @@ def targets_of(probes: Mapping[str, Probe], view: NodeView) -> ProbeTargets:
     targets: dict[ProbeTargetKey, ProbeTarget] = {}
     problems: dict[ProbeTargetKey, str] = {}
     for name, probe in probes.items():
+        if probe.host_workloads:
+            key = ProbeTargetKey(name, "")
+            uids = tuple(map(host_subject, probe.host_workloads))
+            targets[key] = filled(ProbeTarget(key=key, title=f"probe {name}", probe=probe, uids=uids), None)
+            continue
         pods = [pod for uid, pod in sorted(view.pods.items()) if selected(probe, pod)]
         if not pods:
             continue

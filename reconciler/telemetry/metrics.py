@@ -18,6 +18,7 @@ from reconciler.runtime.stints import StintValues
 from reconciler.runtime.supervisor import ComponentStatus
 from state.cache import CacheUsage
 from state.daemons import DaemonRow
+from state.hosts import HostWorkloads
 from state.model import SourceStatus
 from state.owners import OwnerAccount
 
@@ -112,6 +113,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """Of the loop and its worker threads, since readiness."""
     daemons: tuple[DaemonRow, ...] = ()
     """The node's other groups directly below the root."""
+    hosts: HostWorkloads = HostWorkloads()
+    """What is watched beside the pods, as read last."""
     counters: CounterValues = CounterValues()
     cache: CacheUsage | None = None
     watched: InterferenceCounters | None = None

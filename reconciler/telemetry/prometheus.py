@@ -26,6 +26,7 @@ from reconciler.runtime.supervisor import ComponentHealth
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from state.cache import CacheUsage
 from state.daemons import DaemonRow
+from state.hosts import HostWorkload
 from state.printable import printable_lines
 
 
@@ -183,6 +184,14 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     for name, part, message in _DAEMONS:
         values = [((row.group,), value) for row in now.daemons if (value := part(row)) is not None]
         yield _gauges(name, message, ("group",), values)
+    for name, read, message in _HOSTS:
+        known = [
+            ((host.name, host.counts_as.value), value)
+            for host in now.hosts.entries.values()
+            if (value := read(host)) is not None
+        ]
+        if known:
+            yield _gauges(name, message, ("name", "counts_as"), known)
     if now.token_expires_at is not None:
         yield GaugeMetricFamily(
             "bypassd_apiserver_token_expiry_timestamp_seconds",
@@ -369,6 +378,19 @@ _DAEMONS: Final[tuple[tuple[str, Callable[[DaemonRow], float | None], str], ...]
     ("daemon_needed_cpus", lambda row: _cpus(row.need_milli), "Largest use of a second in the policy's window."),
     ("daemon_wait_ratio", lambda row: row.waits, "Share of the time in which one of its tasks waited for a CPU."),
     ("daemon_credit_seconds", lambda row: _seconds(row.credit_us), "CPU time at a wake-up before an online task."),
+)
+
+
+def _host(signal: str, per: float) -> Callable[[HostWorkload], float | None]:
+    return lambda host: None if (value := host.value(signal)) is None else value / per
+
+
+_HOSTS: Final[tuple[tuple[str, Callable[[HostWorkload], float | None], str], ...]] = (
+    ("host_workload_processes", lambda host: host.processes, "Processes of a host workload that are read."),
+    ("host_workload_used_cpus", _host("cpu.use", 1000), "CPUs in use by a host workload."),
+    ("host_workload_wait_ratio", _host("cpu.wait", 100), "Run-queue wait of its tasks / wait and run."),
+    ("host_workload_cpu_pressure_ratio", _host("cpu.pressure", 100), "Share of the time with a task waiting."),
+    ("host_workload_memory_bytes", _host("memory.use", 1), "Memory in use by a host workload."),
 )
 
 

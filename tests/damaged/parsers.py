@@ -50,6 +50,9 @@ from reconciler.signals import (
     devicestats,
     fsuse,
     growth,
+    host_config,
+    host_groups,
+    host_processes,
     memory,
     nodeload,
     numa_memory,
@@ -220,6 +223,7 @@ NODE_MEMINFO: Final = (
     b"Node 0 MemTotal: 16316412 kB\nNode 0 MemFree: 7 kB\nNode 0 Active(file): 7 kB\n"
     b"Node 0 Inactive(file): 7 kB\nNode 0 SReclaimable: 7 kB\n"
 )
+PID_STAT: Final = b"1 (x) S 1 1 1 0 -1 0 0 0 0 0 20 10 0 0 20 0 1 0 500 4096 7 0\n"
 STAT: Final = b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\ncpu1 1 2 3 4\nintr 5\n"
 PROC_STAT: Final = b"7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1 2 3\n"
 CHECKPOINTS: Final = "kubelet/memory-static-device-allocated"
@@ -870,6 +874,21 @@ PARSERS: Final[tuple[Parser, ...]] = (
         )
         for version in (1, 2)
     ),
+    of_text("reconciler.signals.host_config:parse_match", host_config.parse_match, VALUE, b"cgroup:/a/b-*"),
+    of_text("reconciler.signals.host_processes:parse_process_stat", host_processes.parse_process_stat, VALUE, PID_STAT),
+    of_text(
+        "reconciler.signals.host_processes:parse_process_status",
+        host_processes.parse_process_status,
+        VALUE,
+        b"Name:\tx\nUid:\t7\t7\t7\t7\nCpus_allowed_list:\t0-3\n",
+    ),
+    of_text(
+        "reconciler.signals.host_processes:parse_passwd",
+        lambda text: host_processes.parse_passwd(text, "ci"),
+        (),
+        b"root:x:0:0::/:\nci:x:1001:1001::/:\n",
+    ),
+    of_json("reconciler.signals.host_groups:read_docker_name", host_groups.read_docker_name, VALUE, b'{"Name":"/web"}'),
     of_text("reconciler.signals.runqueue:parse_schedstat", runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
     of_text(
         "reconciler.signals.growth:parse_counters",

@@ -58,6 +58,22 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
             yield own_group(own)
         yield node_daemons(results.daemon_state)
         yield unobeyed_marks(results.daemon_state)
+        if node.config.host_workloads:
+            yield host_workloads(results.daemon_state)
+
+
+def host_workloads(state: Mapping[str, object]) -> CheckResult:
+    """Whether each entry of ``host_workloads`` matches something. ``state``: the daemon's section ``agent``."""
+    name, rows = "host workloads", state.get("host_workloads")
+    known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    if not known:
+        return CheckResult(name, CheckState.WARN, "nothing is read of them yet", "bypassctl reload, if they are new")
+    texts = [f"{row.get('name')} ({row.get('match')}): {row['problem']}" for row in known if row.get("problem")]
+    if not texts:
+        return CheckResult(name, CheckState.OK, f"{len(known)} are read; nothing is written to them")
+    more = f"; and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
+    fix = "correct host_workloads.NAME.match, or remove the entry; cgroup v1 has no group of a stopped unit"
+    return CheckResult(name, CheckState.WARN, f"{'; '.join(texts[:_MOST])[: 4 * _SHOWN]}{more}", fix)
 
 
 def unobeyed_marks(state: Mapping[str, object]) -> CheckResult:

@@ -60,7 +60,7 @@ def test_use_and_throttling_are_of_the_time_between_two_readings(run: Run, two: 
     assert (web["use_milli"], web["throttled_percent"]) == (500, 25.0)
     assert (batch["use_milli"], batch["throttled_percent"]) == (1500, 0.0)
     assert (new["use_milli"], new["throttled_percent"]) == (None, None), "one reading is no rate"
-    assert [text for text, _ in two.asked] == ["GET /state?section=podlist,podparents"] * 2
+    assert [text for text, _ in two.asked] == ["GET /state?section=podlist,podparents,hostlist"] * 2
 
 
 def test_without_an_interval_there_is_one_request_and_no_rate(run: Run, two: FakeDaemon) -> None:

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs.cpuset import CpuSet
 from reconciler.config.load import load
 from reconciler.settings.binder import ConfigError
 from reconciler.signals.host_config import HostKind, HostWorkloadConfig, check_entries, parse_match
+from reconciler.signals.probe_targets import targets_of
 from state.hosts import CountsAs
+from state.model import NodeView
+from state.topology import Topology
 
 
 @pytest.mark.parametrize(
@@ -63,3 +67,31 @@ def test_at_most_64_entries_with_names_that_a_metric_can_show() -> None:
         check_entries({f"e{number}": entry for number in range(65)})
     with pytest.raises(ValueError, match="is not a name"):
         check_entries({"a\nb": entry})
+
+
+PROBE = "{{command: {{argv: {argv}}}, {of}}}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "of", "message"),
+    [
+        ("[/bin/ping-db]", "host_workloads: [db]", None),
+        ("[/bin/ping-db]", "host_workloads: [other]", "host_workloads has no 'other'"),
+        ("[/bin/ping-db]", "host_workloads: [db], pods: [a]", "a probe needs namespaces, pods or labels; or host"),
+        ("[/bin/ping-db, '{ip}']", "host_workloads: [db]", "placeholders are for values of pods"),
+    ],
+)
+def test_a_probe_may_measure_a_host_workload(tmp_path: Path, argv: str, of: str, message: str | None) -> None:
+    file = tmp_path / "config.yaml"
+    probe = PROBE.format(argv=argv, of=of)
+    hosts = "host_workloads: {db: {match: 'unit:db', counts_as: victim}}"
+    file.write_text(f"{hosts}\ninterference: {{probes: {{ping: {probe}}}}}\n")
+    if message is not None:
+        with pytest.raises(ConfigError, match=message):
+            load(str(file))
+        return
+    probes = load(str(file)).config.interference.probes
+    online = Topology(online=CpuSet([0]))
+    view = NodeView(topology=online, versions={}, kubepods="/k", besteffort="/k/b", burstable="/k/c")
+    (target,) = targets_of(probes, view).targets.values()
+    assert (target.uids, target.argv) == (("host:db",), ("/bin/ping-db",))

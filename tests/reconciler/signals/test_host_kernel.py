@@ -21,7 +21,14 @@ pytestmark = pytest.mark.kernel
 CONTROLLERS = ("cpu", "cpuacct", "memory")
 WRITES = flags.MODIFY | flags.CREATE | flags.DELETE | flags.ATTRIB | flags.MOVED_FROM | flags.MOVED_TO
 DEADLINE_S = 60.0
-SPIN = "import time\nwhile True:\n  end = time.process_time() + 0.002\n  while time.process_time() < end: pass\n  time.sleep(0.02)"
+SPIN = """
+import time
+while True:
+    end = time.process_time() + 0.002
+    while time.process_time() < end:
+        pass
+    time.sleep(0.02)
+"""
 
 
 class Host:

@@ -36,7 +36,10 @@ class Node:
             return self.answers
 
         self.meter = HostMeter(
-            {name: HostWorkloadConfig(match=match, counts_as=CountsAs(role)) for name, (role, match) in entries.items()},
+            {
+                name: HostWorkloadConfig(match=match, counts_as=CountsAs(role))
+                for name, (role, match) in entries.items()
+            },
             tree.hierarchy,
             "/kubepods",
             root=str(tree.root),

@@ -10,7 +10,7 @@ from cgroupfs.files import REAL
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.host_processes import (
     HostProcesses,
-    ProcessStat,
+    HostProcessStat,
     UserProcesses,
     is_pod_process,
     parse_passwd,
@@ -42,7 +42,7 @@ def put(tree: Tree, pid: int, name: str = "x", *, uid: int = 7, group: str = "/u
 
 @pytest.mark.parametrize("name", ["x", ") S 9 9 (", "a b", "\v", "\x1c\u2028\x85", "("])
 def test_a_process_chooses_its_name_and_nothing_else(name: str) -> None:
-    assert parse_process_stat(stat_text(name)) == ProcessStat(started=500, ticks=30, pages=7)
+    assert parse_process_stat(stat_text(name)) == HostProcessStat(started=500, ticks=30, pages=7)
     forged = f"{name}\vUid:\t0\t0\t0\t0\vCpus_allowed_list:\t9"
     assert parse_process_status(status_text(forged)) == ((7, 7), CpuSet.parse("0-3"))
 

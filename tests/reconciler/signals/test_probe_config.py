@@ -109,7 +109,7 @@ def test_a_mistake_is_told_with_its_place(text: str, place: str, words: str) -> 
 
 
 def test_a_probe_of_nobody_is_refused() -> None:
-    message = "f:1:13: probes.a: a probe needs namespaces, pods or labels"
+    message = "f:1:13: probes.a: a probe needs namespaces, pods or labels; or host_workloads"
     assert refused("probes: {a: {command: {argv: [/a]}}}") == [message]
 
 

@@ -16,6 +16,7 @@ from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
 from state.closing import MarkState, MarkStatus, NodeMark
 from state.daemons import DaemonRow
+from state.hosts import CountsAs, HostValue, HostWorkload, HostWorkloads
 from state.model import SourceStatus
 from state.owners import OwnerAccount
 from tests.reconciler.telemetry.rendered import render
@@ -94,6 +95,22 @@ def complete() -> MetricsSnapshot:
                 waits=0.25,
                 credit_us=334,
             ),
+        ),
+        hosts=HostWorkloads(
+            entries={
+                "db": HostWorkload(
+                    name="db",
+                    counts_as=CountsAs.VICTIM,
+                    match="unit:db",
+                    processes=3,
+                    values={
+                        "cpu.use": HostValue(1500.0),
+                        "cpu.wait": HostValue(2.0),
+                        "cpu.pressure": HostValue(1.0),
+                        "memory.use": HostValue(4096.0),
+                    },
+                )
+            }
         ),
         watched=InterferenceCounters(
             verdicts={("cpu", "interfered"): 1},

@@ -1,0 +1,102 @@
+"""Host workloads are measured while the configuration names any, and nothing is loaded while it does not."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from reconciler.control.host_watch import HostWatch
+from reconciler.control.inventory import Inventory
+from reconciler.signals.host_config import HostWorkloadConfig
+from state.hosts import CountsAs, HostWorkloads
+from tests.reconciler.signals.podtree import Tree
+
+
+class Layout:
+    kubepods = "/kubepods"
+
+
+class Known:
+    """The part of the inventory that is used."""
+
+    layout = Layout()
+
+    def __init__(self) -> None:
+        self.taken: list[HostWorkloads] = []
+
+    def take(self, *, hosts: HostWorkloads) -> None:
+        self.taken.append(hosts)
+
+
+@pytest.fixture
+def known() -> Known:
+    return Known()
+
+
+def entry(match: str, role: CountsAs = CountsAs.BE) -> HostWorkloadConfig:
+    return HostWorkloadConfig(match=match, counts_as=role)
+
+
+async def test_entries_of_a_reload_are_measured_and_those_removed_are_forgotten(
+    tmp_path: Path, known: Known, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    tree = Tree(tmp_path)
+    for name in ("a", "b"):
+        tree.group(f"/{name}")
+        tree.put("cpuacct", f"/{name}", "cpuacct.usage", "0")
+    entries: dict[str, HostWorkloadConfig] = {}
+    watch = HostWatch(
+        cast(Inventory, known), tree.hierarchy, entries=lambda: entries, root=str(tmp_path), clock=trio.current_time
+    )
+    await nursery.start(watch.run)
+    await trio.sleep(60)
+    assert known.taken == [], "nothing is configured"
+
+    entries = {"a": entry("cgroup:/a")}
+    watch.reconfigure()
+    await trio.sleep(3.5)
+    tree.put("cpuacct", "/a", "cpuacct.usage", str(500_000_000))
+    await trio.sleep(1)
+    assert [list(hosts.entries) for hosts in known.taken] == [["a"]] * 5
+    assert known.taken[-1].be_milli == pytest.approx(500, abs=1)
+    assert watch.be_ms == pytest.approx(500, abs=1)
+
+    entries = {"b": entry("cgroup:/b", CountsAs.VICTIM)}
+    watch.reconfigure()
+    await trio.sleep(0.5)
+    assert [list(hosts.entries) for hosts in known.taken[5:]] == [[], ["b"]]
+
+    entries = {}
+    watch.reconfigure()
+    await trio.sleep(60)
+    assert [list(hosts.entries) for hosts in known.taken[7:]] == [[]]
+
+
+def test_nothing_is_loaded_without_an_entry() -> None:
+    text = (
+        "import sys\n"
+        "from reconciler.config.model import Config\n"
+        "from reconciler.daemon.agent import Agent\n"
+        "Config()\n"
+        "print([name for name in sys.modules if name.startswith('reconciler.signals.host_')])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+async def test_a_stop_forgets_what_was_read(tmp_path: Path, known: Known) -> None:
+    tree = Tree(tmp_path)
+    tree.group("/a")
+    entries: Mapping[str, Any] = {"a": entry("cgroup:/a")}
+    watch = HostWatch(cast(Inventory, known), tree.hierarchy, entries=lambda: entries, root=str(tmp_path))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch.run)
+        while not known.taken:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert known.taken[-1] == HostWorkloads()
