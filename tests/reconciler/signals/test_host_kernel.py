@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -48,7 +49,12 @@ class Host:
 
     def work(self, *paths: str, user: int = 0) -> subprocess.Popen[bytes]:
         """A process that uses some of a CPU now and then, in these groups."""
-        process = subprocess.Popen(["python3", "-c", SPIN], user=user)
+        # Not Popen's user: another one may have no right to this interpreter.
+        text = f"import os\nos.setuid({user})\nprint(flush=True)\n{SPIN}"
+        process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        self.stack.callback(process.stdout.close)
+        assert process.stdout.readline()
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         for path in paths:
