@@ -137,7 +137,7 @@ def _is_part(names: set[str]) -> bool:
 
 
 def _is_hosts(directory: str, *, in_pod: bool) -> bool:
-    """Whether it may be a component of the node: see the module's text."""
+    """Whether it may be a component of the node: root, in the first user namespace, in no pod's group."""
     status = _read(f"{directory}/status")
     if status_field(status, "Uid:").split() != ["0"] * 4:
         return False

@@ -35,7 +35,7 @@ class BlockingJob(Generic[T]):
 
 @final
 class BlockingWriter(Generic[T]):
-    """See the module's text."""
+    """Performs writes that may block, one at a time, in a thread."""
 
     def __init__(self) -> None:
         self._one = trio.CapacityLimiter(1)

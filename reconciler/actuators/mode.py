@@ -26,7 +26,7 @@ class WriteSettings(Struct, frozen=True, kw_only=True):
 
 @final
 class WriteMode:
-    """See the module's text."""
+    """What may be written now: mode, holds, dry runs, and the way to lower memory limits."""
 
     def __init__(self, settings: WriteSettings, holds: Mapping[str, Hold] = MappingProxyType({})) -> None:
         """``holds``: those in force, by target."""

@@ -38,7 +38,7 @@ _RECENT: Final = 100
 
 @final
 class AlertDispatcher:
-    """See the module's text. A component; `send` may be called before it runs."""
+    """Makes incidents of alerts and offers them to the sinks. A component; `send` may be called before it runs."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ _FORM: Final = RowForm(QueueRow, VERSION)
 
 @final
 class DurableQueue:
-    """See the module's text. Only `flush` uses the disk, in the store's thread."""
+    """The stored alerts, by sink. Only `flush` uses the disk, in the store's thread."""
 
     def __init__(
         self, store: Store, lane: trio.CapacityLimiter, most: int, clock: Callable[[], float] = time.time

@@ -27,7 +27,7 @@ _MOST_TRIED: Final = 4096
 
 @final
 class SinkWorker:
-    """See the module's text. ``settled`` is called with what need not be kept any longer."""
+    """Sends the alerts of one outbox to its sink. ``settled`` is called with what need not be kept any longer."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class _Placeholders(Text):
 
 @final
 class Template:
-    """See the module's text."""
+    """A checked body with placeholders."""
 
     def __init__(self, text: str, *, json: bool) -> None:
         """Errors: `ValueError` for a placeholder that is none, two sorts together, or a body other than JSON."""

@@ -273,7 +273,7 @@ class HttpSession:
         begun: Callable[[], None] | None = None,
     ) -> HttpResponse:
         """``begun`` is called when a success has begun, before its first part."""
-        # Lazy: see the module's docstring. In a thread: the loop has better to do for a tenth of a second.
+        # Lazy: many nodes send no request. In a thread: it takes a tenth of a second.
         await import_in_thread("httpcore2")
         import httpcore2
 

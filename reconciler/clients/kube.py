@@ -75,7 +75,7 @@ def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | 
 
 @final
 class KubeApi:
-    """See the module's text. Requests of several tasks wait for each other: they are rare and not urgent."""
+    """Requests to one API server. Requests of several tasks wait for each other: they are rare and not urgent."""
 
     def __init__(
         self,

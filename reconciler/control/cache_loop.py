@@ -37,7 +37,7 @@ _ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
 @final
 class CacheLoop:
-    """See the module's text."""
+    """The auxiliary actuator of resctrl."""
 
     name = "resctrl"
 

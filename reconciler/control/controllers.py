@@ -36,7 +36,7 @@ _SHOWN: Final = 3
 
 @final
 class ControllerCheck:
-    """See the module's text."""
+    """Finds directories that pass a controller on no longer, and enables it again in kubepods."""
 
     def __init__(
         self,

@@ -46,7 +46,10 @@ class RestoredCpus(NamedTuple):
 
 @final
 class CpusetRepair:
-    """See the module's text. `changed` is what the hot-plug source calls."""
+    """Restores CPUs that have returned to cpusets that the kernel narrowed.
+
+    `changed` is what the hot-plug source calls.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _BUSY_MILLI: Final = 10
 
 @final
 class DaemonWatch:
-    """See the module's text."""
+    """The loop of the node daemons' weights, once a second."""
 
     def __init__(
         self,

@@ -51,7 +51,10 @@ class _Candidate(NamedTuple):
 
 @final
 class EarlierRun:
-    """See the module's text. `check` is called in each whole pass, before it is planned."""
+    """Compares the files with the kubelet's and the runtime's values at the first passes.
+
+    `check` is called in each whole pass, before it is planned.
+    """
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(EffectHour)
 
 @final
 class EffectHours:
-    """A component; see the module's text."""
+    """A component: the rows of ``bypassctl report``, one an hour."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class WaitSource(Protocol):
 
 @final
 class HarmWatch:
-    """See the module's text."""
+    """The harm law's loop, ten times a second."""
 
     def __init__(self, reconciler: Reconciler, usage: UsageReader, wait: Callable[[], WaitSource]) -> None:
         """``wait`` makes the source when the law first needs it."""

@@ -111,7 +111,7 @@ def _add(batch: StoreBatch, target: str, hold: Hold | None) -> None:
 
 @final
 class HoldManager:
-    """See the module's text. ``rows`` makes holds durable."""
+    """The holds in force. ``rows`` makes holds durable."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ class NewReadings(TypedDict, total=False):
 
 @final
 class Inventory:
-    """See the module's text."""
+    """The pods and readings of the node, as one `NodeView` for each plan."""
 
     def __init__(
         self,

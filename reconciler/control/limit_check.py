@@ -56,7 +56,7 @@ class _Difference(NamedTuple):
 
 @final
 class LimitCheck:
-    """See the module's text."""
+    """Compares records with files, and reports differences that last."""
 
     def __init__(self, control_files: ControlFileCache, ledger: Ledger, layout: Layout) -> None:
         self._layout = layout

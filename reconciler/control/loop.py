@@ -63,7 +63,7 @@ class LoopSources(Protocol):
 
 @final
 class ControlLoop:
-    """See the module's text."""
+    """Inventory, reconciler and checks as one part."""
 
     def __init__(
         self,

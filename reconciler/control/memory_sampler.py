@@ -24,7 +24,7 @@ _OLD_S: Final = 10.0
 
 @final
 class MemorySampler:
-    """See the module's text. The newest readings are in its attributes."""
+    """Reads memory at intervals and steps the law of BE's memory bound. The newest readings are in its attributes."""
 
     def __init__(
         self,

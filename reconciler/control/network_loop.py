@@ -63,7 +63,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
 @final
 class NetworkLoop:
-    """See the module's text."""
+    """The network's auxiliary actuator."""
 
     name = NAME
 

@@ -103,7 +103,10 @@ class PublishedRow:
 
 @final
 class NodeHeadroom:
-    """See the module's text. The sampler passes readings of CPU use to `report`."""
+    """The headroom of CPU and memory with its file and its publication.
+
+    The sampler passes readings of CPU use to `report`.
+    """
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class _OwnerPlace(NamedTuple):
 
 @final
 class OwnerCheck:
-    """A component: see the module's text."""
+    """A component: compares exclusive CPUs with the files twice in each of the kubelet's periods."""
 
     def __init__(self, reconciler: Reconciler, *, period_s: Callable[[], float], enforces: Callable[[], bool]) -> None:
         """``period_s``: how long the kubelet takes to correct a CPU set. ``enforces``: whether bypassd writes."""

@@ -60,7 +60,7 @@ class _Delta(NamedTuple):
 
 @final
 class OwnerLedger:
-    """See the module's text."""
+    """The accounts of owners, by hour."""
 
     def __init__(
         self,

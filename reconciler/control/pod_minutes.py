@@ -100,7 +100,7 @@ class MinuteSeries:
 
 @final
 class PodMinutes:
-    """A component; see the module's text. ``sampled`` gets each whole minute of all pods that have one."""
+    """A component: the last 60 minutes of each pod. ``sampled`` gets each whole minute of all pods that have one."""
 
     def __init__(
         self,

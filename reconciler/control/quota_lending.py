@@ -29,7 +29,7 @@ Customers = list[tuple[Pod, QuotaBorrower]]
 
 @final
 class QuotaLender:
-    """See the module's text. Called by the sampler, on the loop's thread."""
+    """Runs the laws of quota_burst and quota_turbo. Called by the sampler, on the loop's thread."""
 
     def __init__(self, reconciler: Reconciler, usage: UsageReader) -> None:
         self._reconciler = reconciler

@@ -26,7 +26,10 @@ _MOST_PODS: Final = 32
 
 @final
 class RealtimeWatch:
-    """See the module's text. ``found``: how many pods had real-time threads so far."""
+    """Searches BE pods for real-time threads, and reports them.
+
+    ``found``: how many pods had real-time threads so far.
+    """
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from state.undo import RestoreResult
 
 @final
 class MemoryReclaimLoop:
-    """See the module's text."""
+    """The auxiliary actuator of memory reclaim."""
 
     name = "memory_reclaim"
 

@@ -56,7 +56,7 @@ Wanted = dict[str, dict[str, Setting]]
 
 @final
 class Reconciler:
-    """The worker, and the receiver of the runtime's signal. See the module's text."""
+    """The worker that brings the node to the plan, and the receiver of the runtime's signal."""
 
     def __init__(
         self,

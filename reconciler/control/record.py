@@ -45,7 +45,7 @@ class StoreSettings(Protocol):
 
 @final
 class NodeRecord:
-    """See the module's text. ``lane`` is the one-thread limiter of all calls that write to the store."""
+    """Store, ledger and holds. ``lane`` is the one-thread limiter of all calls that write to the store."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ _ASLEEP_MILLI: Final = 20
 
 @final
 class Sampler:
-    """See the module's text."""
+    """Reads CPU use at intervals and steps the laws that depend on it."""
 
     def __init__(
         self,

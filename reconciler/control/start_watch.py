@@ -30,7 +30,7 @@ class _WatchedStart(NamedTuple):
 
 @final
 class StartWatch:
-    """See the module's text. ``late``: how many starts were late so far."""
+    """Searches for starts that a quota delays, and reports them. ``late``: how many starts were late so far."""
 
     def __init__(self, reconciler: Reconciler, usage: UsageReader) -> None:
         self._reconciler = reconciler

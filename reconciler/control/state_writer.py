@@ -34,7 +34,7 @@ _CHECK_ALL_S: Final = 3600.0
 
 @final
 class StateWriter:
-    """See the module's text. All disk work uses the store's thread limiter, one thread at a time."""
+    """Writes what has changed to the store. All disk work uses the store's thread limiter, one thread at a time."""
 
     def __init__(
         self,

@@ -33,7 +33,10 @@ class WriteRules(Protocol):
 
 @final
 class CgroupWrites:
-    """See the module's text. `attribution` is a component; the others are called by the control loop."""
+    """The cgroup actuator with its fast path and the attribution of foreign writes.
+
+    `attribution` is a component; the others are called by the control loop.
+    """
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ _NODE: Final = "node"
 
 @final
 class NodeAccounts:
-    """See the module's text."""
+    """The sampler, pods' minutes, hourly rows and owners' accounts as one part."""
 
     def __init__(
         self,

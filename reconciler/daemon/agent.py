@@ -36,7 +36,10 @@ Renew = Callable[[str], object]
 
 @final
 class Agent:
-    """See the module's text. Building it opens the store and reads files; no cgroup is written before it runs."""
+    """The agent, composed of its rooms.
+
+    Building it opens the store and reads files; no cgroup is written before it runs.
+    """
 
     def __init__(self, config: Config, place: NodeEnvironment, files: FileOps = REAL, renew: Renew = str) -> None:
         """``renew`` is called with the reason when the kubelet changed what the rooms are built from.

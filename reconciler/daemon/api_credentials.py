@@ -69,7 +69,7 @@ _decode_answer = msgspec.json.Decoder(_IssuedAnswer).decode
 
 @final
 class ApiCredentials:
-    """See the module's text.
+    """Observes the credentials for the API server and renews their token.
 
     ``changed`` is called after a change, not at the start: True if more than the token is another.
     """

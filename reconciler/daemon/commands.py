@@ -46,7 +46,7 @@ _LOG: Final = get_log("agent")
 
 @final
 class Commands:
-    """See the module's text."""
+    """The commands that a person gives to the running daemon."""
 
     def __init__(
         self,

@@ -148,7 +148,7 @@ def _of_pods(
 
 @final
 class StatusReport:
-    """See the module's text."""
+    """Builds the state document from the agent's parts."""
 
     def __init__(
         self,

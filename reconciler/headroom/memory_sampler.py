@@ -41,7 +41,7 @@ class MemoryHeadroomReading(Protocol):
 
 @final
 class MemoryHeadroom:
-    """See the module's text."""
+    """The smoothed memory headroom."""
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ class PublishTarget(Protocol):
 
 @final
 class HeadroomPublisher:
-    """A component; see the module's text. ``wanted`` may be replaced while it runs."""
+    """A component: keeps the cluster's object at the headroom. ``wanted`` may be replaced while it runs."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def read_kept(store: Store) -> HeadroomState | None:
 
 @final
 class HeadroomReport:
-    """See the module's text."""
+    """The newest headroom, and its file."""
 
     def __init__(
         self,

@@ -101,7 +101,7 @@ class EvictionExecutor(Protocol):
 
 @final
 class InterferenceMonitor:
-    """See the module's text. ``tell`` never waits."""
+    """Samples, evaluates and responds, once an interval. ``tell`` never waits."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ def watched(config: Config) -> bool:
 
 @final
 class InterferenceService:
-    """See the module's text."""
+    """Starts and replaces the monitor as the configuration says."""
 
     def __init__(
         self,

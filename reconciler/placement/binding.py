@@ -357,7 +357,10 @@ def _in_rounds(
     allocate_to: Callable[[Sequence[CpuDemand]], Allocation],
     most: int,
 ) -> _Settled:
-    """Nodes and CPUs; see the module's text. ``most``: so many CPUs may be owned in all."""
+    """Bind and allocate until no bound demand is refused, in at most ``ROUNDS`` rounds.
+
+    ``most``: so many CPUs may be owned in all.
+    """
     parts: dict[str, str] = {}
     errors: dict[str, str] = {}
     for _ in range(ROUNDS):

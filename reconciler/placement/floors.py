@@ -136,7 +136,7 @@ class PoolFloors:
         )
 
     def step(self, number: int, owned: CpuSet) -> Floor | None:
-        """One step of the module's text, from 1 on; None after the last one. ``owned``: CPUs that have an owner."""
+        """Step 1 to 4 of what the pools keep; None after the last one. ``owned``: CPUs that have an owner."""
         if number > (STEPS if self._need.loose else 1):
             return None
         withheld = 0

@@ -31,7 +31,7 @@ def pack(
     topology: Topology,
     within: Mapping[str, CpuSet] | None = None,
 ) -> Mapping[str, CpuSet]:
-    """Disjoint sets out of ``free`` of these sizes, by pool in the order of names; see the module's text.
+    """Disjoint sets out of ``free`` of these sizes, by pool in the order of names.
 
     ``held``: the pools' present CPUs; CPUs that two of them hold count for the lower name, pools without a size release
     theirs, and nothing held is a packing from scratch. ``within``: the CPUs that a bound pool may have. If not all

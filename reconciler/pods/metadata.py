@@ -77,7 +77,7 @@ class MetadataClient(Protocol):
 
 @final
 class Metadata:
-    """See the module's text."""
+    """Joins the metadata sources and requests single pods."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
 
 
 def lifts_pod(pod: Pod, pools: Pools) -> bool:
-    """True when the pod directory's quota has no purpose any more: see the module's text."""
+    """True when a container owns CPUs and each other one has a quota of its own: the pod's then bounds nothing."""
     pinned = False
     for container in pod.containers if pod.sandbox is None else ():
         if container.kind is ContainerKind.SANDBOX:

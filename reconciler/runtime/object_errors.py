@@ -37,7 +37,7 @@ class ObjectError(Struct, frozen=True, kw_only=True):
 
 @final
 class ObjectErrors:
-    """See the module. Keys are those of `reconciler.runtime.workqueue`. On the loop's thread only."""
+    """The errors of objects, and when each is due again. Keys are those of `reconciler.runtime.workqueue`. On the loop's thread only."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -60,7 +60,7 @@ class ObjectErrors:
         """Any exception of the block is this object's error. Without an exception nothing is concluded."""
         try:
             yield
-        except Exception as exc:  # noqa: BLE001  (beside the supervisor the one place, see the module)
+        except Exception as exc:  # noqa: BLE001  (a programming error of one object stays its own)
             self.failed(key, exc)
 
     def failed(self, key: str, exc: Exception) -> None:

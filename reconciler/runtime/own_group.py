@@ -137,7 +137,7 @@ def placement_of(group: str, kubepods: str) -> Placement:
 
 @final
 class OwnGroup(trio.abc.Instrument):
-    """See the module's text. All methods are called in the loop's thread."""
+    """The daemon's CPU group: its place, its weight, and the raise of the weight while work waits. All methods are called in the loop's thread."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class CpuShare(Protocol):
 
 @final
 class OwnProcess:
-    """See the module's text. Only one of a process may have been started: two undo each other."""
+    """Priority, weight and stints of this process. Only one of a process may have been started: two undo each other."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class ComponentTask(Protocol):
 
 
 class Component(Struct, frozen=True, kw_only=True):
-    """One named part. ``essential``: without it the process has no reason to be; see the module."""
+    """One named part. ``essential``: its failure ends the process."""
 
     name: str
     run: ComponentTask
@@ -78,7 +78,7 @@ class _Kept:
 
 @final
 class Supervisor:
-    """See the module. ``report`` is called, on the loop, with each change of a component's status."""
+    """Runs components, restarts failed ones, stops all in order. ``report`` is called, on the loop, with each change of a component's status."""
 
     def __init__(
         self, layers: Iterable[Sequence[Component]], report: Callable[[ComponentStatus], None] | None = None
@@ -194,7 +194,7 @@ class Supervisor:
                 self._set(kept, ComponentHealth.RUNNING)
                 kept.ran = True
                 kept.settled.set()
-        except* Exception as group:  # noqa: BLE001  # the one place, see the module
+        except* Exception as group:  # noqa: BLE001  # the one place: an unknown error restarts one component
             # Logged here: when the daemon is being stopped at the same time, the cancellation continues and this is
             # lost.
             failure = _innermost(group)

@@ -17,7 +17,7 @@ _LOOK_S: Final = 0.02
 
 @final
 class BackgroundJob(Generic[T]):
-    """See the module's text. ``name``: of its thread."""
+    """One slow call at a time in a thread. ``name``: of its thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name

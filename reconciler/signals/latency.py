@@ -67,7 +67,7 @@ def source_of(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
 
 @final
 class LatencyReader:
-    """`TaskReader`; see the module's text. No target is measured before the signal is wanted."""
+    """`TaskReader` with a task for each target. No target is measured before the signal is wanted."""
 
     name = NAME
     signals: Collection[str] = SIGNALS

@@ -11,7 +11,7 @@ from state.evidence import Sample, SampleFrame
 
 @final
 class LatestSamples:
-    """See the module's text. Made first; the monitor puts its frames."""
+    """Holds the monitor's newest frame. Made first; the monitor puts its frames."""
 
     def __init__(self) -> None:
         self._frame: SampleFrame | None = None

@@ -55,7 +55,7 @@ class _Point(NamedTuple):
 
 @final
 class NodeUseMeter:
-    """See the module's text."""
+    """Means of the CPU and memory use of the node and its pods."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class _Last(NamedTuple):
 
 @final
 class OnlineWait:
-    """See the module's text. ``problem``: why nothing is known; None: something is."""
+    """Measures what online pods wait for a CPU. ``problem``: why nothing is known; None: something is."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class _PerfTarget(NamedTuple):
 
 @final
 class PerfReader:
-    """`TaskReader`; see the module's text. No counter is opened before its signals are wanted."""
+    """`TaskReader` that counts a few pods at a time. No counter is opened before its signals are wanted."""
 
     name = NAME
     signals: Collection[str] = SIGNALS

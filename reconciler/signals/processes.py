@@ -26,7 +26,7 @@ class _ProcessList(NamedTuple):
 
 @final
 class PodProcesses:
-    """See the module's text. One for all readers that need processes."""
+    """The process ids of each pod. One for all readers that need processes."""
 
     def __init__(self, hierarchy: Hierarchy, files: FileOps = REAL) -> None:
         self._hierarchy = hierarchy

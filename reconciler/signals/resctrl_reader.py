@@ -25,7 +25,7 @@ _OFF: Final = "measured only with policies.cache enabled, on a machine whose res
 
 @final
 class ResctrlReader:
-    """`Reader`; see the module's text."""
+    """`Reader` of the resctrl actuator's newest counters."""
 
     name = NAME
     signals: Collection[str] = SIGNALS

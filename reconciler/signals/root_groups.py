@@ -65,7 +65,7 @@ def _taskstats() -> "DelaySource":
 
 @final
 class RootGroups:
-    """See the module's text."""
+    """Measures the groups directly below the root."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ _FIRST: Final = 2
 
 @final
 class UsageHistory:
-    """See the module's text; `reconciler.placement.estimate.remembered` is the law."""
+    """Fading peaks of CPU use by group; `reconciler.placement.estimate.remembered` is the law."""
 
     def __init__(self) -> None:
         self._last: Mapping[str, GroupUse] = {}

@@ -20,7 +20,7 @@ _ZONE_PREFIXES: Final = prefixes(*_BY_ZONE)
 
 @final
 class VmStat:
-    """See the module's text."""
+    """/proc/vmstat, read at most once a pass."""
 
     def __init__(self, root: str = "/", files: FileOps = REAL) -> None:
         self._proc = f"{root.rstrip('/')}/proc"

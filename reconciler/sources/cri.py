@@ -253,7 +253,7 @@ class CriClient:
     async def _listed(self, sandboxes: dict[str, Any], containers: dict[str, Any]) -> tuple[PodMeta, ...]:
         """The pods of all sandboxes and containers that these filters let through."""
         pb = await self._messages()
-        from google.protobuf.message import DecodeError  # lazy: see the module's text
+        from google.protobuf.message import DecodeError  # lazy: 3 MiB and 20 ms
 
         def sandbox(item: bytes) -> _Sandbox:
             try:
@@ -315,7 +315,7 @@ class CriClient:
             whole = [(call, body) for call, body in zip(calls, bodies, strict=True) if call.items is None]
             return build(*(call.answer.FromString(body) for call, body in whole))
 
-        from google.protobuf.message import DecodeError  # lazy: see the module's text
+        from google.protobuf.message import DecodeError  # lazy: 3 MiB and 20 ms
 
         try:
             if sum(map(len, bodies)) > _LONG:

@@ -99,7 +99,7 @@ def _text(path: str) -> str:
 
 @final
 class DiskSource:
-    """The disks that the configuration names, and what is wrong with the others. See the module's text."""
+    """The whole disks behind the configured names, and why other names have none."""
 
     def __init__(self, names: Callable[[], Iterable[str]], dirty: DirtyMarker, *, root: str = "/") -> None:
         """Reads once, so that the first reconcile pass has the disks."""

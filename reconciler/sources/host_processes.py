@@ -133,7 +133,7 @@ def find_host_process(
     executable: str | None = None,
     copied: bool | None = None,
 ) -> HostSearch:
-    """Search ``root``'s /proc once. ``executable``: the operator's path, see the module's text.
+    """Search ``root``'s /proc once. ``executable``: the operator's path, in place of the names.
 
     ``copied`` None: where the prefix is not ``/``. Errors: none; a process that cannot be read is rejected.
     """

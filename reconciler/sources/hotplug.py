@@ -67,7 +67,7 @@ class CpuChange(NamedTuple):
 
 @final
 class HotplugSource:
-    """See the module's text. ``on_change`` is awaited for each change, one at a time."""
+    """Reports changes of the online CPUs. ``on_change`` is awaited for each change, one at a time."""
 
     def __init__(
         self,

@@ -141,7 +141,7 @@ class Lines:
 
 @final
 class PodWatch:
-    """See the module's text.
+    """Lists and watches this node's pods.
 
     ``on_change`` gets the uids of pods whose description differs in more than addresses and container ids; ``on_break``
     is called when the watch fails, as another source is needed then. ``beside``: a client of its own for the requests

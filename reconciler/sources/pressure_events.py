@@ -32,7 +32,7 @@ _RETRY_S: Final = 300.0
 
 @final
 class PressureEvents:
-    """See the module's text."""
+    """Waits for the kernel's PSI triggers."""
 
     def __init__(self, begun: Callable[[PressureResource], None], *, root: str = "/") -> None:
         """``begun`` is called when pressure of a resource begins; it must not wait."""

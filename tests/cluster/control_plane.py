@@ -63,7 +63,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 class ControlPlane:
-    """See the module's text. ``directory``: for keys, etcd's data and logs."""
+    """Starts and stops the control plane. ``directory``: for keys, etcd's data and logs."""
 
     def __init__(self, directory: Path, assets: str) -> None:
         self.directory = directory

@@ -58,7 +58,7 @@ Fault = Callable[[Call], int]
 
 @final
 class Faults:
-    """See the module's text. ``fault`` may be replaced at any time."""
+    """Counts system calls and lets chosen ones fail. ``fault`` may be replaced at any time."""
 
     def __init__(self, root: str, kernel: FakeKernel) -> None:
         self.calls: list[Call] = []

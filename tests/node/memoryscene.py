@@ -98,7 +98,7 @@ def hog(name: str, *, batch_memory: int = 0) -> PodSpec:
 
 
 class Scene:
-    """The node with its pods; see the module's text."""
+    """The node with its pods, and their timings."""
 
     def __init__(self, node: ScriptedNode, agent: BypassdProcess | None, pods: dict[str, RunningPod]) -> None:
         self.node = node

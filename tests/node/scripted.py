@@ -50,7 +50,7 @@ def resources(spec: ContainerSpec, cpus: str) -> dict[str, Any]:
 
 
 class ScriptedNode(Node):
-    """See the module's text."""
+    """A node whose containers are processes of the test."""
 
     whole_kubelet = True
     kind = "own processes, with runc's files, order and timing"

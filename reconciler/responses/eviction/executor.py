@@ -46,7 +46,7 @@ _MAY_BE_FROZEN: Final = frozenset({EvictionStep.PLANNED, EvictionStep.ASK})
 
 @final
 class Evictor:
-    """See the module's text. `submit` and `cases` may be called before it runs."""
+    """Takes orders and runs their cases. `submit` and `cases` may be called before it runs."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ def cases_of(rows: Iterable[tuple[str, bytes]]) -> list[EvictionCase]:
 
 @final
 class EvictionJournal:
-    """See the module's text. All disk work uses the store's thread limiter."""
+    """The cases of evictions in the store. All disk work uses the store's thread limiter."""
 
     def __init__(self, store: Store, lane: trio.CapacityLimiter, stage: AlertStage) -> None:
         self._store = store

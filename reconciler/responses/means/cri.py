@@ -52,7 +52,7 @@ class CriEviction:
         return EvictionResult(outcome=None, detail=_NO_SOCKET) if self._client() is None else None
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
-        """See the module's text."""
+        """Stop all containers at once, then the sandbox."""
         client = self._client()
         if client is None:
             return EvictionResult(outcome=None, detail=_NO_SOCKET)

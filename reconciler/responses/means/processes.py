@@ -116,7 +116,7 @@ class PodTermination:
     ) -> set[int]:
         held = [handle for pid in pids if (handle := self._hold(pid)) is not None]
         try:
-            # Only now: see the module's text.
+            # Read after the processes were opened: a number that was reused meanwhile is not in the group.
             members = set(group.pids()) if held else set()
             sent = set[int]()
             for handle in held:

@@ -41,7 +41,7 @@ class SignalEviction:
         return None
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
-        """See the module's text."""
+        """SIGTERM, the grace period, SIGKILL."""
         try:
             if work.resumed is not EvictionStep.KILL and await self._terminate(work):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="ended on SIGTERM")
