@@ -203,7 +203,7 @@ def _amounts(supply: ResourceCapacity, nodes: Sequence[int]) -> list[int]:
 
 
 def _likely(nodes: Sequence[int], supplies: Sequence[ResourceCapacity], topology: Topology) -> tuple[list[int], int]:
-    """The sets that are likely choices, and the steps: one for each node added to a set, and for each resource there."""
+    """The likely sets, and the steps: one for each node added to a set, and for each resource there."""
     room = {node: _room(node, supplies) for node in nodes}
     masks: set[int] = {1 << node for node in nodes}
     steps = 0

@@ -37,7 +37,10 @@ class ObjectError(Struct, frozen=True, kw_only=True):
 
 @final
 class ObjectErrors:
-    """The errors of objects, and when each is due again. Keys are those of `reconciler.runtime.workqueue`. On the loop's thread only."""
+    """The errors of objects, and when each is due again.
+
+    Keys are those of `reconciler.runtime.workqueue`. On the loop's thread only.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()

@@ -137,7 +137,10 @@ def placement_of(group: str, kubepods: str) -> Placement:
 
 @final
 class OwnGroup(trio.abc.Instrument):
-    """The daemon's CPU group: its place, its weight, and the raise of the weight while work waits. All methods are called in the loop's thread."""
+    """The daemon's CPU group: its place, its weight, and the raise of the weight while work waits.
+
+    All methods are called in the loop's thread.
+    """
 
     def __init__(
         self,

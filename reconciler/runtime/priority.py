@@ -125,7 +125,10 @@ class PriorityStatus(Struct, frozen=True, kw_only=True):
 
 @final
 class LoopPriority(trio.abc.Instrument):
-    """The scheduling class of the loop: real-time while it waits or a container starts, else the nice value. All methods are called in the loop's thread."""
+    """The scheduling class of the loop: real-time while it waits or a container starts, else the nice value.
+
+    All methods are called in the loop's thread.
+    """
 
     def __init__(
         self, *, nice: int, slice_s: float, starting: Callable[[], bool], calls: PriorityCalls | None = None

@@ -78,7 +78,10 @@ class _Kept:
 
 @final
 class Supervisor:
-    """Runs components, restarts failed ones, stops all in order. ``report`` is called, on the loop, with each change of a component's status."""
+    """Runs components, restarts failed ones, stops all in order.
+
+    ``report`` is called, on the loop, with each change of a component's status.
+    """
 
     def __init__(
         self, layers: Iterable[Sequence[Component]], report: Callable[[ComponentStatus], None] | None = None

@@ -66,7 +66,10 @@ print(send(begin + seconds) / seconds)
 
 
 class Netland:
-    """Host, pods, switch and server as network namespaces. ``link_mbit``: what the switch lets through; None: as much as the machine can."""
+    """Host, pods, switch and server as network namespaces.
+
+    ``link_mbit``: what the switch lets through; None: as much as the machine can.
+    """
 
     def __init__(self, node: DirectoryNode, *, link_mbit: int | None = None) -> None:
         self._node = node
