@@ -150,6 +150,17 @@ def read_tables(path: str) -> Tables:
     return Tables(rows, lost, (problems[0] + more, *problems[1:]), newer)
 
 
+def read_meta(path: str, key: str) -> bytes | None:
+    """One row of META, from the second copy where the store has none; None: there is none, or it cannot be read."""
+    with suppress(StoreError, sqlite3.Error, ValueError), closing(open_readonly(path)) as connection:
+        row = connection.execute(f"SELECT row FROM {META} WHERE key = ?", (key,)).fetchone()  # noqa: S608
+        return None if row is None else unseal(key, row[0])
+    with suppress(StoreError):
+        copied = read_copy(path)
+        return None if copied is None else copied.rows[META].get(key)
+    return None
+
+
 def _converted(rows: Rows) -> Rows:
     """With what schema 2 kept outside of the ledger in the ledger, where a store has not been opened since."""
     boot = _text(rows[META].get("boot_id"))

@@ -62,7 +62,7 @@ def host_paths() -> dict[str, str]:
 def test_every_manifest_is_valid(version: str) -> None:
     found = {f"{item['kind']} {item['metadata']['name']}": kubeschema.problems(item, version) for item in objects()}
     assert {name: texts for name, texts in found.items() if texts} == {}
-    assert len(found) == 14
+    assert len(found) == 16
 
 
 @pytest.mark.parametrize("version", kubeschema.VERSIONS)
@@ -284,6 +284,8 @@ def test_each_right_at_the_api_server_is_listed_and_only_reading_pods_is_bound()
             ("create", "customnoderesources"),
             ("patch", "customnoderesources/status"),
         },
+        "bypassd-settings-koordinator": {("get", "nodes"), ("get", "nodeslos")},
+        "bypassd-settings-katalyst": {("get", "customnodeconfigs"), ("get", "adminqosconfigurations")},
     }
     assert [binding["roleRef"]["name"] for binding in of_kind("ClusterRoleBinding")] == ["bypassd-pods"]
 

@@ -31,6 +31,7 @@ def run(options: Namespace) -> int:
         loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    loaded, left = places.with_node_settings(options, loaded, top)
     complain_lines(loaded.removed)
     short = options.action == "show" and options.output == "table"
     node = _node_offers(options, loaded) if loaded.config.protect is not None and not short else None
@@ -41,9 +42,10 @@ def run(options: Namespace) -> int:
                 for row, note in preset_in_force(loaded, node)
             ]
             settings = in_force(loaded, options.key, top)
-            emit({"files": list(loaded.files), "preset": preset, "settings": settings}, options.output)
+            facts = {"files": list(loaded.files), "preset": preset, "not_taken": list(left), "settings": settings}
+            emit(facts, options.output)
             return Exit.OK
-        text = show(loaded, options.key, top) if short else explain(loaded, options.key, node, top)
+        text = show(loaded, options.key, top) if short else explain(loaded, options.key, node, top, left)
     except KeyError as exc:
         raise CliError(f"{options.key}: no such setting{_nearest(options.key, top)}", Exit.NOT_FOUND) from exc
     write(text)

@@ -32,7 +32,7 @@ from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
 from reconciler.clients.kube import KubeApi, status_of
-from reconciler.clients.kube_config import ApiIdentity, ApiServer
+from reconciler.clients.kube_config import ApiIdentity, ApiServer, NodeSettings
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.clients.urls import MASK
 from reconciler.config.environment import kubelet_peer, node_name
@@ -53,6 +53,10 @@ _OF_HEADROOM: Final = {
     RightsUse.NODE: {ClusterTarget.NODE, ClusterTarget.AUTO},
     RightsUse.KOORDINATOR: {ClusterTarget.KOORDINATOR, ClusterTarget.AUTO},
     RightsUse.KATALYST: {ClusterTarget.KATALYST, ClusterTarget.AUTO},
+}
+_OF_SETTINGS: Final = {
+    NodeSettings.KOORDINATOR: (RightsUse.SETTINGS_KOORDINATOR,),
+    NodeSettings.KATALYST: (RightsUse.SETTINGS_KATALYST,),
 }
 _TAINTS: Final = frozenset({NodeMark.PREFER_NO_SCHEDULE, NodeMark.NO_SCHEDULE})
 
@@ -136,6 +140,7 @@ def _uses(node: InspectedNode) -> list[RightsUse]:
         uses.append(RightsUse.CONDITION)
     elif config.closing.enabled and config.closing.mark in _TAINTS:
         uses.append(RightsUse.TAINT)
+    uses += _OF_SETTINGS.get(config.apiserver.node_settings, ())
     return uses + [use for use, targets in _OF_HEADROOM.items() if config.headroom.publish in targets]
 
 

@@ -106,6 +106,7 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
     try:
         if loaded is None:
             loaded = load.load(places.config_path(options), required=options.config is not None)
+            loaded, _ = places.with_node_settings(options, loaded)
         config, files, removed = loaded.config, loaded.files, loaded.removed
     except ConfigError as exc:
         if strict:

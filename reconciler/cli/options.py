@@ -394,6 +394,7 @@ def init(parser: argparse.ArgumentParser) -> None:
         choices=(
             *("pods", "kubelet", "eviction", "events", "taint", "condition", "renewal"),
             *("headroom-node", "headroom-koordinator", "headroom-katalyst"),
+            *("settings-koordinator", "settings-katalyst"),
         ),
         help="rights to print; may be repeated (default: those of the configuration, without kubelet and renewal)",
     )

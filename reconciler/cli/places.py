@@ -4,9 +4,13 @@ import json
 import os
 import re
 from argparse import Namespace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reconciler.cli.exits import CliError, Exit
+
+if TYPE_CHECKING:
+    from reconciler.config.load import Loaded
+    from reconciler.settings.schema import Schema
 
 DEFAULT_CONFIG: Final = "/etc/bypassd/config.yaml"
 DEFAULT_SOCKET: Final = "/run/bypassd/bypassd.sock"
@@ -52,6 +56,22 @@ def config_path(options: Namespace) -> str:
         return str(options.config)
     captured = _captured(options.root) if options.root != "/" else None
     return os.path.join(options.root, (captured or DEFAULT_CONFIG).lstrip("/"))
+
+
+def with_node_settings(
+    options: Namespace, loaded: "Loaded", top: "Schema | None" = None
+) -> tuple["Loaded", tuple[str, ...]]:
+    """The configuration with the control plane's last settings of this node; and those that are not taken, with why.
+
+    ``top``: as of `load`.
+    """
+    if loaded.config.apiserver.node_settings == "off":
+        return loaded, ()
+    from reconciler.config.node_settings import in_force, kept_in  # few nodes have some
+
+    store = options.store or os.path.join(options.root, loaded.config.store.path.lstrip("/"))
+    found = in_force(loaded, kept_in(store), top)
+    return found.loaded, found.left
 
 
 def _captured(root: str) -> str | None:

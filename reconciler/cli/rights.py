@@ -23,6 +23,8 @@ class RightsUse(StrEnum):
     NODE = "headroom-node"
     KOORDINATOR = "headroom-koordinator"
     KATALYST = "headroom-katalyst"
+    SETTINGS_KOORDINATOR = "settings-koordinator"
+    SETTINGS_KATALYST = "settings-katalyst"
 
 
 class AccessRight(NamedTuple):
@@ -180,6 +182,37 @@ RIGHTS: Final = (
         "PATCH of its status.",
         own_node=True,
     ),
+    AccessRight(
+        RightsUse.SETTINGS_KOORDINATOR,
+        ("get",),
+        "nodes",
+        ("",),
+        "GET of this node, for apiserver.node_settings: koordinator: its annotations.",
+        own_node=True,
+    ),
+    AccessRight(
+        RightsUse.SETTINGS_KOORDINATOR,
+        ("get",),
+        "nodeslos",
+        ("slo.koordinator.sh",),
+        "GET of the NodeSLO of this node.",
+        own_node=True,
+    ),
+    AccessRight(
+        RightsUse.SETTINGS_KATALYST,
+        ("get",),
+        "customnodeconfigs",
+        ("config.katalyst.kubewharf.io",),
+        "GET of the CustomNodeConfig of this node, for apiserver.node_settings: katalyst.",
+        own_node=True,
+    ),
+    AccessRight(
+        RightsUse.SETTINGS_KATALYST,
+        ("get",),
+        "adminqosconfigurations",
+        ("config.katalyst.kubewharf.io",),
+        "GET of the AdminQoSConfiguration that it names, in any namespace: Katalyst's controller chooses the name.",
+    ),
 )
 
 
@@ -189,8 +222,8 @@ _DAEMON_SET: Final = """\
 # that needs it. Only reading pods is bound. Bind another one when the configuration enables its feature, for example:
 #   kubectl create clusterrolebinding bypassd-eviction --clusterrole=bypassd-eviction \\
 #     --serviceaccount=kube-system:bypassd
-# Requests that every authenticated client may make (system:discovery, system:basic-user) need no rule: GET /api/v1, and
-# SelfSubjectAccessReview by `bypassctl doctor`.
+# Requests that every authenticated client may make (system:discovery, system:basic-user) need no rule: GET /api/v1 and
+# /apis, and SelfSubjectAccessReview by `bypassctl doctor`.
 """
 
 

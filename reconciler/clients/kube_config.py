@@ -27,8 +27,16 @@ class WatchSwitch(StrEnum):
     OFF = "off"
 
 
+class NodeSettings(StrEnum):
+    """The control plane whose settings of this node count below those of the files."""
+
+    OFF = "off"
+    KOORDINATOR = "koordinator"
+    KATALYST = "katalyst"
+
+
 class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The API server, for evictions, Events and a watch of this node's pods (docs/credentials.md)."""
+    """The API server, for evictions, Events, a watch of this node's pods and its settings (docs/credentials.md)."""
 
     enabled: Annotated[bool, Meta(description="use the API server", extra=_RESTART)] = True
     kubeconfig: Annotated[
@@ -54,6 +62,13 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra=_RESTART,
         ),
     ] = WatchSwitch.AUTO
+    node_settings: Annotated[
+        NodeSettings,
+        Meta(
+            description="settings of this node that a control plane has, below those of files and `protect`: "
+            "koordinator (Node, NodeSLO), katalyst (AdminQoSConfiguration), or off (docs/clusters.md)"
+        ),
+    ] = NodeSettings.OFF
     server: Annotated[
         str | None, Meta(description="URL instead of a kubeconfig, with the files below", extra=_SECRET_RESTART)
     ] = None

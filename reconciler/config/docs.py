@@ -121,6 +121,7 @@ TWELVE: Final[Mapping[str, str]] = {
 """What most sites decide about, and when."""
 
 
+_NODE_SETTINGS: Final = "apiserver.node_settings"
 _COMMON: Final = "Settings of many sections"
 _MANY: Final = 4
 
@@ -351,10 +352,17 @@ def _is_word_of(word: str, text: str) -> bool:
     return re.search(rf"(?<![\w+-]){re.escape(word)}(?![\w+-])", text) is not None
 
 
-def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None, top: Schema | None = None) -> str:
+def explain(
+    loaded: Loaded,
+    prefix: str = "",
+    node: NodeOffers | None = None,
+    top: Schema | None = None,
+    left: Sequence[str] = (),
+) -> str:
     """What is in force: each setting (below ``prefix``) with its value, where that was written, and its words.
 
     ``node``: what the node has, for the settings of a preset that have no effect there. ``top``: as of `load`.
+    ``left``: the values of the control plane that do not count, each with its reason.
     Errors: `KeyError` when no setting's name starts with ``prefix``.
     """
     blocks: list[str] = []
@@ -367,6 +375,8 @@ def explain(loaded: Loaded, prefix: str = "", node: NodeOffers | None = None, to
             parts.append(f"  default {shown(field.default, field)}")
         if field.restart:
             parts.append("  a change needs a restart")
+        if path == _NODE_SETTINGS:
+            parts += [f"  not taken: {text}" for text in left]
         for row, note in preset:
             if path == "protect" or (note and _is_of(row.setting, path)):
                 parts.append(f"  preset: {row.setting}: {shown(row.value)}{f' ({note})' if note else ''}")
@@ -434,6 +444,9 @@ def _sources(loaded: Loaded) -> dict[str, list[str]]:
     for name, at in loaded.origins.items():
         for path in _around(name):
             given.setdefault(path, []).append(str(at))
+    for name, origin in loaded.node.items():
+        for path in _around(name):
+            given.setdefault(path, []).append(origin)
     level = loaded.config.protect
     if level is not None:
         for path in {path for name in loaded.preset for path in _around(name)}:

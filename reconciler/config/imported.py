@@ -49,11 +49,12 @@ class Imported(NamedTuple):
 
 
 class FoundValue(NamedTuple):
-    """A value of an object. ``off``: its section is off there."""
+    """A value of an object. ``off``: its section is off there. ``title``: the object, where there are several."""
 
     path: str
     value: Leaf
     off: bool = False
+    title: str = ""
 
 
 _OTHER_NODES: Final = ("nodeStrategies[]", "nodeConfigs[]", "nodesConfig[]")
@@ -79,13 +80,14 @@ def accounted(source: Source, values: Iterable[FoundValue]) -> Imported:
     settings: list[ImportedSetting] = []
     left: list[str] = []
     others: dict[str, None] = {}
-    for path, value, off in values:
+    for path, value, off, title in values:
         if (place := next((part for part in _OTHER_NODES if part in path), None)) is not None:
             whole = printable(f"{path.partition(place)[0]}{place}", 200)
             others[f"{whole}: of some nodes only: which ones is not known here"] = None
             continue
         row = source.rows.get(path)
         shown = f"{printable(path, 200)} = {printable(str(value), LONGEST)}"
+        shown = f"{title}: {shown}" if title else shown
         if row is None:
             left.append(f"{shown}: not known to this version")
         elif (converted := row.text(value)) is None:

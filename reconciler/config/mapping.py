@@ -517,7 +517,9 @@ NODE_KOORDINATOR: Final = Source(
             if part in _SECTIONS
         },
         **{
-            f"hostApplications[].{name}": _none("programs of the host are not managed")
+            f"hostApplications[].{name}": _none(
+                "host_workloads measures programs of the host; nothing is written to them"
+            )
             for name in (
                 *("name", "priority", "qos", "cgroupPath.base", "cgroupPath.parentDir", "cgroupPath.relativePath"),
                 "strategy",

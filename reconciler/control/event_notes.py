@@ -1,7 +1,7 @@
 """Events of no single control file: plans that move CPUs, holds and their ends, the mode, starts and stops."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, final
 
 from cgroupfs.cpuset import EMPTY
@@ -56,6 +56,17 @@ class EventNotes:
         before, self._mode = self._mode, mode
         if before != mode:
             self._event("mode", f"{f'{before} -> ' if before else ''}{mode} ({why})")
+
+    def settings(self, changes: Iterable[str], why: str) -> None:
+        """Settings that are others, each ``setting from -> to``: as many events as their length needs."""
+        text = ""
+        for change in changes:
+            if text and len(text) + len(change) + 2 > _LONGEST:
+                self._event("settings", f"{why}: {text}")
+                text = ""
+            text = f"{text}; {change}" if text else change
+        if text:
+            self._event("settings", f"{why}: {text}")
 
     def _of_target(self, kind: str, target: str, text: str, by: str) -> None:
         uid = next((target.removeprefix(name) for name in (_POD, OFF) if target.startswith(name)), None)

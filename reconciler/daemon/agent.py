@@ -24,6 +24,7 @@ from reconciler.control.state_writer import StateWriter
 from reconciler.control.writes import CgroupWrites
 from reconciler.daemon.accounts import NodeAccounts
 from reconciler.daemon.commands import Commands
+from reconciler.daemon.node_settings import UNUSED, NodeSettingsPart, SettingsUse
 from reconciler.daemon.sources import NodeSources
 from reconciler.interference.service import InterferenceService
 from reconciler.runtime.own_process import OwnProcess
@@ -41,10 +42,18 @@ class Agent:
     Building it opens the store and reads files; no cgroup is written before it runs.
     """
 
-    def __init__(self, config: Config, place: NodeEnvironment, files: FileOps = REAL, renew: Renew = str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        place: NodeEnvironment,
+        files: FileOps = REAL,
+        renew: Renew = str,
+        settings: SettingsUse = UNUSED,
+    ) -> None:
         """``renew`` is called with the reason when the kubelet changed what the rooms are built from.
 
-        The caller then closes this agent and builds another one. Errors: `NewerSchemaError`, of a newer store.
+        The caller then closes this agent and builds another one. ``settings``: where those of a control plane are used.
+        Errors: `NewerSchemaError`, of a newer store.
         """
         self.config, self.place, self.started_at = config, place, time.time()
         self.base = base = NodeBase(place, files)
@@ -71,14 +80,14 @@ class Agent:
         self.accounts = accounts = NodeAccounts(
             config, base, record, control, headroom=headroom, watching=watching, alerts=alerts, conditions=conditions
         )
+        self.node_settings = NodeSettingsPart(config, record, node_name(place.kubelet), api, settings)
         self.keeper = StateWriter(record, control.reconciler, headroom, alerts.alert)
-        rooms = (sources, writes, accounts, headroom, watching, control, record)
+        rooms = (sources, writes, accounts, headroom, watching, control, record, self.node_settings)
         self.every_source = together(*(room.statuses for room in rooms))
         self.watched = together(self.every_source, conditions)
         self.health = HealthWatch(alerts, self.watched, control.claims, base.pods)
         self.commands = Commands(config, base, record, control, headroom=headroom, watching=watching, alerts=alerts)
-        urgent, starting = sources.is_urgent, sources.signal.awaits_any
-        kubepods = place.layout.kubepods
+        urgent, starting, kubepods = sources.is_urgent, sources.signal.awaits_any, place.layout.kubepods
         self.process = OwnProcess(place.hierarchy, kubepods, config.node, urgent=urgent, starting=starting, files=files)
         record.notes.mode(config.mode.value, "configuration")
         record.report(alerts.alert)
@@ -100,25 +109,34 @@ class Agent:
             self.sides.components(),
             [self.interference.component()],
             [*self.accounts.components(), *self.headroom.components(), *control.components()],
+            [self.node_settings.component()],
         ]
 
     def statuses(self) -> list[SourceStatus]:
         """Every source with its age and what is wrong with it, and the conditions that are not ok."""
         return [*self.every_source(), *(status for status in self.conditions() if not status.ok)]
 
-    def reconfigure(self, config: Config) -> None:
-        """Take a new configuration that has been checked. What needs a restart keeps its old value in it."""
+    def reconfigure(self, config: Config, *, paused: bool = False) -> None:
+        """Take a new configuration that has been checked. What needs a restart keeps its old value in it.
+
+        ``paused``: what a restore by command has ended stays so, whatever the mode.
+        """
         self.config = config
         self.mode.use(write_settings(config))
-        self.record.notes.mode(config.mode.value, "configuration")
+        if paused:
+            self.mode.set_enforce(enforce=False)
+        else:
+            self.record.notes.mode(config.mode.value, "configuration")
         self.writes.use(config.writes)
         self.control.reconciler.use(config.policies)
         self.alerts.reconfigure(config.alerts, config.apiserver)
         self.headroom.reconfigure(config.headroom)
         self.sources.reconfigure(config)
-        self.interference.reconfigure(config)
+        if not paused:
+            self.interference.reconfigure(config)
         self.accounts.reconfigure(config)
         self.commands.reconfigure(config)
+        self.node_settings.reconfigure(config)
         self.hub.changed.mark_all("reload")
 
     def close(self) -> None:

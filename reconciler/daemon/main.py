@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 
@@ -25,6 +25,7 @@ from reconciler.config.load import DEFAULT_PATH, Loaded
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.config_in_force import ConfigInForce
+from reconciler.daemon.node_settings import SettingsUse, changes
 from reconciler.daemon.status import StatusReport
 from reconciler.interference.service import watched
 from reconciler.runtime import logs, malloc
@@ -42,6 +43,9 @@ from reconciler.settings.binder import ConfigError
 from reconciler.sources.node import NodeEnvironment
 from reconciler.web import components as web
 from state.schema import NewerSchemaError
+
+if TYPE_CHECKING:
+    from reconciler.config.node_settings import KeptSettings
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -95,6 +99,7 @@ class Daemon:
         """The environment of the last agent."""
         self._search: trio.CancelScope | None = None
         self._ended = False
+        self._settings = SettingsUse(self._use_node_settings, self.in_force.settings_facts)
         self._log = get_log("daemon")
         self._notifier = Notifier()
 
@@ -159,7 +164,7 @@ class Daemon:
             self._renewal_reason = reason
             wanted.set()
 
-        agent = self.agent = Agent(self.config, place, renew=renew)
+        agent = self.agent = Agent(self.config, place, renew=renew, settings=self._settings)
         agent.process.prepare()
         if self._restored:
             agent.commands.set_enforce(enforce=False)
@@ -333,6 +338,18 @@ class Daemon:
         self._log.info("reloaded", mode=config.mode.value)
         self._notifier.ready(f"{config.mode.value}: reloaded")
         return ()
+
+    def _use_node_settings(self, kept: "KeptSettings | None") -> None:
+        """The control plane's settings of this node are others: as a reload, but the files are not read again."""
+        before = self.config
+        if not self.in_force.use_node_settings(kept):
+            return
+        config, agent = self.config, self.agent
+        assert agent is not None
+        # What was restored by command stays so: the control plane is not the operator.
+        agent.reconfigure(config, paused=config.mode is AgentMode.ENFORCE and not agent.mode.enforce)
+        agent.record.notes.settings(changes(before, config), "the control plane's settings")
+        self._log.info("reloaded", reason="the control plane's settings of this node are others")
 
 
 class _Renamed(argparse.Action):

@@ -359,6 +359,7 @@ class StatusReport:
             "kubepods": agent.place.layout.kubepods,
             "cpus": str(agent.control.inventory.readings.topology.online),
             "config_digest": digest(agent.config),
+            "node_settings": agent.node_settings.facts(),
             "kubelet": self._kubelet(),
             "kubelet_policy": agent.control.inventory.readings.kubelet.policy.value,
             "kubelet_reasserts_s": agent.control.inventory.readings.kubelet.reasserts_s,

@@ -1,8 +1,8 @@
 """normalise: on a node with faster CPUs than limits were made for, a limit is worth less CPU time.
 
 The ratio (1.0: unchanged) is the node's speed over the reference's: quota = ceil(quota / ratio), and the same for the
-limits of BE pods in `batch`. It is a value of this node's configuration: where a control plane computes it, it is in an
-annotation of the Node object, which bypassd does not read.
+limits of BE pods in `batch`. It is a value of this node's configuration; where a control plane computes it, it is in an
+annotation of the Node object (``apiserver.node_settings: koordinator``).
 
 Source: Koordinator's cpunormalization (LS and unlabelled pods without a CPU set of their own). Differences:
 

@@ -28,6 +28,7 @@ from reconciler.cli.podsfile import read_pods_file
 from reconciler.clients.http_config import read_line
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config import load
+from reconciler.config.node_settings import decode_kept
 from reconciler.control.effect_hours import load_effect
 from reconciler.control.hold_store import read_holds
 from reconciler.control.node_headroom import decode_note, read_published
@@ -480,6 +481,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (StoreError,),
         kind=BYTES,
     ),
+    on_file(
+        "state.reader:read_meta",
+        "state.db",
+        lambda at: reader.read_meta(str(at / "state.db"), "node_settings"),
+        (StoreError,),
+        kind=BYTES,
+    ),
     Parser(
         "state.mirror:read_copy",
         feed_frame("state.db.copy", lambda at: read_copy(str(at / "state.db"))),
@@ -524,6 +532,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
         BYTES,
     ),
     Parser("reconciler.control.node_headroom:read_published", feed_row("published", read_published), (), ROWS, BYTES),
+    Parser(
+        "reconciler.config.node_settings:decode_kept",
+        feed_data(decode_kept),
+        (),
+        (msgpack.packb({"v": 1, "source": "koordinator", "node": "n1", "objects": []}),),
+        BYTES,
+    ),
     Parser("reconciler.interference.monitor:read_kept", feed_row("interference", read_kept), (), ROWS, BYTES),
     Parser("reconciler.control.owner_ledger:load_hours", feed_row("owners:480000", load_hours), (), ROWS, BYTES),
     Parser("reconciler.control.effect_hours:load_effect", feed_row("effect:480000", load_effect), (), ROWS, BYTES),

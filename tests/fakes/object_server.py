@@ -1,8 +1,9 @@
 """An API server with single objects: get, create, and merge patches of ``status``, with ``managedFields``.
 
 As strict as the real one (Kubernetes 1.26): a status patch of a custom resource changes nothing but its status, of a
-Node also its metadata; amounts of a Node are quantities; an object or a kind that does not exist is 404; rights are
-asked before existence. Source: Kubernetes documentation, API concepts; RFC 7386.
+Node also its metadata; amounts of a Node are quantities; an object that does not exist is 404 with a Status that names
+it, a group that does not exist is 404 with a line of text; rights are asked before existence. Source: Kubernetes
+documentation, API concepts; RFC 7386.
 """
 
 import copy
@@ -26,8 +27,8 @@ _QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+|[mkMGTPE]|[KMGTP
 class ObjectServer:
     """``kinds``: collections that exist, by path. ``denied``: ``METHOD path-prefix`` that gets 403.
 
-    ``trouble``: a status for every answer. ``tracks``: whether ``managedFields`` of custom resources are kept.
-    ``wall``: the server's clock.
+    ``trouble``: a status for every answer. ``raw``: status and body of a path, whatever there is. ``tracks``: whether
+    ``managedFields`` of custom resources are kept. ``wall``: the server's clock.
     """
 
     def __init__(self, wall: Callable[[], float]) -> None:
@@ -35,6 +36,7 @@ class ObjectServer:
         self.objects: dict[str, Object] = {}
         self.denied: set[str] = set()
         self.trouble = 0
+        self.raw: dict[str, tuple[int, bytes]] = {}
         self.tracks = True
         self.requests: list[str] = []
         self.port = 0
@@ -80,10 +82,15 @@ class ObjectServer:
         method, target, _ = request.first.split(" ")
         url = urlsplit(target)
         self.requests.append(f"{method} {url.path}")
-        code, item = self._answer(method, url.path, parse_qs(url.query), request)
-        if code >= 300:
-            item = {"kind": "Status", "code": code, "message": f"{method} {url.path}: {code}"}
-        body = json.dumps(item).encode()
+        if url.path in self.raw:
+            code, body = self.raw[url.path]
+        else:
+            code, item = self._answer(method, url.path, parse_qs(url.query), request)
+            if code >= 300:
+                item = _status(code, method, url.path)
+            body = json.dumps(item).encode()
+            if code == 404 and not any(path.startswith(_group(url.path)) for path in self.kinds):
+                body = b"404 page not found\n"
         head = f"HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         await stream.send_all(head.encode() + body)
         return True
@@ -91,6 +98,9 @@ class ObjectServer:
     def _answer(self, method: str, path: str, query: dict[str, list[str]], request: Request) -> tuple[int, Object]:
         if self.trouble:
             return self.trouble, {}
+        if path == "/apis":
+            groups = sorted({kind.split("/")[2] for kind in self.kinds if kind.startswith("/apis/")})
+            return 200, {"kind": "APIGroupList", "groups": [{"name": name} for name in groups]}
         if any(f"{method} {path}".startswith(text) for text in self.denied):
             return 403, {}
         status = path.endswith("/status")
@@ -110,6 +120,25 @@ class ObjectServer:
         manager = query.get("fieldManager", ["unknown"])[0]
         code = self.patch(path, json.loads(request.body), manager=manager, status=status)
         return code, self.objects[path]
+
+
+def _group(path: str) -> str:
+    """The part of a path that names group and version."""
+    return "/".join(path.split("/")[: 4 if path.startswith("/apis/") else 3])
+
+
+def _status(code: int, method: str, path: str) -> Object:
+    reason = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 415: "UnsupportedMediaType"}.get(code, "")
+    *_, kind, name = path.removesuffix("/status").split("/")
+    details = {"name": name, "kind": kind}
+    return {
+        "kind": "Status",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": f"{method} {path}: {code}",
+        "details": details,
+    }
 
 
 def _merged(target: Any, patch: Any) -> Any:

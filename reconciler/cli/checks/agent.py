@@ -12,6 +12,7 @@ from reconciler.cli.asking import QueryResults
 from reconciler.cli.checks import CheckResult, CheckState
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number
 from reconciler.cli.status import DELAYS_US, USES_MILLI
+from reconciler.clients.kube_config import NodeSettings
 from reconciler.config.load import digest
 from reconciler.runtime import format as fmt
 from reconciler.sources.kubelet_watch import kubelet_facts
@@ -58,6 +59,7 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
             yield own_group(own)
         yield node_daemons(results.daemon_state)
         yield unobeyed_marks(results.daemon_state)
+        yield from node_settings(results.daemon_state)
         if node.config.host_workloads:
             yield host_workloads(results.daemon_state)
 
@@ -85,6 +87,25 @@ def unobeyed_marks(state: Mapping[str, object]) -> CheckResult:
     return CheckResult(
         "marks", CheckState.OK, f"not obeyed: {', '.join(texts)}; bypassctl why POD names the nearest setting"
     )
+
+
+def node_settings(state: Mapping[str, object]) -> Iterator[CheckResult]:
+    """The settings of this node that a control plane has, where they count."""
+    facts = state.get("node_settings")
+    if not isinstance(facts, dict) or facts.get("wanted") in {None, "off"}:
+        return
+    name = "node settings"
+    problem = facts.get("problem")
+    taken, left = facts.get("taken"), facts.get("left_count")
+    used = len(taken) if isinstance(taken, dict) else 0
+    source = printable(str(facts.get("source") or "no control plane"), _SHOWN)
+    text = f"{source}: {fmt.plural(used, 'setting')} in force, {left if isinstance(left, int) else 0} values not taken"
+    text += ": bypassctl config explain apiserver.node_settings"
+    if isinstance(problem, str):
+        fix = "bypassctl init credentials --test; until then the last settings stay"
+        yield CheckResult(name, CheckState.WARN, f"{printable(problem, _LONGEST_PROBLEM)}; {text}", fix)
+    else:
+        yield CheckResult(name, CheckState.OK, text)
 
 
 def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:
@@ -251,7 +272,9 @@ def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:
 
     if compare("version", state.get("version"), __version__):
         fixes.append("systemctl restart bypassd")
-    if "config" not in node.problems and state.get("config_digest") not in {None, digest(node.config)}:
+    # The last settings of a control plane are in the store, which only root reads.
+    comparable = node.config.apiserver.node_settings is NodeSettings.OFF or os.access(node.store, os.R_OK)
+    if "config" not in node.problems and comparable and state.get("config_digest") not in {None, digest(node.config)}:
         differences.append("configuration: not the one that the daemon has loaded")
         fixes.append("bypassctl reload, or a restart for settings that need one; --config for another file")
     if "config" not in node.problems:

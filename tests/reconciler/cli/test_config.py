@@ -7,9 +7,13 @@ import pytest
 import yaml
 
 from reconciler.cli.exits import Exit
+from reconciler.clients.kube_config import NodeSettings
 from reconciler.config import load
 from reconciler.config.model import Config
+from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
 from reconciler.settings.schema import section_of
+from state.schema import META, NODE_SETTINGS
+from state.store import Store, StoreBatch
 from tests.reconciler.cli.conftest import Run
 
 SECRET = "hunter2-s3cr3t"
@@ -108,3 +112,36 @@ def test_show_has_the_first_line_of_each_setting_that_explain_has(run: Run, file
 def test_a_sections_keys_are_made_once() -> None:
     top = section_of(Config)
     assert top.fields["node"].schema.fields["resync_s"] is top.fields["node"].schema.fields["resync_s"]
+
+
+def test_settings_of_a_control_plane_have_their_origin_and_the_others_are_listed(run: Run, tmp_path: Path) -> None:
+    section = "resourceUsedThresholdWithBE"
+    values = (
+        KeptValue(f"{section}.cpuSuppressThresholdPercent", 55),
+        KeptValue(f"{section}.cpuSuppressPolicy", "cfsQuota"),
+        KeptValue(f"{section}.memoryEvictThresholdPercent", "many\x1b[2J"),
+        KeptValue("news", 1),
+    )
+    kept = KeptSettings(
+        source=NodeSettings.KOORDINATOR, node="n1", objects=(KeptObject(title="NodeSLO n1", values=values),)
+    )
+    store = Store(str(tmp_path / "state.db"))
+    batch = StoreBatch()
+    batch.put(META, NODE_SETTINGS, encode_kept(kept))
+    store.apply(batch)
+    store.close()
+    path = tmp_path / "config.yaml"
+    path.write_text(f"protect: cpu\napiserver: {{node_settings: koordinator}}\nstore: {{path: {tmp_path}/state.db}}\n")
+    ran = run("config", "explain", "--config", str(path))
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    origin = f"NodeSLO n1: {section}.cpuSuppressThresholdPercent = 55"
+    assert f"policies.reclaimed.budget.limit_percent = 55%   [{origin}]\n" in ran.out
+    assert "policies.reclaimed.form = both   [protect: cpu]\n" in ran.out
+    left = [line.removeprefix("  not taken: ") for line in ran.out.splitlines() if line.startswith("  not taken: ")]
+    assert len(left) == 3
+    assert f"NodeSLO n1: {section}.cpuSuppressPolicy = cfsQuota: policies.reclaimed.form: protect has it" in left
+    assert "NodeSLO n1: news = 1: not known to this version" in left
+    assert "\x1b" not in ran.out
+    document = json.loads(run("config", "explain", "policies.reclaimed", "--config", str(path), "-o", "json").out)
+    assert document["settings"]["policies.reclaimed.budget.limit_percent"]["source"] == [origin]
+    assert document["not_taken"] == left

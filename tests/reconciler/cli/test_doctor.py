@@ -451,3 +451,25 @@ def test_a_contradiction_of_protect_and_mode_is_a_bad_configuration(good: LiveNo
     assert rows["config"][0] is CheckState.BAD
     assert "etc/bypassd/config.yaml:2:7: mode: " in rows["config"][1]
     assert "protect" not in rows
+
+
+def test_settings_of_a_control_plane_are_counted_and_a_failure_has_a_fix() -> None:
+    facts = {"wanted": "koordinator", "source": "koordinator", "taken": {"a": "x", "b": "y"}, "left_count": 3}
+    (row,) = checks.node_settings({"node_settings": facts})
+    assert row.state is CheckState.OK
+    assert "koordinator: 2 settings in force, 3 values not taken" in row.found
+    (row,) = checks.node_settings({"node_settings": {**facts, "problem": "HTTP 403 \x1b[2J"}})
+    assert row.state is CheckState.WARN
+    assert "HTTP 403" in row.found
+    assert "\x1b" not in row.found
+    assert row.fix
+    others: list[dict[str, object]] = [
+        {},
+        {"node_settings": None},
+        {"node_settings": {}},
+        {"node_settings": {"wanted": "off"}},
+    ]
+    for other in others:
+        assert list(checks.node_settings(other)) == []
+    (row,) = checks.node_settings({"node_settings": {"wanted": "katalyst", "taken": 1, "left_count": "x", "source": 7}})
+    assert "0 settings in force, 0 values" in row.found

@@ -268,9 +268,22 @@ def test_each_rule_has_its_reason_above_it_and_no_right_is_wider_than_its_reques
         "nodemetrics/status": {"patch"},
         "customnoderesources": {"get", "create"},
         "customnoderesources/status": {"patch"},
+        "nodeslos": {"get"},
+        "customnodeconfigs": {"get"},
+        "adminqosconfigurations": {"get"},
     }
     named = roles(manifest(list(RightsUse), "kube-system", "n1"))
-    for use in ("taint", "condition", "headroom-node", "headroom-koordinator", "headroom-katalyst"):
+    own_node = (
+        "taint",
+        "condition",
+        "headroom-node",
+        "headroom-koordinator",
+        "headroom-katalyst",
+        "settings-koordinator",
+    )
+    (of_node, of_name) = named["bypassd-settings-katalyst-n1"]["rules"]
+    assert (of_node["resourceNames"], of_name.get("resourceNames")) == (["n1"], None)
+    for use in own_node:
         rules = named[f"bypassd-{use}-n1"]["rules"]
         # A name cannot restrict the verb create, and a rule with both would allow nothing to create.
         assert all("resourceNames" not in rule for rule in rules if "create" in rule["verbs"])

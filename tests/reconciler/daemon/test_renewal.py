@@ -39,7 +39,7 @@ class FakeAgent:
 
     made: list["FakeAgent"]
 
-    def __init__(self, config: Config, place: object, *, renew: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, place: object, *, renew: Callable[[str], None], **_: object) -> None:
         self.config = config
         self.place = place
         self.renew = renew

@@ -1,0 +1,95 @@
+"""Koordinator's settings of a node on a real API server, with the rights that are printed for it and no other."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from reconciler.cli.rights import RightsUse
+from reconciler.clients.kube_config import NodeSettings
+from reconciler.config.load import load, value_at
+from reconciler.config.node_settings import in_force, kept_in
+from reconciler.daemon.settings_reader import NodeSettingsReader
+from reconciler.settings.binder import Text
+from state.store import Store
+from tests.cluster.control_plane import ControlPlane, control_plane
+from tests.cluster.test_capacity import MERGE, api_of, define
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+SLOS = "/apis/slo.koordinator.sh/v1alpha1/nodeslos"
+LIMIT = "policies.reclaimed.budget.limit_percent"
+RATIO = "policies.normalise.ratio"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with control_plane(tmp_path_factory.mktemp("plane")) as made:
+        yield made
+
+
+class Reader:
+    """One reading at a time, and what is in force after it."""
+
+    def __init__(self, plane: ControlPlane, directory: Path, *uses: RightsUse) -> None:
+        self.store = Store(str(directory / "state.db"))
+        self.path = str(directory / "state.db")
+        self.api = api_of(plane, "n1", *uses)
+
+    def turn(self) -> dict[str, Any]:
+        """A daemon's first reading after a start."""
+        facts: dict[str, Any] = {}
+
+        async def main() -> None:
+            lane = trio.CapacityLimiter(1)
+            reader = NodeSettingsReader(
+                self.store, lane, "n1", lambda: self.api, wanted=NodeSettings.KOORDINATOR, changed=id
+            )
+            try:
+                await reader._round()
+                facts.update(reader.facts())
+            finally:
+                await self.api.aclose()
+
+        trio.run(main)
+        return facts
+
+    def value(self, setting: str) -> Any:
+        files = load("/x", edited=Text("/x", "apiserver: {node_settings: koordinator}\n"))
+        return value_at(in_force(files, kept_in(self.path)).loaded.config, setting)
+
+
+def test_koordinators_settings_of_a_node(plane: ControlPlane, tmp_path: Path) -> None:
+    plane.add_node("n1")
+    annotation = {"metadata": {"annotations": {"node.koordinator.sh/cpu-normalization-ratio": "1.25"}}}
+    assert plane.call("PATCH", "/api/v1/nodes/n1", annotation, MERGE)[0] == 200
+    reader = Reader(plane, tmp_path, RightsUse.SETTINGS_KOORDINATOR)
+    # The kind is not installed: the API server has no Status for it, and its list of groups is what counts.
+    facts = reader.turn()
+    assert (facts["problem"], facts["missing"]) == (None, ["NodeSLO (its kind is not installed)"])
+    assert reader.value(RATIO) == 1.25
+    define(plane, "NodeSLO", "nodeslos", "slo.koordinator.sh")
+    facts = reader.turn()
+    assert (facts["problem"], facts["missing"]) == (None, ["NodeSLO n1"])
+    spec = {"resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressThresholdPercent": 55}}
+    item = {"apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeSLO", "metadata": {"name": "n1"}, "spec": spec}
+    assert plane.call("POST", SLOS, item)[0] == 201
+    facts = reader.turn()
+    assert (facts["problem"], facts["missing"], facts["requests"]) == (None, [], 2)
+    assert (reader.value(LIMIT), reader.value(RATIO)) == (55, 1.25)
+    # Other credentials may not: the last ones stay, and the reason is reported.
+    other = tmp_path / "other"
+    other.mkdir()
+    refused = Reader(plane, other, RightsUse.PODS)
+    assert "403" in refused.turn()["problem"]
+    reader.api = refused.api
+    assert "403" in reader.turn()["problem"]
+    assert reader.value(LIMIT) == 55
+    reader.api = api_of(plane, "n1", RightsUse.SETTINGS_KOORDINATOR)
+    assert plane.call("DELETE", f"{SLOS}/n1")[0] == 200
+    assert reader.turn()["missing"] == ["NodeSLO n1"]
+    assert reader.value(LIMIT) != 55
+    reader.store.close()
+    refused.store.close()

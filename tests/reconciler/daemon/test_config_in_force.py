@@ -1,0 +1,128 @@
+"""What decides the configuration in force, from the lowest: default, control plane, level, file; then --observe."""
+
+from pathlib import Path
+
+import pytest
+
+from reconciler.clients.kube_config import NodeSettings
+from reconciler.config.load import load, value_at
+from reconciler.config.model import AgentMode
+from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
+from reconciler.control.event_notes import EventNotes
+from reconciler.daemon.config_in_force import ConfigInForce
+from reconciler.daemon.node_settings import changes
+from state.entry import LedgerEvent
+from state.schema import META, NODE_SETTINGS
+from state.store import Store, StoreBatch
+
+LIMIT = "policies.reclaimed.budget.limit_percent"
+FORM = "policies.reclaimed.form"
+
+
+def kept(percent: int) -> KeptSettings:
+    section = "resourceUsedThresholdWithBE"
+    values = (
+        KeptValue(f"{section}.cpuSuppressThresholdPercent", percent),
+        KeptValue(f"{section}.cpuSuppressPolicy", "cfsQuota"),
+    )
+    return KeptSettings(
+        source=NodeSettings.KOORDINATOR, node="n1", objects=(KeptObject(title="NodeSLO n1", values=values),)
+    )
+
+
+class Files:
+    """A configuration file and a store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "config.yaml"
+        self.store = directory / "state.db"
+
+    def write(self, text: str = "", settings: str = "koordinator") -> None:
+        self.path.write_text(f"store: {{path: {self.store}}}\napiserver: {{node_settings: {settings}}}\n{text}")
+
+    def keep(self, row: bytes) -> None:
+        store = Store(str(self.store))
+        batch = StoreBatch()
+        batch.put(META, NODE_SETTINGS, row)
+        store.apply(batch)
+        store.close()
+
+    def in_force(self, *, observe: bool = False) -> ConfigInForce:
+        return ConfigInForce(load(str(self.path)), observe=observe)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def test_the_layers(files: Files) -> None:
+    files.keep(encode_kept(kept(55)))
+    files.write()
+    got = files.in_force()
+    assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (55, "quota")
+    files.write("protect: cpu\n")
+    got.reload()
+    assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (55, "both")
+    assert got.config.mode is AgentMode.ENFORCE
+    assert files.in_force(observe=True).config.mode is AgentMode.OBSERVE
+    files.write("protect: cpu\npolicies: {reclaimed: {budget: {limit_percent: 60%}}}\n")
+    got.reload()
+    assert value_at(got.config, LIMIT) == 60
+    assert value_at(files.in_force().config, LIMIT) == 60
+
+
+def test_a_change_is_taken_without_reading_the_files(files: Files) -> None:
+    files.keep(encode_kept(kept(55)))
+    files.write()
+    got = files.in_force()
+    files.write("not: {valid\n")
+    assert not got.use_node_settings(kept(55))
+    before = got.config
+    assert got.use_node_settings(kept(70))
+    assert list(changes(before, got.config)) == [f"{LIMIT} 55 -> 70"]
+    assert got.use_node_settings(None)
+    assert value_at(got.config, LIMIT) == value_at(ConfigInForce(load("/none")).config, LIMIT)
+
+
+def test_off_counts_at_once_and_on_again_has_what_is_known(files: Files) -> None:
+    files.keep(encode_kept(kept(55)))
+    files.write()
+    got = files.in_force()
+    files.write(settings="off")
+    got.reload()
+    assert value_at(got.config, LIMIT) != 55
+    assert got.settings_facts() == {}
+    files.write(settings="katalyst")
+    got.reload()
+    # Of another control plane nothing is known yet: the present ones stay.
+    assert value_at(got.config, LIMIT) == 55
+    assert got.settings_facts()["taken"] == {
+        LIMIT: "NodeSLO n1: resourceUsedThresholdWithBE.cpuSuppressThresholdPercent = 55",
+        FORM: "NodeSLO n1: resourceUsedThresholdWithBE.cpuSuppressPolicy = cfsQuota",
+    }
+
+
+@pytest.mark.parametrize("row", [b"", b"\x81\xa1v\x63", b"\xff" * 100, b"x" * (300 << 10)])
+def test_a_row_that_cannot_be_read_is_no_settings(files: Files, row: bytes) -> None:
+    files.keep(row)
+    files.write()
+    assert value_at(files.in_force().config, FORM) == value_at(load("/none").config, FORM)
+
+
+def test_without_a_store_there_are_none(files: Files) -> None:
+    files.write()
+    assert files.in_force().config == load(str(files.path)).config
+
+
+def test_an_event_names_every_setting_and_is_bounded() -> None:
+    events: list[LedgerEvent] = []
+    notes = EventNotes(events.append, "1", {})
+    rows = [f"policies.a.number{number} 1 -> 2" for number in range(60)]
+    notes.settings(rows, "why")
+    texts = [event.reason for event in events if event.kind == "settings"]
+    assert len(texts) > 2
+    assert all(len(text) <= 410 for text in texts)
+    assert [row for text in texts for row in text.removeprefix("why: ").split("; ")] == rows
+    notes.settings([], "why")
+    assert len([event for event in events if event.kind == "settings"]) == len(texts)
