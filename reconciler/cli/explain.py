@@ -345,6 +345,8 @@ def _signal(facts: Row) -> Iterator[Block]:
         if budget["reasons"].get(name, "off") != "off":
             before = {"cpus": "pods have ", "law": "budget law "}.get(name, "")
             yield field("", StyledText(f"{before}{budget['reasons'][name]}", "dim"))
+    if headroom := budget.get("headroom"):  # not in a store, nor of an older daemon
+        yield field("headroom", headroom)
 
 
 def _timeline(times: Row) -> Iterator[Cell]:

@@ -43,8 +43,15 @@ def _blocks(headroom: Row) -> list[Block]:
         line(StyledText(f"reason: {headroom['reason']}", "dim")),
         Table(("NUMA NODE", "ALLOCATABLE", "AVAILABLE", "CPUS"), rows, right=frozenset({0, 1, 2})),
         *_memory(headroom.get("memory")),
+        *_law(headroom.get("law")),
         *_published(headroom.get("published")),
     ]
+
+
+def _law(law: Row | None) -> Iterator[Block]:
+    """``law``: None: of a store, or an older daemon."""
+    if law is not None:
+        yield line(f"law {law['text']}")
 
 
 def _published(published: Row | None) -> Iterator[Block]:

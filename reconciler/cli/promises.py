@@ -72,7 +72,7 @@ def blocks(first: str, rows: Iterable[tuple[str, Row | None]], *, laws: bool = T
     if not lines:
         return
     yield blank()
-    yield head("Headroom: the largest of the last hour against what BE work could have had, by minute")
+    yield head("Headroom of the last hour against what BE work could have had, by minute")
     columns = (first, *(("LAW",) if laws else ()), "CPU", "HAD", "BROKEN", "SHORT", "MEMORY", "HAD", "BROKEN", "SHORT")
     yield Table(columns, lines, frozenset(range(1 + laws, len(columns))))
 

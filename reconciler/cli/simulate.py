@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.promise_replay import PromiseReplay, headroom_blocks
 from reconciler.cli.replay import PlanReplay, plan_blocks, plan_frame
 from reconciler.cli.screen import blank, head, line, present
 from reconciler.config import load
@@ -56,6 +57,7 @@ def blocks(document: dict[str, Any]) -> Iterator[Block]:
     yield blank()
     yield from _summary(document)
     yield from plan_blocks(document["plans"])
+    yield from headroom_blocks(document["headroom"])
     yield from _incidents(document["incidents"])
     yield from _responses(document["responses"])
     yield from _evictions(document["evictions"])
@@ -193,6 +195,7 @@ class SimulationReport(Struct, kw_only=True):
     """What one configuration made of the recording. Plain values; times are seconds since the epoch.
 
     ``plans``: the plans beside those of the other configuration (`PlanReplay.facts`); None: no views are recorded.
+    ``headroom``: what each law of headroom would have promised (`PromiseReplay.facts`).
     ``resources``: what is planned beside the CPUs for the pods of the last frame (`state.summary.resource_facts`).
     """
 
@@ -202,6 +205,7 @@ class SimulationReport(Struct, kw_only=True):
     unknown: dict[str, int]
     plans: dict[str, Any] | None = None
     resources: dict[str, Any] | None = None
+    headroom: dict[str, Any] | None = None
     frames: int = 0
     begin_s: float = 0.0
     end_s: float = 0.0
@@ -254,6 +258,7 @@ def replay(
     run.finish()
     if plans is not None:
         report.plans = plans.facts()
+        report.headroom = run.promises.facts()
     if plans is not None and plans.plans is not None:
         report.resources = resource_facts(plans.plans[1], None)
     elif run.last is not None:
@@ -275,6 +280,7 @@ def _evaluable() -> Iterator[None]:
 class _Run:
     def __init__(self, config: Config, report: SimulationReport, plans: PlanReplay | None = None) -> None:
         self._config, self._report, self._plans = config, report, plans
+        self.promises = PromiseReplay(config.headroom)
         self._interference = replace(config.interference, enabled=True)
         self._brain = InterferenceEngine(self._interference)
         self.learned: LearnedState | None = None
@@ -322,6 +328,7 @@ class _Run:
         last, self._planned_at = self._planned_at, frame.at_s
         gap = last is None or not 0 < frame.at_s - last <= _GAP_S
         self._plans.take(step, frame, gap=gap, counted=told)
+        self.promises.take(step, frame, gap=gap, counted=told)
 
     def finish(self) -> None:
         """What is still open ends with the recording."""

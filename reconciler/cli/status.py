@@ -301,6 +301,8 @@ def _budget(facts: Row) -> Iterator[Block]:
     for name, before in (("cpus", "pods have "), ("budget", ""), ("law", "budget law "), ("reclaimed", "")):
         if reason := budget["reasons"].get(name):
             yield field("", StyledText(f"{before}{reason}", "dim"))
+    if headroom := budget.get("headroom"):  # not in a store, nor of an older daemon
+        yield field("headroom", headroom)
 
 
 def _sources(facts: Row) -> Iterator[Block]:

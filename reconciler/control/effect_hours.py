@@ -20,7 +20,6 @@ from msgspec import Meta
 
 from reconciler.control.hour_rows import HourRows, load_rows, uptime_s
 from reconciler.control.pod_minutes import MINUTE_S, Minute
-from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES
 from reconciler.headroom.promises import NodePromises, PromiseHour
 from state.model import Pod, PodClass
 from state.store import Store
@@ -178,10 +177,7 @@ class EffectHours:
             if pod.pod_class in _ONLINE:
                 side.add(minute)
         self._count(hour)
-        promised = self._promises()
-        hour.promises.laws[promised.law] = hour.promises.laws.get(promised.law, 0) + 1
-        hour.promises.cpu.add(promised.cpu, CPU_MILLI)
-        hour.promises.memory.add(promised.memory, MEMORY_BYTES)
+        hour.promises.add(self._promises())
 
     def _count(self, hour: EffectHour) -> None:
         now = self._counted()

@@ -204,6 +204,11 @@ class Inventory:
         return self._readings
 
     @property
+    def kubepods(self) -> str:
+        """The group path of all pods."""
+        return self.layout.kubepods
+
+    @property
     def besteffort(self) -> str:
         """The besteffort directory's group path."""
         return self.layout.qos(QosClass.BESTEFFORT)

@@ -10,9 +10,11 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from reconciler.clients.kube_config import ApiServer
+from reconciler.control import workload_peaks
 from reconciler.control.hub import NodeBase
 from reconciler.control.loop import ControlLoop
 from reconciler.control.record import NodeRecord
+from reconciler.control.workload_peaks import PeakPredictor
 from reconciler.headroom import publisher
 from reconciler.headroom.cpu import ClusterTarget, HeadroomConfig
 from reconciler.headroom.memory_sampler import MemoryHeadroom
@@ -20,6 +22,7 @@ from reconciler.headroom.promises import NodePromises
 from reconciler.headroom.publisher import HeadroomPublisher, Meter, PublishTarget
 from reconciler.headroom.report import HeadroomReport, read_kept
 from reconciler.headroom.shapes import Offer
+from reconciler.runtime.format import cpu, size
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import Component
 from reconciler.runtime.wakeup import WakeUp
@@ -129,11 +132,20 @@ class NodeHeadroom:
 
             return NodeUseMeter(base.usage, control.inventory, root=place.root)
 
-        self.memory = MemoryHeadroom(config, base.usage, control.inventory, control.plan, changed=changed)
+        self.peaks = peaks = PeakPredictor(
+            record.store,
+            record.lane,
+            base.usage,
+            control.inventory,
+            control.plan,
+            law=lambda: self.report.config.law,
+        )
+        self.memory = MemoryHeadroom(config, base.usage, control.inventory, control.plan, changed=changed, peaks=peaks)
         self.report = HeadroomReport(
             config,
             read_kept(record.store),
             memory=self.memory,
+            peaks=peaks,
             due=due,
             changed=changed,
             node=node,
@@ -173,7 +185,9 @@ class NodeHeadroom:
 
     def minute(self) -> NodePromises:
         """A minute is over: what was promised, and what was there."""
-        minute = NodePromises("recent", self.report.promises.minute(), self.memory.promises.minute())
+        minute = NodePromises(
+            self.report.config.law.value, self.report.promises.minute(), self.memory.promises.minute()
+        )
         for resource, promise in (("cpu", minute.cpu), ("memory", minute.memory)):
             if promise.available is not None:
                 self.minutes[resource, "broken" if promise.is_broken else "kept"] += 1
@@ -185,7 +199,13 @@ class NodeHeadroom:
 
     def status(self) -> dict[str, object]:
         """The state document's part."""
-        return {**self.report.status(), "published": self.publisher.status()}
+        return {**self.report.status(), "law": self.peaks.status(), "published": self.publisher.status()}
+
+    def text(self) -> str:
+        """The headroom in a line, with the law that decides."""
+        offer = self.report.offer()
+        amounts = f"{cpu(offer.cpu_milli)}, {size(offer.memory)} memory"
+        return f"{amounts}; law {self.peaks.status()['text']}"
 
     def statuses(self) -> list[SourceStatus]:
         """Whether the file can be written, and the cluster's object."""
@@ -196,5 +216,6 @@ class NodeHeadroom:
         return [
             Component(name="memory headroom", run=self.memory.run),
             Component(name="headroom", run=self.report.run),
+            Component(name=workload_peaks.NAME, run=self.peaks.run),
             Component(name=publisher.NAME, run=self.publisher.run),
         ]

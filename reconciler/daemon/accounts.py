@@ -20,12 +20,12 @@ from reconciler.control.loop import ControlLoop
 from reconciler.control.node_headroom import NodeHeadroom
 from reconciler.control.node_hour import NodeHour
 from reconciler.control.owner_ledger import OwnerLedger
-from reconciler.control.pod_minutes import PodMinutes
+from reconciler.control.pod_minutes import Minute, PodMinutes
 from reconciler.control.record import NodeRecord
 from reconciler.control.sampler import Sampler
 from reconciler.interference.service import InterferenceService
 from reconciler.runtime.supervisor import Component
-from state.model import NodeCpu, SourceStatus
+from state.model import NodeCpu, Pod, SourceStatus
 
 _TURNS: Final = {"applied": "actions", "asked": "actions", "helped": "helped", "undone": "undone"}
 """Transitions of responses that were in force; those of rules in shadow have names of their own."""
@@ -62,9 +62,7 @@ class NodeAccounts:
         self.effect = EffectHours(
             record.store, record.lane, counted=self.counts, mode=self.mode, promises=headroom.minute
         )
-        self.minutes = PodMinutes(
-            place.hierarchy, lambda: control.inventory.pods, sampled=self.effect.minute, files=files
-        )
+        self.minutes = PodMinutes(place.hierarchy, lambda: control.inventory.pods, sampled=self._minute, files=files)
 
         def online_wait() -> WaitSource:
             from reconciler.signals.onlinewait import OnlineWait  # with the first BE pod in the idle class only
@@ -145,6 +143,10 @@ class NodeAccounts:
         )
         mode = self._control.writes.mode
         return ModeNow(enforces=mode.enforce, on_hold=_NODE in mode.holds, broken=broken)
+
+    def _minute(self, pods: Sequence[tuple[Pod, Minute]]) -> None:
+        self.effect.minute(pods)
+        self._headroom.peaks.take(pods)
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         pools, topology = self._control.reconciler.pools, self._control.inventory.readings.topology

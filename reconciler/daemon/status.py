@@ -412,7 +412,8 @@ class StatusReport:
         claims = plain(self._agent.control.claims())
         facts = budget_facts(plan, cpu)
         facts["reasons"] = reasons_in_force(self._agent.control.reconciler, {**plan.pools.reasons, **plan.reasons})
-        return {**facts, "ceiling_milli": ceiling_milli, "harm": harm, "claims": claims}
+        headroom = self._agent.headroom.text()
+        return {**facts, "ceiling_milli": ceiling_milli, "harm": harm, "claims": claims, "headroom": headroom}
 
     def _pod_parts(self, pods: Sequence[Pod]) -> Iterator[dict[str, object]]:
         problems = PodProblems(self._agent)

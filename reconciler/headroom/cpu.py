@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.headroom.smoothing import SmoothingConfig
@@ -39,6 +40,13 @@ class ClusterTarget(StrEnum):
     KOORDINATOR = "koordinator"
     KATALYST = "katalyst"
     NODE = "node"
+
+
+class HeadroomLaw(StrEnum):
+    """What bounds the headroom. ``RECENT``: what the last window has left. ``HISTOGRAM``: also predicted peaks."""
+
+    RECENT = "recent"
+    HISTOGRAM = "histogram"
 
 
 class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +76,13 @@ class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPU and memory that the scheduler may allocate to BE pods."""
 
+    law: Annotated[
+        HeadroomLaw,
+        Meta(
+            description="`recent`: the mean of what was left in the last `window_s`; `histogram`: at most what the "
+            "predicted peaks of online workloads leave, which is less, and lasts through the peak of the day"
+        ),
+    ] = HeadroomLaw.RECENT
     report_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two changes of the headroom")] = 30.0
     window_s: Annotated[float, Meta(ge=1, le=86400, description="window of the mean; at least one report_s")] = 120.0
     min_step_milli: Annotated[
@@ -126,6 +141,11 @@ class HeadroomSample(Struct, frozen=True, kw_only=True):
     def tops(self) -> dict[int, int]:
         """What each node could give at most."""
         return {node: _CPU * len(cpus) for node, cpus in self.cpus.items()}
+
+
+def limited(sample: HeadroomSample, left: int | None) -> HeadroomSample:
+    """The reading where predicted peaks leave so much in all; None: they are not known, nor is what BE could have."""
+    return replace(sample, supply=None) if left is None else replace(sample, budget=min(sample.budget, left))
 
 
 def update(pools: Pools, topology: Topology, cpu: NodeCpu | None, config: HeadroomConfig) -> HeadroomSample:

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from reconciler.headroom.cpu import HeadroomConfig
 from reconciler.headroom.smoothing import SmoothingConfig
@@ -53,6 +54,16 @@ def smoothing_of(config: HeadroomConfig) -> SmoothingConfig:
     )
 
 
+def reserve_bytes(node: NodeMemoryReading, config: HeadroomConfig) -> int:
+    """What is never offered."""
+    return max(node.for_pods_bytes * config.memory.reserve_percent // 100, config.memory.reserve_bytes)
+
+
+def limited(supply: MemorySupply, left: int | None) -> MemorySupply:
+    """The reading where predicted peaks leave so much; None: they are not known, nor is what BE could have."""
+    return replace(supply, supply=None) if left is None else replace(supply, budget=min(supply.budget, left))
+
+
 def update(
     node: NodeMemoryReading | None,
     be_kept_bytes: int | None,
@@ -69,7 +80,7 @@ def update(
     if node is None:
         return MemorySupply(tops={WHOLE: _NO_BOUND}, supply=None, budget=budget)
     total, own = node.for_pods_bytes, config.memory
-    reserve = max(total * own.reserve_percent // 100, own.reserve_bytes)
+    reserve = reserve_bytes(node, config)
     top = max(0, total - reserve)
     fresh = node.age_s is not None and node.age_s <= stale_after_s
     if not fresh or be_kept_bytes is None:

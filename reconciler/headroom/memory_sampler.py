@@ -12,13 +12,13 @@ import trio
 
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
-from reconciler.headroom.cpu import HeadroomConfig
-from reconciler.headroom.memory import WHOLE, MemorySupply, smoothing_of, update
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw
+from reconciler.headroom.memory import WHOLE, MemorySupply, limited, reserve_bytes, smoothing_of, update
 from reconciler.headroom.promises import PromiseWindow
-from reconciler.headroom.smoothing import SmoothedAmount, available, restored, step, withdrawn
+from reconciler.headroom.smoothing import SmoothedAmount, available, restored, step, step_below, withdrawn
 from reconciler.runtime.cooperative import TimeSlice
 from state.memory import NodeMemoryReading
-from state.model import Pod, PodClass
+from state.model import NodeCpu, Pod, PodClass, Pools
 from state.plan import NodePlan
 
 _EVERY_S: Final = 5.0
@@ -39,6 +39,16 @@ class MemoryHeadroomReading(Protocol):
     def pods(self) -> Mapping[str, Pod]: ...
 
 
+class PeakSource(Protocol):
+    """The part of `reconciler.control.workload_peaks.PeakPredictor` that is used here."""
+
+    def second(self, cpu: NodeCpu | None) -> None: ...
+
+    def cpu_left(self, pools: Pools) -> int | None: ...
+
+    def memory_left(self, node: NodeMemoryReading, reserve_bytes: int) -> int | None: ...
+
+
 @final
 class MemoryHeadroom:
     """The smoothed memory headroom."""
@@ -51,15 +61,17 @@ class MemoryHeadroom:
         plan: Callable[[], NodePlan | None],
         *,
         changed: Callable[[], None],
+        peaks: PeakSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``changed`` is called when the promise is another one."""
+        """``changed`` is called when the promise is another one. ``peaks``: what predicted peaks leave."""
         self.config = config
         self.state = SmoothedAmount()
         self.promises = PromiseWindow()
         self._usage = usage
         self._knowledge = knowledge
         self._plan = plan
+        self._peaks = peaks
         self._changed = changed
         self._clock = clock
         self._supply: MemorySupply | None = None
@@ -95,11 +107,17 @@ class MemoryHeadroom:
         kept = await self._be_kept()
         before = self.state
         bound = plan.memory.reclaimed_high_bytes
-        self._supply = update(self._knowledge.node_memory, kept, bound, self.config, stale_after_s=_STALE_S)
-        self.state = step(before, self._supply, self._clock(), smoothing_of(self.config))
+        node = self._knowledge.node_memory
+        self._supply = supply = update(node, kept, bound, self.config, stale_after_s=_STALE_S)
+        law = smoothing_of(self.config)
+        if self.config.law is HeadroomLaw.HISTOGRAM and self._peaks is not None and node is not None:
+            left = self._peaks.memory_left(node, reserve_bytes(node, self.config))
+            self.state = step_below(before, (supply, limited(supply, left)), left, self._clock(), law)
+        else:
+            self.state = step(before, supply, self._clock(), law)
         if self._closed is not None:
             self.state = withdrawn(self.state, self._clock(), self._closed)
-        self.promises.add(self.state.total, available(self._supply))
+        self.promises.add(self.state.total, available(supply))
         if self.state.amounts != before.amounts:
             self._changed()
 

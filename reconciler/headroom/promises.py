@@ -12,7 +12,7 @@ from typing import Annotated, Final, NamedTuple, final
 
 from msgspec import Meta, Struct, field
 
-from reconciler.headroom.buckets import Buckets
+from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES, Buckets
 
 WINDOW: Final = 60
 """Minutes for which a promise counts."""
@@ -72,6 +72,14 @@ class PromiseWindow:
         return (*self._tops, self._top)[-WINDOW:]
 
 
+class NodePromises(NamedTuple):
+    """One minute of the node."""
+
+    law: str
+    cpu: PromiseMinute
+    memory: PromiseMinute
+
+
 class PromiseSum(Struct, kw_only=True):
     """Minutes of one resource. ``missing``: sum over the broken minutes; ``most_missing``: of one of them.
 
@@ -116,16 +124,14 @@ class PromiseHour(Struct, kw_only=True):
     memory: PromiseSum = field(default_factory=PromiseSum)
     laws: Annotated[dict[str, Count], Meta(max_length=8)] = field(default_factory=dict)
 
+    def add(self, promises: NodePromises) -> None:
+        """One more minute."""
+        self.laws[promises.law] = self.laws.get(promises.law, 0) + 1
+        self.cpu.add(promises.cpu, CPU_MILLI)
+        self.memory.add(promises.memory, MEMORY_BYTES)
+
     def merge(self, other: "PromiseHour") -> None:
         """Add those of another row."""
         self.cpu.merge(other.cpu)
         self.memory.merge(other.memory)
         self.laws = dict(Counter(self.laws) + Counter(other.laws))
-
-
-class NodePromises(NamedTuple):
-    """One minute of the node."""
-
-    law: str
-    cpu: PromiseMinute
-    memory: PromiseMinute

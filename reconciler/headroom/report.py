@@ -17,11 +17,11 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import errno_name
 from cgroupfs.log import get_log
-from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
-from reconciler.headroom.memory_sampler import MemoryHeadroom
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw, HeadroomSample, limited, update
+from reconciler.headroom.memory_sampler import MemoryHeadroom, PeakSource
 from reconciler.headroom.promises import PromiseWindow, Tops
 from reconciler.headroom.shapes import Offer
-from reconciler.headroom.smoothing import SmoothedAmount, available, restored, step, withdrawn
+from reconciler.headroom.smoothing import SmoothedAmount, available, restored, step, step_below, withdrawn
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.model import NodeCpu, Pools, SourceStatus
@@ -73,6 +73,7 @@ class HeadroomReport:
         kept: HeadroomState | None = None,
         *,
         memory: MemoryHeadroom | None = None,
+        peaks: PeakSource | None = None,
         due: WakeUp | None = None,
         changed: Callable[[], None] | None = None,
         node: str = "",
@@ -82,11 +83,13 @@ class HeadroomReport:
     ) -> None:
         """``kept``: the promise of an earlier run. ``memory``: the promise of it. ``node``: its name, for the file.
 
+        ``peaks``: what predicted peaks leave, for that law.
         ``due`` makes the file follow; ``changed`` is called when a promise is another one, and sets that.
         """
         self.config = config
         self.problem: str | None = None
         self._memory = memory
+        self._peaks = peaks
         self._node = node
         self._root = root
         self._clock = clock
@@ -114,11 +117,16 @@ class HeadroomReport:
         if pools is None:
             return
         before = self.state
-        self._sample = update(pools, topology, cpu, self.config)
-        self.state = step(before, self._sample, now, self.config.smoothing)
+        self._sample = sample = update(pools, topology, cpu, self.config)
+        if self.config.law is HeadroomLaw.HISTOGRAM and self._peaks is not None:
+            self._peaks.second(cpu)
+            left = self._peaks.cpu_left(pools)
+            self.state = step_below(before, (sample, limited(sample, left)), left, now, self.config.smoothing)
+        else:
+            self.state = step(before, sample, now, self.config.smoothing)
         if self._closed is not None:
             self.state = withdrawn(self.state, now, self._closed)
-        self.promises.add(self.state.total, available(self._sample))
+        self.promises.add(self.state.total, available(sample))
         if self.state.amounts != before.amounts:
             self._announce()
 

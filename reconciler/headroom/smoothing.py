@@ -13,12 +13,15 @@ Times are seconds on the view's clock.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.runtime.format import duration
+
+_PEAKS: Final = "predicted peaks of online workloads"
+_BELOW: Final = f", below {_PEAKS}"
 
 
 class SmoothingConfig(Struct, frozen=True, kw_only=True):
@@ -102,6 +105,27 @@ def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: Smooth
     state = replace(state, window=window, since=now, count=0, sums={})
     amounts, why = _followed(held, tops, window, law)
     return _promising(state, amounts, now, why)
+
+
+def step_below(
+    state: SmoothedAmount,
+    samples: tuple[SmoothedReading, SmoothedReading],
+    left: int | None,
+    now: float,
+    law: SmoothingConfig,
+) -> SmoothedAmount:
+    """As `step`, where predicted peaks leave so much. ``samples``: the reading, and the same with that as its budget.
+
+    ``left`` None: the peaks are not known, nor is what could be used.
+    """
+    there = available(samples[0])
+    if left is None:
+        return step(state, samples[1], now, replace(law, what=_PEAKS))
+    state = step(state, samples[1], now, law)
+    # The reason is that of the last change, and may have this already.
+    if there is None or left >= there or state.reason.endswith(_BELOW):
+        return state
+    return replace(state, reason=f"{state.reason}{_BELOW}")
 
 
 def available(sample: SmoothedReading) -> int | None:

@@ -235,6 +235,12 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
         ("resource", "result"),
         sorted(now.headroom_minutes.items()),
     )
+    yield _gauges(
+        "headroom_workloads",
+        "Online workloads whose predicted peak bounds the headroom (known), or whose requests do (cold).",
+        ("state",),
+        _single(now.headroom_workloads),
+    )
 
 
 def _writes(now: MetricsSnapshot) -> Iterator[Metric]:

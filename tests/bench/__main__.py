@@ -17,6 +17,7 @@
     harm N      what the harm law's signal costs ten times a second: N online pods
     law         what the harm law does with made and recorded traces: harm, turns, BE work lost
     judge N     what one second's judging of N pods costs, ranking suspects, and a recorded night
+    promises    what each law of headroom promises under made loads of days, and how much of it was there
     movement N  N random lives of pools on each of some machines: CPUs moved by ours and by packing from scratch
 
 Figures, not tests: they are printed, with the machine's own noise in them.
@@ -36,7 +37,7 @@ from collections.abc import Iterator
 
 from reconciler.cli import status as status_command
 from reconciler.web.page import page as page_of_the_daemon
-from tests.bench import busy, hammer, instructions, judging, law, memory, movement, planning, signals
+from tests.bench import busy, hammer, instructions, judging, law, memory, movement, planning, promises, signals
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
@@ -44,7 +45,7 @@ from tests.fakes.terminal import CLI, OnTerminal
 
 KINDS = (
     *("answers", "busy", "churn", "harm", "http", "idle", "instructions", "judge", "law", "memory", "movement", "page"),
-    *("plan", "signals", "starts"),
+    *("plan", "promises", "signals", "starts"),
 )
 _TURNS = 3
 MOUNT = "/sys/fs/cgroup"
@@ -457,6 +458,9 @@ def main() -> int:
         return 0
     if given.what == "law":
         print(law.table())
+        return 0
+    if given.what == "promises":
+        print(promises.table())
         return 0
     if given.what == "plan":
         print(json.dumps(planning.run(), indent=2))

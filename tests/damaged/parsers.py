@@ -34,6 +34,8 @@ from reconciler.control.hold_store import read_holds
 from reconciler.control.node_headroom import decode_note, read_published
 from reconciler.control.owner_ledger import load_hours
 from reconciler.control.persistence import decode_plan, encoded, read_classes, read_plan, read_unexamined
+from reconciler.headroom.peak_rows import decode_row, decode_workload, encode_row, encode_workload
+from reconciler.headroom.peaks import Workload
 from reconciler.headroom.report import read_kept as read_headroom
 from reconciler.interference import recording
 from reconciler.interference.engine import EngineState, _learned
@@ -123,6 +125,14 @@ from tests.damaged.harness import (
     wrapped,
 )
 from tests.fakes.marks import MARKS
+
+
+def feed_peaks() -> bytes:
+    """The row of one workload."""
+    workload = Workload(0.0)
+    for minute in range(5):
+        workload.add(250.0 * minute, 5e8, 60.0 * minute)
+    return encode_workload("ns/Deployment/web", workload, 300.0, known=True)
 
 
 def _series(data: bytes) -> list[promtext.MetricSeries]:
@@ -543,6 +553,20 @@ PARSERS: Final[tuple[Parser, ...]] = (
     Parser("reconciler.control.owner_ledger:load_hours", feed_row("owners:480000", load_hours), (), ROWS, BYTES),
     Parser("reconciler.control.effect_hours:load_effect", feed_row("effect:480000", load_effect), (), ROWS, BYTES),
     Parser("reconciler.headroom.report:read_kept", feed_row("headroom", read_headroom), (), ROWS, BYTES),
+    Parser(
+        "reconciler.headroom.peak_rows:decode_row",
+        feed_data(decode_row),
+        VALUE,
+        (encode_row("b", 5.0, 1e9, (feed_peaks(),)),),
+        BYTES,
+    ),
+    Parser(
+        "reconciler.headroom.peak_rows:decode_workload",
+        feed_data(partial(decode_workload, at_s=9.0)),
+        VALUE,
+        (feed_peaks(),),
+        BYTES,
+    ),
     Parser("reconciler.actuators.codec:read_rows", feed_text(feed_kinds), (), (b"7", b"L3:0=fff", b"slot 3", b"0x1f")),
     Parser(
         "state.schema2:convert",

@@ -31,6 +31,7 @@ PROMISED: dict[str, Any] = {
         "reason": "the mean of 4 times 30 s",
         "known_s": 2.0,
     },
+    "law": {"name": "recent", "text": "recent: what the last minutes have left"},
 }
 
 
@@ -46,6 +47,7 @@ def test_it_is_shown_by_node(run: Run, daemon: FakeDaemon) -> None:
         "        1         2.40       2.20  10-15",
         "allocatable to BE: 12 GiB memory (13 GiB available, memory use measured 2 s ago)",
         "reason: the mean of 4 times 30 s",
+        "law recent: what the last minutes have left",
     ]
 
 
@@ -65,6 +67,7 @@ def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
         "nodes": [],
         "memory": {"bytes": 0, "supply_bytes": None, "reason": "not measured yet", "known_s": None},
         "closed": False,
+        "law": {"name": "recent", "text": "recent: what the last minutes have left"},
         "published": dict.fromkeys(("target", "cpu_milli", "memory_bytes", "detail", "at", "problem")),
     }
 

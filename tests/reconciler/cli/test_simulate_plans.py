@@ -14,7 +14,8 @@ from reconciler.config.model import Config
 from reconciler.interference.recording import HEAD, RecordingWriter
 from reconciler.policies.idle_buffer import IdleBufferConfig
 from reconciler.runtime.format import clock
-from state.evidence import SampleFrame
+from state.evidence import Sample, SampleFrame
+from state.memory import NodeMemoryReading
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.interference.nodescript import BEGIN_S, Step, night, recording, steps, view
 
@@ -155,3 +156,52 @@ def test_a_long_replay_shows_how_far_it_is_and_clears_the_line(tmp_path: Path) -
         progress.at(file, BEGIN_S)
     assert "50 %" in terminal.text
     assert terminal.text.endswith("\r\x1b[K")
+
+
+def _with_use(items: list[Step]) -> list[Step]:
+    """With what signals measured of each pod; BE work keeps 1 GiB, the node has 64."""
+    memory = NodeMemoryReading(total_bytes=64 << 30, available_bytes=40 << 30, age_s=0.0)
+    result: list[Step] = []
+    for step, frame in items:
+        used = step.view.cpu.online_milli if step.view.cpu is not None else 0
+        samples = {"pod:web": {"cpu.use": Sample(used), "memory.rss": Sample(4 << 30)}}
+        samples |= {f"pod:{uid}": {"memory.use": Sample(1 << 30)} for uid in step.view.pods if uid != "web"}
+        result.append((replace(step, view=replace(step.view, node_memory=memory)), replace(frame, samples=samples)))
+    return result
+
+
+def test_laws_of_headroom_are_compared_on_the_recording(replayed: Replay) -> None:
+    items = _with_use(list(steps([view(second, 1500 if second < 300 else 9000, 500) for second in range(600)])))
+    headroom = replayed(items)["headroom"]
+    assert set(headroom["laws"]) == {"recent", "histogram"}
+    assert headroom["workloads"] == {"known": 0, "cold": 1}
+    recent, histogram = headroom["laws"]["recent"], headroom["laws"]["histogram"]
+    for law in (recent, histogram):
+        assert law["cpu"]["kept"] + law["cpu"]["broken"] == 9
+        assert law["memory"]["kept"] + law["memory"]["broken"] == 9
+    assert histogram["cpu"]["promised_milli"] <= recent["cpu"]["promised_milli"]
+    assert recent["memory"]["available_bytes"] > 30 << 30
+
+
+def test_only_counted_minutes_are_in_the_promises(replayed: Replay) -> None:
+    items = _with_use(list(steps([view(second, 1500, 500) for second in range(300)])))
+    laws = replayed(items, "{}", "--from", str(BEGIN_S + 190))["headroom"]["laws"]
+    assert laws["recent"]["laws"] == {"recent": 1}
+
+
+def test_a_table_has_both_laws(run: Run, tmp_path: Path) -> None:
+    items = _with_use(list(steps([view(second, 1500, 500) for second in range(130)])))
+    (tmp_path / "a.rec").write_bytes(recording(items))
+    (tmp_path / "c.yaml").write_text("{}")
+    text = run("simulate", "--record", str(tmp_path / "a.rec"), "--config", str(tmp_path / "c.yaml")).out
+    rows = [line.split()[0] for line in text.splitlines() if line.startswith(("recent", "histogram"))]
+    assert rows == ["recent", "histogram"]
+    assert "0 workloads known at the end (after 24 h), 1 cold" in text
+
+
+def test_a_gap_and_a_clock_that_is_set_back_end_no_replay(replayed: Replay) -> None:
+    first = _with_use(list(steps([view(second, 1500, 500) for second in range(130)])))
+    later = _with_use(list(steps([view(90_000 + second, 1500, 500) for second in range(130)])))
+    later = [(step, replace(frame, wall_s=frame.wall_s - 1e6)) for step, frame in later]
+    laws = replayed([*first, *later])["headroom"]["laws"]
+    assert laws["recent"]["cpu"]["kept"] + laws["recent"]["cpu"]["broken"] == 4

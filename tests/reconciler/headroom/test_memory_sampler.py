@@ -8,11 +8,11 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
-from reconciler.headroom.cpu import HeadroomConfig
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw
 from reconciler.headroom.memory_sampler import MemoryHeadroom
 from reconciler.headroom.report import HeadroomReport
 from state.memory import NodeMemoryReading
-from state.model import Pod, PodClass, Pools
+from state.model import NodeCpu, Pod, PodClass, Pools
 from state.plan import NodePlan
 from tests.fakes.clock import Clock
 from tests.fakes.constants import varied
@@ -135,3 +135,34 @@ async def test_it_is_told_beside_the_cpus_kept_and_gone_on_with(machine: Machine
     )
     HeadroomReport(machine.memory.config, kept, memory=late, clock=machine.clock, wall=machine.clock.wall)
     assert late.state.total == 0
+
+
+class MadePeaks:
+    """What the peaks leave, as a test has it."""
+
+    left: int | None = None
+
+    def second(self, cpu: NodeCpu | None) -> None:
+        raise AssertionError
+
+    def cpu_left(self, pools: Pools) -> int | None:
+        raise AssertionError
+
+    def memory_left(self, node: NodeMemoryReading, reserve_bytes: int) -> int | None:
+        assert reserve_bytes == node.total_bytes // 10
+        return self.left
+
+
+async def test_by_the_law_of_peaks_no_more_is_promised_than_they_leave(machine: Machine) -> None:
+    peaks = MadePeaks()
+    machine.memory.config = HeadroomConfig(report_s=10, law=HeadroomLaw.HISTOGRAM)
+    machine.memory._peaks = peaks
+    machine.add("web-0", PodClass.SHARED, QosClass.BURSTABLE, 2)
+    assert await machine.gigas() == 0, "there is no prediction"
+    peaks.left = 3 * GIGA
+    assert await machine.gigas(40) == 3
+    assert machine.memory.state.reason.endswith("below predicted peaks of online workloads")
+    promised, available = machine.memory.promises.minute()
+    assert promised == 3 * GIGA
+    assert available is not None
+    assert available > 3 * GIGA

@@ -12,10 +12,11 @@ import trio.testing
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.control.persistence import encoded
-from reconciler.headroom.cpu import HeadroomConfig
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw
 from reconciler.headroom.report import HEADROOM, HeadroomReport, HeadroomState, read_kept
 from reconciler.telemetry.metrics import MetricsSnapshot
-from state.model import Pools
+from state.memory import NodeMemoryReading
+from state.model import NodeCpu, Pools
 from state.schema import ASSIGNMENTS
 from state.store import Store, StoreBatch
 from state.topology import uniform
@@ -110,6 +111,55 @@ def test_a_restart_keeps_the_promise_and_a_long_absence_does_not() -> None:
     assert report(clock, kept).state.amounts == {0: 2000, 1: 2000}
     clock.now += 600
     assert report(clock, kept).state.amounts == {}
+
+
+class MadePeaks:
+    """What the peaks leave, as a test has it."""
+
+    def __init__(self, left: int | None) -> None:
+        self.left = left
+        self.seconds = 0
+
+    def second(self, cpu: NodeCpu | None) -> None:
+        self.seconds += cpu is not None
+
+    def cpu_left(self, pools: Pools) -> int | None:
+        return self.left if pools.reclaimed else None
+
+    def memory_left(self, node: NodeMemoryReading, reserve_bytes: int) -> int | None:
+        return None if self.left is None else min(self.left, node.total_bytes - reserve_bytes)
+
+
+def test_by_the_law_of_peaks_no_more_is_promised_than_they_leave() -> None:
+    clock, peaks = Clock(), MadePeaks(1000)
+    config = HeadroomConfig(law=HeadroomLaw.HISTOGRAM)
+    headroom_report = HeadroomReport(config, peaks=peaks, clock=clock, wall=clock.wall)
+    look(headroom_report, clock)
+    assert headroom_report.state.amounts == {0: 500, 1: 500}
+    assert headroom_report.state.reason == "mean of 30 s, below predicted peaks of online workloads"
+    assert peaks.seconds == 60
+    assert headroom_report.promises.minute() == (1000, 4000), "what could be had is a fact, whatever the law"
+    peaks.left = 99_000
+    look(headroom_report, clock, 200)
+    assert (headroom_report.state.total, headroom_report.state.reason) == (4000, "mean of 2 min")
+    headroom_report.use(HeadroomConfig())
+    peaks.left = 0
+    look(headroom_report, clock, 200)
+    assert headroom_report.state.total == 4000, "the other law takes no notice"
+
+
+def test_without_a_prediction_nothing_grows_and_nothing_is_promised_in_the_end() -> None:
+    clock, peaks = Clock(), MadePeaks(2000)
+    headroom_report = HeadroomReport(
+        HeadroomConfig(law=HeadroomLaw.HISTOGRAM), peaks=peaks, clock=clock, wall=clock.wall
+    )
+    look(headroom_report, clock)
+    peaks.left = None
+    look(headroom_report, clock, 200)
+    assert headroom_report.state.total == 2000
+    assert headroom_report.state.reason == "predicted peaks of online workloads unknown: no increase"
+    look(headroom_report, clock, 60)
+    assert headroom_report.state.total == 0
 
 
 def test_what_was_promised_within_the_last_hour_survives_a_restart() -> None:

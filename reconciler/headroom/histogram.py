@@ -1,0 +1,109 @@
+"""A histogram of amounts that forgets: a sample counts half as much after each half-life. Pure.
+
+Samples are weighed by their time: one that is a half-life later counts twice as much, relative to a reference that
+moves along. So nothing has to be done while time passes, and all that a wrong time can do is to make samples count more
+or less: amounts and their order stay. Times are seconds on one clock that only grows (`Workload` has which).
+
+Source: Vertical Pod Autoscaler, decaying histogram; its checkpoint (whole weights up to 10,000).
+"""
+
+import math
+from array import array
+from typing import Annotated, Final, final
+
+from msgspec import Meta, Struct
+
+from reconciler.headroom.buckets import Buckets
+
+_FAR: Final = 16.0
+"""Half-lives after which the reference moves: weights stay far from the limits of a float."""
+_HEAVIEST: Final = 10_000
+"""Weight of the heaviest bucket in a row; a bucket of less than a 10,000th of it is left out."""
+_MOST_SAMPLES: Final = 1e9
+
+
+class HistogramRow(Struct, frozen=True, array_like=True):
+    """``samples``: how many the weight is worth at the time of the row. ``weights``: bucket, weight, bucket, ..."""
+
+    samples: Annotated[float, Meta(gt=0, le=_MOST_SAMPLES)]
+    weights: Annotated[tuple[Annotated[int, Meta(ge=0, le=_HEAVIEST)], ...], Meta(max_length=1024)]
+
+
+@final
+class DecayingHistogram:
+    """See the module's text."""
+
+    __slots__ = ("_buckets", "_half_life_s", "_reference_s", "_weights")
+
+    def __init__(self, buckets: Buckets, half_life_s: float) -> None:
+        self._buckets = buckets
+        self._half_life_s = half_life_s
+        self._reference_s: float | None = None
+        self._weights = array("d", bytes(8 * len(buckets)))
+
+    def add(self, amount: float, at_s: float, samples: float = 1.0) -> None:
+        """One sample, or as many of the same amount."""
+        self._weights[self._buckets.index(amount)] += samples * self._scale(at_s)
+
+    def samples(self, at_s: float) -> float:
+        """How many samples of this moment the whole weight is worth."""
+        if self._reference_s is None:
+            return 0.0
+        ages = (at_s - self._reference_s) / self._half_life_s
+        return min(_MOST_SAMPLES, sum(self._weights) * math.pow(2.0, -min(max(ages, -_FAR), 1000.0)))
+
+    def quantile(self, rank: float) -> float:
+        """The end of the bucket that has this part (0.0-1.0) of the weight below; 0 without a sample."""
+        weights = self._weights
+        total = sum(weights)
+        if total <= 0:
+            return 0.0
+        # From the largest amount down, as ranks are near to 1. The rounding error of sums is left out.
+        left = max((1 - rank), 1e-9) * total
+        # Zeros at the end are found by C code: most of the scale is above what one workload uses.
+        used = len(weights.tobytes().rstrip(b"\0"))
+        lowest = 0
+        for index in range(min(len(weights) - 1, used // 8), -1, -1):
+            if weights[index]:
+                lowest = index
+                left -= weights[index]
+                if left < 0:
+                    break
+        return self._buckets.end(lowest)
+
+    def row(self, at_s: float) -> HistogramRow | None:
+        """For the store; None without a sample that still counts."""
+        heaviest, samples = max(self._weights), self.samples(at_s)
+        if heaviest <= 0 or samples < 1e-6:
+            return None
+        pairs = ((index, round(weight / heaviest * _HEAVIEST)) for index, weight in enumerate(self._weights) if weight)
+        return HistogramRow(samples, tuple(number for pair in pairs if pair[1] for number in pair))
+
+    @classmethod
+    def restored(cls, row: HistogramRow, buckets: Buckets, half_life_s: float, at_s: float) -> "DecayingHistogram":
+        """The histogram of a row that was made at ``at_s``. Errors: `ValueError` for what no histogram writes."""
+        indices, weights = row.weights[::2], row.weights[1::2]
+        total = sum(weights)
+        if len(indices) != len(weights) or not total or not math.isfinite(row.samples):
+            raise ValueError("weights that belong to no buckets")
+        if list(indices) != sorted(set(indices)) or indices[-1] >= len(buckets):
+            raise ValueError("buckets out of order")
+        result = cls(buckets, half_life_s)
+        result._reference_s = at_s
+        for index, weight in zip(indices, weights, strict=True):
+            result._weights[index] = row.samples * weight / total
+        return result
+
+    def _scale(self, at_s: float) -> float:
+        """The weight of a sample of this moment. Moves the reference where it is too far behind."""
+        if self._reference_s is None:
+            self._reference_s = at_s
+        ages = (at_s - self._reference_s) / self._half_life_s
+        if ages > _FAR:
+            factor = 2.0**-ages if ages < 1000 else 0.0
+            for index, weight in enumerate(self._weights):
+                if weight:
+                    self._weights[index] = weight * factor
+            self._reference_s, ages = at_s, 0.0
+        # Before the reference by much: the clock cannot; a sample that counts nothing does no harm.
+        return math.pow(2.0, max(ages, -500.0))

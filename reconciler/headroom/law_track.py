@@ -1,0 +1,76 @@
+"""One law over a series of readings that are not of now: what it would have promised, and whether that was there. Pure.
+
+For comparing laws on one recording or on a made load. What BE work uses is a fact of the series: more of it, where a
+law promises more, is not in it.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from msgspec.structs import replace
+
+from reconciler.headroom import cpu as cpu_headroom
+from reconciler.headroom import memory as memory_headroom
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw, HeadroomSample
+from reconciler.headroom.memory import MemorySupply
+from reconciler.headroom.peaks import (
+    NodeReading,
+    PeakPrediction,
+    PodReading,
+    WorkloadPeaks,
+    cpu_left,
+    memory_left,
+)
+from reconciler.headroom.promises import NodePromises, PromiseHour, PromiseWindow
+from reconciler.headroom.smoothing import SmoothedAmount, available, step, step_below
+from reconciler.runtime.cooperative import all_steps
+from state.memory import NodeMemoryReading
+from state.model import Pools
+
+
+@final
+class LawTrack:
+    """See the module's text. Times: as those of `reconciler.headroom.peaks`."""
+
+    def __init__(self, config: HeadroomConfig, law: HeadroomLaw) -> None:
+        self.config: Final = replace(config, law=law)
+        self.hour = PromiseHour()
+        self.prediction: PeakPrediction | None = None
+        self._peaks = WorkloadPeaks()
+        self._cpu = SmoothedAmount()
+        self._memory = SmoothedAmount()
+        self._windows = PromiseWindow(), PromiseWindow()
+
+    def interrupted(self) -> None:
+        """The series has a gap: the readings before it are not of the same window; what was learned stays."""
+        self._cpu, self._memory = SmoothedAmount(), SmoothedAmount()
+
+    def add_cpu(self, sample: HeadroomSample, pools: Pools, at_s: float) -> None:
+        """One reading of the CPU."""
+        law = self.config.smoothing
+        if self.config.law is HeadroomLaw.HISTOGRAM:
+            left = None if self.prediction is None else cpu_left(self.prediction, pools)
+            self._cpu = step_below(self._cpu, (sample, cpu_headroom.limited(sample, left)), left, at_s, law)
+        else:
+            self._cpu = step(self._cpu, sample, at_s, law)
+        self._windows[0].add(self._cpu.total, available(sample))
+
+    def add_memory(self, supply: MemorySupply, node: NodeMemoryReading, at_s: float) -> None:
+        """One reading of memory."""
+        law = memory_headroom.smoothing_of(self.config)
+        if self.config.law is HeadroomLaw.HISTOGRAM:
+            reserve = memory_headroom.reserve_bytes(node, self.config)
+            left = None if self.prediction is None else memory_left(self.prediction, node, reserve)
+            self._memory = step_below(self._memory, (supply, memory_headroom.limited(supply, left)), left, at_s, law)
+        else:
+            self._memory = step(self._memory, supply, at_s, law)
+        self._windows[1].add(self._memory.total, available(supply))
+
+    def minute(self, pods: Sequence[PodReading], node: NodeReading, at_s: float, *, counted: bool) -> NodePromises:
+        """A minute is over. ``counted``: it is added to `hour`."""
+        if self.config.law is HeadroomLaw.HISTOGRAM:
+            self.prediction = all_steps(self._peaks.minute(pods, node, at_s))
+        promises = NodePromises(self.config.law.value, self._windows[0].minute(), self._windows[1].minute())
+        if counted:
+            self.hour.add(promises)
+        return promises
