@@ -20,6 +20,7 @@ from reconciler.control.cache_loop import CacheLoop
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.detectors.config import InterferenceConfig
+from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw
 from reconciler.placement.provision import CpiGains, PidConfig, ProvisionConfig, ProvisionPolicy, WaitGains
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.exclusive import ExclusiveConfig
@@ -152,6 +153,25 @@ async def test_memory_headroom_is_measured_by_a_component_of_its_own(live: LiveN
         report = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
         headroom: Any = dict(report.state(("headroom",)))["headroom"]
     assert 0 < headroom["memory"]["supply_bytes"] <= 8 << 30
+
+
+async def test_the_law_of_peaks_learns_from_the_pods_minutes_and_bounds_what_is_promised(live: LiveNode) -> None:
+    config = replace(live.config, headroom=HeadroomConfig(law=HeadroomLaw.HISTOGRAM))
+    with agent_on(live, config) as agent:
+        await live.look(agent)
+        online = sum(pod.pod_class.online for pod in agent.control.inventory.pods.values())
+        async with running(agent, "ticker"), running(agent, "workload peaks"):
+            await until(lambda: agent.control.inventory.node_memory is not None)
+            for _ in range(2):
+                await agent.accounts.minutes.sample()
+            await until(lambda: sum(agent.headroom.peaks.workloads().values()) > 0)
+            await until(lambda: agent.headroom.report.state.known_at is not None)
+        report = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        state: Any = dict(report.state(("headroom", "budget", "effect")))
+    assert agent.headroom.peaks.workloads() == {"known": 0, "cold": online}
+    assert state["headroom"]["law"]["cold"] == online
+    assert state["budget"]["headroom"].endswith(state["headroom"]["law"]["text"])
+    assert [hour["promises"]["laws"] for hour in state["effect"]] == [{"histogram": 1}]
 
 
 async def test_the_cpus_of_named_interrupts_reach_the_view_that_policies_get(live: LiveNode) -> None:
