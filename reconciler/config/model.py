@@ -111,7 +111,13 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(ge=1, le=3600, description="interval of the full reconciliation, with or without events", extra=_RESTART),
     ] = 30.0
     sample_s: Annotated[
-        float, Meta(ge=0.1, le=60, description="interval of the CPU usage readings", extra=_RESTART)
+        float,
+        Meta(
+            ge=0.1,
+            le=60,
+            description="interval of the CPU usage readings; twice it while BE work sleeps",
+            extra=_RESTART,
+        ),
     ] = 1.0
     nice: Annotated[
         int,

@@ -22,6 +22,7 @@ from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.policies.shared import ConfineMode
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.wakeup import beat_after
 from reconciler.runtime.workqueue import NODE
 from state.cpu import OwnerCpus
 from state.model import Container, ContainerKind, Phase, Pod, PodClass
@@ -58,7 +59,7 @@ class OwnerCheck:
         """Check until cancelled, twice in each period."""
         task_status.started()
         while True:
-            await trio.sleep(self._period_s() / 2)
+            await trio.sleep_until(beat_after(self._period_s() / 2))
             await self.check()
             if trio.current_time() >= self._limits_at:
                 self._limits_at = trio.current_time() + EVERY_S

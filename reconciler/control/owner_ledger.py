@@ -28,6 +28,7 @@ from reconciler.control.inventory import Inventory
 from reconciler.policies.base import containers_of, pod_asks
 from reconciler.policies.owner_shares import OwnerDemand, OwnersConfig, bonus_percent, fair_parts
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.wakeup import beat_after
 from reconciler.runtime.workqueue import TICK, DirtyKeys
 from state.eviction import EvictionCase, EvictionOutcome
 from state.model import Pod, PodClass
@@ -117,7 +118,7 @@ class OwnerLedger:
                     self._forget()
                 if not 0 <= self._wall() - self._saved_at < _SAVE_S:
                     await self.save()
-                await trio.sleep(INTERVAL_S)
+                await trio.sleep_until(beat_after(INTERVAL_S))
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
                 await self.save()

@@ -48,6 +48,11 @@ class QuotaLender:
         config = self._reconciler.policies.quota_turbo
         return config.interval_s if config.enabled and not self._nobody else None
 
+    @property
+    def has_customers(self) -> bool:
+        """Whether quota burst found containers that may borrow, at its last step."""
+        return bool(self.burst)
+
     def on_second(self, now: float) -> None:
         """Quota burst's step. The readings of groups and node are of this moment, or marked as old."""
         config = self._reconciler.policies.quota_burst

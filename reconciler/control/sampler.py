@@ -25,6 +25,7 @@ from reconciler.control.start_watch import StartWatch
 from reconciler.policies import idle_buffer
 from reconciler.policies.start_allowance import without_allowance
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.wakeup import beat_after
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.cpu import (
     ONLINE,
@@ -46,6 +47,10 @@ from state.pod_index import derived, index_of
 
 _LOG: Final = get_log("sampler")
 _ASLEEP_MILLI: Final = 20
+_CALM: Final = 2
+"""While BE work sleeps, a sample is due after so many intervals: when it wakes up, its law follows within 2 s. Until
+then its weight, its idle class and its quota hold.
+"""
 
 
 @final
@@ -133,11 +138,29 @@ class Sampler:
                 await slices.checkpoint()
             await self.harm.round(now)
             await self.daemons.round(now)
-            intervals = [self._sample_s, self.bursts.interval_s() or self._sample_s]
+            intervals = [_CALM * self._sample_s if self.is_calm else self._sample_s]
+            intervals += [burst_s] if (burst_s := self.bursts.interval_s()) is not None else []
             intervals += [config.interval_s] if fast else []
             intervals += [self.harm.interval_s(now)] if harmful else []
-            due = trio.current_time() + min(intervals)
+            due = beat_after(min(intervals))
             await trio.sleep_until(due)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no law needs each second's sample: BE work sleeps, nothing starts or is lent, all is readable."""
+        reconciler = self._reconciler
+        policies, plan = reconciler.policies, reconciler.plan
+        return (
+            plan is not None
+            and self.problem is None
+            and self.harm.state is None
+            and not self._reclaimed_works()
+            and not (plan.starts.pods or plan.starts.created)
+            and not self.bursts.has_customers
+            and not policies.node_daemons.enabled
+            and not (policies.be_memory.enabled and policies.be_memory.interval_s < _CALM * self._sample_s)
+            and not (policies.shared.enabled and policies.shared.measured)
+        )
 
     def _is_due(self, now: float) -> bool:
         """Whether the counters are wanted now: by the second's sample, the bursts, or to leave the idle buffer."""

@@ -21,6 +21,7 @@ from reconciler.control.reconciler import Reconciler
 from reconciler.control.record import NodeRecord
 from reconciler.headroom.report import HEADROOM, HeadroomState
 from reconciler.runtime.stints import in_worker
+from reconciler.runtime.wakeup import beat_after
 from state.model import Pod, Setting
 from state.plan import NodePlan
 from state.schema import ASSIGNMENTS, META, RUNNING, SETTINGS, UNRECORDED
@@ -79,7 +80,7 @@ class StateWriter:
         checked = trio.current_time()
         try:
             while True:
-                await self._holds.rows.urgent.wait(self._flush_s)
+                await self._holds.rows.urgent.wait_until(beat_after(self._flush_s))
                 if trio.current_time() - checked >= self._check_s:
                     checked = trio.current_time()
                     await self.check()

@@ -37,6 +37,7 @@ from reconciler.clients.token_life import LONGEST_TOKEN, TokenLife, life_of, tok
 from reconciler.runtime.format import clock, duration
 from reconciler.runtime.safe_files import FileRule, read_file
 from reconciler.runtime.stints import in_worker
+from reconciler.runtime.wakeup import beat_after
 from reconciler.runtime.whole_files import replace_file
 from state.model import SourceStatus
 
@@ -120,7 +121,7 @@ class ApiCredentials:
         while True:
             if self._due():
                 await self._renew()
-            await trio.sleep(_LOOK_S)
+            await trio.sleep_until(beat_after(_LOOK_S))
             self.look()
 
     def look(self) -> None:

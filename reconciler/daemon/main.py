@@ -39,6 +39,7 @@ from reconciler.runtime.stints import LoopTimer
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
 from reconciler.runtime.supervisor import Component, ComponentStatus, Supervisor
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
+from reconciler.runtime.wakeup import beat_after
 from reconciler.settings.binder import ConfigError
 from reconciler.sources.node import NodeEnvironment
 from reconciler.web import components as web
@@ -269,7 +270,7 @@ class Daemon:
             if busy is None or time.monotonic() - busy < _STUCK_S:
                 self.heartbeat.beat()
             logs.write_due()
-            await trio.sleep(_BEAT_S)
+            await trio.sleep_until(beat_after(_BEAT_S))
 
     def _statuses(self) -> list[ComponentStatus]:
         return list(self.supervisor.statuses.values()) if self.supervisor is not None else []

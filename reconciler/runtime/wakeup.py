@@ -9,9 +9,26 @@ announces is never lost. A wake-up carries no data: the work reads the state as 
 """
 
 import math
-from typing import final
+from typing import Final, final
 
 import trio
+
+BEAT_S: Final = 1.0
+"""Periodic tasks of the loop wake up together, at whole seconds of its clock."""
+
+
+def beat_after(seconds: float) -> float:
+    """When a periodic task that waits about so long is to work (trio's clock).
+
+    A wake-up of the loop costs as much as a short task's work (0.2 ms), so those of a second share one: the deadline is
+    the last whole second up to then, or the next one, if that is not half as far away. Waits of less than a second are
+    exact.
+    """
+    now = trio.current_time()
+    if seconds < BEAT_S:
+        return now + seconds
+    at = math.floor((now + seconds) / BEAT_S) * BEAT_S
+    return at if at - now >= seconds / 2 else at + BEAT_S
 
 
 @final

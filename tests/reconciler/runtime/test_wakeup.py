@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from reconciler.runtime.wakeup import WakeUp
+from reconciler.runtime.wakeup import WakeUp, beat_after
 
 
 class Worker:
@@ -137,3 +137,40 @@ async def test_two_waiting_tasks_are_a_mistake(nursery: trio.Nursery, autojump_c
     with pytest.raises(RuntimeError, match="two tasks wait"):
         await wake.wait()
     nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("now", "seconds", "due"),
+    [
+        (10.0, 1.0, 11.0),
+        (10.3, 1.0, 11.0),
+        (10.6, 1.0, 12.0),
+        (10.6, 2.0, 12.0),
+        (10.3, 10.0, 20.0),
+        (10.9, 2.5, 13.0),
+        (10.3, 0.1, 10.4),
+        (10.3, 0.99, 11.29),
+    ],
+)
+async def test_periodic_tasks_work_at_whole_seconds(
+    autojump_clock: trio.testing.MockClock, now: float, seconds: float, due: float
+) -> None:
+    autojump_clock.jump(now)
+    assert beat_after(seconds) == pytest.approx(due)
+
+
+async def test_tasks_of_a_second_share_one_wake_up(autojump_clock: trio.testing.MockClock) -> None:
+    del autojump_clock
+    wakes: set[float] = set()
+
+    async def task(offset_s: float, seconds: float) -> None:
+        await trio.sleep(offset_s)
+        while True:
+            await trio.sleep_until(beat_after(seconds))
+            wakes.add(trio.current_time())
+
+    with trio.move_on_after(30.5):
+        async with trio.open_nursery() as nursery:
+            for offset_s, seconds in ((0.1, 1.0), (0.45, 1.0), (0.7, 2.0), (0.9, 5.0), (0.2, 10.0)):
+                nursery.start_soon(task, offset_s, seconds)
+    assert wakes == {float(second) for second in range(1, 31)}
