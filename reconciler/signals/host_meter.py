@@ -147,7 +147,7 @@ class HostMeter:
         self._tick_hz, self._page_bytes = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         self._found: dict[str, HostGroupsFound] = {}
         self._parts: dict[str, _Part] = {}
-        self._users: dict[str, int | None] = {}
+        self._users: dict[str, tuple[range, ...]] = {}
         self._cpus: dict[str, CpuSet] = {}
         self._find_at = self._find_users_at = float("-inf")
 
@@ -218,14 +218,14 @@ class HostMeter:
     async def _find_users(self, now: float, slices: TimeSlice) -> None:
         self._find_users_at = now + _FIND_USERS_S
         self._users = {
-            name: self._processes.uid(pattern)
+            name: self._processes.uids(pattern)
             for name, (kind, pattern) in self._matches.items()
             if kind is HostKind.USER
         }
-        uids = {uid for uid in self._users.values() if uid is not None}
-        found = await self._processes.of_users(uids, self._most, slices) if uids else {}
-        for name, uid in self._users.items():
-            started, total = found[uid] if uid is not None else ({}, 0)
+        users = {name: uids for name, uids in self._users.items() if uids}
+        found = await self._processes.of_users(users, self._most, slices) if users else {}
+        for name in self._users:
+            started, total = found.get(name, ({}, 0))
             self._lists.known[name] = _Listing(dict(started), total, float("inf"))
             self._cpus[name] = self._where(started)
 
@@ -302,7 +302,7 @@ class HostMeter:
 
     def _problem(self, name: str, kind: HostKind, read: int, matched: int, listed: Sequence[_Listing]) -> str | None:
         if kind is HostKind.USER:
-            if self._users.get(name) is None:
+            if not self._users.get(name):
                 return "no such user in /etc/passwd"
             total = sum(known.total for known in listed)
             if not total:

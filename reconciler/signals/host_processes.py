@@ -2,14 +2,14 @@ r"""The processes of host workloads: of their groups, or of a user wherever they
 
 A user's process is a pod's where its group is below the resolved group of all pods. Below a group that only has that
 name it is the user's: only root can put a process into the kubelet's own tree, and any user with a subtree can
-name a group as he likes.
+name a group as he likes. The user ids that /etc/subuid gives a user are his, too: any process of his may take them.
 
 A listed process is identified by its pid and start time: with another start time it is another process, and no
-longer counted. Source: proc(5) (/proc/PID/stat, status and cgroup); the kernel escapes line ends in a process' name,
-and no other control character: lines end at ``\n`` alone.
+longer counted. Source: proc(5) (/proc/PID/stat, status and cgroup), subuid(5); the kernel escapes line ends in a
+process' name, and no other control character: lines end at ``\n`` alone.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits, read_file
@@ -26,6 +26,7 @@ _DIRECTORIES: Final = 64
 """Groups inside one group."""
 _DEEPEST: Final = 6
 _PASSWD: Final = 1 << 20
+_RANGES: Final = 16
 _STAT_FIELDS: Final = 22
 """After the name in parentheses: state is the first, resident pages the 22nd."""
 
@@ -93,6 +94,19 @@ def parse_passwd(text: str, name: str) -> int | None:
     return None
 
 
+def parse_subuid(text: str, owner: Collection[str]) -> tuple[range, ...]:
+    """The user ids that /etc/subuid gives a user; ``owner``: his name and his uid. Other lines are left out."""
+    ranges: list[range] = []
+    for line in text.split("\n"):
+        name, _, rest = line.partition(":")
+        first, _, count = rest.partition(":")
+        start, length = digits(first), digits(count)
+        # 0 is root's: no range may have it, whatever a damaged file says.
+        if name in owner and start and length and len(ranges) < _RANGES:
+            ranges.append(range(start, start + length))
+    return tuple(ranges)
+
+
 @final
 class HostProcesses:
     """Lists processes. Errors: none; what ends meanwhile is not listed."""
@@ -105,15 +119,20 @@ class HostProcesses:
         self.outside = False
         """Some process was listed as 0: it cannot be named from here."""
 
-    def uid(self, name: str) -> int | None:
-        """Of a user's name or number; None: the node has no such user. No directory service is queried."""
-        if (number := digits(name)) is not None:
-            return number
+    def uids(self, name: str) -> tuple[range, ...]:
+        """Of a user's name or number; empty: the node has no such user. No directory service is queried."""
+        uid = digits(name)
+        if uid is None:
+            uid = parse_passwd(self._text("etc/passwd"), name)
+        if uid is None:
+            return ()
+        return range(uid, uid + 1), *parse_subuid(self._text("etc/subuid"), {name, str(uid)})
+
+    def _text(self, file: str) -> str:
         try:
-            text = read_file(f"{self._root}/etc/passwd", _PASSWD).decode(errors="replace")
+            return read_file(f"{self._root}/{file}", _PASSWD).decode(errors="replace")
         except OSError:
-            return None
-        return parse_passwd(text, name)
+            return ""
 
     async def of_group(self, directory: str, most: int, slices: TimeSlice) -> dict[int, int]:
         """Start times by pid of the processes of a group and of all below it, at most so many."""
@@ -126,18 +145,28 @@ class HostProcesses:
             await slices.checkpoint()
         return pids
 
-    async def of_users(self, uids: Collection[int], most: int, slices: TimeSlice) -> dict[int, "UserProcesses"]:
-        """By uid: the processes, in the order of their pids, at most so many of each. Pods' are left out."""
-        found = {uid: UserProcesses({}, 0) for uid in uids}
+    async def of_users(
+        self, users: Mapping[str, Sequence[range]], most: int, slices: TimeSlice
+    ) -> dict[str, "UserProcesses"]:
+        """By user: the processes, in the order of their pids, at most so many of each. Pods' are left out."""
+        found = {name: UserProcesses({}, 0) for name in users}
         try:
-            names = self._files.groups(self.proc, 2 * _SCANNED)
+            listed = self._files.groups(self.proc, 2 * _SCANNED)
         except OSError:
             return found
-        pids = sorted(pid for name in names if (pid := digits(name)) is not None)
+        # By the two ids of a process; a machine has few different ones.
+        owners: dict[tuple[int, ...], list[str]] = {}
+        pids = sorted(pid for word in listed if (pid := digits(word)) is not None)
         for pid in pids[:_SCANNED]:
             await slices.checkpoint()
             status = self.status(pid)
-            mine = [uid for uid in set(status.uids) if uid in found] if status is not None else []
+            if status is None:
+                continue
+            if status.uids not in owners:
+                owners[status.uids] = [
+                    name for name, ranges in users.items() if any(uid in part for part in ranges for uid in status.uids)
+                ]
+            mine = owners[status.uids]
             if not mine:
                 continue
             try:
@@ -146,11 +175,11 @@ class HostProcesses:
             except OSError:
                 continue
             stat = self.stat(pid)
-            for uid in mine:
-                known = found[uid]
+            for name in mine:
+                known = found[name]
                 if stat is not None and len(known.started) < most:
                     known.started[pid] = stat.started
-                found[uid] = UserProcesses(known.started, known.total + 1)
+                found[name] = UserProcesses(known.started, known.total + 1)
         return found
 
     def stat(self, pid: int) -> HostProcessStat | None:

@@ -927,6 +927,12 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (),
         b"root:x:0:0::/:\nci:x:1001:1001::/:\n",
     ),
+    of_text(
+        "reconciler.signals.host_processes:parse_subuid",
+        lambda text: host_processes.parse_subuid(text, {"ci"}),
+        (),
+        b"ci:100000:65536\n1001:200000:10\n",
+    ),
     of_json("reconciler.signals.host_groups:read_docker_name", host_groups.read_docker_name, VALUE, b'{"Name":"/web"}'),
     of_text("reconciler.signals.runqueue:parse_schedstat", runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
     of_text(

@@ -76,14 +76,17 @@ def test_a_user_is_found_in_passwd_alone(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text(text)
     processes = HostProcesses("/kubepods", REAL, str(tmp_path))
-    assert (processes.uid("ci"), processes.uid("77"), processes.uid("no")) == (1001, 77, None)
+    (tmp_path / "etc/subuid").write_text("ci:100000:65536\n1001:300000:5\nother:1:9\nci:0:9\nci:x:1\nci:7\n")
+    assert processes.uids("ci") == (range(1001, 1002), range(100000, 165536), range(300000, 300005))
+    assert (processes.uids("77"), processes.uids("no")) == ((range(77, 78),), ())
 
 
 def of_users(tree: Tree, *uids: int, most: int = 10) -> dict[int, UserProcesses]:
     processes = HostProcesses("/kubepods", REAL, str(tree.root))
 
     async def run() -> dict[int, UserProcesses]:
-        return await processes.of_users(uids, most, TimeSlice())
+        users = {str(uid): [range(uid, uid + 1), range(100 * uid, 100 * uid + 5)] for uid in uids}
+        return {int(name): found for name, found in (await processes.of_users(users, most, TimeSlice())).items()}
 
     return trio.run(run)
 
@@ -97,10 +100,12 @@ def test_a_users_processes_are_found_wherever_they_are_but_in_pods(tmp_path: Pat
     tree.proc("14/status", status_text(uid=0, effective=7))
     tree.proc("14/stat", stat_text())
     tree.proc("14/cgroup", V1.format("/"))
+    # In a user namespace of his own, as one of the ids that /etc/subuid gives him.
+    put(tree, 16, uid=704)
     # It ended in between.
     tree.proc("15/status", status_text())
-    assert of_users(tree, 7, 99) == {7: ({10: 500, 11: 500, 14: 500}, 3), 99: ({}, 0)}
-    assert of_users(tree, 7, most=2) == {7: ({10: 500, 11: 500}, 3)}
+    assert of_users(tree, 7, 99) == {7: ({10: 500, 11: 500, 14: 500, 16: 500}, 4), 99: ({}, 0)}
+    assert of_users(tree, 7, most=2) == {7: ({10: 500, 11: 500}, 4)}
 
 
 def test_a_groups_processes_are_those_below_it_too_and_their_number_is_bounded(tmp_path: Path) -> None:
