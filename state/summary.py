@@ -53,6 +53,7 @@ def budget_facts(plan: NodePlan, cpu: NodeCpu | None) -> dict[str, object]:
             "online_milli": cpu.online_milli,
             "reclaimed_milli": cpu.reclaimed_milli,
             "system_milli": cpu.system_milli,
+            "host_be_milli": cpu.host_be_milli,
         }
     return {
         "budget_milli": pools.budget_milli,

@@ -236,6 +236,8 @@ def _budget(facts: TopFacts, signs: Glyphs) -> Iterator[Cell]:
         return
     yield f"used {fmt.cpus(be)}"
     others = f"  online {fmt.cpus(used.get('online_milli'))}  system {fmt.cpus(used.get('system_milli'))}"
+    if hosts := used.get("host_be_milli"):
+        others += f" (BE host workloads {fmt.cpus(hosts)})"
     yield StyledText(others, "dim")
 
 

@@ -225,11 +225,10 @@ def _unknown_since(now: float, age: float | None, previous: Pools | None) -> flo
 def _reason(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig) -> str:
     used = max(0, cpu.online_milli + cpu.system_milli)
     elsewhere = min(used, _elsewhere(cpu, outside))
+    # As much of the BE budget as they use is not the BE pods', whose bounds alone can hold it.
+    hosts = f" ({fmt.cpus(cpu.host_be_milli)} by BE host workloads)" if cpu.host_be_milli else ""
     text = (
         f"target {fmt.percent(config.limit_percent)} of {fmt.plural(len(counted), 'CPU')} - "
-        f"{fmt.cpus(cpu.system_milli)} used by system - {fmt.cpus(cpu.online_milli)} online"
+        f"{fmt.cpus(cpu.system_milli)} used by system{hosts} - {fmt.cpus(cpu.online_milli)} online"
     )
-    if cpu.host_be_milli:
-        # As much of the BE budget as they use is not the BE pods': the bound can hold these alone.
-        text += f" ({fmt.cpus(cpu.host_be_milli)} of system by BE host workloads)"
     return f"{text} + {fmt.cpus(elsewhere)} of that on other CPUs" if elsewhere else text

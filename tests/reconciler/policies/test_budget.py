@@ -106,6 +106,12 @@ def test_the_reason_has_the_use_that_is_credited_and_from_when_the_budget_rises(
 
     law = "target 65 % of 6 CPUs - 0.00 used by system - 2.50 online + 2.00 of that on other CPUs"
     assert reason(None) == law
+    assert next_budget(
+        node(cpu=replace(use, host_be_milli=700, busy_milli=use.busy_milli + 700), now=1000.0),
+        *(counted, None, CONFIG),
+        outside=outside,
+        ceiling=8000,
+    ).reason == law.replace("0.00 used by system", "0.70 used by system (0.70 by BE host workloads)")
     assert reason(3200) == f"{law}; raised when that is at least 3.52 CPU"
     assert budget_control(counted, use, outside, CONFIG) == 3400
 
