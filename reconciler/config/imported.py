@@ -16,7 +16,7 @@ import msgspec
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
-from reconciler.config import node_layer
+from reconciler.config import host_applications, node_layer
 from reconciler.config.load import Loaded
 from reconciler.config.mapping import KATALYST, KOORDINATOR, VOLCANO, Leaf, Source
 from state.printable import printable
@@ -63,8 +63,11 @@ _OTHER_NODES: Final = ("nodeStrategies[]", "nodeConfigs[]", "nodesConfig[]")
 def imported(document: object) -> Imported:
     """The configuration of one object. Errors: `InputError` for an object that is none of these, or too large."""
     source, config, problems = _recognized(document)
+    hosts = config.pop(host_applications.KEY, None) if source is KOORDINATOR and isinstance(config, dict) else None
+    entries, left = host_applications.applications(hosts)
     found = accounted(source, values_of(config))
-    return Imported(found.source, found.settings, (*problems, *found.left))
+    settings = (*found.settings, *(ImportedSetting(*entry) for entry in entries))
+    return Imported(found.source, settings, (*problems, *left, *found.left))
 
 
 def values_of(config: object) -> Iterator[FoundValue]:
@@ -123,7 +126,9 @@ def _one_value_each(settings: Iterable[ImportedSetting]) -> tuple[tuple[Imported
 
 def fitting(found: Imported) -> Imported:
     """Without the settings that our configuration refuses, each named with the reason. Errors: none."""
-    layer = node_layer.layered(Loaded(), {item.setting: (item.text, item.origin) for item in found.settings})
+    # Entries of a map are checked where they are made.
+    checked = [item for item in found.settings if not item.setting.startswith("host_workloads.")]
+    layer = node_layer.layered(Loaded(), {item.setting: (item.text, item.origin) for item in checked})
     kept = tuple(item for item in found.settings if item.setting not in layer.refused)
     refused = (item for item in found.settings if item.setting in layer.refused)
     out = (f"{item.origin}: {item.setting}: {layer.refused[item.setting]}" for item in refused)
@@ -173,7 +178,10 @@ def _recognized(document: object) -> tuple[Source, object, list[str]]:
     first = parts.get("colocation-config")
     if isinstance(first, dict) and ("globalConfig" in first or "nodesConfig" in first):
         return VOLCANO, first, problems
-    if any(name in parts for name in ("colocation-config", "resource-threshold-config", "resource-qos-config")):
+    if any(
+        name in parts
+        for name in ("colocation-config", "resource-threshold-config", "resource-qos-config", host_applications.KEY)
+    ):
         return KOORDINATOR, parts, problems
     raise InputError(
         "the ConfigMap", ", ".join(map(str, list(data)[:4])) or "no data", "colocation-config and the like"

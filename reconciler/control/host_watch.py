@@ -21,7 +21,7 @@ _EVERY_S: Final = 1.0
 
 @final
 class HostWatch:
-    """See the module's text. Its readings are in the inventory; there are none while nothing is measured."""
+    """A component. Its readings are in the inventory; there are none while nothing is measured."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ def fair_shares(wanted: Mapping[str, int], most: int) -> dict[str, int]:
 
 @final
 class HostGroupFinder:
-    """See the module's text."""
+    """Searches the groups of entries; remembers the names of docker's containers."""
 
     def __init__(self, hierarchy: Hierarchy, kubepods: str, files: FileOps, root: str = "/") -> None:
         """``kubepods``: the path of all pods' group. ``root``: the prefix of all paths."""

@@ -105,7 +105,7 @@ class _Lists:
 
 @final
 class HostMeter:
-    """See the module's text. For one configuration of the entries."""
+    """Finds, lists and reads the host workloads of one configuration; `read` once a second."""
 
     def __init__(
         self,
