@@ -52,6 +52,10 @@ class ConfigInForce:
         """What of the control plane's settings counts, and what does not; for the state document."""
         return {} if self._settings is None else self._settings.facts()
 
+    def settings_left(self) -> tuple[str, ...]:
+        """The values of the control plane that are not taken, each with its reason."""
+        return () if self._settings is None else self._settings.left
+
     def _composed(self) -> Config:
         config, self._settings = self.loaded.config, None
         if config.apiserver.node_settings is not NodeSettings.OFF:

@@ -342,8 +342,12 @@ class Daemon:
 
     def _use_node_settings(self, kept: "KeptSettings | None") -> None:
         """The control plane's settings of this node are others: as a reload, but the files are not read again."""
-        before = self.config
-        if not self.in_force.use_node_settings(kept):
+        before, left = self.config, self.in_force.settings_left()
+        is_other = self.in_force.use_node_settings(kept)
+        if (now := self.in_force.settings_left()) != left and self.agent is not None:
+            text = f"{plural(len(now), 'value')} not taken: bypassctl config explain apiserver.node_settings"
+            self.agent.record.notes.settings([text], "the control plane's settings")
+        if not is_other:
             return
         config, agent = self.config, self.agent
         assert agent is not None

@@ -1,7 +1,7 @@
 """Reads the control plane's settings of this node, keeps the last ones, and reports a change.
 
 Each object is requested once a minute: at most 120 requests an hour of Koordinator (Node and NodeSLO), 60 of Katalyst
-(its CustomNodeConfig; the AdminQoSConfiguration only after a change). After a failure the interval doubles, to ten
+(its CustomNodeConfig; the AdminQoSConfiguration only after a change). After a failure the interval doubles, to five
 minutes. An object that cannot be read keeps its last values, and so do all of them after a restart without an API
 server. With another control plane in the configuration the last values stay until the first complete answer of it; with
 ``off`` they are removed at once.
@@ -36,7 +36,7 @@ NAME: Final = "node settings"
 PERIOD_S: Final = 60.0
 _SPREAD: Final = 0.2
 """Nodes that start together request at different times. The interval only grows by it."""
-_LONGEST_S: Final = 600.0
+_LONGEST_S: Final = 300.0
 _NOT_INSTALLED_S: Final = 300.0
 """A group of kinds that the API server does not know costs a second request each time."""
 _NO_KIND: Final = " (its kind is not installed)"

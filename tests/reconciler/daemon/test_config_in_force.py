@@ -9,11 +9,14 @@ from reconciler.config.load import load, value_at
 from reconciler.config.model import AgentMode
 from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
 from reconciler.control.event_notes import EventNotes
+from reconciler.daemon import main
 from reconciler.daemon.config_in_force import ConfigInForce
 from reconciler.daemon.node_settings import changes
 from state.entry import LedgerEvent
 from state.schema import META, NODE_SETTINGS
 from state.store import Store, StoreBatch
+from tests.fakes.livenode import LiveNode
+from tests.reconciler.daemon.test_wiring import MEMINFO, agent_on
 
 LIMIT = "policies.reclaimed.budget.limit_percent"
 FORM = "policies.reclaimed.form"
@@ -126,3 +129,27 @@ def test_an_event_names_every_setting_and_is_bounded() -> None:
     assert [row for text in texts for row in text.removeprefix("why: ").split("; ")] == rows
     notes.settings([], "why")
     assert len([event for event in events if event.kind == "settings"]) == len(texts)
+
+
+def test_a_change_is_like_a_reload_but_does_not_end_a_restore(files: Files, tmp_path: Path) -> None:
+    files.write("mode: enforce\n")
+    daemon = main.Daemon(load(str(files.path)))
+    live = LiveNode(tmp_path / "node")
+    live.put("proc/meminfo", MEMINFO)
+    with agent_on(live) as agent:
+        daemon.agent = agent
+        daemon._use_node_settings(kept(55))
+        modes = [agent.mode.enforce]
+        assert value_at(agent.config, LIMIT) == 55
+        agent.commands.set_enforce(enforce=False)
+        daemon._use_node_settings(kept(0))
+        modes.append(agent.mode.enforce)
+        assert modes == [True, False]
+        assert value_at(agent.config, LIMIT) != 55
+        noted = [event.reason for event in agent.record.ledger.events_after(0) if event.kind == "settings"]
+        text = "the control plane's settings: "
+        assert noted == [
+            f"{text}{LIMIT} 65 -> 55; {FORM} both -> quota",
+            f"{text}1 value not taken: bypassctl config explain apiserver.node_settings",
+            f"{text}{LIMIT} 55 -> 65",
+        ]
