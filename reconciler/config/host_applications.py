@@ -27,7 +27,7 @@ _LONGEST: Final = 64
 _NOTE: Final = "measured, and nothing is written to it"
 
 
-class _RefusedError(Exception):
+class _NoEntryError(Exception):
     """The application becomes no entry; the text has the reason."""
 
 
@@ -56,7 +56,7 @@ def applications(value: object) -> tuple[list[HostLine], list[str]]:
             break
         try:
             name, lines = _entry(item, origin, settings)
-        except _RefusedError as exc:
+        except _NoEntryError as exc:
             left.append(f"{origin}: no counterpart: {printable(str(exc), 200)}")
         else:
             settings[name] = lines
@@ -64,33 +64,33 @@ def applications(value: object) -> tuple[list[HostLine], list[str]]:
 
 
 def _entry(item: object, origin: str, known: Container[str]) -> tuple[str, list[HostLine]]:
-    """Errors: `_RefusedError` with the reason why it becomes none."""
+    """Errors: `_NoEntryError` with the reason why it becomes none."""
     if not isinstance(item, Mapping):
-        raise _RefusedError("expected an object")
+        raise _NoEntryError("expected an object")
     name = _OTHER.sub("-", str(item.get("name") or ""))[:_LONGEST]
     if not name:
-        raise _RefusedError("it has no name")
+        raise _NoEntryError("it has no name")
     if name in known:
-        raise _RefusedError(f"host_workloads has an entry {name} already")
+        raise _NoEntryError(f"host_workloads has an entry {name} already")
     role = _ROLES.get(str(item.get("qos")))
     if role is None:
-        raise _RefusedError(
+        raise _NoEntryError(
             f"QoS {str(item.get('qos'))[:_LONGEST]!r} is neither online nor BE; system use is counted as such"
         )
     place = item.get("cgroupPath")
     if not isinstance(place, Mapping):
-        raise _RefusedError("it has no cgroupPath")
+        raise _NoEntryError("it has no cgroupPath")
     base = str(place.get("base") or "CgroupRoot")
     if base != "CgroupRoot":
-        raise _RefusedError(f"its group is below {base[:_LONGEST]}: what is in the kubelet's groups is of the pods")
+        raise _NoEntryError(f"its group is below {base[:_LONGEST]}: what is in the kubelet's groups is of the pods")
     parts = [part for part in _parts(place) if part]
     match = f"cgroup:/{'/'.join(parts)}"
     if _GLOB.search(match):
-        raise _RefusedError("its path has signs of a glob")
+        raise _NoEntryError("its path has signs of a glob")
     try:
         parse_match(match)
     except ValueError as exc:
-        raise _RefusedError(str(exc)) from exc
+        raise _NoEntryError(str(exc)) from exc
     return name, [
         HostLine(f"host_workloads.{name}.match", match, f"{origin}.cgroupPath", ""),
         HostLine(f"host_workloads.{name}.counts_as", role.value, f"{origin}.qos", _NOTE),
