@@ -1,4 +1,4 @@
-"""Tests that failed beside others run once more, alone on the machine: what fails twice fails `make test`.
+"""Tests that failed beside others run again, alone on the machine: what fails twice fails `make test`.
 
 The parts of `make test` share the processors, so a daemon under test can miss a deadline that it keeps alone. Such
 a test is to be mended, so the end of the run names it; whether the tree is sound is decided by its second run. More

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from trio.testing import MockClock
 
 # How fast examples are made says something about the machine, which others share, and nothing about the code.
-# The same examples each time: whoever changes nothing breaks nothing. `make search` looks for new ones.
+# The same examples each time: without a change nothing breaks. `make search` looks for new ones.
 from cgroupfs.log import ROOT
 from reconciler.settings import schema
 from tests.fakes.threadclock import thread_clock
@@ -31,7 +31,7 @@ settings.load_profile("shared machine")
 # read. A daemon reads one, and does not keep it.
 mock.patch.object(schema, "type_info", cache(msgspec.inspect.type_info)).start()
 
-# Child interpreters keep their byte code, as a node's do: without it each one compiles every module anew. A read-only
+# Child interpreters keep their byte code, as a node's do: without it each one compiles every module again. A read-only
 # tree (the virtual machine's) was compiled before it was packed.
 if os.access(__file__, os.W_OK):
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,4 +1,4 @@
-"""How late a trio loop's timers come, and what of that is the program's own doing."""
+"""How late a trio loop's timers are, and what of that is the program's own doing."""
 
 import threading
 from pathlib import Path
@@ -9,7 +9,7 @@ import trio
 class Lag:
     """Measures the loop that it is made in. Seconds.
 
-    ``ours`` leaves out the wait for a CPU that somebody else had, which a busy machine adds to everything: it is what
+    ``ours`` leaves out the wait for a CPU that another program had, which a busy machine adds to everything: it is what
     work on the loop cost, and threads of ours that held the interpreter.
     """
 

@@ -26,7 +26,7 @@ def needed(program: str) -> str:
 def test_systemd_understands_every_line_of_the_unit(tmp_path: Path) -> None:
     verify = needed("systemd-analyze")
     unit = tmp_path / "bypassd.service"
-    # The program of the test's machine stands for the installed one.
+    # The program of the test's machine is used as the installed one.
     unit.write_text(UNIT.replace("/opt/bypassd/bin/bypassd", "/bin/true"))
     done = subprocess.run([verify, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -60,7 +60,7 @@ def test_the_unit_is_notified_watched_reloaded_and_not_restarted_into_a_wall() -
 
 
 def sets_of_calls() -> dict[str, set[str]]:
-    """What systemd's groups of system calls stand for, each with the groups inside it resolved."""
+    """What systemd's groups of system calls contain, each with the groups inside it resolved."""
     analyze = needed("systemd-analyze")
     done = subprocess.run([analyze, "syscall-filter", "--no-pager"], capture_output=True, text=True, check=False)
     texts: dict[str, set[str]] = {}
@@ -106,7 +106,7 @@ def allowed(text: str, *, unknown: frozenset[str] = frozenset()) -> set[str]:
 
 
 def drop_in(document: str) -> str:
-    """The one that a document shows, as it stands there."""
+    """The one that a document shows, unchanged."""
     text = (DEPLOY.parent / "docs" / document).read_text()
     (result,) = re.findall(r"```ini\n# /etc/systemd/system/bypassd\.service\.d/[\w-]+\.conf\n(.*?)```", text, re.DOTALL)
     return str(result)

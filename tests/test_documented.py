@@ -59,7 +59,7 @@ def paths(section: Schema, *above: str) -> Iterator[tuple[str, ...]]:
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
 def test_every_setting_that_a_document_names_by_its_sections_exists(path: Path) -> None:
     whole = set(paths(section_of(Config)))
-    # A document about one section leaves out what is above it; NAME also stands for each section of one kind.
+    # A document about one section leaves out what is above it; NAME also means each section of one kind.
     known = {way[start:] for way in whole for start in range(len(way))}
     sections = {way[0] for way in whole if len(way) > 1} | {way[1] for way in whole if way[0] == "policies" and way[1:]}
     sections -= {"memory", "cache", "disk"}  # the kernel's files and signals

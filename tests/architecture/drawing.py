@@ -1,9 +1,9 @@
 """Draws the rooms of the program and the imports between them, as SVG text.
 
-Rooms are the packages under ``reconciler`` and the three below it. An arrow goes from a room to one that it imports; an
-arrow is left out where a longer way of arrows has the same ends, as the ways then tell the same order with a quarter
+Rooms are the packages under ``reconciler`` and the three below it. An arrow is from a room to one that it imports; an
+arrow is left out where a longer way of arrows has the same ends, as the ways then give the same order with a quarter
 of the lines. Rooms are in rows, each above all that it imports. An arrow over several rows has a place of its own
-in each row between, so that none goes through a box. Everything is read from the checkout: a test compares the
+in each row between, so that none crosses a box. Everything is read from the checkout: a test compares the
 file with what this module draws.
 
 The rows, and the order in them, are those of a layered drawing (Sugiyama's method): longest ways first, then

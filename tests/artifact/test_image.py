@@ -125,7 +125,7 @@ def daemon_set(containerd_node: Node, tmp_path: Path) -> Iterator[DaemonSetPod]:
     finally:
         if pod.spec.uid in node.pods:
             node.remove_pod(node.pods[pod.spec.uid])
-        # Lazily: containers have come and gone below it.
+        # Lazily: containers were made and removed below it.
         for path in (node.kubelet_root, node.containerd.state):
             subprocess.run(["umount", "--lazy", path], check=True)
 

@@ -1,6 +1,6 @@
 """What the daemon costs beside BE work that uses every CPU: by preset and by component, in turns within one run.
 
-The spinners have little weight against the rest of the machine, so that its other work goes on.
+The spinners have little weight against the rest of the machine, so that its other work continues.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What judging costs: CPU time of the brain's passes over made-up pods with every signal that the shipped rules want.
 
 Two thirds of the pods are online. All signals are there and move a little, each sample is of its own moment, so that no
-pass is cheaper than a real one; cycles come once a minute and caches each ten seconds, as their readers have them.
+pass is cheaper than a real one; cycles are read once a minute and caches each ten seconds, as their readers have them.
 """
 
 import io

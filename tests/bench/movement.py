@@ -1,6 +1,6 @@
 """Random lives of pools on one machine, packed by ours and from scratch in name order: who moves how much.
 
-A life is a sequence of events: a pool comes, goes, grows or shrinks, a pod gets CPUs of its own out of the pools' or
+A life is a sequence of events: a pool is made, ends, grows or shrinks, a pod gets CPUs of its own out of the pools' or
 gives them back. Names are random, so that the order of names is not the order of arrival. Both packers get the same
 sizes, and each is measured against what it had itself before.
 
@@ -43,7 +43,7 @@ EVENTS: Final = 40
 
 
 class Event(NamedTuple):
-    """What both packers are asked for."""
+    """The input of both packers."""
 
     sizes: Mapping[str, int]
     free: CpuSet

@@ -59,7 +59,7 @@ def test_a_pipe_is_refused_at_once_and_read_only_where_it_is_meant(tmp_path: Pat
     writer.start()
     writer.join()
     inside = os.open(path, os.O_WRONLY)
-    # The end of the pipe comes when nobody can write any more.
+    # The pipe ends when it has no writer.
 
     def end() -> None:
         os.close(number)

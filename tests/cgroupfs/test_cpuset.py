@@ -158,7 +158,7 @@ def test_this_kernel_reads_and_prints_lists_the_same_way() -> None:
         for text in REFUSED:
             assert written(directory, text) is None, text
 
-        # Blanks are left out: the kernel also takes them for commas, and ends at a newline, which nobody should use.
+        # Blanks are left out: the kernel also takes them for commas, and ends at a newline, which should not be used.
         @settings(max_examples=400, deadline=None)
         @given(
             st.text("01,-:/", max_size=12) | st.frozensets(st.sampled_from(list(allowed))).map(lambda s: str(CpuSet(s)))

@@ -26,7 +26,7 @@ def process(
     uids: str = "0 0 0 0",
     spaces: tuple[str, ...] = (),
 ) -> None:
-    """Write what /proc tells of one process. ``spaces``: namespaces that it does not share with process 1."""
+    """Write what /proc has of one process. ``spaces``: namespaces that it does not share with process 1."""
     for number in {1, pid}:
         for name in ("user", "mnt", "pid"):
             link = root / "proc" / str(number) / "ns" / name

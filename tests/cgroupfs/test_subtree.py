@@ -1,4 +1,4 @@
-"""One group with all below it, on this machine's kernel: told apart by inode, looked into, stopped and let go."""
+"""One group with all below it, on this machine's kernel: identified by inode, read, frozen and thawed."""
 
 import os
 import signal

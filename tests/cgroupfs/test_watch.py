@@ -44,7 +44,7 @@ async def quiet(watcher: DirWatcher[str]) -> bool:
 
 
 class Kernel:
-    """Stands for inotify's limits: refuses with an errno while ``refuse`` is set, and counts the attempts."""
+    """Simulates inotify's limits: refuses with an errno while ``refuse`` is set, and counts the attempts."""
 
     def __init__(self, watcher: DirWatcher[str]) -> None:
         self.refuse = 0
@@ -132,7 +132,7 @@ async def test_a_removed_cgroup_keeps_its_watch_until_it_is_taken_away(watcher: 
         ("parent", False),
         ("parent", True),
     ]
-    # Kernels from 2026 on may tell; the ones that do not must not leak.
+    # Kernels from 2026 on may report it; others must not leak.
     if not any(event.ended for event in events):
         assert kernel_watches(watcher) == 2
     watcher.remove(pod)

@@ -35,7 +35,7 @@ class FakePlaces:
 
 
 class Slow:
-    """Another's file operations, with writes that take real time and tell which thread made them."""
+    """Another's file operations, with writes that take real time and record their thread."""
 
     def __init__(self, inner: FileOps, seconds: float) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""A closed node on a real control plane: an evicted Deployment's pod does not come back while it lasts, and does after.
+"""A closed node on a real control plane: an evicted Deployment's pod is not scheduled there meanwhile, and is after.
 
 `make cluster` runs it where KUBEBUILDER_ASSETS names the programs; elsewhere it is skipped with that reason.
 """

@@ -115,7 +115,7 @@ class Netland:
         return ("nsenter", "-t", str(pid), "-n", "-m", f"--wd={ROOT}", "--")
 
     def run(self, pid: int, *message: str) -> str:
-        """What a program prints in there. Skips where the machine lacks what it is asked for."""
+        """What a program prints in there. Skips where the machine lacks what is requested."""
         done = subprocess.run([*self.inside(pid), *message], capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"REAL KERNEL TEST NOT RUN: {' '.join(message)}: {done.stderr.strip()}")
@@ -185,13 +185,13 @@ class Netland:
         return [self._node.path(pod.main.group, hierarchy) for hierarchy in ("cpuset", "cpu")]
 
     def traffic_control(self) -> Mapping[str, str]:
-        """All there is of it in the host's namespace, by device; counters and what the kernel numbers anew left out."""
+        """All there is of it in the host's namespace, by device; without counters and assigned numbers."""
         links = [line.split(": ")[1].split("@")[0] for line in self.run(self.host, "ip", "-o", "link").splitlines()]
         row = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"))
         return {name: "".join(self._shown(name, *parts) for parts in row) for name in links}
 
     def _shown(self, name: str, what: str, *more: str) -> str:
-        # A device may go between being listed and being asked for.
+        # A device may go between being listed and being read.
         command = [*self.inside(self.host), "tc", what, "show", "dev", name, *more]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 

@@ -83,7 +83,7 @@ class Daemon(DaemonProcess):
         return next((pod for pod in self.state("pods")["pods"] if pod["uid"] == uid), {})
 
     def standing(self, group: str, knob: str) -> dict[str, Any]:
-        """How one setting of a pod's or container's group stands; empty when none is wanted."""
+        """The state of one setting of a pod's or container's group; empty when none is wanted."""
         for pod in self.state("pods")["pods"]:
             for entry in (pod, *pod["containers"]):
                 if entry["group"] == group:

@@ -1,4 +1,4 @@
-"""The running daemon tells its sinks: what its parts say in words, a test on demand, a sink that comes by reload."""
+"""Alerts of the running daemon: of its parts, a test on demand, a sink added by reload."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Who is BE and who is not, as each source tells it, and what follows on the real cgroups."""
+"""Who is BE and who is not, as each source reports it, and what follows on the real cgroups."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Disk limits as the daemon keeps them on a real blkio hierarchy: shared out anew, kept through a kill, given back."""
+"""Disk limits as the daemon keeps them on a real blkio hierarchy: divided again, kept through a kill, restored."""
 
 import os
 import signal

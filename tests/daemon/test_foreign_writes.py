@@ -1,4 +1,4 @@
-"""Somebody else writes our files: attributed by the kernel, answered by who it was. Holds by an operator."""
+"""Foreign writes: attributed by the kernel, answered by writer. Holds by an operator."""
 
 import signal
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Make = Callable[..., Daemon]
 
 
 def named(daemon: Daemon) -> None:
-    """Skip, loudly, where the kernel does not tell who writes."""
+    """Skip, loudly, where the kernel does not report writers."""
     source = next(row for row in daemon.state("sources")["sources"] if row["name"] == "write attribution")
     if not source["ok"]:
         pytest.skip(f"REAL KERNEL TEST NOT RUN: {source['detail']}")
@@ -184,7 +184,7 @@ def test_a_hold_with_an_end_ends(node: DirectoryNode, daemon: Make) -> None:
 
 
 def seen_as(daemon: Daemon, writer: str) -> str | None:
-    """What the ledger says that somebody has left in the one cpuset; None when somebody else wrote last."""
+    """What the ledger says that another program has left in the one cpuset; None when a third wrote last."""
     rows = [row for row in daemon.state("files")["files"] if row["file"] == "cpuset.cpus"]
     return next((row["seen"] for row in rows if row["writer"] == writer), None)
 
@@ -201,7 +201,7 @@ def _is(daemon: Daemon, group: str, knob: str, state: str) -> dict[str, str]:
 
 
 def test_a_stop_and_a_start_between_are_no_reason_to_forget_who_wrote(node: DirectoryNode, daemon: Make) -> None:
-    """While no daemon runs nobody sees who writes: the value is foreign all the same, and is corrected once."""
+    """While no daemon runs no writer is attributed: the value is foreign all the same, and is corrected once."""
     pod = node.add("be")
     item = daemon().up()
     wait_for(lambda: bounded(node, pod.main), told=item.tail)

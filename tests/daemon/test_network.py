@@ -43,7 +43,7 @@ def network(daemon: Daemon) -> dict[str, Any]:
 
 
 def risen(daemon: Daemon) -> bool:
-    """BE's ceiling has come to its top: nobody online uses the link."""
+    """BE's ceiling is at its top: no online pod uses the link."""
     line = network(daemon).get("interfaces", {}).get("eth0", {})
     return bool(line.get("be_ceiling", 0) >= CEILING * 125_000)
 

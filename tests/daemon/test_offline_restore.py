@@ -59,7 +59,7 @@ def test_updates_before_and_after_a_kill_stay(node: DirectoryNode, daemon: Make)
             if dice.random() < 0.6:
                 _update(node, model, pod, dice)
             if dice.random() < 0.4:
-                # The kubelet resizes a pod, or starts it anew: no record of the runtime tells of it.
+                # The kubelet resizes a pod, or starts it again: no record of the runtime has it.
                 text = dice.choice(["300", "900"])
                 node.write(pod.group, "cpu", "cpu.shares", text)
                 model[node.path(pod.group, "cpu", "cpu.shares")] = f"{text}\n"

@@ -1,4 +1,4 @@
-"""CPUs of their own, named pools, and who gives way to whom: on the kernel, from pod to cpuset and back."""
+"""CPUs of their own, named pools, and which claims are cut for which: on the kernel, from pod to cpuset and back."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def test_a_dedicated_pod_owns_a_cpu_and_everybody_else_leaves_it(node: Directory
     again = daemon().up()
     again.look_again(1)
     assert (node.cpus(own.main), node.cpus(web.main)) == (cpu, "1" if cpu == "0" else "0")
-    # And with the pod gone the online pod has what it had, as nobody needs it to be confined any more.
+    # And with the pod gone the online pod has what it had, as nothing requires it to be confined any more.
     node.remove(own)
     wait_for(lambda: node.cpus(web.main) == before, told=again.tail)
 
@@ -113,7 +113,7 @@ def test_a_named_pool_has_its_own_cpus_and_pods(node: DirectoryNode, daemon: Mak
 def test_online_pods_in_pools_are_corrected_once_each_time_the_kubelet_writes(
     node: DirectoryNode, daemon: Make
 ) -> None:
-    """A static kubelet from 1.22 on: it writes at its own reasons, never in a rhythm. Nobody fights."""
+    """A static kubelet from 1.22 on: it writes at its own reasons, never in a rhythm. No conflict."""
     node.kubelet.cpu_manager("static", "0-1")
     web, batch = online(node, "web"), online(node, "batch", POOL)
     item = daemon().up()
@@ -146,7 +146,7 @@ def test_the_kubelets_policy_is_switched_on_and_off(node: DirectoryNode, daemon:
     wait_for(lambda: item.state("pools")["pools"].get(key) == "1", told=item.tail)
     wait_for(lambda: (node.cpus(own.main), node.cpus(web.main)) == ("1", "0"), told=item.tail)
     assert item.standing(own.main.group, "cpu.set") == {}
-    # Back to none: what the kubelet gave is not handed out again before it is sure that nobody runs there.
+    # Back to none: what the kubelet gave is not handed out again before it is certain that no task runs there.
     node.kubelet.cpu_manager("none", "")
     wait_for(lambda: any("changed from static to none" in line for line in item.problems()), told=item.tail)
     assert item.state("pools")["pools"][key] == "1"

@@ -1,4 +1,4 @@
-"""Pods that come, restart, come again under their old uid, and go."""
+"""Pods that are created, restart, are created again under their old uid, and removed."""
 
 from collections.abc import Callable
 

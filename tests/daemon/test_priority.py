@@ -1,4 +1,4 @@
-"""The daemon's priority is the loop's: what it leaves to threads and to programs stands no higher than the pods.
+"""The daemon's priority is the loop's: what it leaves to threads and to programs is no higher than the pods.
 
 Real-time priority: the kernel's answers, in a process of its own, whose loop is made to work too long.
 """

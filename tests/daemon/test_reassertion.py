@@ -19,7 +19,7 @@ def test_static_from_1_22_is_corrected_once_and_never_fought(node: DirectoryNode
     ours = node.cpus(pod.main)
     node.settle(pod.main, SPEC)
     wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
-    # An exclusive container takes a CPU: the default set changes, and every shared container is told.
+    # An exclusive container takes a CPU: the default set changes, and every shared container gets it.
     pinned = node.add("pinned", qos="", cpus="0", shares=1024)
     node.kubelet.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
     node.settle(pod.main, {"cpu": {**SPEC["cpu"], "cpus": "1"}, "memory": {}})
@@ -28,7 +28,7 @@ def test_static_from_1_22_is_corrected_once_and_never_fought(node: DirectoryNode
     assert item.standing(pod.main.group, "cpu.set")["state"] in {"in place", "written"}
     agent = item.state("agent")["agent"]
     assert (agent["alerts"], agent["kubelet_reasserts_s"]) == ({}, None)
-    # What is restored is what the kubelet wants now, not what stood there when we first looked.
+    # What is restored is what the kubelet wants now, not what was there at the first reading.
     status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert node.cpus(pod.main) == "1"

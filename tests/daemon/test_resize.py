@@ -1,4 +1,4 @@
-"""In-place resize: the new size is in force without a restart, and what is asked for but not admitted is told."""
+"""In-place resize: the new size is in force without a restart, and what is requested but not admitted is reported."""
 
 import json
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode
     # BE has the least weight, whatever it asks for; its limit is its own.
     assert in_force(node, pod) == ("2", "40000")
 
-    # Somebody wants more; the kubelet has no room yet. Nothing of ours moves, and it is told.
+    # More is requested; the kubelet has no room yet. No value changes, and it is reported.
     pod.meta["resources"] = {"requests": cpu(400), "limits": cpu(800)}
     pending = {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "node is full"}
     pod.meta["status"] = {"conditions": [pending]}
@@ -82,7 +82,7 @@ def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: Directory
     wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
     container, number = pod.main.id, node.kubelet.api.requests
 
-    # The checkpoint comes first: the kubelet has admitted it, and the runtime is told some milliseconds later.
+    # The checkpoint is first: the kubelet has admitted it, and the runtime gets it some milliseconds later.
     pod.meta["resources"] = {"requests": cpu(1000), "limits": cpu(1500)}
     node.kubelet.allocated(pod.uid, pod.main.name, cpu(1000), cpu(1500))
     node.settle(pod.main, oci(1000, 1500))

@@ -111,7 +111,7 @@ def test_killed_in_the_first_writes_nothing_is_lost(node: DirectoryNode, daemon:
     originals = node.tree()
     item = daemon()
     item.start()
-    # The moment of the first write: originals are durable, most writes and all their notes are still to come.
+    # The moment of the first write: originals are durable, most writes and all their notes are still missing.
     wait_for(lambda: node.tree() != originals)
     item.kill()
     done = restore_offline(node)

@@ -31,7 +31,7 @@ def test_a_stop_is_orderly_and_leaves_settings_in_force(
     item = daemon(kubelet={"timeout_s": KUBELET_S}).up()
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     tree = node.tree()
-    # Somebody who holds a connection, and a kubelet that hangs, do not delay it.
+    # A client that holds a connection, and a kubelet that hangs, do not delay it.
     node.kubelet.api.behaviour = Behaviour.HANGING
     with socket.socket(socket.AF_UNIX) as idle:
         idle.connect(item.http_socket)

@@ -94,7 +94,7 @@ def test_after_a_store_that_is_no_database_our_values_are_not_taken_for_original
         "cpuset.cpus": (None, "unknown", "0-1", "us"),
         "cpu.shares": (None, "unknown", "102", "us"),
     }
-    # Pods that come afterwards have originals again.
+    # Later pods have originals again.
     late = node.add("late", shares=102)
     wait_for(lambda: bounded(node, late.main), told=item.tail)
     status, answer = item.call("POST", "/restore", {"by": "test"})

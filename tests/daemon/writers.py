@@ -1,4 +1,4 @@
-"""Other programs that write control files: named processes that live on, so that whoever asks can still see them.
+"""Other programs that write control files: named processes that live on, so that they can still be found.
 
 A real runc is gone a few milliseconds after its write; that an unknown writer is called one is tested elsewhere.
 """
@@ -29,7 +29,7 @@ _SHELL: Final = 'while IFS="\t" read -r path text; do echo "$text" > "$path"; ec
 
 
 class Scribe:
-    """A process that writes when told to. ``name``: "runc", "kubelet", any program's, or "sh" for a person's shell."""
+    """A process that writes on command. ``name``: "runc", "kubelet", any program's, or "sh" for a person's shell."""
 
     def __init__(self, name: str) -> None:
         # A shell at work on a node is a person; every other one is this interpreter under another name.
@@ -69,7 +69,7 @@ class Scribe:
 
 
 class Modifications:
-    """Counts writes to the control files of these directories, by whomever: the kernel tells each one."""
+    """Counts writes to the control files of these directories, by any process, as the kernel reports each."""
 
     def __init__(self, directories: list[str]) -> None:
         self._inotify = INotify()

@@ -57,7 +57,7 @@ class Parser(NamedTuple):
 
 
 def feed_text(call: Callable[[str], object]) -> Callable[[bytes, Path], object]:
-    # As control files and /proc are decoded: any byte comes through.
+    # As control files and /proc are decoded: any byte is kept.
     return lambda data, _: call(data.decode("utf-8", "surrogateescape"))
 
 

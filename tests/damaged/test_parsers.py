@@ -48,7 +48,7 @@ def inputs(parser: Parser) -> corpus.Named:
 
 
 def leak(parser: Parser, call: Callable[[], object]) -> str | None:
-    """What came out that is not documented; None: nothing."""
+    """The result that is not documented; None: nothing."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             call()

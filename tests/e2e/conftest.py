@@ -86,7 +86,7 @@ def agent(tmp_path: Path) -> Iterator[StartAgent]:
 
 @pytest.fixture
 def visitor() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is to come into a container from outside, as exec brings it."""
+    """A process that enters a container from outside, as exec brings it."""
     process = subprocess.Popen(["/bin/sleep", "600"])
     try:
         yield process

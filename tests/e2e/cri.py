@@ -36,7 +36,7 @@ class Cri:
         self._channel.close()
 
     def _call(self, service: str, name: str, request: Message, answer: type[Answer]) -> Answer:
-        # grpc's stubs are untyped: what comes back is what the deserializer makes.
+        # grpc's stubs are untyped: the result is what the deserializer makes.
         method: Any = self._channel.unary_unary(
             f"{service}/{name}",
             request_serializer=type(request).SerializeToString,

@@ -1,4 +1,4 @@
-"""What a run must not leave behind, and how it goes: also when an earlier run crashed.
+"""What a run must not leave behind, and how it is removed: also when an earlier run crashed.
 
 Every run writes a record of itself under ``RUNS`` before it makes anything. Only what a record names is ever removed:
 processes whose command line names the run's directory, the kubepods tree that the run made, mounts and files below its
@@ -28,7 +28,7 @@ SHIM_SOCKETS: Final = "/run/containerd/s"
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """One run. ``started`` is the owner's start time in clock ticks, which tells it from a later process of its pid."""
+    """One run. ``started`` is the owner's start time in clock ticks, to recognise a later process of its pid."""
 
     pid: int
     started: int
@@ -60,7 +60,7 @@ def start_time(pid: int) -> int | None:
             fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # One that nobody has waited for yet has ended all the same.
+    # One that was not waited for yet has ended all the same.
     return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 

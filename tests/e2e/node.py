@@ -36,7 +36,7 @@ from tests.fakes.kubelet.cgroups import CGROUPFS, SYSTEMD, KubeletCgroups, read
 from tests.fakes.kubelet.cpu_manager import NONE
 from tests.fakes.kubelet.fake import FakeKubelet, RuntimeFailed
 
-# Two test runs on one machine would make the same /kubepods: whoever uses it holds this lock.
+# Two test runs on one machine would make the same /kubepods: its user holds this lock.
 LOCK: Final = "/run/lock/bypassd-kubepods.lock"
 
 # What the container reads of itself first, where the runtime shows it its own cgroup.
@@ -48,7 +48,7 @@ _V2_FILES: Final = ("cpuset.cpus", "cpuset.mems", "cpu.weight", "cpu.max", "cpu.
 
 
 class NodeBusy(Exception):
-    """Somebody else's kubepods tree is here: a real node, or another test run that does not end."""
+    """Another's kubepods tree is here: a real node, or another test run that does not end."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -245,7 +245,7 @@ class Node:
         return running
 
     def restart_container(self, pod: RunningPod, name: str, *, attempt: int = 1) -> RunningPod:
-        """What a kubelet does about a container that has ended: a new one, and the old one goes."""
+        """What a kubelet does about a container that has ended: a new one, and the old one is removed."""
         old = pod[name]
         self.cri.stop_container(old.id, grace_s=0)
         again = self.run_container(pod, old.spec, attempt=attempt)
@@ -325,7 +325,7 @@ class Node:
             list(pool.map(self.remove_pod, pods))
 
     def _after_exit(self, pod: PodSpec, *, within_s: float = 10.0) -> None:
-        """Remove the pod's directories once runc has removed the containers' (it comes after the call's answer)."""
+        """Remove the pod's directories once runc has removed the containers' (after the call's answer)."""
         deadline = time.monotonic() + within_s
         while True:
             try:

@@ -38,7 +38,7 @@ class StateWatch:
         os.close(self._stop_write)
 
     def wait(self, container: str, *, times: int = 1, within_s: float = 20.0) -> int:
-        """When the ``times``-th rename for a container came; waits for it."""
+        """When the ``times``-th rename for a container happened; waits for it."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.renames.get(container, ())) >= times, within_s):
                 raise TimeoutError(f"{container}: no state.json after {within_s:.0f} s")

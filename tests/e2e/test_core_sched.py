@@ -86,7 +86,7 @@ def test_cookies_follow_the_pods_and_outlive_the_agent(
     eventually("the new run goes on with it", lambda: cookies(prctl, another["main"]) == {before[0]})
     assert both() == before
     again.kill()
-    # Nobody runs: by the store alone.
+    # No daemon runs: by the store alone.
     restored = again.control("restore")
     assert restored.returncode == 0, restored.stdout + restored.stderr
     assert "core cookie" in restored.stdout

@@ -1,6 +1,6 @@
 """CPUs of their own and named pools for real containers, whose first act is to read their own CPU set and quota.
 
-Two CPUs: a dedicated pod has one, everybody else the other. The same on every cgroup layout.
+Two CPUs: a dedicated pod has one, all others the other. The same on every cgroup layout.
 """
 
 import os

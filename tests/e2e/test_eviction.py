@@ -58,7 +58,7 @@ def freeze(hierarchy: Hierarchy, group: str) -> None:
 
 @pytest.fixture(autouse=True)
 def thawed(containerd_node: Node, request: pytest.FixtureRequest) -> Iterator[None]:
-    """No runtime ends a frozen pod: asks for the factory first, so as to come before its pods are removed."""
+    """No runtime ends a frozen pod: asks for the factory first, so as to run before its pods are removed."""
     request.getfixturevalue("run_pod")
     yield
     for pod in containerd_node.pods.values():
@@ -89,7 +89,7 @@ async def evicted(
         pod_class=PodClass.RECLAIMED,
         group=node.cgroups.pod_group(pod.spec),
         namespace=pod.spec.namespace,
-        # Long: a busy machine is to have the time for it, and nobody waits who has ended.
+        # Long: a busy machine is to have the time for it, and a finished step is not waited for.
         grace_s=20.0,
     )
     evictor = Evictor(
@@ -154,7 +154,7 @@ def check_ended(
 
 
 def start_again(node: Node, pod: RunningPod) -> None:
-    """What a kubelet does about a pod whose sandbox has ended, and that nobody told it to end."""
+    """What a kubelet does about a pod whose sandbox has ended, and that it did not end itself."""
     ids = [running.id for running in pod.containers.values()]
     deadline = time.monotonic() + 60
     while any(node.cri.container_status(text).state != pb.CONTAINER_EXITED for text in ids):
@@ -178,7 +178,7 @@ def end(node: Node, pod: RunningPod) -> None:
 
 
 async def end_after(requests: int, server: HttpPeer, node: Node, pod: RunningPod) -> None:
-    """The kubelet's part, once the API server was asked so many times."""
+    """The kubelet's part, once the API server was requested so many times."""
     while len(server.requests) < requests:  # noqa: ASYNC110
         await trio.sleep(0.05)
     await trio.to_thread.run_sync(end, node, pod)
@@ -202,7 +202,7 @@ async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_a
     assert made
     for status in map(containerd_node.cri.container_status, made):
         assert status.state == pb.CONTAINER_EXITED, status
-        # It had its SIGTERM, or had hardly begun when its sandbox was ended.
+        # It had its SIGTERM, or had hardly started when its sandbox was ended.
         lived_s = (status.finished_at - status.started_at) / 1e9 if status.started_at else 0.0
         assert status.exit_code in {0, 143} or lived_s < HARDLY_BEGUN_S, status
 

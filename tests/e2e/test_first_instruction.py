@@ -73,7 +73,7 @@ def late(report: Report) -> list[str]:
 
 
 def took_us(agent: Agent, pod: RunningPod) -> float:
-    """From the runtime's signal to the last write, as the agent tells it."""
+    """From the runtime's signal to the last write, as the agent reports it."""
 
     def times() -> float | None:
         known = agent.pod(pod.spec.uid) or {"containers": []}

@@ -140,7 +140,7 @@ def test_a_static_kubelet_gives_cpus_and_nothing_is_left_after_the_node() -> Non
         sockets = set(glob.glob(f"{leftovers.SHIM_SOCKETS}/*"))
     assert _traces(root, directory) == []
     assert not os.path.exists(directory)
-    # A killed process is in the process table, and a shim's socket there, until each has been scheduled once more.
+    # A killed process is in the process table, and a shim's socket there, until each has been scheduled again.
     eventually("no process is left", lambda: not list(leftovers.processes_of(directory)), within_s=60)
     eventually(
         "both shims' sockets are removed",

@@ -1,4 +1,4 @@
-"""A CPU really goes and comes back under the running daemon: only in a virtual machine that belongs to the tests."""
+"""A CPU is really offline and online again under the daemon: only in a virtual machine that belongs to the tests."""
 
 import os
 from collections.abc import Callable, Iterator

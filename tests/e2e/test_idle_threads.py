@@ -46,7 +46,7 @@ def test_a_be_container_is_in_the_idle_class_at_its_first_instruction(
     eventually("the start is recorded", lambda: bool(known().get("times")))
     times = known()["times"]
     assert isinstance(times, dict)
-    # crun's signal often comes before anything could be prepared; then a reconciliation sets it, before exec as well.
+    # crun's signal is often before anything could be prepared; then a reconciliation sets it, before exec as well.
     assert times["init_class"] in ({"idle", None} if runtime else {"idle"})
     assert os.sched_getscheduler(os.getpid()) == OTHER
     containerd_node.reassert(be)

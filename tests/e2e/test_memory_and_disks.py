@@ -41,7 +41,7 @@ def web() -> PodSpec:
 
 
 def batch(name: str, *, eats_mib: int = 0) -> PodSpec:
-    """A BE pod with batch memory, which its annotation tells before its first instruction."""
+    """A BE pod with batch memory, which its annotation has before its first instruction."""
     mode = ("eat", str(eats_mib)) if eats_mib else ("sleep",)
     amounts = {
         "requests": {"kubernetes.io/batch-memory": BATCH // 2},
@@ -69,7 +69,7 @@ def used(container: Running) -> int:
 
 
 def alive(container: Running) -> bool:
-    """Whether its program runs; runc deletes the state of a dead container whenever it comes to it."""
+    """Whether its program runs; runc deletes the state of a dead container at some later time."""
     try:
         return os.path.exists(f"/proc/{container.init_pid()}")
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def test_limits_are_set_hold_a_growing_pod_and_are_removed(
         )
         assert int(read(besteffort, "memory.high")) < int(read(besteffort, bound))
         assert memory(calm["main"], "memory.oom.group") == "1"
-    # More than it may have: the OOM killer takes it within its own group, and nobody else.
+    # More than it may have: the OOM killer takes it within its own group, and no other.
     greedy = run_pod(batch("greedy", eats_mib=3 * BATCH // MEGA))
     eventually("the one that eats more than its limit is gone", lambda: not alive(greedy["main"]), within_s=60)
     assert alive(online["main"])
@@ -163,7 +163,7 @@ def test_unused_page_cache_is_reclaimed(
     if not os.path.exists(f"{pod['main'].directory('memory')}/memory.pressure"):
         pytest.skip("REAL KERNEL TEST NOT RUN: this kernel was started without pressure information")
     file = tmp_path / "cache"
-    # Whoever reads a page first pays for it.
+    # The first reader of a page pays for it.
     script = f'echo $$ >"$0" && head -c {48 * MEGA} /dev/zero >"{file}" && sync "{file}"'
     subprocess.run(["/bin/sh", "-c", script, f"{pod['main'].directory('memory')}/cgroup.procs"], check=True)
     before = used(pod["main"])

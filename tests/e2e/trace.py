@@ -1,6 +1,6 @@
 """Recording what the kernel saw: who wrote which control file when, and when each container's program was exec'ed.
 
-``bpftrace`` gives everything; where it is missing, tracefs gives exec and mkdir (without kprobes no event tells a
+``bpftrace`` gives everything; where it is missing, tracefs gives exec and mkdir (without kprobes no event a
 write's file name), and `StraceWrites` the writes of one process. All times are CLOCK_MONOTONIC, so that they compare
 with what containers and the agent print.
 
@@ -21,9 +21,9 @@ from tests.e2e.traceparse import Trace, Write, parse_bpftrace, parse_strace, par
 
 TRACEFS: Final = "/sys/kernel/tracing"
 
-# Opens for writing (and of directories, which relative opens refer to) are told at entry with the name and at exit with
-# the descriptor, so that a write can be given its file: a name and a map entry together would be more than a BPF stack
-# holds. runc opens control files with openat2, relative to the mount.
+# Opens for writing (and of directories, which relative opens refer to) have the name at entry, the descriptor at
+# exit, so that a write can be given its file: a name and a map entry together would be more than a BPF stack holds.
+# runc opens control files with openat2, relative to the mount.
 _PROGRAM: Final = r"""
 tracepoint:cgroup:cgroup_mkdir { printf("M\t%llu\t%d\t%s\n", nsecs, pid, str(args->path)); }
 tracepoint:sched:sched_process_exec { printf("X\t%llu\t%d\t%s\n", nsecs, pid, str(args->filename)); }

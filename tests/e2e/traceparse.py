@@ -1,4 +1,4 @@
-"""What a kernel trace tells, as values, and the readers of three tools' text. Times are CLOCK_MONOTONIC nanoseconds."""
+"""A kernel trace, as values, and the readers of three tools' text. Times are CLOCK_MONOTONIC nanoseconds."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class Exec(Struct, frozen=True, kw_only=True):
 
 
 class Mkdir(Struct, frozen=True, kw_only=True):
-    """A cgroup directory was made; ``path`` is below its hierarchy's mount, so it comes once per hierarchy."""
+    """A cgroup directory was made; ``path`` is below its hierarchy's mount, so it is reported once per hierarchy."""
 
     t_ns: int
     pid: int
@@ -47,7 +47,7 @@ class Write(Struct, frozen=True, kw_only=True):
 
 
 class Trace(Struct, kw_only=True):
-    """What was seen. ``writes`` and ``renames`` are None where the tool cannot tell."""
+    """What was seen. ``writes`` and ``renames`` are None where the tool does not report it."""
 
     tool: str
     execs: list[Exec]
@@ -83,7 +83,7 @@ def _resolve(pid: int, directories: dict[tuple[int, int], str], directory: int, 
 def parse_bpftrace(text: str) -> Trace:
     """Read what the program of `tests.e2e.trace` prints. A line broken by a binary value is left out.
 
-    Two CPUs' lines may come a little out of order, so they are put in the order of their times first.
+    Two CPUs' lines may be a little out of order, so they are put in the order of their times first.
     """
     rows = [line.split("\t") for line in text.splitlines()]
     rows = [row for row in rows if len(row) > 3 and row[0] in "MXOoWRr" and row[1].isdigit() and row[2].isdigit()]

@@ -25,7 +25,7 @@ class FakeApiServer:
 
     ``token``: the one that is accepted; empty: none is needed. ``rights``: ``verb resource`` that reviews allow; None:
     all. ``issues``: the token that a TokenRequest gets; empty: the service account does not exist. ``requests`` has
-    method and path of each request, ``tokens`` and ``bodies`` what came with it. ``oldest``: watches from an older
+    method and path of each request, ``tokens`` and ``bodies`` its contents. ``oldest``: watches from an older
     version end with 410. ``nodes``: their objects; without any, each name has an empty one.
     ``frozen``: it takes connections and sends nothing, as a process that is stopped.
     """

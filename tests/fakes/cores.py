@@ -112,7 +112,7 @@ class FakeCores:
             self._write(path)
 
     def move(self, tid: int, path: str) -> None:
-        """Somebody attaches it to another group."""
+        """Another program attaches it to another group."""
         with self._lock:
             before, self._groups[tid] = self._groups[tid], path
             self._write(before)

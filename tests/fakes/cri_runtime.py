@@ -25,7 +25,7 @@ def _selected(item: Any, wanted: Mapping[str, str]) -> bool:
 
 
 class FakeRuntime:
-    """Serves ``apis`` (``v1``, ``v1alpha2``) on ``socket``. ``asked`` is every method called, with its API version.
+    """Serves ``apis`` (``v1``, ``v1alpha2``) on ``socket``. ``asked``: every method called, with its API version.
 
     ``on_stop`` is called (in a thread of the server's) with what is to be stopped and its grace, -1 for a sandbox.
     """

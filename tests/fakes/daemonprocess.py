@@ -1,4 +1,4 @@
-"""The daemon under test as a process of its own: started, waited for, asked over its unix socket, stopped or killed."""
+"""The daemon under test as a process of its own: started, queried over its unix socket, stopped or killed."""
 
 import http.client
 import json
@@ -26,7 +26,7 @@ class DaemonFailed(Exception):
 
 
 def environment() -> dict[str, str]:
-    """As the unit file has it: optimised, and with byte code kept, or each start compiles every module anew (0.3 s).
+    """As the unit file has it: optimised, and with byte code kept, or each start compiles every module again (0.3 s).
 
     A read-only tree (the virtual machine's) was compiled before it was packed.
     """

@@ -38,7 +38,7 @@ Values = dict[str, str]
 
 
 class Run(Struct):
-    """What came of one run: values by path without the root, before the failure's end, after it, and put back.
+    """The result of one run: values by path without the root, before the failure's end, after it, and put back.
 
     ``calls``: until the failure's end. ``fatal``: why the agent has ended, "" when it has not. ``said``: problems,
     reasons not to be ready, counted errors, failures of components.
@@ -62,7 +62,7 @@ class Run(Struct):
 
 
 class _Deaf:
-    """A `WriteWatch` in whose reach nobody else writes."""
+    """A `WriteWatch` in whose reach no other program writes."""
 
     problem = None
 
@@ -102,7 +102,7 @@ def play(directory: Path, fault: Fault, expected: Values | None = None) -> Run:
                 # Its default is older than the test's clock.
                 defaults = Store.__init__.__kwdefaults__
                 stack.enter_context(mock.patch.dict(defaults, monotonic=clock.current_time))
-                # The real one would tell of whatever else is written on the same file system.
+                # The real one would report whatever else is written on the same file system.
                 stack.enter_context(mock.patch.dict(WriteAttribution.__init__.__kwdefaults__, watch=_Deaf))
                 try:
                     trio.run(_live, node, faults, fault, run, expected, clock=clock)

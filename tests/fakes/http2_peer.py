@@ -1,4 +1,4 @@
-"""The other end of an HTTP/2 connection on a unix socket, which does exactly what a test tells it, right or wrong."""
+"""The other end of an HTTP/2 connection on a unix socket, which does exactly what a test says, right or wrong."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -34,7 +34,7 @@ class Peer:
         await self.stream.send_all(self.http2.data_to_send())
 
     async def read(self) -> bool:
-        """Take in what comes next; False when the client has closed."""
+        """Take in the next data; False when the client has closed."""
         await self.flush()
         data = await self.stream.receive_some(65536)
         for event in self.http2.receive_data(data) if data else ():
@@ -59,7 +59,7 @@ class Peer:
         return self.asked.pop(0)
 
     async def until(self, kind: type[Event]) -> None:
-        """Read until such an event has come."""
+        """Read until such an event."""
         while not any(isinstance(event, kind) for event in self.seen):
             assert await self.read()
 
@@ -81,7 +81,7 @@ class Peer:
         await self.flush()
 
     async def serve(self) -> None:
-        """Answer every question with what was asked."""
+        """Answer every request with its content."""
         while True:
             stream = await self.asked_for()
             await self.answer(stream, self.requests[stream][1])

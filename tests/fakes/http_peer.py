@@ -26,7 +26,7 @@ class Reply:
 
 @dataclass
 class HttpPeer:
-    """Answers each request with the next `Reply`, the last one for ever; remembers what it was asked."""
+    """Answers each request with the next `Reply`, the last one for ever; records its requests."""
 
     replies: list[Reply]
     requests: list[dict[str, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Tokens as an API server issues them, with a signature that nobody verifies."""
+"""Tokens as an API server issues them, with a signature that is never verified."""
 
 import base64
 import json

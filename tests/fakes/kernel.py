@@ -35,7 +35,7 @@ Mode = Literal["v1", "hybrid", "v2"]
 
 
 class Event(NamedTuple):
-    """One change, told to every subscriber: ``pid`` did what inotify's ``mask`` says to ``name`` in ``directory``."""
+    """One change, sent to every subscriber: ``pid`` did what inotify's ``mask`` says to ``name`` in ``directory``."""
 
     directory: str
     mask: int
@@ -151,7 +151,7 @@ class FakeKernel:
             return pid
 
     def kill(self, pid: int) -> None:
-        """End a process; the memory of a group that has none left goes with it."""
+        """End a process; the memory of a group that has none left is freed."""
         with self._lock:
             self._processes.discard(pid)
             self.killed.append(pid)

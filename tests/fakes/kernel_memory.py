@@ -80,7 +80,7 @@ class Memory(PlainController):
     def _limit_v2(self, group: Group, text: str) -> None:
         group.limits["max"] = kernel_bytes(text, "max")
         reclaim(group, group.limits["max"] * PAGE)
-        # The limit stands whatever happens: what does not fit under it is killed.
+        # The limit holds whatever happens: what does not fit under it is killed.
         for member in group.walk():
             for pid in sorted(member.pids):
                 if group.usage > group.limits["max"] * PAGE:
@@ -119,7 +119,7 @@ class Memory(PlainController):
         reclaim(group, 0)
 
     def _numa_stat(self, group: Group) -> str:
-        """Where the memory is, of the group and all below; v1 counts pages, and tells of the group alone as well."""
+        """Where the memory is, of the group and all below; v1 counts pages, and reports the group alone as well."""
         whole = list(group.walk())
         if self._version == 2:
             texts = {"anon": ("anon",), "file": ("cache",), "file_mapped": (), "inactive_file": ("cache",)}
@@ -153,7 +153,7 @@ def _no_reading(group: Group) -> str:
 
 
 def _stat(version: int) -> Reader:
-    """The lines that tell the page cache, with all groups below (on v1 their names begin with ``total_``)."""
+    """The lines of the page cache, with all groups below (on v1 their names begin with ``total_``)."""
 
     def read(group: Group) -> str:
         anon, cache = (sum(getattr(node, name) for node in group.walk()) for name in ("anon", "cache"))

@@ -1,4 +1,4 @@
-"""The client of an API server where none may be asked."""
+"""The client of an API server where none may be used."""
 
 from reconciler.clients.kube import KubeApi
 

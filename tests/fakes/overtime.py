@@ -1,4 +1,4 @@
-"""A program's time limit, which is over when the program has begun and not because the machine is slow."""
+"""A program's time limit, which is over when the program has started and not because the machine is slow."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path

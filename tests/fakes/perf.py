@@ -63,7 +63,7 @@ class FakePerf:
         self._cpus = cpus
         self._next = 1000
 
-    # What the kernel is asked
+    # Requests to the kernel
 
     def open(self, attributes: bytes, pid: int, cpu: int, leader: int, flags: int) -> int:
         self.calls.append("open")
@@ -161,7 +161,7 @@ class FakePerf:
                 item.count += amounts.get(item.config, 0.0) * share
 
     def unplug(self, cpu: int) -> None:
-        """The CPU goes offline: groups of events there are taken apart and count no more."""
+        """The CPU is taken offline: groups of events there are taken apart and count no more."""
         self.online.discard(cpu)
         for event in self.events.values():
             if event.cpu == cpu:

@@ -1,4 +1,4 @@
-"""A pod whose groups are plain directories: who is in it is what stands in the files. For any machine, and quick."""
+"""A pod whose groups are plain directories: its processes are those in the files. For any machine, and quick."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

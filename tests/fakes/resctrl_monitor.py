@@ -31,7 +31,7 @@ class Count:
 
 
 class Monitor:
-    """What every RMID counts, and the free ones, given out in the order they came back.
+    """What every RMID counts, and the free ones, given out in the order of their return.
 
     Freed RMIDs wait until the cache has lost their bytes: once a second the kernel checks whether domains have less
     than the threshold. Before 6.9 the domain of the caller's CPU was checked at once (here: the first one).

@@ -56,7 +56,7 @@ class FakeTasks:
 
 
 class _Thread(NamedTuple):
-    """``start`` tells a thread from others of its number; ``since``: when it was moved (ticks since boot; 0: never)."""
+    """``start`` identifies a thread of that number; ``since``: when it was moved (ticks since boot; 0: never)."""
 
     start: int
     group: Group | None

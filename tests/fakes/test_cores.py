@@ -57,7 +57,7 @@ def test_a_cookie_goes_from_thread_to_thread_and_ends_with_the_last(machine: tup
         cookie = carrier.call(prctl.get, 0)
         assert cookie
         carrier.call(prctl.share_to, number)
-        # Shared, not moved; and nobody else's.
+        # Shared, not moved; and of no other.
         assert [carrier.call(prctl.get, 0), prctl.get(number), prctl.get(other), prctl.get(0)] == [cookie, cookie, 0, 0]
         carrier.call(prctl.create)
         assert carrier.call(prctl.get, 0) not in {0, cookie}

@@ -109,7 +109,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[st
             place = base / recording.name
             calls = like_the_recorded_machine(recording, place)
             mounts[recording] = stack.enter_context(mounted(recording.shape, recording.release, place, *calls))
-        # The id of the group that was left comes clean.
+        # The id of the group that was left becomes clean.
         time.sleep(2 * LIMBO_CHECK_S)
         probes = {}
         for recording, mount in mounts.items():
@@ -143,7 +143,7 @@ def test_the_probe_on_the_mount_gives_the_recorded_transcript(recording: Recordi
 def test_the_probe_on_a_real_kernel_gives_the_recorded_transcript() -> None:
     """The transcripts are of these machines still: a kernel update that changes a line is seen here."""
     with real_resctrl() as root:
-        # Its groups go with the mount; where freed ids never come clean, one is gone for good, as when it was recorded.
+        # Its groups end with the mount; where freed ids never become clean, one is lost, as when it was recorded.
         os.mkdir(f"{root}/left")
     with real_resctrl() as root:
         release = tuple(map(int, os.uname().release.split(".")[:2]))

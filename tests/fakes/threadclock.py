@@ -1,4 +1,4 @@
-"""Virtual time that stands still while a thread works: trio's own clock leaps once no task has run for a moment."""
+"""Virtual time that stops while a thread works: trio's own clock leaps once no task has run for a moment."""
 
 import math
 from collections.abc import Iterator

@@ -110,7 +110,7 @@ class Victim:
         self.reap()
 
     def reap(self) -> None:
-        """Our own children stay zombies until somebody asks for them."""
+        """Our own children stay zombies until they are waited for."""
         for process in self.started:
             process.poll()
             if process.returncode is not None and process.stdout is not None:

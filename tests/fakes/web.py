@@ -1,4 +1,4 @@
-"""A daemon as the web part sees it: what it shows is set by the test, what it is told is written down."""
+"""A daemon as the web part sees it: what it shows is set by the test, its commands are recorded."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -138,7 +138,7 @@ def view_of(document: Json, numbers: Mapping[str, Mapping[str, int]]) -> View:
         knobs[entry["knob"]] = knobs.get(entry["knob"], 0) + 1
     groups = dict(_groups(pods))
     for setting in document["settings"]:
-        # The directories above the pods have settings, but no pod that shows how they stand.
+        # The directories above the pods have settings, but no pod that shows their state.
         groups.setdefault(setting["path"], {}).setdefault(
             setting["knob"],
             Wanted(knob=setting["knob"], wanted=setting["value"], state="", reason=setting["reason"]),

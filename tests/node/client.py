@@ -3,7 +3,7 @@
     python -S -m tests.node.client SOCKET FILE RATE CPU
 
 FILE gets one `SAMPLE` per request: when the request was due (CLOCK_MONOTONIC) and seconds until its answer, counted
-from that moment: a request that had to wait for a late predecessor counts its wait. It stands outside of every pod, on
+from that moment: a request that had to wait for a late predecessor counts its wait. It is outside of every pod, on
 a CPU of its own where there is one, above ordinary priority: an instrument must not be what it measures. Requests that
 are a second late before they can be sent are given up, as a caller would, and count as one second.
 """

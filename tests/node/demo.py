@@ -77,7 +77,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Churn(Generic[P]):
-    """Short-lived BE pods: one comes every few seconds, one goes. Runs in a thread of its own."""
+    """Short-lived BE pods: every few seconds one is created and one removed. Runs in a thread of its own."""
 
     def __init__(self, stage: Stage[P]) -> None:
         self._stage = stage
@@ -108,7 +108,7 @@ class Churn(Generic[P]):
                 living.append((time.monotonic() + JOB_LIVES_S, pod))
                 while living and living[0][0] < time.monotonic():
                     self._stage.remove_pod(living.pop(0)[1])
-            except Exception as exc:  # noqa: BLE001  (told by the demo, which ends then)
+            except Exception as exc:  # noqa: BLE001  (reported by the demo, which ends then)
                 self.problem = f"{type(exc).__name__}: {exc}"
                 return
             self._stopping.wait(JOB_EVERY_S)

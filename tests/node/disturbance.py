@@ -10,7 +10,7 @@ memory   ``reread``: a file of 256 MiB   ``hoard``: so much that it no longer   
 io       ``fetch``: one block each 12 ms ``flood``: random writes of 1 MiB         the disk
 =======  ==============================  ========================================  ================================
 
-Beside the disturber there is a calm BE pod that uses a little of everything: somebody else to blame.
+Beside the disturber there is a calm BE pod that uses a little of everything: another possible suspect.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _BE: Final = {"koordinator.sh/qosClass": "BE"}
 
 
 class Scene(Struct, frozen=True, kw_only=True):
-    """One way to suffer. ``rule``: the one that must find it; None: none may. ``hog`` None: nobody else is at work."""
+    """One way to suffer. ``rule``: the one that must find it; None: none may. ``hog`` None: no other work runs."""
 
     name: str
     victim: tuple[str, ...]
@@ -93,7 +93,7 @@ def online(name: str, run: tuple[str, ...], cpu_limit: int = 0) -> PodSpec:
 
 
 def best_effort(name: str, run: tuple[str, ...]) -> PodSpec:
-    """BE by its label, with an online pod's share of the CPU: nobody holds it down but the agent."""
+    """BE by its label, with an online pod's share of the CPU: only the agent limits it."""
     container = ContainerSpec(run=run, cpu_request=200)
     return PodSpec(name=name, namespace="batch", uid=new_uid(), labels=dict(_BE), containers=(container,))
 
@@ -144,7 +144,7 @@ class Theatre:
         self.ready()
 
     def ready(self) -> None:
-        """Have the disturber there, at rest: made anew where it has been evicted."""
+        """Have the disturber there, at rest: created again where it has been evicted."""
         if self.scene.hog is None:
             return
         if self.hog is not None and not self._alive(self.hog):
@@ -200,7 +200,7 @@ class Theatre:
         eventually("the victim is well again", lambda: not self._findings() and not self._steps(), within_s=90)
 
     def _good(self, calm: float) -> float:
-        """Well again: within a half of what it was, and not to be told from it where that is next to nothing."""
+        """Well again: within a half of what it was, and equal to it where that is next to nothing."""
         return max(1.5 * calm, calm + 0.5)
 
     def _alive(self, pod: RunningPod) -> bool:
@@ -280,7 +280,7 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
         agent.write_config(
             {
                 **configuration(node, agent.directory, cri_socket=None),
-                # Nobody holds BE work down beforehand: what is looked at is what happens then.
+                # BE work is not limited before: the test is about what follows.
                 "policies": {"reclaimed": {"enabled": False}, "idle_buffer": {"enabled": False}},
                 "interference": interference(scene),
                 "eviction": EVICTION if "evict" in scene.responses else {},

@@ -21,7 +21,7 @@ _PERIOD_US = 100_000
 
 
 class Cell(Struct, frozen=True, kw_only=True):
-    """A value as it stands in the kernel, and what the agent wants there (None: nothing)."""
+    """A value in the kernel, and what the agent wants there (None: nothing)."""
 
     actual: str
     wanted: str | None = None

@@ -26,7 +26,7 @@ _STUCK_S: Final = 60.0
 
 
 class InProcess:
-    """The agent's own parts under its own supervisor, on a trio loop in a thread; asked from outside."""
+    """The agent's own parts under its own supervisor, on a trio loop in a thread; queried from outside."""
 
     def __init__(self, config_file: str, files: FileOps) -> None:
         self._config: Config = load.load(config_file).config
@@ -83,7 +83,7 @@ class InProcess:
     def _run(self) -> None:
         try:
             trio.run(self._main)
-        except BaseException as exc:  # noqa: BLE001  (handed to whoever asks next)
+        except BaseException as exc:  # noqa: BLE001  (handed to the next caller)
             self._problem = exc
 
     async def _main(self) -> None:

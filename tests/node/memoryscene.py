@@ -1,8 +1,8 @@
 """Online pods that allocate beside BE pods that allocate without end, on the embedded node, and how long each took.
 
 The pods' memory is what kubepods may use, as where a kubelet enforces its allocatable: so that little that running out
-of it costs seconds and disturbs nobody else. Windows with and without BE work alternate, so that what else the machine
-does falls on both alike.
+of it costs seconds and disturbs no other program. Windows with and without BE work alternate, so what else the machine
+does affects both equally.
 """
 
 import mmap
@@ -50,7 +50,7 @@ _NUMBERS: Final = struct.Struct("<5q")
 
 
 class Hog(NamedTuple):
-    """What a BE program has told: bytes it has now, the most it ever had, how often it was killed or never stopped."""
+    """What a BE program reported: bytes it has now, the most it ever had, how often it was killed or never stopped."""
 
     now: int
     most: int

@@ -4,7 +4,7 @@
     python -S -m tests.node.runc ROOT update ID FILE     FILE: OCI resources as JSON
     python -S -m tests.node.runc ROOT delete BUNDLE ID   after the exit: thaw, remove the groups, bundle and state
 
-It is a process of its own, named ``runc``, so that whoever asks for the writer of a control file gets the right answer;
+It is a process of its own, named ``runc``, so that the writer of a control file is found correctly;
 the container's first process is called ``runc:[2:INIT]`` until it becomes the program. There are no namespaces: the
 container is an ordinary process in the right groups. Standard library only, so that it starts in a few milliseconds.
 
@@ -111,7 +111,7 @@ SWAP = frozenset({"memory.memsw.limit_in_bytes", "memory.swap.max"})
 
 
 def values(resources: Json, *, v2: bool, has_bytes: int = 0) -> list[Value]:
-    """The control files that runc's "set" writes for OCI resources, in its order; only what is asked for.
+    """The control files that runc's "set" writes for OCI resources, in its order; only what was requested.
 
     containerd's limit bounds memory and swap together. ``has_bytes``: the present limit of v1, by which runc orders
     the two.
@@ -201,7 +201,7 @@ class Runtime:
                 self._check_shares(directory, int(value.text))
 
     def _check_shares(self, directory: str, shares: int) -> None:
-        """runc reads its weight back: a value that somebody has changed in between fails the start or the update."""
+        """runc reads its weight back: a value that was changed in between fails the start or the update."""
         number = int(self._hands.read(directory, "cpu.shares"))
         if number != shares:
             raise ValueError(f"the {'maximum' if shares > number else 'minimum'} allowed cpu-shares is {number}")
@@ -297,7 +297,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _init(arguments: list[str]) -> Iterator[tuple[int, int]]:
-    """Fork the container's first process: it waits under runc's name until a byte comes, then becomes the program."""
+    """Fork the container's first process: it waits under runc's name for a byte, then becomes the program."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -83,7 +83,7 @@ class LineScreen:
         self.say(line(frame))
 
     def say(self, message: str) -> None:
-        # A line in a log is never wrapped: whoever reads it has his own width.
+        # A line in a log is never wrapped: readers have different widths.
         self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -141,7 +141,7 @@ def picture(frame: Frame, width: int) -> RenderableType:
 
 
 def pods_table(rows: Sequence[Row], width: int) -> Table:
-    """The pods with their pools and values; a wide screen shows who told the class."""
+    """The pods with their pools and values; a wide screen shows the source of the class."""
     wide, widest = width >= _WIDE, width >= _WIDEST
     table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1))
     table.add_column("pod", no_wrap=True, ratio=3, min_width=16)

@@ -23,7 +23,7 @@ ROOT = f"/bypassd-test-memory-{os.getpid()}"
 
 
 def held(result: Scene) -> None:
-    """BE work has been at its limits, and nobody else has had anything of that."""
+    """BE work has been at its limits, and no other process was affected."""
     batch = result.pods["hog-batch"]["main"].group
     result.switch(on=True)
     eventually("the pod with a limit is stopped by it", lambda: result.oom_kills("hog-batch") > 0, within_s=90)

@@ -1,4 +1,4 @@
-"""The agent and a kubelet that writes again what it wants: counted by the kernel, file by file, nobody fights.
+"""The agent and a kubelet that writes again what it wants: counted by the kernel, file by file, without a conflict.
 
 Up to 1.21 the static CPU manager writes every container again in a fixed rhythm: once that is learnt, nothing that it
 writes is written by the agent, and what the agent needs it has elsewhere. From 1.22 on it writes at its own reasons:
@@ -48,7 +48,7 @@ def labelled(name: str, *, labels: dict[str, str] | None = None, notes: dict[str
 
 
 class Scene:
-    """An online pod, one in a pool, two BE pods; the agent; everybody's writes."""
+    """An online pod, one in a pool, two BE pods; the agent; all writes."""
 
     def __init__(self, node: ScriptedNode, agent: BypassdProcess, log: WriteLog, pods: dict[str, RunningPod]) -> None:
         self.node = node
@@ -213,7 +213,7 @@ def test_each_write_of_a_kubelet_from_1_22_on_is_corrected_once(record_property:
             at = time.monotonic()
             assert result.node.kubelet.tick() == []
             assert result.corrections(at) == {}, result.story(at)
-        # A container takes a CPU for itself: everybody is told of the smaller default set, and there is one CPU left.
+        # A container takes a CPU for itself: every container gets the smaller default set, and there is one CPU left.
         at = time.monotonic()
         alone = result.node.run_pod(guaranteed("alone", cpus=1))
         own = alone["main"].read("cpuset", "cpuset.cpus")
@@ -251,7 +251,7 @@ def needless(entries: list[Written], agent: int) -> list[Written]:
     """The agent's second and later writes to a file after one of the runtime's.
 
     Not those after a runtime that took long from its write to its signal, which is not waited for without end: the file
-    is corrected then, and once more at the signal.
+    is corrected then, and again at the signal.
     """
     answered: dict[tuple[str, str], int] = {}
     written_at: dict[tuple[str, str], float] = {}

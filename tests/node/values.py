@@ -1,6 +1,6 @@
-"""What stands in the control files of the embedded node: read for the table, and as a snapshot to compare with later.
+"""The control files of the embedded node: read for the table, and as a snapshot to compare with later.
 
-A pod that comes and goes has another uid and other container ids each time. So a snapshot is kept by *role* (which kind
+A pod that is created again has another uid and other container ids each time. A snapshot is kept by *role* (which kind
 of pod, which of its groups): what a container of that role had before the agent was there is what one that started
 under the agent must have after the restore.
 """

@@ -8,9 +8,9 @@ pod                    Kubernetes   class       what it does
 ``pay/ledger``         Guaranteed   dedicated   one CPU of its own, a fifth of it busy: under the static policy from the
                                                 kubelet, under policy none from the agent
 ``batch/executor``     Burstable    reclaimed   marked BE by its label, asks for as much CPU as the front end: to
-                                                the kernel it is its equal until somebody acts on the label
+                                                the kernel it is its equal until an agent acts on the label
 ``batch/crunch-N``     BestEffort   reclaimed   want every CPU
-``batch/job-N``        Burstable    reclaimed   marked BE; short-lived: one comes, one goes
+``batch/job-N``        Burstable    reclaimed   marked BE; short-lived
 =====================  ===========  ==========  ===================================================================
 """
 

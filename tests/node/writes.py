@@ -1,4 +1,4 @@
-"""Every write to a control file below one group, with who wrote it, as the kernel tells it: not as the agent does."""
+"""Every write to a control file below one group, with who wrote it, as the kernel reports it, not the agent."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ class Written(NamedTuple):
 class WriteLog:
     """Collects while the block runs, in a thread of its own. Writes of this process are left out.
 
-    Errors: `SourceError` where the kernel does not tell who writes.
+    Errors: `SourceError` where the kernel does not report writers.
     """
 
     def __init__(self, below: str) -> None:

@@ -67,7 +67,7 @@ class Chromium:
         note: Callable[[str, dict[str, Any]], None] = lambda *_: None,
         **parameters: object,
     ) -> dict[str, Any]:
-        """The result of one command. ``note`` gets the events of the same ``session`` that come before it.
+        """The result of one command. ``note`` gets the events of the same ``session`` before it.
 
         Errors: `BrowserError`.
         """
@@ -155,7 +155,7 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def hidden(self, *, hidden: bool) -> None:
-        """The tab goes to the background, or comes back."""
+        """The tab is hidden, or shown again."""
         state = "hidden" if hidden else "visible"
         self.value(
             f"Object.defineProperty(document, 'hidden', {{get: () => {json.dumps(hidden)}, configurable: true}});"

@@ -1,7 +1,7 @@
 """One cell of the table: a service under load, beside one kind of BE work, under one law; and all of them in turn.
 
 Rounds are interleaved: each runs every law and every kind once, so that what the machine does meanwhile is in all of
-them alike. Each cell follows its own measurement of alone at once: minutes in which the machine is slow are in both.
+them equally. Each cell follows its own measurement of alone at once: minutes in which the machine is slow are in both.
 A cell has the online latencies, the work of BE, and the machine's use during exactly that time.
 """
 
@@ -48,7 +48,7 @@ ALONE_SETTLE_S: Final = 0.7
 class Cell(Struct, frozen=True, kw_only=True):
     """One measurement. Times in microseconds, ``busy`` and ``steal`` in CPUs, ``work`` in units a second.
 
-    ``rate``: requests a second that were asked for; ``done``: that were answered. ``busy`` is that of the node's
+    ``rate``: requests a second that were intended; ``done``: that were answered. ``busy`` is that of the node's
     ``cpus`` CPUs.
     ``ran_us``, ``waited_us``, ``runs``: what a request had of the server's threads: CPU time, time runnable without a
     CPU, and times that one of them was put on a CPU.
@@ -139,7 +139,7 @@ class Scheduled(Struct, frozen=True):
 
 
 class Stage:
-    """A node with one service on it. BE pods and the agent come and go.
+    """A node with one service on it. BE pods and the agent start and end.
 
     ``client``: the CPU of the generator, where it has one of its own, which is then none of the node's.
     """
@@ -322,7 +322,7 @@ class Stage:
         )
 
     def alone_work(self, hog: Hog, *, seconds: float) -> float:
-        """Units a second of BE work while nothing is asked of the service and no law holds."""
+        """Units a second of BE work while the service gets no requests and no law holds."""
         law = Law(name="unmanaged", be=False)
         self.unrule()
         with self.hog(hog, law) as done:

@@ -1,8 +1,8 @@
 """The laws that are compared: who holds BE work back, and how.
 
 ``alone``: there is no BE work. ``again``: the same, measured where the others measure BE work, so what it differs from
-alone by is the machine. ``unmanaged``: BE pods with the online pod's share of the CPU, and nobody at work.
-``kubernetes``: BestEffort pods, shares 2, nobody at work. ``fixed``: a quota on kubepods/besteffort of 65 % of the
+alone by is the machine. ``unmanaged``: BE pods with the online pod's share of the CPU, and no agent.
+``kubernetes``: BestEffort pods, shares 2, no agent. ``fixed``: a quota on kubepods/besteffort of 65 % of the
 machine less what online work uses alone, as the peers' law has it once it has settled. The others are bypassd with a
 configuration: ``quota`` is plain enforcing (the quota law without the idle class), ``cpu``, ``memory`` and ``full`` are
 the presets, ``idle_groups`` and ``idle_threads`` the idle class of one side with the law that follows from it,

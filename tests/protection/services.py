@@ -1,4 +1,4 @@
-"""Real servers of Debian as online services: how each is started, and what is asked of it."""
+"""Real servers of Debian as online services: how each is started, and what is requested of it."""
 
 import json
 import os

@@ -68,7 +68,7 @@ def measured(port: int) -> Load:
 def test_a_stall_of_the_server_is_in_every_request_that_was_due_meanwhile(stalling: int) -> None:
     load = measured(stalling)
     assert (load.errors, load.unanswered) == (0, 0)
-    # Poisson: within five deviations of what was asked for, whatever the server did.
+    # Poisson: within five deviations of what was intended, whatever the server did.
     assert abs(load.rate - RATE) * SECONDS < 5 * (RATE * SECONDS) ** 0.5
     # A closed loop would have four late requests (0.5 %); here it is a share of the time: p90 is a part of the stall.
     assert load.worst > STALL_S * 1e6 * 0.9

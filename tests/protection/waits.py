@@ -10,7 +10,7 @@ threads was runnable and did not run is counted for what ran on its CPU: BE work
 generator, the agent, or the machine's other tasks; and how often BE threads were moved to another CPU. The events cost
 the server CPU time; they cost it the same under every law.
 
-Controls measure a law once more in each round: ``stopped`` with the agent stopped (SIGSTOP; what it has written is in
+Controls measure a law again in each round: ``stopped`` with the agent stopped (SIGSTOP; what it has written is in
 force), so the difference is the running agent's part; ``pinned`` with each BE thread kept on one CPU, so the difference
 is the part of BE threads that move.
 """

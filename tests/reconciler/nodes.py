@@ -115,7 +115,7 @@ def cpu(online: int = 0, reclaimed: int = 0, system: int = 0, *, age: float | No
 
 
 def node(*pods: Pod, topology: Topology | int = 8, **more: Any) -> NodeView:
-    """A v1 node of single-threaded cores unless told otherwise, kubelet policy none, idle."""
+    """A v1 node of single-threaded cores by default, kubelet policy none, idle."""
     shape = uniform(cores=topology, threads=1) if isinstance(topology, int) else topology
     values: dict[str, Any] = {"versions": V1, "kubelet": NONE, "cpu": cpu(), "knobs": MAINLINE} | more
     return NodeView(

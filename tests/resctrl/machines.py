@@ -1,4 +1,4 @@
-"""Capabilities of machines, as `read_capability` tells them of the recorded kernels."""
+"""Capabilities of machines, as `read_capability` reads them from the recorded kernels."""
 
 from resctrl.capability import (
     BandwidthCapability,

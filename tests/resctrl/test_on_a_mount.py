@@ -64,7 +64,7 @@ on_one = pytest.mark.parametrize("machine", [None] if ours() else MACHINES[:1], 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[tuple[Shape, Release] | None], Place]]:
-    """Machines' resctrl, each mounted when it is first asked for; None is the kernel's own."""
+    """Machines' resctrl, each mounted when it is first requested; None is the kernel's own."""
     known: dict[tuple[Shape, Release] | None, Place] = {}
     with contextlib.ExitStack() as stack:
 
@@ -191,7 +191,7 @@ def test_all_threads_of_a_program_that_never_stops_forking_arrive(place: Place, 
         done = gather(place.groups.files, place.groups.path(group), threads, passes=100)
         assert done.on_settled
         assert not done.refused
-        # Whoever lived while the members were read is one.
+        # A thread that lived while the members were read is one.
         before = threads()
         inside = place.groups.members(group)
         assert before & threads() <= inside

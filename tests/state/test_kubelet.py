@@ -159,7 +159,7 @@ def test_devices_without_numa_nodes_are_read_as_of_an_unknown_node() -> None:
     assert (device_state.version, device_state.entries[0].devices) == (1, {-1: ("b", "a")})
 
 
-# Files that are no use, each told apart
+# Files that are no use, each distinguished
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"\0" * 64])

@@ -1,4 +1,4 @@
-"""A store that was damaged gives back nothing that was not written, and goes on."""
+"""A store that was damaged gives back nothing that was not written, and continues."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A store that somebody else has made: its schema and its rows are data, never a program."""
+"""A store that another party has made: its schema and its rows are data, never a program."""
 
 import os
 import sqlite3

@@ -132,7 +132,7 @@ def artifact() -> Path:
 
 
 def product(tarball: Path, packages: Path = REPOSITORY) -> Path:
-    """The tarball's tree with the Python packages of this checkout, compiled; made anew when one of them changed.
+    """The tarball's tree with the Python packages of this checkout, compiled; made again when one of them changed.
 
     Errors: `BenchError`.
     """

@@ -106,7 +106,7 @@ shares: `full` 1.14 and 1.15, 3.8 and 4.1. In system.slice: docs/performance.md.
 def read_console(text: str) -> Console:
     """Sort the machine's lines.
 
-    Errors: `BenchError` when the last line of a whole run is missing, with the messages that came before.
+    Errors: `BenchError` when the last line of a whole run is missing, with the messages before it.
     """
     results: list[LawResult] = []
     traces: dict[str, list[str]] = {}

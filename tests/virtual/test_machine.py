@@ -122,7 +122,7 @@ def test_memory_touching_work_keeps_its_array_and_allocates_and_frees_without_an
                     seen.append(faults)
         finally:
             process.kill()
-    # The array and one part of it are there, and faults come nevertheless.
+    # The array and one part of it are there, and faults happen nevertheless.
     assert len(seen) == 3
     assert peak < 2 * 16 * 1024
 

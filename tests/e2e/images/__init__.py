@@ -1,1 +1,1 @@
-"""Container images made on the spot: no registry is asked."""
+"""Container images made on the spot: no registry is used."""

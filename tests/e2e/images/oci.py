@@ -1,6 +1,6 @@
 """An OCI image layout as one tar file, from one static program.
 
-Two images come out of it: ``PAUSE`` (what the runtime starts for a pod's sandbox) and ``APP`` (every other container).
+It makes two images: ``PAUSE`` (what the runtime starts for a pod's sandbox) and ``APP`` (every other container).
 Both hold the same program.
 
 Source: OCI image specification (image-layout, manifest, config); containerd names images at import by the annotation

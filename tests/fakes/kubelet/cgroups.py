@@ -159,7 +159,7 @@ class KubeletCgroups(KubeletNames):
         above = mount
         for part in group.strip("/").split("/"):
             for controller in read(above, "cgroup.controllers").split():
-                # Some cannot be handed on (a machine without the devices for them); the kubelet goes on too.
+                # Some cannot be handed on (a machine without the devices for them); the kubelet continues too.
                 with contextlib.suppress(OSError):
                     write(above, "cgroup.subtree_control", f"+{controller}")
             above = os.path.join(above, part)

@@ -333,7 +333,7 @@ class FakeKubelet:
         self._qos_at = time.monotonic()
 
     def _bind_plugins(self) -> None:
-        """The device plug-ins' socket, made anew at each start: the one file that shows a kubelet's restart."""
+        """The device plug-ins' socket, made again at each start: the one file that shows a kubelet's restart."""
         path = f"{self.root_dir}/device-plugins/kubelet.sock"
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileNotFoundError):

@@ -81,7 +81,7 @@ class Followed:
 
 
 class Names:
-    """Says who wrote a file, as told by the test."""
+    """Says who wrote a file, as the test says."""
 
     def __init__(self) -> None:
         self.writer: tuple[str, str] | None = None

@@ -155,7 +155,7 @@ class World:
         await self.side.sweep()
 
     def state(self) -> tuple[list[str], dict[str, str], dict[int, str]]:
-        """Everything that somebody else would see: groups, their values, where the threads are."""
+        """Everything that another program would see: groups, their values, where the threads are."""
         groups = sorted(self.model.groups(MOUNT)) + sorted(self.model.groups(f"{MOUNT}/mon_groups"))
         values = {name: self.model.read(f"{MOUNT}/{name}".rstrip("/"), "schemata") for name in ("", *self.controls())}
         places = {tid: self.model.place_of(tid) for tid, _ in self.model.fake_tasks.threads()}

@@ -1,4 +1,4 @@
-"""Rows of the ledger for values in no control file: what an actuator records comes back, also after a crash."""
+"""Rows of the ledger for values in no control file: what an actuator records is read back, also after a crash."""
 
 from collections.abc import Callable
 from pathlib import Path

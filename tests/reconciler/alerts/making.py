@@ -1,4 +1,4 @@
-"""What the tests of alerts share: alerts, a sink that does as it is told, and a teller on a real store."""
+"""What the tests of alerts share: alerts, a sink that does as the test says, and a dispatcher on a real store."""
 
 import contextlib
 from collections.abc import Callable, Sequence

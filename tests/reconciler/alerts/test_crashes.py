@@ -1,8 +1,8 @@
-"""SIGKILL between any two steps: every durable alert that was acknowledged is told at least once, with one id.
+"""SIGKILL between any two steps: every durable alert that was acknowledged is delivered at least once, with one id.
 
-The child tells two alerts as an eviction would: it journals an event, keeps its alert, and only then notes that the
+The child sends two alerts as an eviction would: it journals an event, keeps its alert, and only then notes that the
 event is acknowledged. It is killed at its Nth step (each write to the store, before and after; each telling, before
-and after), for every N. The next run tells again what its journal does not have as acknowledged.
+and after), for every N. The next run sends again what its journal does not have as acknowledged.
 """
 
 import json

@@ -28,7 +28,7 @@ def autojump_clock() -> Iterator[MockClock]:
 
 
 async def settled(world: World) -> None:
-    """Until everything has been told that can be, and the store knows it; however long the threads of both take."""
+    """Until everything has been delivered that can be, and the store knows it; however long both threads take."""
     await trio.sleep(0.5)
     for _ in range(1000):
         made = all(name in world.made for name in world.teller.sinks)
@@ -259,7 +259,7 @@ async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting
     (row,) = world.rows()
     world.config = world.configured("a", "new")
     world.teller = world.new_teller()
-    # The event's journal did not know that it had been told: it is told again.
+    # The event's journal did not have the delivery: it is sent again.
     await nursery.start(world.teller.run)
     world.teller.send(alert(durable=True))
     await settled(world)

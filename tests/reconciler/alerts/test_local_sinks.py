@@ -189,7 +189,7 @@ async def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path:
     for name in ("pid", "child"):
         pid = int((tmp_path / name).read_text())
         with trio.fail_after(60):
-            while alive(pid):  # noqa: ASYNC110  (somebody else's process tells no event)
+            while alive(pid):  # noqa: ASYNC110  (another's process has no event)
                 await trio.sleep(0.01)
 
 

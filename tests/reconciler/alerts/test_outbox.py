@@ -1,4 +1,4 @@
-"""What one sink is told and when: every telling ends in exactly one count, and no durable one is lost."""
+"""What one sink gets and when: every delivery ends in exactly one count, and no durable one is lost."""
 
 import math
 from typing import Self
@@ -240,7 +240,7 @@ class Boxes(RuleBasedStateMachine):
         for key, count in self.durable.items():
             over_before = self.outbox.pending(key) is False
             assert over_before
-            # The end that is told again is no news: the count may stay behind there, but nothing else.
+            # A repeated end has no news: the count may stay behind there, but nothing else.
             assert key in self.seen, (key, count)
         self.durable.clear()
 

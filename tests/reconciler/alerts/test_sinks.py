@@ -289,7 +289,7 @@ async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
 async def events(
     nursery: trio.Nursery, replies: Sequence[Reply], *notices: Incident, api: EventApi = EventApi.CORE
 ) -> tuple[list[tuple[str, Any]], SinkError | None]:
-    """What the API server was asked, and the error."""
+    """The requests to the API server, and the error."""
     server = HttpPeer(list(replies))
     port = await nursery.start(server.serve)
     address = ApiServer(server=f"http://127.0.0.1:{port}")

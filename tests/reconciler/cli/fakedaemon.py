@@ -1,4 +1,4 @@
-"""The daemon's socket as the command line sees it: a document, answers to orders, and what was asked."""
+"""The daemon's socket as the command line sees it: a document, answers to orders, and the requests."""
 
 import contextlib
 import http.server

@@ -195,7 +195,7 @@ def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch
     results = with_rights(monkeypatch, EVERYTHING)
     results.taskstats_problem = "taskstats: not compiled in"
     assert found(good, WATCH, results)["run queue"].found.startswith("taskstats: not compiled in; using schedstat")
-    # Nobody asks for the run queue: nothing is missing.
+    # No rule needs the run queue: nothing is missing.
     off = f"{WATCH}  rules:\n    cpu: {{enabled: false}}\n    cache: {{enabled: false}}\n"
     nobody = found(good, f"{off}    io: {{enabled: false}}\n    memory: {{enabled: false}}\n", results)
     assert "run queue" not in nobody
@@ -285,7 +285,7 @@ def test_means_that_cannot_be_used_say_why(good: LiveNode, monkeypatch: pytest.M
     weak = with_rights(monkeypatch, EVERYTHING & ~(1 << 5))
     weak.cri_version, weak.cri_problem, weak.api_problem = None, "CRI: no answer", "none"
     result = found(good, config, weak)["eviction"]
-    # Nobody could go though pods are to: that is in the way. In a dry run nobody goes anyway.
+    # No pod can be evicted though some should be: an error. In a dry run none is evicted anyway.
     assert result.state is (CheckState.WARN if dry else CheckState.BAD)
     assert (
         "no usable method; unusable: api: none; cri: CRI: no answer; signal: the daemon lacks CAP_KILL" in result.found
@@ -384,7 +384,7 @@ def test_the_daemon_is_the_holder_of_the_lock_if_that_is_one_here(
     monkeypatch.setattr(asking, "read_text", lambda root, path: files.get(path) if root == "/" else None)
     good.put(lock, "7\n")
     assert asking._daemon_pid(node) == 7
-    # A number of another PID namespace: here it is nobody's, or somebody else's.
+    # A number of another PID namespace: here it belongs to no process, or another.
     good.put(lock, "8\n")
     assert asking._daemon_pid(node) is None
     good.put(lock, "9\n")

@@ -1,4 +1,4 @@
-"""The drawing of a placement: every CPU once, in its place, with a letter that tells its pool."""
+"""The drawing of a placement: every CPU once, in its place, with the letter of its pool."""
 
 import io
 import re

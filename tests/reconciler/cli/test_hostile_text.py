@@ -66,7 +66,7 @@ _CHOSEN_KEYS = frozenset({"labels", "annotations", "details", "alerts", "resizes
 
 
 def hostile(value: Any, key: str = "") -> Any:
-    """The same document with the text in every field that somebody else can choose."""
+    """The same document with the text in every field that another party can choose."""
     if isinstance(value, str):
         return value if key in OURS or (key == "uid" and value in (BATCH, WEB)) else f"{value}{HOSTILE}"
     if isinstance(value, list):
@@ -79,7 +79,7 @@ def hostile(value: Any, key: str = "") -> Any:
 
 
 class Scene(NamedTuple):
-    """What the commands need: a daemon, a node, and files that somebody else has written."""
+    """What the commands need: a daemon, a node, and files that another party has written."""
 
     daemon: FakeDaemon
     live: LiveNode
@@ -248,7 +248,7 @@ def test_no_command_writes_what_others_have_chosen_as_it_is(scene: Scene, run: R
     for form in command.formats:
         parts = [name, *scene.words(name), *(["-o", form] if len(command.formats) > 1 else [])]
         if form == "msgpack":
-            continue  # binary: it is no text, and goes to no terminal
+            continue  # binary: it is no text, and not for terminals
         ran = run(*parts)
         assert ran.code in {Exit.OK, Exit.NOT_OK, Exit.NO_EVIDENCE}, ran.err
         check(ran.out)

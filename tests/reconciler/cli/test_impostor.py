@@ -17,7 +17,7 @@ from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 
 NOBODY = 65534
-# Whoever runs it leaves a file behind: first its author, and then whoever can be brought to run it.
+# Running it leaves a file behind, whoever the user is.
 PROGRAM = """
 #include <fcntl.h>
 #include <unistd.h>
@@ -97,7 +97,7 @@ def impostor() -> Iterator[Impostor]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> str:
-    """Everything that would have the kubelet, the runtime or the API server asked is on."""
+    """Everything that would have the kubelet, the runtime or the API server queried is on."""
     path = tmp_path / "config.yaml"
     path.write_text(
         f"store: {{path: {tmp_path}/state/state.db}}\nhttp: {{socket: {tmp_path}/none.sock}}\n"

@@ -1,4 +1,4 @@
-"""The API server's client: whom it finds, what it shows of itself, and what it makes of every kind of answer."""
+"""The API server's client: which server it finds, what it shows, and its result for every kind of answer."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""CPUs leave and come back under the real agent, on the strict fake kernel's v1 and v2."""
+"""CPUs go offline and online under the real agent, on the strict fake kernel's v1 and v2."""
 
 import time
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Node:
             yield agent
 
     async def switch(self, agent: Agent, *, off: str = "", on: str = "") -> None:
-        """The kernel's part, then the agent's: what the source tells, and the look that follows."""
+        """The kernel's part, then the agent's: what the source reports, and the pass that follows."""
         before = agent.control.inventory.readings.topology
         for cpu in map(int, filter(None, off.split(","))):
             self.live.kernel.unplug(cpu)
@@ -92,7 +92,7 @@ async def test_a_containers_settings_are_written_again_without_a_foreign_writer(
             pools = agent.control.reconciler.pools
             assert pools is not None
             assert node.cpus(node.main(BATCH)) == str(pools.reclaimed)
-        # A dozen narrowings that were somebody's writes would have ended in a yield.
+        # A dozen narrowings that were foreign writes would have ended in a yield.
         assert not agent.writes.judge.foreign_writes.writes
         assert not agent.writes.judge.foreign_writes.yields
         assert agent.writes.judge.statuses.get((node.main(BATCH), "cpu.set")).state in {"in place", "written"}  # type: ignore[union-attr]
@@ -197,7 +197,7 @@ async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node:
         assert pools is not None
         assert str(pools.reclaimed) != "0-1"
         await node.live.look(agent)
-        # Nobody knows who it was: a runtime, maybe, that is not done yet.
+        # The writer is unknown: a runtime, maybe, that is not done yet.
         agent.writes.judge.foreign_writes._updating[node.main(BATCH), "cpu.set"] -= 1.0
         await node.live.look(agent)
         assert agent.writes.judge.foreign_writes.writes

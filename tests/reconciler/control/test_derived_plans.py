@@ -11,7 +11,7 @@ from tests.bench.planning import CONFIG, SEPARATE, machine, node
 
 
 def changed(view: NodeView, step: int) -> dict[str, Pod]:
-    """The pods after one change: one goes, comes back, is of another class or place, or is being deleted."""
+    """The pods after one change: one ends, starts again, is of another class or place, or is being deleted."""
     pods = dict(view.pods)
     uid = sorted(pods)[step * 7 % len(pods)]
     pod = pods[uid]

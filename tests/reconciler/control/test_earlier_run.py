@@ -73,7 +73,7 @@ async def test_a_budget_without_a_record_is_not_the_nodes_own(live: LiveNode) ->
         assert not limited(live, BOX)
         assert agent.alerts.raised["earlier run"] == 1
         assert not problem(agent)
-        # Whoever writes it now is another program: what it writes stays.
+        # The writer now is another program: what it writes stays.
         limit(live, BE, 300)
         await live.look(agent)
         assert limited(live, BE)
@@ -232,7 +232,7 @@ async def test_a_new_node_has_nothing_to_take_over(live: LiveNode) -> None:
         await live.look(agent)
         assert not agent.alerts.raised["earlier run"]
         assert not agent.record.ledger.group(BE)
-        # An online pod's quota is nobody's leftover: its runtime's record may be older than the file.
+        # An online pod's quota is not left over: its runtime's record may be older than the file.
         limit(live, f"{group(WEB)}/{container_id(WEB)}", 500)
         await live.look(agent)
         assert limited(live, f"{group(WEB)}/{container_id(WEB)}")

@@ -145,7 +145,7 @@ async def test_a_node_that_boots_with_its_clock_behind_keeps_its_hours_and_gets_
         books.minute(0.0)
     behind = 7 - 24_000
     assert await books.stored() == {behind: 2, 0: 1}
-    # The time comes over the network.
+    # The time is set over the network.
     books.now += 60.0
     books.wrong = 0.0
     books.minute(0.0)

@@ -1,4 +1,4 @@
-"""Holds last as long as was asked for, whatever the clocks, the store's rows and their number are."""
+"""Holds last as long as requested, whatever the clocks, the store's rows and their number are."""
 
 import math
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ async def test_a_clock_that_is_set_neither_ends_a_hold_nor_prolongs_it(
 
 async def test_a_suspend_counts(world: World) -> None:
     await world.hold(1000)
-    # Monotonic clocks stand still meanwhile; these two do not.
+    # Monotonic clocks stop meanwhile; these two do not.
     world.passes(1001)
     assert not world.held()
 

@@ -1,4 +1,4 @@
-"""Partitions of cgroup v2: what they take, whom it concerns, and those that the kernel does not grant."""
+"""Partitions of cgroup v2: what they take, which pods it concerns, and those that the kernel does not grant."""
 
 from pathlib import Path
 

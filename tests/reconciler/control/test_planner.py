@@ -208,7 +208,7 @@ configs = st.builds(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[NodeView]:
-    """One machine over time: pods come and go, the kubelet allocates, forgets and recovers, signals fail."""
+    """One machine over time: pods start and end, the kubelet allocates, forgets and recovers, signals fail."""
     shape = draw(st.sampled_from(TOPOLOGIES))
     gaps = draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.0, 60.0]), min_size=1, max_size=6))
     now, views = 1000.0, []
@@ -219,7 +219,7 @@ def histories(draw: st.DrawFn) -> list[NodeView]:
 
 
 def within_the_rules(view: NodeView, desired: Desired) -> None:
-    """What holds for every plan, whatever came before."""
+    """What holds for every plan, whatever preceded."""
     pools = desired.plan.pools
     online_cpus = view.topology.online
     assert pools.reclaimed, "BE work always has a CPU"
@@ -320,7 +320,7 @@ def test_an_unknown_signal_never_raises_the_budget(history: list[NodeView], blin
 def test_pods_that_come_and_go_move_fewer_cpus_than_planning_from_scratch(
     budgets: list[int], owners: list[int]
 ) -> None:
-    """An exclusive pod of 0-7 CPUs, somewhere else each time, and online use that comes and goes."""
+    """An exclusive pod of 0-7 CPUs, somewhere else each time, and changing online use."""
     shape = uniform(sockets=2, nodes=2, cores=8, threads=2)
     held: Pools | None = None
     moves = {"sticky": 0, "scratch": 0}

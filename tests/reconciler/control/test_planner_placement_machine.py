@@ -1,4 +1,4 @@
-"""Pods come and go, grow, restart; the agent restarts; CPUs go offline: what holds after every single event.
+"""Pods start and end, grow, restart; the agent restarts; CPUs go offline: what holds after every single event.
 
 Every plan is also carried out on a model of the cgroup tree, write by write in the planner's order, as the kernel's v1
 rule demands: each set inside its parent's, at every moment.
@@ -187,7 +187,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.view.pods)
     @rule(data=st.data())
     def restarts_a_container(self, data: st.DataObject) -> None:
-        """Its directory goes; it comes again with the next event that concerns it, or with the pod."""
+        """Its directory is removed; it is made again with the next event that concerns it, or with the pod."""
         uid = data.draw(st.sampled_from(sorted(self.view.pods)))
         whole = self.view.pods[uid]
         without = replace(whole, containers=tuple(item for item in whole.containers if item.name != "c0"))
@@ -224,7 +224,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
     @rule()
     def the_node_restarts(self) -> None:
-        """All pods are gone for a moment and come again."""
+        """All pods are gone for a moment and start again."""
         assert self.pools is not None
         pods, held = self.view.pods, {key: self.pools.dedicated[key] for key in self.pools.placed}
         self.view, self.sticky = replace(self.view, pods={}), {}
@@ -348,7 +348,7 @@ class PlacementMachine(RuleBasedStateMachine):
         if self.pools is None:
             return
         pools = self.pools
-        # With fewer CPUs than pools some run in the shared one, which the reasons tell.
+        # With fewer CPUs than pools some run in the shared one, as the reasons say.
         own = [cpus for cpus in pools.named.values() if cpus != pools.shared]
         assert sum(map(len, own)) == len(CpuSet.union(own))
         bound = {key.rpartition("-NUMA")[2] for key in pools.named if "-NUMA" in key}

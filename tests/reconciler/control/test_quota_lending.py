@@ -62,7 +62,7 @@ class Counting:
 
 
 class Seconds:
-    """An agent that looks when told to, one second after the other."""
+    """An agent that evaluates on command, one second after the other."""
 
     def __init__(self, node: LiveNode, agent: Agent, files: Counting) -> None:
         self.agent, self.files = agent, files

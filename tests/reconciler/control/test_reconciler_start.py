@@ -15,7 +15,7 @@ from tests.fakes.livenode import BATCH, LiveNode
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the others run; the clock stands still meanwhile."""
+    """Let the others run; the clock stops meanwhile."""
     while not condition():
         await trio.lowlevel.checkpoint()
 

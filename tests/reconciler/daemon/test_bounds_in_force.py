@@ -54,7 +54,7 @@ def shown(agent: Agent) -> tuple[list[str], dict[str, str]]:
 
 
 def widened(live: LiveNode) -> None:
-    """BE work on the pinned pod's CPU, with a group inside, as before the pod came."""
+    """BE work on the pinned pod's CPU, with a group inside, as before the pod."""
     live.kernel.make_group(INNER)
     for path in ("/kubepods/besteffort", group(BATCH), CONTAINER, os.path.dirname(INNER), INNER):
         live.write(path, "cpuset", "cpuset.cpus", "0-7")

@@ -40,7 +40,7 @@ LOOKS_S = 10.0
 
 @pytest.fixture
 def mock_clock() -> MockClock:
-    """It runs only when told: a node that is looked at takes none of its time."""
+    """It runs only on command: a node that is looked at takes none of its time."""
     return MockClock()
 
 

@@ -1,4 +1,4 @@
-"""Side actuators: nothing is loaded that nobody wants, and nothing that an earlier run has left is forgotten."""
+"""Side actuators: nothing is loaded that is not wanted, and nothing that an earlier run has left is forgotten."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ PROJECT = Path(__file__).parents[3]
 
 
 class Noting:
-    """A side actuator that notes what it is asked."""
+    """A side actuator that records its requests."""
 
     name = "noting"
 

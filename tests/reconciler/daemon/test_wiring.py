@@ -93,7 +93,7 @@ async def running(agent: Agent, *names: str) -> AsyncIterator[None]:
 
 async def until(met: Callable[[], bool]) -> None:
     with trio.fail_after(60):
-        while not met():  # noqa: ASYNC110  # no event tells
+        while not met():  # noqa: ASYNC110  # no event
             await trio.sleep(0.01)
 
 
@@ -286,7 +286,7 @@ async def test_what_online_pods_wait_and_their_cpi_move_the_size_of_their_pool(
         await live.look(agent)
         async with running(agent, "interference", "ticker"):
             with trio.fail_after(60):
-                while expected not in await planned():  # noqa: ASYNC110  # no event tells
+                while expected not in await planned():  # noqa: ASYNC110  # no event
                     await trio.sleep(0.1)
 
 

@@ -62,4 +62,4 @@ def test_moving_less_for_another_reason_is_no_collapse(use: Values, be_bytes: Va
 def test_without_figures_it_is_unknown() -> None:
     assert verdicts(run([], [], 1 * GB, 2)) == "uu"
     assert verdicts(run(1 * GB, 1 * GB, 1 * GB, 2)) == "uu"  # no peak, and no past yet
-    assert verdicts(run(95 * GB, [], [], 2, peak_bps=100_000_000_000)) == "uu"  # whose traffic it is nobody knows
+    assert verdicts(run(95 * GB, [], [], 2, peak_bps=100_000_000_000)) == "uu"  # whose traffic it is is unknown

@@ -37,8 +37,8 @@ GROWS = step(1.0 * MIB, 20.0 * MIB)
         (4, 20.0 * MIB, 1.0 * MIB, "o"),
         (step(4, 9), [], [], "i"),  # misses are all there is
         ([], FALLS, GROWS, "i"),  # so is the part
-        ([], FALLS, 1.0 * MIB, "o"),  # nobody has taken it
-        (step(0.2, 1.5), [], [], "o"),  # few misses hurt nobody
+        ([], FALLS, 1.0 * MIB, "o"),  # no pod has taken it
+        (step(0.2, 1.5), [], [], "o"),  # few misses are harmless
         ([], [], GROWS, "u"),
     ],
 )

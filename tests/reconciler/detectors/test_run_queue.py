@@ -52,7 +52,7 @@ def test_a_spike_of_one_window_is_only_suspect() -> None:
 @pytest.mark.parametrize(
     ("wait", "delay", "found"),
     [
-        (15, 800, False),  # short waits hurt nobody ...
+        (15, 800, False),  # short waits are harmless ...
         (15, 1200, True),
         (60, 650, True),  # ... but for requests that are shorter still, as measured with 8 runnable tasks on 2 CPUs
         (60, 90, False),  # a healthy machine

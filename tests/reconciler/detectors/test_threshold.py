@@ -21,7 +21,7 @@ def run(
         ([1, 9, 1, 1], "osoo"),  # a spike
         ([9, 9, 9, 9], "ssii"),
         ([9, 9, 9, 1, 1, 1, 1, 1], "ssiiiioo"),  # clears after 3 s
-        ([9, 9, 9, 1, 1, 9, 1, 1, 1, 1], "ssiiiiiiio"),  # the time of calm begins anew
+        ([9, 9, 9, 1, 1, 9, 1, 1, 1, 1], "ssiiiiiiio"),  # the time of calm restarts
         ([9, 9, 9, 1, None, None, None, None, 1, 1, 1, 1], "ssiiiiiuiiio"),  # a gap is no calm, and not the end
         ([9, None, None, None, None, 9, 9, 9], "ssssussi"),  # nor does it add to a breach
         ([None, None], "uu"),

@@ -15,7 +15,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def stood(points: Points, start: float, end: float, fresh_s: float) -> list[tuple[float, float]]:
-    """(value, seconds that it stands for in the window)."""
+    """(value, seconds that it counts for in the window)."""
     pairs = []
     for index, (at, value) in enumerate(points):
         span = at - points[index - 1][0] if index else fresh_s / STALE_S

@@ -1,4 +1,4 @@
-"""The readings behind the promise of memory: whose memory is BE's, and what is told."""
+"""The readings behind the promise of memory: whose memory is BE's, and what is reported."""
 
 import pytest
 from msgspec import Struct

@@ -220,7 +220,7 @@ async def test_the_control_plane_that_knows_the_node_is_found(
 
 
 async def test_unknown_is_not_absent(autojump_clock: trio.testing.MockClock) -> None:
-    """A manager that cannot be asked about may be there: writing another object would be beside it."""
+    """A manager that cannot be queried may be there: writing another object would be beside it."""
     scene = Scene(ClusterTarget.AUTO, None)
     scene.targets[ClusterTarget.KOORDINATOR].error = PublishError("HTTP 403")
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Headroom told: the document, what the store keeps, and the reporter's file."""
+"""Headroom reports: the document, what the store keeps, and the reporter's file."""
 
 import json
 import os

@@ -87,7 +87,7 @@ def test_the_managers_result_comes_to_the_lesser_of_both(offers: list[int], marg
         held = withheld(Offer(cpu_milli=offer, memory_bytes=1), USE, computed, held)
         computed = Offer(cpu_milli=manager(USE, held.cpu_milli, margin))
         assert computed.cpu_milli <= offer
-        # Nothing is kept back for ever: once more with the same offer, and it is the lesser of the two.
+        # Nothing is kept back for ever: again with the same offer, and it is the lesser of the two.
         again = withheld(Offer(cpu_milli=offer, memory_bytes=1), USE, computed, held)
         if offer and (computed.cpu_milli or margin == 0):
             assert manager(USE, again.cpu_milli, margin) == min(alone, offer)

@@ -51,7 +51,7 @@ def steps(views: list[NodeView], config: Config = CONFIG, *, enforce: bool = Tru
 
 
 def night(seconds: int = 120) -> list[NodeView]:
-    """Online work by minutes: little, much, little; BE work takes what it may have of 6 CPUs; a pod comes and goes."""
+    """Online work by minutes: little, much, little; BE work takes what it may have of 6 CPUs; a pod starts and ends."""
     result = []
     for second in range(seconds):
         used = 6000 if seconds // 3 <= second < 2 * seconds // 3 else 1500

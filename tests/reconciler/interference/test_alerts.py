@@ -1,4 +1,4 @@
-"""What people are told of a judgement: one incident for each finding and each response, open as long as it lasts."""
+"""Alerts of an evaluation: one incident for each finding and each response, open as long as it lasts."""
 
 from msgspec.structs import replace
 

@@ -46,7 +46,7 @@ PODS = {
 
 
 def frame(second: float, *, hog_milli: float, wait: float, throttled: float = 0.0, enforce: bool = True) -> SampleFrame:
-    """One second: the victim waits as told; the hog uses as told."""
+    """One second: the victim waits and the hog uses as the test says."""
 
     def milli(value: float) -> dict[str, Sample]:
         return {"cpu.use": Sample(value), "cpu.throttled": Sample(0.0), "cpu.throttled_milli": Sample(0.0)}

@@ -1,4 +1,4 @@
-"""The observer in the agent: signals become a judgement and settings, evictions are ordered, people are told."""
+"""The observer in the agent: signals become a judgement and settings, evictions are ordered, alerts are sent."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, gro
 
 
 class Script:
-    """`Reader`: the victim waits and the BE pod works, from the second that is told on."""
+    """`Reader`: the victim waits and the BE pod works, from the given second on."""
 
     name = "script"
     signals: Collection[str] = ("cpu.wait",)
@@ -69,7 +69,7 @@ class Script:
 
 
 class Orders:
-    """`Evictor`: writes down what it is asked for."""
+    """`Evictor`: writes down what is requested."""
 
     def __init__(self) -> None:
         self.submitted: list[EvictionOrder] = []
@@ -96,7 +96,7 @@ class Orders:
 
 
 class Stage:
-    """An agent on a fake node, and an observer whose clock only moves when told."""
+    """An agent on a fake node, and an observer whose clock only moves on command."""
 
     def __init__(self, agent: Agent, live: LiveNode) -> None:
         self.agent, self.live = agent, live
@@ -158,7 +158,7 @@ def stage(live: LiveNode, config: Config) -> Iterator[Stage]:
 
 
 def still_told(scene: Stage) -> list[str]:
-    """Keys of what lasts, by all that was told."""
+    """Keys of what lasts, by all alerts."""
     kinds = {alert.kind for alert in scene.told}
     assert kinds >= {AlertKind.INTERFERENCE, AlertKind.RESPONSE}, "there was something to end"
     last = {(alert.kind.began, alert.key): alert for alert in scene.told}

@@ -1,4 +1,4 @@
-"""When the observer runs: while somebody is to be watched, and while BE's share of the cache moves by misses."""
+"""When the observer runs: while pods are to be monitored, and while BE's share of the cache moves by misses."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -119,5 +119,5 @@ def level(world: World) -> tuple[int, int]:
 
 async def until(met: Callable[[], bool]) -> None:
     with trio.fail_after(60):
-        while not met():  # noqa: ASYNC110  # nobody tells when
+        while not met():  # noqa: ASYNC110  # no event
             await trio.sleep(0.01)

@@ -1,7 +1,7 @@
 """Whole scenes for the placement: a machine, its claims, and events, each with a witness that everything fits.
 
 A scene is played event by event on the pools that the planner answered to the one before. Dedicated containers never
-move, and a pod that is bound to a node stays there; so "fits" is relative to what stands: the witness of an event is
+move, and a pod that is bound to a node stays there; so "fits" is relative to what is placed: the witness of an event is
 built beside the standing dedicated CPUs and the nodes of the bound pods as the planner chose them. It is a number of
 CPUs for each claim on each node (`Room`), and every new claim is carved out of what the others leave:
 
@@ -10,7 +10,7 @@ CPUs for each claim on each node (`Room`), and every new claim is carved out of 
   the CPUs that are never given out exclusively, and BE work's own in mode separate;
 - whole cores are carved out of cores of which no dedicated container has a thread, and all threads are online.
 
-CPUs that are offline, reserved, for interrupts, or isolated by the kernel belong to nobody. Which CPUs of a node a pool
+CPUs that are offline, reserved, for interrupts, or isolated by the kernel are in no pool. Which CPUs of a node a pool
 gets is no part of the witness: pools may move within their node.
 """
 
@@ -340,7 +340,7 @@ class Scene:
         return self._pod(uid, PodClass.DEDICATED, 1000 * count)
 
     def _carve_threads(self, room: Room, number: int, count: int) -> None:
-        """Threads of begun cores first: the witness leaves as many whole cores as it can."""
+        """Threads of used cores first: the witness leaves as many whole cores as it can."""
         begun = room.left[number] - room.cores[number] * self.threads
         cores = min(room.cores[number], max(0, -(-(count - max(0, begun)) // self.threads)))
         room.carve(number, count, cores=cores)
@@ -392,7 +392,7 @@ class Scene:
         self.pods[uid] = replace(item, containers=tuple(replace(each, requests=resources) for each in item.containers))
         return f"{uid} {item.pod_class} {old} -> {new}"
 
-    # What came of it
+    # The result
 
     def settle(self) -> Pools:
         self.before = self.pools

@@ -1,4 +1,4 @@
-"""What holds for every machine and every sequence of arrivals, departures, resizes and CPUs that come and go."""
+"""What holds for every machine and every sequence of arrivals, departures, resizes and CPUs offline and online."""
 
 from typing import Any
 
@@ -134,7 +134,7 @@ def test_nothing_is_refused_that_fits(data: st.DataObject) -> None:
 
 
 class Node(RuleBasedStateMachine):
-    """A node on which containers come, go and are resized, and CPUs go off and on line."""
+    """A node on which containers start, end and are resized, and CPUs go off and on line."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -133,7 +133,7 @@ def test_company(
 
 
 def test_apart_on_one_node_less_loses() -> None:
-    """Both fit one node only where the other pod is: fewer nodes come first."""
+    """Both fit one node only where the other pod is: fewer nodes are first."""
     binding = bound(FOUR, demand("a", 1, "0"), demand("b", 3), free="0-5,8-9,12-13", wishes={"a": APART, "b": APART})
     assert nodes(binding)["b"] == "0"
     assert "shares node 0 with pods to avoid" in binding.reasons["b/c"]
@@ -149,7 +149,7 @@ def test_containers_of_one_pod_keep_each_other_company() -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(1, False), (2, True), (4, True), (5, False)])
 def test_a_number_of_nodes_means_cpus_on_each_of_them(count: int, expected: bool) -> None:
-    """A number that the machine does not have is nobody's."""
+    """A number that the machine does not have belongs to no pod."""
     binding = bound(FOUR, demand("a", 4), wishes={"a": CpuPreferences(node_count=count)})
     assert binding.demands[0].every_node is expected
     assert len(binding.demands[0].nodes) == (count if count < 5 else 1)

@@ -1,4 +1,4 @@
-"""Nodes and CPUs together: nobody is left without for want of a second look."""
+"""Nodes and CPUs together: no claim is refused for lack of a second try."""
 
 from collections.abc import Mapping
 from typing import Any

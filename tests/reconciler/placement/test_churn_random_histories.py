@@ -22,7 +22,7 @@ def test_where_pools_may_be_anywhere_no_packer_ever_moves_less(topology: Topolog
         result = live(topology, 20, seed, bound=False, taken=False)
         assert len(result.ours) == 19
         for mine, item, other in zip(result.ours, result.in_topology_order, result.core_by_core, strict=True):
-            # Each packer against what it had itself: what a pool grows by has to come from somewhere, and no more.
+            # Each packer against what it had itself: what a pool grows by is taken from another, and no more.
             assert mine.moved == mine.least <= min(item.moved, other.moved)
 
 
@@ -37,7 +37,7 @@ def test_where_pools_may_be_anywhere_no_packer_ever_moves_less(topology: Topolog
 def test_with_bound_pools_and_cpus_that_come_and_go_a_life_moves_less_than_from_scratch(
     topology: Topology, lives: int, part: float, unlucky: float
 ) -> None:
-    """Nobody knows the next event, so a packer that happens to have put a pool elsewhere can be luckier now and then.
+    """The next event is unknown, so a packer that happens to have put a pool elsewhere can be luckier now and then.
 
     On machines of a few cores that is one life in eighty, by three CPUs at most; with 64 CPUs it was not seen.
     """

@@ -1,4 +1,4 @@
-"""What policies leave each other, and what is said of a claim that did not get what it asked."""
+"""What policies leave each other, and what is said of a claim that did not get what it requested."""
 
 from typing import Any
 
@@ -250,7 +250,7 @@ def test_what_the_kubelet_gave_is_what_was_asked() -> None:
 
 
 def test_nothing_that_is_not_confined_is_bound() -> None:
-    """A kubelet that rewrites every CPU set: no pool beside the default one, and nobody is cut for one."""
+    """A kubelet that rewrites every CPU set: no pool beside the default one, and no claim is cut for one."""
     view = node(bound("web", 6), topology=TWO, kubelet=kubelet(default="0-15", reasserts_s=10.0))
     pools = plan_pools(view, None, CONFIG)
     assert (dict(pools.named), pools.terms, pools.dedicated_cpus) == ({}, None, EMPTY)

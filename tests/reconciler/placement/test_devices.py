@@ -19,7 +19,7 @@ def state(devices: dict[int, tuple[str, ...]], uid: str = UID) -> DeviceState:
     [
         ({1: ("a",)}, {}, {1}),
         ({0: ("a",), 1: ("b",)}, {}, {0, 1}),
-        # Near two nodes alike: it does not matter, only the other one does.
+        # Equally near to two nodes: it does not matter, only the other one does.
         ({0: ("a", "b"), 1: ("a",)}, {}, {0}),
         # No topology from the plug-in: the bus knows, whatever the case of the address.
         ({-1: ("0000:3B:02.1",)}, {"0000:3b:02.1": 1}, {1}),

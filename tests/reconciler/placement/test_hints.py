@@ -319,7 +319,7 @@ def test_numeric_finds_a_chain_as_good_as_trying_everything(drawn: tuple[tuple[T
 @pytest.mark.parametrize("policy", [BEST, RESTRICTED, SINGLE])
 @pytest.mark.parametrize("count", [2, 4, 8, 16, 32, 64])
 def test_the_steps_of_the_worst_lists_stay_within_the_bound(count: int, policy: TopologyPolicy) -> None:
-    """Long lists of large overlapping masks that nobody prefers: nothing ends early."""
+    """Long lists of large overlapping masks that no hint prefers: nothing ends early."""
     nodes = CpuSet.span(count)
     masks = [nodes.mask & ~(1 << first) & ~(1 << second) for first in range(count) for second in range(count)]
     lists = tuple(TopologyHint(nodes=CpuSet.from_mask(mask)) for mask in sorted(set(masks)) if mask)

@@ -50,7 +50,7 @@ def claims(draw: st.DrawFn, nodes: int) -> list[JointClaim]:
 
 
 def fits(nodes: dict[int, JointNode], placed: list[tuple[JointClaim, int]], rest: JointRest) -> bool:
-    """Whether this assignment breaks no rule, counted anew from the definitions."""
+    """Whether this assignment breaks no rule, counted from the definitions."""
     left, whole, open_left = 0, 0, 0
     for place, room in nodes.items():
         here = [claim for claim, where in placed if where == place]

@@ -210,6 +210,6 @@ def test_a_cut_without_bounds_is_even_in_parts_of_the_size(sizes: dict[str, int]
     assert sum(numbers.values()) == min(count, sum(sizes.values()))
     for name, size in sizes.items():
         for other, its in sizes.items():
-            # Nobody who waits for the next CPU has a smaller part than another had before its last.
+            # No pool that waits for the next CPU has a smaller part than another had before its last.
             if numbers[name] < size and numbers[other] > 1:
                 assert numbers[name] / size >= (numbers[other] - 1) / its

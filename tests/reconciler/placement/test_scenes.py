@@ -1,4 +1,4 @@
-"""Whole scenes: what fits gets what it requests, whatever came before. `make search` plays ten thousand of them."""
+"""Whole scenes: what fits gets what it requests, whatever preceded. `make search` plays ten thousand of them."""
 
 import os
 

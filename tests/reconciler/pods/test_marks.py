@@ -1,4 +1,4 @@
-"""Which labels and annotations are read, and that nobody reads one that is not among them."""
+"""Which labels and annotations are read, and that none other is read."""
 
 import re
 import sys

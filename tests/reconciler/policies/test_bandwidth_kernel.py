@@ -115,7 +115,7 @@ async def test_a_busy_pinned_container_is_throttled_no_more(real: Real) -> None:
         REAL.write(real.hierarchy.directory("cpu", real.container), "cgroup.procs", str(busy.pid))
         first = _throttled(real)
         with trio.fail_after(60):
-            while _throttled(real) == first:  # noqa: ASYNC110  # a counter wakes nobody
+            while _throttled(real) == first:  # noqa: ASYNC110  # a counter has no event
                 await trio.sleep(0.05)
         await real.bring(real.view(PodClass.DEDICATED, QosClass.GUARANTEED, pinned=True), PoliciesConfig(), before)
         lifted = _throttled(real)
@@ -159,7 +159,7 @@ async def test_an_idle_pod_gets_its_weight_back(real: Real) -> None:
     assert real.get(real.pod, "cpu.idle") == 1
     with pytest.raises(OSError, match="Invalid argument"):
         real.set(real.pod, "cpu.weight", 512)
-    # What the weight was is asked for again, as the actuator does: the file itself tells nothing now.
+    # What the weight was is restored again, as the actuator does: the file itself does not show it now.
     left = order_changes(
         [
             KnobChange(path=real.pod, knob="cpu.idle", want=0, have=1),

@@ -1,4 +1,4 @@
-"""The BE budget among several quotas: nothing is left while a taker is throttled, and nobody loses its fair part."""
+"""The BE budget among several quotas: nothing is left while a taker is throttled, and no pod loses its fair part."""
 
 import pytest
 from hypothesis import given

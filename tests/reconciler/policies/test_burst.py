@@ -1,4 +1,4 @@
-"""Who may burst and how far; on fake kernels the burst goes before the quota shrinks, and comes after it grew."""
+"""Who may burst and how far; on fake kernels the burst is lowered before the quota, and raised after it."""
 
 from pathlib import Path
 
@@ -148,7 +148,7 @@ async def test_no_burst_ever_stands_above_its_quota(tmp_path: Path, mode: Mode) 
     for config in (ON, PoliciesConfig(burst=BurstConfig(enabled=True), normalise=NormaliseConfig(ratio=2.0)), ON):
         seen = node(web(), versions=versions, actual=dict(known))
         wanted = {key: setting.value for key, setting in plan(seen, None, config).settings.items() if key in known}
-        # What the plan no longer has goes back to what it was.
+        # What the plan no longer has is restored.
         changes = [
             KnobChange(path=path, knob=knob, want=wanted.get((path, knob), 100_000 if knob == "cpu.quota" else 0))
             for path, knob in known

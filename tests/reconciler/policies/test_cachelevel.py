@@ -84,7 +84,7 @@ def test_each_step_up_waits_for_counts_from_after_the_last() -> None:
     law = LevelControl(calm_s=0.0)
     state, log = begin(LEVELS), []
     for now in range(9):
-        # Each pod is counted for a while, in turns: both anew every four seconds.
+        # Each pod is counted for a while, in turns: both again every four seconds.
         strain = Contention(misses=missing(now % 4 + 0.5, a=1.0) | missing((now + 2) % 4 + 0.5, b=1.0), online=2)
         state = step(state, strain, float(now), law, LEVELS)
         log.append(state.level.cache_percent)

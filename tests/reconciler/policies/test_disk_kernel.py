@@ -163,7 +163,7 @@ async def test_limits_read_back_as_wanted_and_restore_leaves_the_files_as_they_w
     before = {file: real.read(real.container, file) for file in FILES.values()}
     other = find_disk("loop0") if os.path.isdir("/sys/block/loop0") else None
     if other is not None:
-        # Somebody's own line, of another disk: it gives way while ours are wanted, and comes back.
+        # Another program's line, of another disk: removed while ours are wanted, then restored.
         directory = real.hierarchy.directory("blkio", real.container)
         REAL.write(directory, "blkio.throttle.read_bps_device", f"{other.device} 5000000")
         before["blkio.throttle.read_bps_device"] = f"{other.device} 5000000\n"

@@ -128,7 +128,7 @@ def test_the_end_of_an_init_container_frees_nothing_that_is_in_use() -> None:
 
 
 def test_an_init_container_that_nobody_told_as_one_hands_its_cpus_on_as_well() -> None:
-    """The runtime does not tell them from others: only the kubelet's list does, which not every node lets us read."""
+    """Not distinguished by the runtime: only by the kubelet's list, which not every node permits to read."""
     pools = plan_pools(node(dedicated("d", app("first", 2000)), online("o")), None, CONFIG)
     held = pools.dedicated["d/first"]
     for name in ("second", "main"):
@@ -136,7 +136,7 @@ def test_an_init_container_that_nobody_told_as_one_hands_its_cpus_on_as_well() -
         assert list(between.dedicated.values()) == [held], "nobody else gets them meanwhile"
         pools = plan_pools(node(dedicated("d", app(name, 2000)), online("o")), between, CONFIG)
         assert pools.dedicated == {f"d/{name}": held}
-    # Beside another container of the pod nothing is taken from those who live, nor from one that comes again.
+    # Beside another container of the pod nothing is taken from those who live, nor from one that starts again.
     two = plan_pools(node(dedicated("d", app("main", 2000), app("log", 1000))), pools, CONFIG)
     assert (two.dedicated["d/main"], len(two.dedicated["d/log"])) == (held, 1)
     gone = plan_pools(node(dedicated("d", app("log", 1000))), two, CONFIG)
@@ -262,7 +262,7 @@ WISHES: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
 
 @pytest.mark.parametrize(("first", "second", "expected"), WISHES.values(), ids=WISHES.keys())
 def test_wishes(first: dict[str, object], second: dict[str, object], expected: str) -> None:
-    """The first pod runs already when the second one comes."""
+    """The first pod runs already when the second one starts."""
     pods = (dedicated("a", **first), dedicated("b", **second))
     before = plan_pools(node(pods[0], topology=SMT), None, CONFIG)
     after = plan_pools(node(*pods, topology=SMT), before, CONFIG)

@@ -143,7 +143,7 @@ def test_by_whole_cpus_a_step_that_harms_is_taken_back_as_a_whole() -> None:
 def test_a_step_of_a_whole_cpu_is_blamed_as_long_as_its_parts_would_take(
     grain: int, late_s: float, pause_s: float
 ) -> None:
-    """Else a step whose harm comes just after ``blame_s`` is repeated at the same pace for ever."""
+    """Else a step whose harm follows just after ``blame_s`` is repeated at the same pace for ever."""
     state = replace(start(2000), wall_milli=2000, raised_at=0.0, raised_from=1000, pause_s=4.0)
     harmed = replace(whole({"a": 1.5}, 2000), grain_milli=grain)
     state = step(step(state, harmed, late_s - 0.1, CONFIG), harmed, late_s, CONFIG)

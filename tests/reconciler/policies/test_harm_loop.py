@@ -198,7 +198,7 @@ def test_by_whole_cpus_no_step_is_lost_on_a_part_of_one(machine: Machine, share:
 
 @pytest.mark.parametrize("jump_s", [-3600.0, -1.0, 5.0, 3600.0])
 def test_after_a_jump_of_the_clock_it_cuts_and_rises_as_before(jump_s: float) -> None:
-    """A jump back once stopped cuts and steps for as long as the clock needed to come there again."""
+    """A jump back once stopped cuts and steps for as long as the clock needed to reach that time again."""
 
     def trace(at: float) -> Input:
         load = BUSY if 40 <= at < 60 else CALM

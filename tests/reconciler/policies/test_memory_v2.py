@@ -1,4 +1,4 @@
-"""Memory's settings on the strict v2 kernel: in the planner's order, none refused, nobody killed, all undone."""
+"""Memory's settings on the strict v2 kernel: in the planner's order, none refused, no process killed, all undone."""
 
 from pathlib import Path
 

@@ -78,7 +78,7 @@ def test_no_quota_is_below_what_the_kernel_takes() -> None:
 def test_under_static_the_pool_lies_inside_the_default_set_and_only_containers_are_confined() -> None:
     view = node(pod("be"), kubelet=kubelet(default="0-5", exclusive={"g/main": "6"}, reserved="0"))
     desired = plan(view, None, BOTH)
-    # CPU 7 is in neither set: between the two renames of one allocation it is about to be somebody's.
+    # CPU 7 is in neither set: between the two renames of one allocation it is about to be allocated.
     assert desired.plan.pools.reclaimed == cpus("2-5")
     assert "cpu.set" not in of(desired, DIRECTORY)
     assert "cpu.set" not in of(desired, f"{DIRECTORY}/podbe")

@@ -1,4 +1,4 @@
-"""BE work by a site's rules: their order is followed, their filters too, and nothing is asked twice."""
+"""BE work by a site's rules: their order is followed, their filters too, and nothing is called twice."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What the ladder asks for becomes settings of BE pods, and of nobody else."""
+"""What the ladder requests becomes settings of BE pods, and of no other."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""Constant input comes to rest: pool sizes of every sizing mode, with use that follows what the pools get."""
+"""Constant input ends in a constant plan: pool sizes of every sizing mode, with use that follows what the pools get."""
 
 import os
 from collections.abc import Mapping

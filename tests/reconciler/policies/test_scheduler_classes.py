@@ -1,4 +1,4 @@
-"""The idle class, group identity and QoS level: who gets which, and what a kernel without them is told."""
+"""The idle class, group identity and QoS level: who gets which, and what a kernel without them gets."""
 
 import msgspec
 import pytest

@@ -29,7 +29,7 @@ def row_of(case: EvictionCase) -> bytes:
 
 
 class Bench:
-    """An evictor on a store of its own; what it tells stays in ``told``."""
+    """An evictor on a store of its own; its alerts are in ``told``."""
 
     def __init__(self, directory: Path) -> None:
         (directory / "groups").mkdir()

@@ -1,4 +1,4 @@
-"""A small world for the ladder: pods with numbers, a victim that suffers as told, and the measures in force."""
+"""A small world for the ladder: pods with numbers, a victim as described, and the measures in force."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

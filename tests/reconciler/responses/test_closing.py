@@ -30,7 +30,7 @@ WALL = 1.8e9
 
 
 class Node:
-    """Goes from second to second."""
+    """Advances second by second."""
 
     def __init__(self, config: ClosingConfig = CONFIG) -> None:
         self.config = config

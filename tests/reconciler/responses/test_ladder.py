@@ -370,7 +370,7 @@ def test_a_suspect_that_one_victim_waits_for_is_not_squeezed_for_another() -> No
     world = World(SQUEEZE)
     world.pods["api"] = facts("api", PodClass.SHARED)
     world.go(BAD, 4.0)
-    # Both findings in one moment: the second victim's turn comes while the first waits.
+    # Both findings in one moment: it is the second victim's turn while the first waits.
     frame = world.frame()
     findings = blamed(("web", "api"), 4.0)
     ascent = RuleFindings(rule="cpu", shadow=False, responses=(SQUEEZE,), findings=findings)

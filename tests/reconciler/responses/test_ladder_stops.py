@@ -73,7 +73,7 @@ def test_a_pod_is_frozen_for_one_victim_at_a_time_so_that_its_bound_holds_for_al
         world.now += 1
         frame = world.frame()
         world.history.add(frame)
-        # Each is helped, so that its step is kept, and the next one's turn comes.
+        # Each is helped, so that its step is kept, and it is the next one's turn.
         findings = blamed(names, 4.0 * 0.9**second)
         ascent = RuleFindings(rule="cpu", shadow=False, responses=(FREEZE,), findings=findings)
         world.memory, _ = advance(world.memory, [ascent], (frame, world.history), config, fresh_s=3.0)

@@ -1,4 +1,4 @@
-"""The law by which a rule in shadow becomes enforcing and goes back, day by day and frame by frame."""
+"""The law by which a rule in shadow becomes enforcing and a dry run again, day by day and frame by frame."""
 
 from collections.abc import Sequence
 

@@ -71,7 +71,7 @@ def test_what_is_written_is_printable_and_each_line_is_ours(form: LogFormat, jou
         if journal:
             assert line[0] + line[2] == "<>"
         elif form is LogFormat.CONSOLE:
-            # A line of an exception's text stands indented: it cannot look like a line of the log.
+            # A line of an exception's text is indented: it cannot look like a line of the log.
             assert line.startswith(("20", "  "))
         if form is LogFormat.JSON:
             read = json.loads(line.partition("{")[1] + line.partition("{")[2])

@@ -32,7 +32,7 @@ def test_the_wait_doubles_up_to_a_minute_and_begins_anew(clock: list[float]) -> 
         assert errors.due(at - 0.001) == []
         waits.append(at - clock[0])
         clock[0] = at
-        # Told once; the next failure sets another time.
+        # Reported once; the next failure sets another time.
         assert (errors.due(at), errors.due(at), errors.next_retry()) == ([POD], [], None)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     errors.passed(POD)

@@ -61,7 +61,7 @@ class FakeCalls:
 
 
 def started(calls: FakeCalls, check: Callable[[LoopPriority], None], *, slice_s: float = SLICE_S) -> None:
-    """Inside a loop, whose own waits do not count here: the check stands for the loop."""
+    """Inside a loop, whose own waits do not count here: the check counts as the loop."""
 
     async def main() -> None:
         priority = LoopPriority(nice=-10, slice_s=slice_s, starting=lambda: calls.starting, calls=calls)

@@ -1,4 +1,4 @@
-"""Files that somebody else names: what root alone can change is read, anything else is refused without a hang."""
+"""Files that another party names: what root alone can change is read, anything else is refused without a hang."""
 
 import os
 import socket

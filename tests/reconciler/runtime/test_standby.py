@@ -1,4 +1,4 @@
-"""Waiting for the lock, and who is asked for it: by the kernel's list, and only if the signal would not end it."""
+"""Waiting for the lock, and which process is asked for it: by the kernel's list, if the signal would not end it."""
 
 import os
 import signal

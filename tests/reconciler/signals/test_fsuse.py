@@ -107,7 +107,7 @@ async def test_layers_on_a_file_system_of_the_images_are_told_apart(
         "pod:a@fs:imagefs": 100,
     }
     assert sheet.samples["pod:a@fs:imagefs"]["fs.inodes_use"].value == 100
-    # Where nobody says that it is that of the images, it is no matter of ours.
+    # Unless it is known to be that of the images, it is ignored.
     other = await _until_told(_reader(tree, du=du), tree, "a", "b")
     assert other.samples.keys() == {"pod:a"}
 

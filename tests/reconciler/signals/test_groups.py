@@ -80,7 +80,7 @@ def test_a_group_made_anew_under_the_same_path_has_no_past(group: Node) -> None:
     assert group.look(inode=0, after_s=1.0) is None  # counters ran backwards
     directory = group.root / "cpuset" / POD.strip("/")
     directory.rename(directory.parent / "old")
-    group.counts(5 * 10**9)  # larger than before: only the inode tells
+    group.counts(5 * 10**9)  # larger than before: only the inode distinguishes
     assert group.look(after_s=1.0) is None
     group.counts(6 * 10**9)
     use = group.look(after_s=1.0)

@@ -25,7 +25,7 @@ def test_a_tail_is_what_came_after_and_the_one_before(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_signals_that_share_their_times_are_told_as_if_each_had_its_own(seed: int) -> None:
-    """Against a plain model: signals come late, are missing now and then for good or for a while, or are older."""
+    """Against a plain model: signals are late, are missing now and then for good or for a while, or are older."""
     made = random.Random(seed)
     length = made.choice([3, 8, 20])
     history, model = History(length), dict[str, list[tuple[float, float, float]]]()

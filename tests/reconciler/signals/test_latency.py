@@ -30,7 +30,7 @@ def web(number: int, ip: str | None = None) -> Pod:
 
 
 class Fake:
-    """Sources that answer as a script says, and who was asked when."""
+    """Sources that answer as a script says, and the times of requests."""
 
     def __init__(self, script: Script) -> None:
         self.script = script

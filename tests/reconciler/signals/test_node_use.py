@@ -1,4 +1,4 @@
-"""Use of the node and its pods as means of a window: from counters, for pods that come, end and begin again."""
+"""Use of the node and its pods as means of a window: from counters, for pods that start, end and start again."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Cycles per instruction and cache misses of pods: who is counted when, what is told of it, and what is given back."""
+"""Cycles per instruction and cache misses of pods: who is counted when, what is reported, and what is released."""
 
 import errno
 import math
@@ -177,7 +177,7 @@ async def test_few_pods_are_counted_at_a_time_and_all_in_a_period(
         texts |= (await item.look()).keys()
         most = max(most, reader.descriptors)
     assert len(texts) == 24
-    # 24 pods for 10 of 60 seconds are 4 at a time; windows end on ticks, hence one or two more.
+    # 24 pods for 10 of 60 seconds are 4 at a time; windows end on ticks, so one or two more.
     assert 4 * 6 <= most <= 6 * 6
     assert reader.problems() == {}
 
@@ -349,7 +349,7 @@ async def test_a_pod_is_counted_where_its_containers_may_run(
     web = online("web", container("a"), container("b"), container("pause", kind=ContainerKind.SANDBOX))
     item.add(web)
     a, b, _ = (f"{web.group.path}/id-{name}" for name in ("a", "b", "pause"))
-    # Nobody reads where a sandbox may run.
+    # The CPUs of a sandbox are not read.
     item.actual = {(a, "cpu.set"): CpuSet([1, 2]), (b, "cpu.set"): CpuSet([2, 9])}
     reader = await item.start()
     await item.look()
@@ -392,7 +392,7 @@ async def test_the_reader_counts_real_pods_by_software_events(nursery: trio.Nurs
             while not sheet.samples:
                 await trio.sleep(0.1)
                 await reader.read(scene(view), sheet, time.monotonic())
-        # Two clocks of one time on a CPU stand for cycles and instructions.
+        # Two clocks of one time on a CPU serve as cycles and instructions.
         sample = sheet.samples["pod:web"]["cpi"]
         assert sample.value == pytest.approx(1.0, rel=0.1)
         assert sample.confidence == 1.0

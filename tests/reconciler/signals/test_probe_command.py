@@ -32,7 +32,7 @@ def program(directory: Path, script: str) -> str:
 
 @pytest.fixture
 def tmp_path(place: Path) -> Path:
-    """pytest's directories are for root alone, and the program is somebody else's."""
+    """pytest's directories are for root alone, and the program runs as another user."""
     place.chmod(0o755)
     return place
 

@@ -21,7 +21,7 @@ from reconciler.signals.probe_config import (
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """Stands for the section that holds the probes."""
+    """Replaces the section that holds the probes."""
 
     probes: dict[str, Probe] = {}
 

@@ -246,7 +246,7 @@ async def test_a_quantile_is_of_what_came_since_the_last_scrape(
     result = await source.measure()
     assert result.ms == pytest.approx(150.0)
     assert result.confidence == 1.0
-    # Nothing came: nothing is told, and nothing is wrong.
+    # Nothing arrived: nothing is reported, and nothing is wrong.
     assert (await source.measure()).ms is None
     assert service.server.requests[0]["accept"].startswith("text/plain;version=0.0.4")
     nursery.cancel_scope.cancel()

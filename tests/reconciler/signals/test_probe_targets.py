@@ -1,4 +1,4 @@
-"""Whom a probe asks and what: selection, and the pod's own words in URLs and arguments."""
+"""Whose address a probe requests and what: selection, and the pod's own words in URLs and arguments."""
 
 import pytest
 from msgspec.structs import replace
@@ -38,7 +38,7 @@ def test_a_pod_is_selected_by_namespace_name_and_labels_together() -> None:
     by_label = Probe(labels=LabelSelector(match_labels={"app": "web"}), command=CommandProbe(argv=("/a",)))
     assert selected(by_label, pod)
     assert not selected(by_label, replace(pod, labels={}))
-    # Labels that nobody has told are not empty ones.
+    # Labels that no source has are not empty ones.
     assert not selected(by_label, replace(pod, classification=replace(pod.classification, certain=False)))
     assert not selected(Probe(pods=("*",), command=CommandProbe(argv=("/a",))), replace(pod, name=None))
 

@@ -214,7 +214,7 @@ def test_counters_grow_begin_anew_or_are_new() -> None:
     # One that fell: the process was restarted, and all of them with it.
     assert grown({1.0: 5.0, 2.0: 7.0}, {1.0: 1.0, 2.0: 8.0}) == {1.0: 1.0, 2.0: 8.0}
     assert grown(None, {1.0: 5.0}) == {1.0: 5.0}
-    # A bucket that came with a new version of the service, and one that went with the old.
+    # A bucket of a new version of the service only, and one of the old.
     assert grown({1.0: 5.0}, {1.0: 5.0, 2.0: 8.0}) == {1.0: 0.0, 2.0: 8.0}
     assert grown({1.0: 5.0, 2.0: 7.0}, {2.0: 9.0}) == {2.0: 9.0}
 

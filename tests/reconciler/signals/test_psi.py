@@ -44,7 +44,7 @@ class Quota:
 
 
 class Private:
-    """`PressureGroups` that somebody else fills."""
+    """`PressureGroups` that another part fills."""
 
     def __init__(self, directories: Mapping[str, str]) -> None:
         self.directories = dict(directories)

@@ -19,7 +19,7 @@ SECOND = 1_000 * MS
 
 
 class Answers:
-    """A `DelaySource` that answers what it is told; those that it does not know have ended."""
+    """A `DelaySource` that answers as the test says; those that it does not know have ended."""
 
     def __init__(self, known: Mapping[int, Delays] | None = None) -> None:
         self.known = dict(known or {})

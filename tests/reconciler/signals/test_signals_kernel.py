@@ -196,7 +196,7 @@ def test_two_groups_on_one_cpu_wait_for_each_other_and_both_ways_of_asking_agree
 
 
 def test_threads_that_have_ended_are_still_counted_by_process() -> None:
-    """What threads' own files no longer tell."""
+    """What threads' own files no longer have."""
     code = (
         "import threading, time, sys\n"
         "def spin():\n"
@@ -290,7 +290,7 @@ def test_what_a_killed_run_has_left_is_found_and_removed_by_the_next() -> None:
         groups = PrivateGroups(tree, PodProcesses(made.hierarchy), wanted=False)
         _until(made, Psi(made.hierarchy, None, private=groups), lambda: not tree.traces())
         assert _place(pid) == "/"
-        # One that does: whose pod is gone goes, whose pod is there stays.
+        # One that does: without its pod it is removed, with its pod it stays.
         tree.open()
         tree.attach("gone", [pid], pod.group.path)
         groups = PrivateGroups(tree, PodProcesses(made.hierarchy))

@@ -130,7 +130,7 @@ def test_without_a_list_they_are_free_after_the_confirmation_time() -> None:
     assert (known.view({}, 2).default_cpus, known.recheck_at) == (CpuSet([0]), 32)
     assert known.view({}, 31.9).default_cpus == CpuSet([0])
     assert known.view({}, 32).default_cpus == CpuSet([0, 1])
-    # It was there in between: the time starts anew.
+    # It was there in between: the time restarts.
     assert known.view(pods("a"), 33).default_cpus == CpuSet([0])
     assert known.view({}, 34).default_cpus == CpuSet([0])
 

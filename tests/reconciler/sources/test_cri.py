@@ -172,7 +172,7 @@ async def test_a_socket_nobody_listens_on_is_one_clear_error(place: Path) -> Non
 
 
 async def asked(runtime: FakeRuntime, name: str) -> None:
-    """Wait until it was asked this."""
+    """Wait until this was requested."""
     with trio.fail_after(60):
         while not any(each.endswith(name) for each in runtime.asked):  # noqa: ASYNC110  (by threads of gRPC)
             await trio.sleep(0.01)

@@ -35,12 +35,12 @@ def uevent(action: str, device: str = "cpu/cpu3", *more: str) -> bytes:
 async def eventually(holds: Callable[[], bool]) -> None:
     """Real sockets and threads are in play: real time."""
     with trio.fail_after(60):
-        while not holds():  # noqa: ASYNC110  (nobody sets an event here)
+        while not holds():  # noqa: ASYNC110  (no event is set here)
             await trio.sleep(0.01)
 
 
 class Watching:
-    """A source on a made node, what it told, and the kernel's end of its socket."""
+    """A source on a made node, its reports, and the kernel's end of its socket."""
 
     def __init__(self, root: Path, *, read: Callable[[str], Topology] = read_topology, deaf: bool = False) -> None:
         self.root = root
@@ -145,7 +145,7 @@ async def test_an_event_that_changes_nothing_tells_nothing(
     await nursery.start(watching.source.run)
     watching.kernel.send(message)
     await eventually(lambda: bool(watching.source.events))
-    # What comes after it is the first that is told.
+    # What follows it is reported first.
     set_online(tmp_path, "0-2")
     watching.source.check()
     (change,) = await watching.until(1)
@@ -202,7 +202,7 @@ async def test_a_made_list_that_is_not_the_kernels_normal_form_is_no_change_each
 
 @pytest.mark.kernel
 def test_the_kernel_hands_over_events_of_cpus_and_drops_the_others() -> None:
-    """Writing into ``uevent`` has the message sent again; no CPU goes anywhere."""
+    """Writing into ``uevent`` has the message sent again; no CPU changes."""
     path = "/sys/devices/system/cpu/cpu0/uevent"
     try:
         listener = open_uevents()
@@ -217,7 +217,7 @@ def test_the_kernel_hands_over_events_of_cpus_and_drops_the_others() -> None:
         except OSError as exc:
             pytest.skip(f"REAL KERNEL TEST NOT RUN: {path} cannot be written: {exc.strerror}")
         message = listener.recv(8192)
-    # Had "change" come through it would have been the first.
+    # A reported "change" would have been the first.
     assert message.startswith(b"online@/devices/system/cpu/cpu0\0")
     assert b"\0SYNTH_UUID=" in message
     assert os.path.exists(path)

@@ -1,4 +1,4 @@
-"""The kubelet is asked for its pods: every way in which it may fail, and with which credentials."""
+"""The kubelet's pod list is requested: every way in which it may fail, and with which credentials."""
 
 import itertools
 import json
@@ -483,7 +483,7 @@ async def test_certificate_files_that_cannot_be_used_are_named(tmp_path: Path, i
             await session.get("/pods")
 
 
-# Whom to ask
+# Where to send requests
 
 
 @pytest.mark.parametrize(

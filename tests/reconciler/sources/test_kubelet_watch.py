@@ -43,7 +43,7 @@ class Kubelet:
         """Run, until the first reading is over."""
         await nursery.start(self.watch.run)
         with trio.fail_after(1000):
-            while not self.readings:  # noqa: ASYNC110  # no event tells
+            while not self.readings:  # noqa: ASYNC110  # no event
                 await trio.sleep(0.01)
         await trio.sleep(0.01)
 
@@ -52,7 +52,7 @@ class Kubelet:
         self.found, before = found, self.readings
         self.watch.check()
         with trio.fail_after(1000):
-            while self.readings == before:  # noqa: ASYNC110  # no event tells
+            while self.readings == before:  # noqa: ASYNC110  # no event
                 await trio.sleep(0.01)
         await trio.sleep(for_s + 0.01)
 
@@ -195,7 +195,7 @@ async def test_the_end_of_the_process_is_seen_at_once(
     kubelet.found = STANDARD
     process.kill()
     with trio.fail_after(60):
-        while kubelet.watch.current.pid is not None:  # noqa: ASYNC110  # no event tells
+        while kubelet.watch.current.pid is not None:  # noqa: ASYNC110  # no event
             await trio.sleep(0.01)
     assert kubelet.watch.current.root_dir == "/data/kubelet"
 

@@ -1,4 +1,4 @@
-"""What the kubelet's list of pods is understood as; nobody is asked."""
+"""What the kubelet's list of pods is understood as; without requests."""
 
 import json
 import random

@@ -270,7 +270,7 @@ async def test_a_store_of_an_earlier_time_is_listed_after_a_watch_without_a_word
 async def test_a_bookmark_from_before_our_version_means_a_list() -> None:
     async with watching("a") as watched:
         watched.server.version = 10
-        # The older store has no event of a later version; the watch that follows the list would have it once more.
+        # The older store has no event of a later version; the watch that follows the list would have it again.
         watched.server.events = [(0, line) for _, line in watched.server.events]
         watched.server.say(b'{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"10"}}}')
         watched.server.events[-1] = (1000, watched.server.events[-1][1])

@@ -69,7 +69,7 @@ async def test_builds_take_their_share_of_the_time_however_many_ask() -> None:
                 nursery.start_soon(ask)
     rounds = answers.state_rounds
     took_s = trio.current_time() - began
-    # One build may have begun at the end. On main each question is a build of 30 ms: 50 in this time.
+    # One build may have started at the end. On main each question is a build of 30 ms: 50 in this time.
     assert shown.builds == rounds.builds <= 1 + took_s * SHARE / (ROWS * ROW_S) + 1
     assert asked > 2 * rounds.builds, "one build answers all who wait"
 

@@ -178,7 +178,7 @@ async def test_waiting_for_a_thread_is_not_spent(autojump_clock: trio.testing.Mo
 
 
 async def test_root_waits_for_no_readers_build(tmp_path: Path, idle_clock: MockClock) -> None:
-    """A reader whose build never ends: root's answer comes."""
+    """A reader whose build never ends: root is answered."""
     started = trio.Event()
 
     class Stuck(FakeShown):

@@ -1,4 +1,4 @@
-"""The page's response, whom it is served to, and the trust of a TCP port that other machines reach."""
+"""The page's response, who may have it, and the trust of a TCP port that other machines reach."""
 
 import base64
 import errno
@@ -172,7 +172,7 @@ def test_a_certificate_that_cannot_be_used_any_more_leaves_the_last_one(
     tls = ServerTls(cert, key)
     context = tls.context()
     os.rename(key, f"{key}.away")
-    # Any machine makes connections, each of which comes here.
+    # Any machine makes connections, each of which is accepted.
     assert {tls.context() for _ in range(20)} == {context}
     assert len(caplog.records) == 1
     os.rename(f"{key}.away", key)

@@ -1,6 +1,6 @@
 """One pass over a node's groups, from what is wanted to what is recorded: outcomes, order, failures, stops in between.
 
-Longer than other modules because all of it stands on one acting node, and a stop is tested against the pass it breaks.
+Longer than other modules because all of it uses one acting node, and a stop is tested against the pass it breaks.
 """
 
 import errno
@@ -183,7 +183,7 @@ async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     assert [(hold.target, hold.by) for hold in acting.mode.holds.values()] == [
         (f"file:{GROUP}:cpu.weight", "bash (pid 9)")
     ]
-    # It is a hold like any other: over when it is taken away, though the same value still stands.
+    # It is a hold like any other: over when it is taken away, though the same value is still there.
     acting.mode.use_holds({})
     await acting.actuator.apply([target])
     assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "3")
@@ -424,7 +424,7 @@ async def test_restore_of_a_group_that_was_made_anew_touches_nothing(tmp_path: P
 
 
 async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_path: Path) -> None:
-    """runc reads the shares back after writing them: what stands there then must be its own value."""
+    """runc reads the shares back after writing them: the file must have its own value then."""
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
     acting.names.writer = ("runtime", "runc (pid 5)")
@@ -490,7 +490,7 @@ async def test_nothing_is_given_back_over_what_its_owner_wrote_meanwhile(
 async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_signal(
     tmp_path: Path, late: bool, spec: str, left: str
 ) -> None:
-    """The kubelet gives the very CPU that stood there as ours: its value cannot be told from ours until the signal."""
+    """The kubelet gives the very CPU that was there as ours: its value equals ours until the signal."""
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("1")})])
@@ -514,7 +514,7 @@ async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_s
 
 
 async def test_each_update_of_the_runtime_is_waited_for_anew(tmp_path: Path) -> None:
-    """Also where the one before was answered while nobody looked, so that no look found anything to correct."""
+    """Also where the one before was answered between two readings, so that none found anything to correct."""
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)
     acting.names.writer = ("runtime", "runc (pid 5)")

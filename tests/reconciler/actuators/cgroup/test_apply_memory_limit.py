@@ -1,4 +1,4 @@
-"""A memory limit below the use: taken down to it first, or left unwritten; nobody dies of it either way."""
+"""A memory limit below the use: reclaimed first, or not written; no process is killed either way."""
 
 import threading
 import time
@@ -47,7 +47,7 @@ async def test_a_limit_below_usage(
     assert kernel.read(directory, file) == (f"{16 * MEGA}\n" if state == "written" else before)
     assert kernel.read(directory, used) == f"{left * MEGA}\n"
     assert kernel.killed == []
-    # Wanted no more: what stood there comes back, whatever has been used meanwhile.
+    # Wanted no more: the value before is restored, whatever has been used meanwhile.
     await act.actuator.apply([act.target(GROUP, {})])
     assert kernel.read(directory, file) == before
     act.close()
@@ -128,7 +128,7 @@ async def test_a_look_does_not_wait_for_what_takes_long_and_a_later_one_enters_i
     (entry,) = act.ledger.group(GROUP)
     assert (entry.writer, entry.seen) == (US, str(16 * MEGA))
     assert act.judge.due(time.monotonic()) == {UID}
-    # It is ours, so what stood there comes back.
+    # It is ours, so the value before is restored.
     await act.actuator.apply([act.target(GROUP, {})])
     assert kernel.read(directory, file) == before
     assert act.alerts == []

@@ -15,7 +15,7 @@ from tests.reconciler.actuators.acting import GROUP, UID, make_node
 
 
 class Told:
-    """A watch whose kernel has told something that its reader has not been scheduled to read."""
+    """A watch whose kernel has reported something that its reader has not been scheduled to read."""
 
     problem = None
 

@@ -42,7 +42,7 @@ def act(tmp_path: Path) -> Acting:
 
 @pytest.mark.parametrize("runtime_writes", ["before the next pass", "nothing, the fast path was first"])
 async def test_the_runtimes_last_write_makes_the_original(act: Acting, runtime_writes: str) -> None:
-    """No signal was expected, or it came later than 2 s: the files are taken as they are, and written."""
+    """No signal was expected, or it was later than 2 s: the files are taken as they are, and written."""
     await act.actuator.apply([target(act, WANTED)])
     assert originals(act) == {"cpu.weight": "1024", "cpu.set": ""}
     if runtime_writes.startswith("before"):

@@ -41,7 +41,7 @@ def test_the_runtimes_file_proves_what_the_name_of_cruns_init_does_not(
 
 
 class FakeThreads:
-    """Policies by thread; ``refused`` are those that the kernel lets nobody change."""
+    """Policies by thread; ``refused`` are those that no process may change."""
 
     def __init__(self, policies: dict[int, int], refused: Sequence[int] = ()) -> None:
         self.policies = policies

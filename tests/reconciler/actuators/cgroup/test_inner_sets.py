@@ -48,7 +48,7 @@ def sets(acting: Acting, *paths: str) -> list[str]:
 
 
 def later(acting: Acting) -> None:
-    """The time of the second reading has come."""
+    """It is time for the second reading."""
     for inside in acting.actuator._inner._inside.values():
         if inside.verify_at is not None:
             inside.verify_at = time.monotonic() - 1.0

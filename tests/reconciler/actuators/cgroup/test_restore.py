@@ -152,8 +152,8 @@ class Life:
 
 
 class Row(NamedTuple):
-    """One comparison. ``update``: by the runtime after the kill; ``by_hand``: by somebody else; ``early``: an update
-    of the record while ours stands."""
+    """One comparison. ``update``: by the runtime after the kill; ``by_hand``: by another program; ``early``: an update
+    of the record while ours is in force."""
 
     knob: str
     original: str
@@ -446,7 +446,7 @@ def test_every_file_holds_what_it_would_hold_had_the_agent_never_run(
 ) -> None:
     """The model: what runtime and kubelet wrote, in their order, and nothing else.
 
-    The one exception is what nothing can tell: a directory without a record that was changed while ours stood in it and
+    The one exception is what cannot be known: a directory without a record that was changed while ours was in it and
     the agent ran, which it may have set again since.
     """
     node = Node(tmp_path_factory.mktemp("any"))

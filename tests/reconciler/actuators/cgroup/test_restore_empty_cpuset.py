@@ -13,7 +13,7 @@ from tests.reconciler.actuators.acting import BE, GROUP, POD, Acting
 
 
 def make_v2_node(root: Path) -> tuple[FakeKernel, Hierarchy]:
-    """A container with a process, in groups whose sets nobody has ever written."""
+    """A container with a process, in groups whose sets were never written."""
     kernel = FakeKernel("v2", root=str(root), cpus=4)
     kernel.install()
     hierarchy = Hierarchy.detect(str(root))

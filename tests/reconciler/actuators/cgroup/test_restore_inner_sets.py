@@ -1,4 +1,4 @@
-"""A restore with groups that a tenant has made inside a container: their own sets come back with the container's."""
+"""A restore with groups that a tenant has made inside a container: their own sets are restored with the container's."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""SIGKILL at any write of memory settings, reclaim included: restore brings back what stood there, and kills nobody."""
+"""SIGKILL at any write of memory settings, reclaim included: restore writes the values before, and kills no process."""
 
 from collections.abc import Mapping
 from pathlib import Path

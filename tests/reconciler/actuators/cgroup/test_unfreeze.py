@@ -1,4 +1,4 @@
-"""Nothing stays frozen without somebody who watches, however the daemon ends."""
+"""Nothing stays frozen without a watcher, however the daemon ends."""
 
 from pathlib import Path
 

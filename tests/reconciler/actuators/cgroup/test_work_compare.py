@@ -25,7 +25,7 @@ def entry(writer: str) -> LedgerEntry:
         ("", "1024", "2", None, "1024", FileAction.CHANGE),
         ("", "512", "2", None, "1024", FileAction.CHANGE),
         ("", "1024", None, None, "1024", FileAction.DROP),
-        # Their value was noted before and still stands.
+        # Their value was noted before and is still in force.
         ("kubelet", "50", "2", "50", "1024", FileAction.FOREIGN),
         ("kubelet", "2", "2", "50", "1024", FileAction.NOTHING),
         ("kubelet", "50", None, "50", "1024", FileAction.DROP),

@@ -65,7 +65,7 @@ class World:
         )
 
     def again(self) -> None:
-        """The agent ends without a word, and comes back."""
+        """The agent is killed, and starts again."""
         self.store.close()
         self.store = self._open()
         self.side = self._start()
@@ -208,7 +208,7 @@ async def test_a_thread_that_ended_meanwhile_is_no_error_and_its_number_no_trap(
     def reuse(call: str, tid: int) -> None:
         if call == "share_to" and tid == victim and victim in world.cores.tids(place(BATCH)):
             world.cores.exit(victim)
-            # The number comes back at once, for a process that is none of ours.
+            # The number is used again at once, for a process that is none of ours.
             world.cores.spawn("/host", tid=victim)
 
     world.cores.before = reuse
@@ -407,7 +407,7 @@ async def test_a_cookie_that_nobody_has_any_more_is_forgotten(world: World, monk
     world.cores.remove(place(WEB))
     await world.look(BATCH)
     assert gone not in read_rows(Ledger(world.store), CODEC).ours
-    # Its number comes again, as a program's own: no more ours.
+    # Its number is used again, as a program's own: no more ours.
     tid = world.cores.tids(place(BATCH))[0]
     assert world.cores.own(tid) == gone
     await world.side.sweep()
@@ -488,7 +488,7 @@ async def test_an_agent_that_has_a_cookie_itself_hands_out_nothing(world: World)
     assert ["bypassd itself" in problem for problem in world.side.problems()] == [True]
 
 
-# What is told
+# What is reported
 
 
 async def test_each_container_is_noted_once_and_each_thread_counted(world: World) -> None:
@@ -515,11 +515,11 @@ async def test_it_sweeps_after_looks_and_now_and_then(world: World) -> None:
         plan = plan_node(view, None, PoliciesConfig(core_sched=world.config))
         world.side.planned(PlanSnapshot(view=view, plan=plan, enforce=True))
         with trio.fail_after(60):
-            while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (nobody tells)
+            while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (no event)
                 await trio.sleep(0.01)
-            # By exec: no look tells of it.
+            # By exec: no event reports it.
             world.cores.spawn(place(BATCH))
-            while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (nobody tells)
+            while not all(world.cores.cookies(place(BATCH))):  # noqa: ASYNC110  (no event)
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     assert world.one(BATCH)

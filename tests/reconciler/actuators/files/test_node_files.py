@@ -62,7 +62,7 @@ class Kernel:
         return {name: int((self.vm / name.removeprefix("vm.")).read_text()) for name in BEFORE}
 
     def step(self) -> None:
-        """Something is about to be changed that a crash could come before."""
+        """Something is about to be changed that a crash could precede."""
         if self.dies_at == self.steps:
             raise Crash
         self.steps += 1
@@ -127,7 +127,7 @@ def situation(
 
 
 async def turn(side: NodeFiles, now: PlanSnapshot) -> dict[str, str]:
-    """One turn; how the values stand after it."""
+    """One turn; the values after it."""
     side.planned(now)
     await side.sweep()
     return {name: standing.state for name, standing in side.standings.get("/", {}).items()}
@@ -183,7 +183,7 @@ async def test_somebody_elses_value_is_left_and_told_and_not_given_back(kernel: 
     kernel.set(SCALE, 77)
     assert await turn(side, situation()) == {MIN_FREE: "in place", SCALE: "yielded"}
     assert "set to 77 by another program" in side.problems()[0]
-    # Back to the original is somebody else's decision, too, as long as we know that ours was there.
+    # Back to the original is another program's decision, too, as long as we know that ours was there.
     kernel.set(SCALE, BEFORE[SCALE])
     assert (await turn(side, situation()))[SCALE] == "yielded"
     kernel.set(SCALE, 77)

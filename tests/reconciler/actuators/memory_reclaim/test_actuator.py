@@ -1,4 +1,4 @@
-"""The reclaimer on fake kernels: what is asked of them, one thing at a time, bounded, and ended when not wanted."""
+"""The reclaimer on fake kernels: what is requested of them, one thing at a time, bounded, and ended when not wanted."""
 
 import errno
 import threading
@@ -81,7 +81,7 @@ class Machine:
         return int(self.kernel.read(self.hierarchy.directory("memory", f"{POD}/id-{name}"), file)) // MEGA
 
     def asked(self) -> list[tuple[str, int]]:
-        """What was asked of whom, in MiB."""
+        """The requests by group, in MiB."""
         return [(name, int(text.split()[0]) // MEGA) for name, text, _ in self.said()]
 
     def said(self) -> list[tuple[str, str, int]]:
@@ -291,7 +291,7 @@ async def test_an_action_that_is_no_longer_wanted_ends_at_its_next_chunk(tmp_pat
     async with trio.open_nursery() as nursery:
         await nursery.start(machine.reclaimer.run)
         with trio.fail_after(60):
-            while not machine.inside:  # noqa: ASYNC110  # a thread's progress wakes nobody
+            while not machine.inside:  # noqa: ASYNC110  # a thread's progress has no event
                 await trio.sleep(0.01)
         machine.plan("a", config=MemoryReclaimConfig())
         with trio.fail_after(60):

@@ -109,7 +109,7 @@ def restore_trees(tc: FakeTc, store: Store) -> list[RestoreResult]:
 
 
 class Running:
-    """The actuator with its rounds asked for one by one."""
+    """The actuator with its rounds started one by one."""
 
     def __init__(self, tc: FakeTc, path: Path) -> None:
         self.tc = tc

@@ -172,7 +172,7 @@ async def test_be_is_held_to_its_ceiling_and_gives_way_to_online_work(cable: Cab
         await nursery.start(network.run)
         network.planned(wanted())
         with trio.fail_after(60):
-            while network.lines.get("v0") is None or network.lines["v0"].ceiling < 32 * MBIT:  # a law wakes nobody
+            while network.lines.get("v0") is None or network.lines["v0"].ceiling < 32 * MBIT:  # a law has no event
                 assert network.problems() == []
                 await trio.sleep(0.05)
         (alone,) = await cable.rates("be")
@@ -202,7 +202,7 @@ async def test_a_tree_of_which_only_a_part_was_made_is_completed_and_removed_wit
     part = cable.tc.root("v0")
     assert part is not None
     assert (part.ours, part.complete) == (True, False)
-    await trio.sleep(0.2)  # a round that comes before the law's next step looks at no tree
+    await trio.sleep(0.2)  # a round before the law's next step reads no tree
     await cable.network._round(wanted())
     again = cable.tc.root("v0")
     assert again == root

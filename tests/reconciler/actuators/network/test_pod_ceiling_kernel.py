@@ -61,7 +61,7 @@ class World:
         self.store = Store(str(self.path / "state.db"))
 
     def network(self, pods: RealPodTc | None = None) -> NetworkLoop:
-        # Its namespace's file is all that the kernel is asked with; the fake takes one number for both.
+        # Its namespace's file is all that the kernel gets; the fake takes one number for both.
         spaces = FakeSpaces({"be": self.file})
         roots = FakeTc(eth0="noqueue")
         return NetworkLoop(roots, pods or self.tc, lambda: spaces, Ledger(self.store), trio.CapacityLimiter(1))

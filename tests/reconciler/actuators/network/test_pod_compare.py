@@ -31,7 +31,7 @@ def steps(
     there: bool = True,
     classes: bool = True,
 ) -> tuple[dict[str, Redirect], dict[str, Redirect], set[str], tuple[SettingState | None, str] | None]:
-    """Led, let go, forgotten; and how the pod stands. ``place`` None: it is no BE pod any more."""
+    """Led, let go, forgotten; and the pod's state. ``place`` None: it is no BE pod any more."""
     seen = ObservedLinks(
         egress={"a": place} if place is not None else {},
         ingress={7: entry},

@@ -1,4 +1,4 @@
-"""A container's group with processes of the test's own, and an actuator that can die and come again."""
+"""A container's group with processes of the test's own, and an actuator that can be killed and started again."""
 
 import os
 import signal
@@ -82,7 +82,7 @@ class Live(Generic[A]):
         return self._make(self.hierarchy, Ledger(self.store), trio.CapacityLimiter(1))
 
     def crash(self) -> None:
-        """The agent dies and comes again: only the store is left."""
+        """The agent is killed and starts again: only the store is left."""
         self.store.close()
         self.store = Store(self.path, boot="one")
         self.actuator = self.make()

@@ -600,7 +600,7 @@ async def test_a_normal_thread_beside_an_idle_one_gets_nearly_all_of_the_cpu(liv
     assert policies(usual, idle) == [OTHER, IDLE]
     before = cpu_ticks(usual), cpu_ticks(idle)
     with trio.fail_after(60):
-        while cpu_ticks(usual) - before[0] < 150:  # noqa: ASYNC110  # a process wakes nobody
+        while cpu_ticks(usual) - before[0] < 150:  # noqa: ASYNC110  # a process has no event
             await trio.sleep(0.1)
     assert cpu_ticks(idle) - before[1] < (cpu_ticks(usual) - before[0]) / 5
 

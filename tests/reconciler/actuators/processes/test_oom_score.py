@@ -79,7 +79,7 @@ async def test_a_child_born_under_our_number_gets_its_containers_back(live: Scor
     popen.stdin.flush()
     children = Path(f"/proc/{parent}/task/{parent}/children")
     with trio.fail_after(60):
-        while not children.read_text().split():  # noqa: ASYNC110  # a process wakes nobody
+        while not children.read_text().split():  # noqa: ASYNC110  # a process has no event
             await trio.sleep(0.02)
     child = int(children.read_text().split()[0])
     assert score(child) == 1000

@@ -334,5 +334,5 @@ async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nurser
 
 async def until(met: Callable[[], bool]) -> None:
     with trio.fail_after(60):
-        while not met():  # noqa: ASYNC110  # the model cannot tell when
+        while not met():  # noqa: ASYNC110  # the model has no event
             await trio.sleep(0.01)

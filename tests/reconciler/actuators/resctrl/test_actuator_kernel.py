@@ -216,7 +216,7 @@ async def test_a_fork_bomb_ends_up_in_its_group_whole(machine: Machine) -> None:
         f"{len(passes)} passes, the longest {max(passes):.2f} s"
     )
     if not ours():
-        # An emulated machine tells nothing of speed: what its host takes from it, it does not see.
+        # An emulated machine says nothing of speed: what its host takes from it, it does not see.
         assert late < 20
         # A second on a machine with time; the model's own reading of /proc takes most of it.
         assert max(passes) < 60

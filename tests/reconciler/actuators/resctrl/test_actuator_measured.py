@@ -1,4 +1,4 @@
-"""What pods use of cache and bandwidth is told or not known, and BE's share follows it where that is asked for."""
+"""What pods use of cache and bandwidth is reported or unknown, and BE's share follows it where requested."""
 
 import dataclasses
 import itertools
@@ -174,7 +174,7 @@ async def test_bes_ways_shrink_at_a_victims_misses_and_grow_back_slowly(world: W
     async def ways(missed: float | None) -> int:
         for domain in (0, 1):
             world.model.answer(MOUNT, domain, "Unavailable")
-        # BE misses as it likes: it is nobody's victim.
+        # BE misses as it likes: it is no victim.
         counted = {} if missed is None else {"web": Sample(missed, 0.5)}
         world.misses = {"batch": Sample(90.0, 0.5), **counted}
         await world.sweep(BATCH, WEB, seconds=2.0)

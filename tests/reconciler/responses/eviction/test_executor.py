@@ -1,4 +1,4 @@
-"""The evictor with pods of plain files and means that do as they are told: order of steps, ends, and what is told."""
+"""The evictor with pods of plain files and scripted means: order of steps, ends, and alerts."""
 
 import errno
 import time
@@ -256,7 +256,7 @@ async def test_nothing_is_done_while_the_journal_cannot_be_written(
     assert evictor.status().ok
     (case,) = await carried_out(evictor, order_for("a"))
     assert (case.outcome, refused) == (EvictionOutcome.DONE, 2)
-    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]  # staged once, told once
+    assert bench.kinds() == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_DONE]  # staged once, sent once
 
 
 async def test_a_store_that_was_lost_gets_all_cases_again(bench: Bench) -> None:

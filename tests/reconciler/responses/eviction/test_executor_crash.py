@@ -2,7 +2,7 @@
 
 Each life is a forked process with the real evictor on a real store. Life n of a series is killed at its n-th point:
 before and after every commit, every request, every signal and every thaw. Then another one takes up what is left.
-Whatever the point, exactly one pod has ended, each end was told once, and nothing is left frozen.
+Whatever the point, exactly one pod has ended, each end was reported once, and nothing is left frozen.
 """
 
 import json
@@ -46,7 +46,7 @@ FULL = "BYPASSD_FULL" in os.environ
 
 
 def config_for(answers: str) -> EvictionMeans:
-    """Short waits where nothing comes of them."""
+    """Short waits where they have no effect."""
     return varied(
         EvictionMeans(
             margin_s=0.02 if answers == "fails" else 10.0,
@@ -178,7 +178,7 @@ async def one_life(world: World, stubs: Stubs) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(evictor.run)
             if not evictor.cases():
-                # Where the API server fails, only a shortage that would kill online pods goes on without it.
+                # Where the API server fails, only a shortage that would kill online pods continues without it.
                 critical = stubs.answers in {"fails", "stops"}
                 evictor.submit(an_order(victim, grace_s=0.1, critical=critical))
             while True:
@@ -190,12 +190,12 @@ async def one_life(world: World, stubs: Stubs) -> None:
 
 
 def standing_in(stubs: Stubs) -> Any:
-    """The clients are final classes, so nothing typed can stand in for them."""
+    """The clients are final classes, so nothing typed can replace them."""
     return stubs
 
 
 def live(world: World, answers: str, die_at: int) -> bool:
-    """One life in a process of its own; True when it came to its own end."""
+    """One life in a process of its own; True when it ended by itself."""
     child = os.fork()
     if child == 0:
         code = 1

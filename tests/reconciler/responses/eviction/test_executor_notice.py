@@ -31,7 +31,7 @@ async def test_the_pod_is_told_first_and_its_acknowledgement_ends_the_wait(bench
 
     async def program() -> None:
         await until(note.exists)
-        assert not pod.frozen  # who stands still cannot read
+        assert not pod.frozen  # a stopped process cannot read
         parts.update(msgspec.json.decode(note.read_bytes()))
         note.unlink()
 

@@ -1,4 +1,4 @@
-"""Evictions that an earlier run of the daemon had begun: taken up where they were, or given up."""
+"""Evictions that an earlier run of the daemon had started: continued where they were, or given up."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Disruption budgets that could not be asked: who is ended all the same, one at a time, reported first, and once."""
+"""Disruption budgets that could not be asked: which pods are ended anyway, one at a time, reported first."""
 
 import time
 from collections.abc import Callable

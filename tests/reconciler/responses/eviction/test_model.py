@@ -115,7 +115,7 @@ class Node(RuleBasedStateMachine):
         self.passes.clear()
         row = saved_history(self.memory.past, self.world.frame())
         if reboot:
-            # The monotonic clock starts anew, the wall clock goes on; the test's own times go with the first.
+            # The monotonic clock restarts, the wall clock continues; the test's own times follow the first.
             shift = 5.0 - self.world.at
             self.world.wall_shift -= shift
             self.world.at += shift
@@ -170,7 +170,7 @@ class Node(RuleBasedStateMachine):
             need = used - 68 * GI
             coming = sum(self.rss(case.order.uid) for case in self.cases.values() if case.open)
             coming += self.rss("ending") if now - self.started <= 60 else 0.0
-            # Nobody goes for what is coming back already, and none of those who go could have stayed.
+            # No pod is evicted for what is being freed already, and none of those evicted was unnecessary.
             assert coming < need
             mine = [eviction_order for eviction_order in together if eviction_order.cause == "node_memory"]
             total = sum(self.rss(eviction_order.uid) for eviction_order in mine)

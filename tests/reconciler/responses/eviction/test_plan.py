@@ -1,4 +1,4 @@
-"""The decision as a whole: nobody twice, nobody where it cannot help, never more than the caps, and dry runs."""
+"""The decision as a whole: no pod twice, none where it cannot help, never more than the caps, and dry runs."""
 
 from typing import Any
 
@@ -152,7 +152,7 @@ def test_a_hold_on_the_node_or_the_pod_keeps_everybody() -> None:
 
 
 def small(count: int) -> World:
-    """Each holds 1 GiB of the 12 that must come back."""
+    """Each holds 1 GiB of the 12 that must be freed."""
     return full(*(be(f"p{n}") for n in range(count)), **{f"p{n}": 1 for n in range(count)})
 
 
@@ -386,7 +386,7 @@ def test_a_pod_that_was_started_again_in_place_is_not_evicted_over_and_over() ->
 
 
 def test_who_has_changed_is_judged_by_what_is_so_now() -> None:
-    """A mark that is set after the order is for whoever carries it out; before, nobody goes."""
+    """A mark that is set after the order is for the executor; before, no pod is evicted."""
     world = full(be("a"), a=15)
     planner = Planner(world, memory())
     world.pods["a"] = be("a", annotations={"bypassd/do-not-evict": "true"})

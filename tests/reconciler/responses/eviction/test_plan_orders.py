@@ -40,7 +40,7 @@ def test_between_the_order_and_its_case_nobody_goes_either() -> None:
 
 
 def test_what_comes_back_is_credited_and_only_the_rest_is_taken() -> None:
-    """12 GiB must come back: 8 are on their way."""
+    """12 GiB must be freed: 8 are being freed."""
     world = full(be("gone", terminating=True), be("a"), be("b", priority=5), gone=8, a=5, b=9)
     (order,) = Planner(world, memory()).first().orders
     assert order.uid == "a"

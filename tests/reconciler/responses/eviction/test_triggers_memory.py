@@ -319,7 +319,7 @@ DISK = varied(DiskTriggerConfig(), for_s=0)
         (fs(90 * GI, inodes_free=69), EvictedResource.INODES, 21),
         (fs(90 * GI, inodes_free=70), None, 0),
         (fs(0.1 * GI, size=9 * GI), None, 0),  # smaller than is judged
-        (fs(1 * GI, name="scratch"), None, 0),  # nobody told what it is for
+        (fs(1 * GI, name="scratch"), None, 0),  # its use is unknown
     ],
 )
 def test_disk_minima_by_file_system(world: World, good: EvictedResource | None, need: float) -> None:

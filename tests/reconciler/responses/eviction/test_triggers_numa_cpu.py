@@ -43,10 +43,10 @@ def two(left: float, right: float, *pods: object) -> World:
         ((95, 95, 95, 80), False, False),  # over in the end
         ((95, 95, 95, 90), False, False),  # not above the threshold in the end
         ((90, 90, 90, 90), False, False),
-        ((95, 95, 95, 89), True, True),  # between the marks it goes on
+        ((95, 95, 95, 89), True, True),  # between the marks it continues
         ((80, 80, 80, 88.1), True, True),
         ((95, 95, 95, 88), True, False),  # at the lower mark
-        ((95, 95), True, False),  # begun anew after a gap
+        ((95, 95), True, False),  # restarted after a gap
     ],
 )
 def test_a_shortage_begins_above_the_threshold_and_ends_at_the_lower_mark(

@@ -163,7 +163,7 @@ def test_what_others_have_said_of_a_pod(facts: dict[str, Any], standing: tuple[i
 
 
 RANKED = [
-    # (uid, facts, memory held): who goes first stands first
+    # (uid, facts, memory held): the first victim is listed first
     ("marked", {"annotations": {"koordinator.sh/eviction-priority": "-1"}, "priority": 9000}, 1),
     ("lowest", {"priority": -10}, 1),
     ("label", {"labels": {"koordinator.sh/priority": "-5"}}, 1),

@@ -1,4 +1,4 @@
-"""A node told in a few words: samples that stay until they are changed, pods, and frames second by second."""
+"""A node in a short notation: samples that stay until they are changed, pods, and frames second by second."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -93,7 +93,7 @@ class World:
 
 
 class Judge:
-    """One trigger with its memory, asked each ``step_s`` of a world."""
+    """One trigger with its memory, evaluated each ``step_s`` of a world."""
 
     def __init__(self, trigger: Trigger[Any, Any], world: World, config: TriggerConfig | None = None) -> None:
         self.trigger = trigger
@@ -169,5 +169,5 @@ def uids(pressures: Iterable[Any]) -> list[str]:
 
 
 def reasons(decision: EvictionDecision) -> Mapping[str, str]:
-    """Why nobody goes, by trigger."""
+    """Why no pod is evicted, by trigger."""
     return {refusal.trigger: f"{refusal.why}: {refusal.reason}" for refusal in decision.refusals}

@@ -48,7 +48,7 @@ CREATED = Reply(b'{"kind":"Status","status":"Success"}', status="201 Created")
 
 
 class Pod:
-    """A group that is a plain directory: its processes are what stands in the file."""
+    """A group that is a plain directory: its processes are those in the file."""
 
     def __init__(self, directory: Path) -> None:
         self.procs = directory / "cgroup.procs"
@@ -74,7 +74,7 @@ async def evict(
     order: EvictionOrder = ORDER,
     **more: Any,
 ) -> tuple[EvictionResult, HttpPeer, FakeWork]:
-    # Only an answer that never comes is waited for a short time: others may be slow on a busy machine.
+    # Only an answer that is never sent is waited for a short time: others may be slow on a busy machine.
     timeout_s = 0.1 if any(reply.hang_s for reply in replies) else 5.0
     server = HttpPeer(list(replies))
     port = await nursery.start(server.serve)

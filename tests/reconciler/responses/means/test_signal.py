@@ -1,4 +1,4 @@
-"""Ending real processes by signals: all of the pod's, none of anybody else's, also while they fork or stand still."""
+"""Ending real processes by signals: all of the pod's, none of any other pod, also while they fork or are stopped."""
 
 import os
 import signal
@@ -175,7 +175,7 @@ async def test_taken_up_again_only_those_that_were_there_at_first_are_terminated
 async def test_a_pid_that_somebody_else_has_by_now_is_not_signalled(
     victim: Victim, bystander: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group lists a process; before we have hold of it, it ends and its id goes to a stranger."""
+    """The group lists a process; before it is opened, it ends and its id is another process's."""
     process = victim.sleep()
     real = SubtreeGroup.pids
     looks: list[list[int]] = []
