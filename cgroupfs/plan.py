@@ -49,7 +49,7 @@ def order_changes(changes: Iterable[KnobChange], actual: Known, versions: Mappin
 
     ``actual`` has the values last read; the more of a changed group's relatives it has, the more is known before the
     write. Of two changes of one knob of one group the later counts. A change whose value is there already makes no
-    step. Slow steps come last. A relative's period or burst that ``actual`` lacks counts as the kernel's default.
+    step. Slow steps are last. A relative's period or burst that ``actual`` lacks counts as the kernel's default.
     """
     return _Planner(actual, versions).plan(changes)
 

@@ -1,4 +1,4 @@
-"""What the files of a group tell of this kernel and node: the knobs that are offered, the CPUs in effect."""
+"""What the files of a group show of this kernel and node: the knobs that are offered, the CPUs in effect."""
 
 from collections.abc import Mapping
 from typing import Protocol

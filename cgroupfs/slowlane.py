@@ -1,7 +1,7 @@
 """The writer's thread for blocking steps: writes that may keep the kernel busy, and for which no task has to wait.
 
 A write that makes the kernel reclaim memory or move pages cannot be interrupted. After a bounded wait it is left there:
-the thread is busy until it ends, no other step is begun in it meanwhile, and its result is reported later.
+the thread is busy until it ends, no other step is started in it meanwhile, and its result is reported later.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ class BlockingWriter(Generic[T]):
         return items
 
     async def quiet(self) -> None:
-        """Wait until the kernel has come to an end of what was left with it."""
+        """Wait until the kernel has finished what it was given."""
         await trio.lowlevel.checkpoint()
         if (left := self.at_work()) is not None:
             await left.ended.wait()
@@ -62,7 +62,7 @@ class BlockingWriter(Generic[T]):
     async def run(self, steps: Sequence[WriteStep], do: Callable[[WriteStep], T], done: list[T]) -> None:
         """Do the steps in the thread, and add their results to ``done``.
 
-        Cancelled: the step that the kernel is at is left there, and none after it is begun.
+        Cancelled: the step that the kernel is at is left there, and none after it is started.
         """
         job = BlockingJob[T]()
         token = trio.lowlevel.current_trio_token()

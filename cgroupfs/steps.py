@@ -73,7 +73,7 @@ class BlockedChange(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class WritePlan(Struct, frozen=True, kw_only=True):
-    """What to write, in this order, and what not. Slow steps come last and may run beside each other's groups."""
+    """What to write, in this order, and what not. Slow steps are last and may run beside each other's groups."""
 
     steps: tuple[WriteStep, ...]
     blocked: tuple[BlockedChange, ...] = ()

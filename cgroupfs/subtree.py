@@ -126,7 +126,7 @@ class Subtree:
         )
 
     def stop(self) -> bool:
-        """Begin to stop all tasks of it; False without a freezer. `thaw` must follow, come what may."""
+        """Begin to stop all tasks of it; False without a freezer. `thaw` must follow, in any case."""
         number, version = self._found.get(self._freezer or "", (-1, 0))
         file, stopped = (_STATE, "FROZEN") if version == 1 else (_FREEZE, "1")
         return number >= 0 and _write(number, file, stopped)

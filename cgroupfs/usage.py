@@ -1,6 +1,6 @@
 """The kernel's cumulative counters of a group, and the rates between two readings of them.
 
-A group is identified by its inode: a later namesake starts anew and never inherits the old one's last reading. A value
+A group is identified by its inode: a later namesake never inherits the old one's last reading. A value
 that the kernel does not report stays None; None is not zero.
 
 Units: CPU in thousandths of a CPU (``milli``), time in nanoseconds, memory in bytes, shares 0.0-1.0. Source: kernel

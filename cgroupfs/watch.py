@@ -248,7 +248,7 @@ class DirWatcher(Generic[T]):
             try:
                 await self._wait()
             except trio.ClosedResourceError:
-                # Closed, or only woken: polling has begun and the wait needs a deadline.
+                # Closed, or only woken: polling has started and the wait needs a deadline.
                 continue
             if (wait_s := self._held_until - trio.current_time()) > 0:
                 await trio.sleep(wait_s)

@@ -91,7 +91,7 @@ def _by_container(content: Mapping[str, Any], where: str) -> dict[str, dict[str,
     at = f"{where}.allocationEntries"
     entries = {uid: read.mapping(pods, uid, at, optional=True) for uid in pods}
     shapes = [shape for entry in entries.values() for shape in entry.values() if isinstance(shape, dict) and shape]
-    # A container without any resources looks alike in both shapes; another one of the file shows which it is.
+    # A container without any resources looks the same in both shapes; another one of the file shows which it is.
     whole = any(_REQUIREMENTS & shape.keys() for shape in shapes)
     return {
         uid: {

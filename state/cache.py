@@ -164,7 +164,7 @@ class CachePlan(Struct, frozen=True, kw_only=True):
 
     ``crowded``: pods that requested a share of their own and share by class instead, with the reason. ``default``: the
     default group's planned content; None: it is unmanaged. ``level``: BE's share where it is dynamic, and the reason of
-    its size. BE's groups come first: BE releases before others take.
+    its size. BE's groups are first: BE releases before others take.
     """
 
     groups: tuple[CacheGroup, ...] = ()

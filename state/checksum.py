@@ -18,7 +18,7 @@ _BINARY: Final = {unit: 10 * power for power, unit in enumerate(("Ki", "Mi", "Gi
 _DECIMAL: Final = {"m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _MAX_ZEROS: Final = 6
 
-# The values below come out of a JSON decoder: their shape was checked by the caller, their element types vary by
+# The values below are the result of a JSON decoder: their shape was checked by the caller, their element types vary by
 # kubelet version. That is why they are Any here, in this module only.
 Json = Any
 

@@ -71,7 +71,7 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
 
     ``cpus``: the CPUs that its containers may run on, as a list; empty: not known. ``pool``: None for a system pod that
     runs everywhere. ``created_s``: wall-clock seconds at which its cgroup was made, 0.0: not known. ``terminating``:
-    its end has begun. ``grace_s``: the time that it gets to end, None: not known. ``certain``: some source has reported
+    its end has started. ``grace_s``: the time that it gets to end, None: unknown. ``certain``: some source has reported
     its labels. ``held``: an operator's hold covers it. ``partial``: the fields of ``requests`` that not every container
     of the pod has, so that the sum is less than the pod may use. ``be_cpu_milli``, ``be_memory_bytes``: its requests as
     BE work, container by container; None: nothing, or (an old recording) as ``requests`` have it. ``tolerates``: the

@@ -332,7 +332,7 @@ class Ledger:
     def _sync(self) -> None:
         """Synchronise with a store that was opened again since the last write: take its additional rows, add others.
 
-        Taking comes first: an original on disk that could not be read at start is the true one, a live value is not.
+        Taking is first: an original on disk that could not be read at start is the true one, a live value is not.
         """
         generation = self._store.ready()
         if generation == self._generation:

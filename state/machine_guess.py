@@ -1,6 +1,6 @@
 """Candidate descriptions of a topology, and their text.
 
-Candidates are checked by building them, so they only have to include the right one; the more probable come first.
+Candidates are checked by building them, so they only have to include the right one; the more probable are first.
 """
 
 from collections.abc import Iterator

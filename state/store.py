@@ -129,7 +129,7 @@ class Store:
         """``meta``: more rows of META that each opening writes.
 
         ``must_record`` False: a write that cannot be made durable does not raise but sets ``unrecorded``: in a
-        restore the files come first.
+        restore the files are first.
         """
         self.path = os.path.abspath(path)
         self.boot = boot

@@ -4,7 +4,7 @@ A policy names one in a `state.plan.FileTarget`; `reconciler.actuators.files.nod
 original, reports it, and restores it. A new file is one entry of the catalog; a new form of text needs a codec as well.
 The values are integers, so that a target can be bounded (`FileTarget.most_rise`).
 
-Source: kernel documentation, admin-guide/sysctl/vm. ``watermark_scale_factor`` came with Linux 4.6; /proc/sys is
+Source: kernel documentation, admin-guide/sysctl/vm. ``watermark_scale_factor`` is from Linux 4.6; /proc/sys is
 read-only in containers that are not privileged.
 """
 

@@ -8,7 +8,7 @@ open it again.
 What another client has set, changed or removed stays as it is. Each change names what was read (`NodeClient`), and is
 tried again after a conflict; requests that fail are repeated ever more rarely, and no change of the object follows the
 one before within `_GAP_S`. A request without an answer may be carried out later: the row stays, and the object is read
-once more after `_LATE_S`. ``auto`` is not a problem where the API server does not allow it.
+again after `_LATE_S`. ``auto`` is not a problem where the API server does not allow it.
 """
 
 import time
@@ -423,7 +423,7 @@ class NodeMarker:
             return self._backoff_s()
         late_s = self._late_until - self._clock()
         if late_s > 0 and self._rows.now.rows and _wanted(situation) is None:
-            # Read once more when no request can be carried out any more.
+            # Read again when no request can be carried out any more.
             return late_s
         return None if _wanted(situation) is None else _VERIFY_S
 

@@ -103,7 +103,7 @@ class Incidents:
         return len(self._known)
 
     def take(self, alert: Alert, besides: str = "") -> Incident:
-        """The incident with this alert added. The very same alert once more changes nothing."""
+        """The incident with this alert added. The very same alert again changes nothing."""
         name = (alert.kind.began, alert.key)
         known = self._known.pop(name, None)
         if known is not None and known.alert == alert:

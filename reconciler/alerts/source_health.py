@@ -44,7 +44,7 @@ def claim_states(claims: Iterable[CpuClaim], pods: Mapping[str, Pod]) -> Iterato
 
 @final
 class SourceHealth:
-    """What is not ok for ``down_s`` is reported once, and once more when it is ok again."""
+    """What is not ok for ``down_s`` is reported once, and again when it is ok again."""
 
     def __init__(self, down_s: float) -> None:
         self.down_s = down_s

@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
 
 
 def _proven(node: InspectedNode, output: str) -> int:
-    """The trials. `Exit.NOT_OK` when the kernel does not do what it was asked to."""
+    """The trials. `Exit.NOT_OK` when the kernel does not do what was requested."""
     from reconciler.cli import prove
 
     proofs = prove.prove(node)

@@ -309,7 +309,7 @@ def _metadata(pod: Row, sources: Sequence[Row]) -> Iterator[Block]:
 
 
 def _claim(claim: Row, known: str) -> Iterator[Block]:
-    """What its pool, or it alone, asked of the CPUs and got. ``known``: the reason that is shown above."""
+    """CPUs requested and granted, for the pod or its pool. ``known``: the reason that is shown above."""
     where = f" on NUMA node {','.join(map(str, claim['nodes']))}" if claim["nodes"] else ""
     whose = "" if claim["owner"].startswith("dedicated/") else "its whole pool "
     text = f"{whose}asked {claim['asked']}, got {claim['got']} CPUs{where}"

@@ -109,7 +109,7 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
 
 
 def _convert_newer(store_path: str) -> tuple[str | None, str | None]:
-    """Where the store of a newer version was moved, and why it could not be converted: the files come first."""
+    """Where the store of a newer version was moved, and why it could not be converted: the files are first."""
     try:
         return convert_newer(store_path), None
     except NewerSchemaError:
@@ -119,7 +119,7 @@ def _convert_newer(store_path: str) -> tuple[str | None, str | None]:
 
 
 def _opened(store_path: str, root: str) -> Store:
-    """The store, whether or not it can be written: the files come first."""
+    """The store, whether or not it can be written: the files are first."""
     return Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename, must_record=False)
 
 

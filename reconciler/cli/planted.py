@@ -33,7 +33,7 @@ class Planted:
                 ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-                # The parent may have been killed before the kernel was asked to tell.
+                # The parent may have been killed before the kernel was asked to report.
                 if os.getppid() == parent and os.read(waiting, 1):
                     work()
             finally:

@@ -278,7 +278,7 @@ def _reasoned_anew(node: NodePlan) -> NodePlan:
 
 
 def _lasting(desired: Desired) -> object:
-    """A plan without the times and texts of how it came about."""
+    """A plan without the times and texts of how it was made."""
     sizes = {key: size.cpus for key, size in desired.plan.pools.sizes.items()}
     pools = replace(desired.plan.pools, budget_at=0.0, unknown_since=None, reasons={}, sizes={})
     settings = {key: setting.value for key, setting in desired.settings.items()}

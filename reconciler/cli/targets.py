@@ -79,7 +79,7 @@ def find_pod(
     titles: Callable[[], Sequence[str]] | None = None,
     removed: bool = False,
 ) -> Row:
-    """The one pod of the document that ``wanted`` names; see `FORMS`. An exact name comes before the start of one.
+    """The one pod of the document that ``wanted`` names; see `FORMS`. An exact name is before the start of one.
 
     The document has at least ``pods``, ``files`` and ``history``: removed pods are found by uid. ``root``: of the node
     whose ``/proc`` is read for a PID. ``titles``: those of all pods, where the document has not all. ``removed``: by
@@ -103,7 +103,7 @@ def find_pod(
     where = f" in namespace {namespace!r}" if namespace is not None else ""
     known = [pod["title"] for pod in everyone if not pod.get("gone")]
     known = list(dict.fromkeys([*known, *(titles() if titles is not None else ())]))
-    # Those of the namespace come first; a name may be that of another one.
+    # Those of the namespace are first; a name may be that of another one.
     near = nearest(text, [title for title in known if namespace is None or title.startswith(f"{namespace}/")])
     near = near or nearest(text, known)
     hint = f"; nearest: {', '.join(near)}" if near else ""

@@ -215,7 +215,7 @@ class _Unpacked:
 
 @final
 class _Bounded:
-    """What the archive is read from. Errors: `InputError` when more than ``most`` bytes come out."""
+    """What the archive is read from. Errors: `InputError` for more than ``most`` bytes."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, path: str, most: int) -> None:
         self._file = file

@@ -1,6 +1,6 @@
 """``bypassctl why TARGET``: where one pod runs and why, what it uses, what it waits for, and what throttles it.
 
-The answers come first; below them is every setting with its reason, its file and its history (`explain`).
+The answers are first; below them is every setting with its reason, its file and its history (`explain`).
 """
 
 import shlex

@@ -116,7 +116,7 @@ async def _withdraw(node: InspectedNode, note: PublishedNote) -> None:
 
 
 def _forget(store_path: str) -> None:
-    """Errors: `StoreError`: the next start withdraws once more."""
+    """Errors: `StoreError`: the next start withdraws again."""
     store = Store(store_path, boot=boot_id("/"), version=__version__, node=os.uname().nodename, must_record=False)
     try:
         batch = StoreBatch()

@@ -193,7 +193,7 @@ class HttpSession:
         """As `stream` of a GET whose answer has no end of its own, such as a watch.
 
         The peer's timeout bounds the wait for the beginning of the answer, ``silence_s`` that for each next part, and
-        ``longest_s`` all waits together. ``begun`` is called when a success has begun. Errors: `SourceError`, also when
+        ``longest_s`` all waits together. ``begun`` is called when a success starts. Errors: `SourceError`, also when
         one of these has passed.
         """
         request = _Request("GET", path, None, {})
@@ -272,7 +272,7 @@ class HttpSession:
         *,
         begun: Callable[[], None] | None = None,
     ) -> HttpResponse:
-        """``begun`` is called when a success has begun, before its first part."""
+        """``begun`` is called when a success has started, before its first part."""
         # Lazy: many nodes send no request. In a thread: it takes a tenth of a second.
         await import_in_thread("httpcore2")
         import httpcore2
@@ -450,7 +450,7 @@ class _Waits:
         return self._left_s < self._patience_s
 
     def begin(self) -> None:
-        """The answer has begun: from now on each part has the patience for one."""
+        """The answer has started: from now on each part has the patience for one."""
         self.begun = True
         self._since = trio.current_time()
         self._scope.deadline = self._since + min(self._patience_s, self._left_s)

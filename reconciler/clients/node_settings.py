@@ -140,7 +140,7 @@ class SettingsClient:
         return self._api.unreachable()
 
     async def node(self, prefixes: Sequence[str]) -> SettingsObject:
-        """The annotations of the Node with these prefixes, and its labels; an annotation comes first."""
+        """The annotations of the Node with these prefixes, and its labels; an annotation is first."""
         title = f"Node {self._node}"
         answer = await self._get(f"/api/v1/nodes/{quote(self._node, safe='')}", "", "nodes", self._node, _NODE_BYTES)
         if isinstance(answer, ObjectState):

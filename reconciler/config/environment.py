@@ -168,7 +168,7 @@ def built_from(config: Config, place: NodeEnvironment) -> dict[str, object]:
 
 
 def followed(config: Config, place: NodeEnvironment, kubelet: KubeletConfig) -> tuple[NodeEnvironment, list[str]]:
-    """The environment of running parts under a kubelet's new settings, and which changes need the parts built anew.
+    """The environment of running parts under a kubelet's new settings, and which changes need the parts built again.
 
     Until they are, the environment keeps what they were built from and has the rest of the new settings.
     """

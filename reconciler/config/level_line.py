@@ -31,7 +31,7 @@ def with_level(text: str, level: Protection, line: int = 0) -> str:
             lines[index] = _line(match, level, row)
             return "".join(lines)
     at = next((index for index, row in enumerate(lines) if _DOCUMENT.match(row)), len(lines))
-    # A document's start and a directive come before its keys.
+    # A document's start and a directive are before its keys.
     starts = [index for index, row in enumerate(lines) if row.rstrip() == _START]
     at = starts[0] + 1 if starts else at
     if at and not lines[at - 1].endswith("\n"):

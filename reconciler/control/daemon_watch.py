@@ -80,7 +80,7 @@ class DaemonWatch:
             self._reconciler.dirty.mark(TICK)
 
     def rows(self) -> tuple[DaemonRow, ...]:
-        """The groups, as read last; those that can delay online pods most come first."""
+        """The groups, as read last; those that can delay online pods most are first."""
         daemons, version = self._reconciler.inventory.readings.daemons, self._version or 2
         rows = [
             DaemonRow(

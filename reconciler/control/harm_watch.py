@@ -145,7 +145,7 @@ class HarmWatch:
         # Half of the round's work: an online task that waits for this CPU runs in between.
         await trio.lowlevel.checkpoint()
         if self._reconciler.pools is not pools:
-            # Planned anew meanwhile.
+            # Planned again meanwhile.
             pools = self._reconciler.pools
             terms = pools.harm if pools is not None else None
             if pools is None or terms is None:

@@ -157,7 +157,7 @@ class ControlLoop:
         return plan is None or plan.closed != wanted or mark is None or mark.state is MarkState.PENDING
 
     def claims(self) -> tuple[CpuClaim, ...]:
-        """What every owner asked of the CPUs and got in the last plan; empty before the first."""
+        """CPUs requested and granted by owner in the last plan; empty before the first."""
         plan, view = self.reconciler.plan, self.reconciler.view
         if plan is None or view is None:
             return ()

@@ -236,7 +236,7 @@ class OwnerLedger:
             self._dirty.mark(TICK)
 
     async def save(self) -> None:
-        """Store the hours that changed, drop the old ones, and compute the bonuses anew.
+        """Store the hours that changed, drop the old ones, and compute the bonuses again.
 
         A failing store is reported by the state writer, not here.
         """

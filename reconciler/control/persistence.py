@@ -65,7 +65,7 @@ def plan_row(plan: NodePlan) -> bytes:
     resources = {name: getattr(plan, name) for name in _ResourcesRow.__struct_fields__}
     row = {**to_builtins(plan.pools, enc_hook=_plain), **to_builtins(resources, enc_hook=_plain)}
     del row["terms"]  # of a plan in the making only
-    del row["elsewhere"]  # of the kernel's files, which are read anew
+    del row["elsewhere"]  # of the kernel's files, which are read again
     if not plan.pools.isolation:
         del row["isolation"]
     if plan.pools.harm is None:

@@ -175,7 +175,7 @@ class PodMinutes:
         return self._groups.setdefault(path, MinuteSeries()).add(counters)
 
     def _unchanged(self, path: str) -> _Counters | None:
-        """A pod's counters without a reading: those of before, while its directory's, which contain them, stand still.
+        """A pod's counters without a reading: those of before, while its directory's are unchanged.
 
         The directories are read first: what runs while the pods are read shows a minute later.
         """

@@ -125,7 +125,7 @@ class MemoryReclaimLoop:
         missing = missing_bytes(zones, self._short) if wish.relieve else {}
         groups = await self._actuator.read(situation, wish, by_node=bool(missing) and len(zones) > 1)
         relief = relieve(groups, self._tried, missing, wish, version=self._actuator.version)
-        # A node that is short of memory comes first; its reclaim is enough for one step.
+        # A node that is short of memory is first; its reclaim is enough for one step.
         actions = [relief] if relief is not None else []
         tried: dict[str, ReclaimHistory] = {}
         for group in groups:

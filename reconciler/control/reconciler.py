@@ -374,7 +374,7 @@ class Reconciler:
         view, plan, moved = self._plan_node()
         if before is not None and before.capacities != plan.capacities:
             self._planned(view, plan)
-        # The pass plans once more, and must find the difference again.
+        # The pass plans again, and must find the difference again.
         self._moved = self._moved or moved
         return moved or bool(self._starts) or self._reweighted
 

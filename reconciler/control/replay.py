@@ -64,7 +64,7 @@ class PlanTrack(Struct, kw_only=True):
         return view if self.pods is None else replace(view, pods=self.pods(view))
 
     def step(self, view: NodeView) -> NodePlan:
-        """Plan once more."""
+        """Plan again."""
         before = self.plan
         self.plan = plan = plan_node(view, before, self.policies)
         churn = moved(None if before is None else before.pools, plan.pools)

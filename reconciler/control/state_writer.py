@@ -74,7 +74,7 @@ class StateWriter:
         self.problem: str | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Flush every ``flush_s``, and once more at the end, with the word that the end was a clean one."""
+        """Flush every ``flush_s``, and again at the end, with the word that the end was a clean one."""
         task_status.started()
         await self._mark(running=True)
         checked = trio.current_time()

@@ -228,7 +228,7 @@ class WorkloadPeaks:
 
     A new one is in a probation of `MOST_NEW` until it has been measured for an hour: there an absent one with the least
     evidence makes room. Beyond that it takes the place of the known one whose evidence counts least now, if that is
-    less than its own. So workloads that live shortly, or that a tenant names anew each minute, displace one another,
+    less than its own. So workloads that live shortly, or that a tenant renames each minute, displace one another,
     and a workload that was measured for a day stays for days after its last pod.
     """
 

@@ -201,7 +201,7 @@ class InterferenceMonitor:
                 await self._keep(self._clock())
                 for reader in self._readers:
                     await reader.aclose()
-                # A component that failed is run again: it makes its readers anew.
+                # A component that failed is run again: it makes its readers again.
                 self._readers, self._config = (), None
                 await self.recorder.aclose()
 

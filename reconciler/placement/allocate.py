@@ -87,7 +87,7 @@ def preference(
 ) -> CpuPreference:
     """``cpus`` in the chain's order for BE work.
 
-    By default efficiency cores come first, CPUs with interrupts last. A plug-in identifies BE work by the demand's
+    By default efficiency cores are first, CPUs with interrupts last. A plug-in identifies BE work by the demand's
     class; selecting and scoring combinations is not used, as BE work grows and shrinks CPU by CPU.
     """
     run = PluginRunner(

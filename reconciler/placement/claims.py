@@ -1,4 +1,4 @@
-"""Every claim on the CPUs in a finished plan: what it asked and got, where, by which rule, and what prevented more.
+"""Every claim on the CPUs in a finished plan: CPUs requested and granted, by which rule, and what prevented more.
 
 Pure, and derived: the pools hold the decision, their reasons the rules. For people, metrics and alerts.
 """
@@ -49,7 +49,7 @@ class CpuClaim(Struct, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> bool:
-        """Whether it has fewer CPUs than it asked, or others than were decided for it."""
+        """Whether it has fewer CPUs than it requested, or others than were decided for it."""
         return bool(self.against)
 
     @property

@@ -130,7 +130,7 @@ class CpuAccumulator:
     def anywhere(self, count: int, avail: int, near: int = 0) -> int:
         """``count`` CPUs of ``avail``, in as few and as well fitting domains as the rule gives; all when it has fewer.
 
-        At most one core is begun and not finished; `round_up` finishes it where ``avail`` is of whole cores.
+        At most one core is started and not finished; `round_up` finishes it where ``avail`` is of whole cores.
         """
         return self._fill(0, range(len(self.levels[0])), count, avail, near)
 
@@ -182,7 +182,7 @@ class CpuAccumulator:
         return sum(distance(a, b) for a in left for b in right) / (len(left) * len(right))
 
     def round_up(self, picked: int, avail: int) -> int:
-        """``picked`` with the cores that it has begun completed out of ``avail``."""
+        """``picked`` with the cores that it has started completed out of ``avail``."""
         mask = 0
         for core in self.touched(picked):
             mask |= core & avail

@@ -27,7 +27,7 @@ def affinity_of(
 ) -> dict[str, dict[str, CpuSet]]:
     """``uid/container`` -> resource -> the nodes where the kubelet has assigned it already.
 
-    Devices that are near several nodes alike need none of them and are left out; so are devices without a reported
+    Devices that are equally near to several nodes need none of them and are left out; so are devices without a reported
     node.
     """
     numbers: dict[str, dict[str, set[int]]] = {}

@@ -5,7 +5,7 @@ long as the pool has a third of its part, so that one that grows and shrinks wit
 a pool only for one that requests more than it has, or that has less than that third: from the default pool while it has
 more than its part, and for the second reason none that are in use. CPUs of a removed pool go to the default pool.
 
-Source: Katalyst's pools in mode overlap, which have all CPUs, weighted by their pods' requests. It divides them anew at
+Source: Katalyst's pools in mode overlap, which have all CPUs, weighted by their pods' requests. It divides again at
 each change of any pool.
 """
 

@@ -32,7 +32,7 @@ widest has fewer nodes.
 Katalyst tries every combination. Here the resources are added one after the other, and of the chains built so far only
 the `CHAINS` best are carried on: exact on 4 nodes, and at most k x CHAINS x 255 steps on any machine. Three faults of
 the original are avoided: of three aligned resources only the last pair's preference counted; a resource without a
-preference counted as preferring; and fewer nodes won over more preferred resources, though that rule comes first.
+preference counted as preferring; and fewer nodes won over more preferred resources, though that rule is first.
 
 Source: Katalyst, pkg/agent/orm/topology, policy numeric.
 """

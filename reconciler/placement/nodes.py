@@ -7,7 +7,7 @@ always a result, and ``admitted`` is the policy's verdict. In four cases the res
 - **A merge without enough CPUs** (best-effort may yield one) gets the nearest nodes that have some until it is enough;
   the kubelet takes the rest from anywhere.
 - **A merge that not all resources prefer** is what different sets have in common, in which nothing need fit. The fewest
-  nodes on which every resource fits come before it.
+  nodes on which every resource fits are before it.
 - **Resources with no node in common** yield all nodes, which is useless: the CPUs then get their own best nodes.
 """
 

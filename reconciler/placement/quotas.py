@@ -1,7 +1,7 @@
 """How many CPUs each pool can have of each part of the machine, when pools bound to parts compete for them.
 
 The exact half of `reconciler.placement.pack`. The machine falls into cells, the parts in which the same pools may have
-CPUs (with pools bound to NUMA nodes: those nodes, and the rest). Within a cell all CPUs are alike but for their present
+CPUs (with pools bound to NUMA nodes: those nodes, and the rest). Within a cell all CPUs are equal but for their present
 pools, so numbers are enough: a pool that holds ``h`` CPUs of a cell and gets ``x`` of it keeps ``min(x, h)`` and moves
 the rest. That is a transport problem with costs of 0 and 1, solved by cheapest augmenting paths (Ford and Fulkerson;
 Busacker and Gowen): a pool that lacks CPUs takes from a cell, another one there yields and takes from another cell, and

@@ -5,7 +5,7 @@ node keep it. The others are placed together, the largest first, each on the nod
 CPU among those that have room for it (spread, as the load of a pool is not known before). If that leaves one of them
 without room, others are searched in the same order of preference, with at most `STEPS` tries. New
 containers with CPUs of their own on one node (`NodeRivals`) take part: they are placed afterwards, by the hints of all
-their resources, but find the room. If not all fit, the pods come before them: such a container can be spread, a pool
+their resources, but find the room. If not all fit, the pods are before them: such a container can be spread, a pool
 can not. What does not fit then is placed where the most room is, and its pool is cut.
 """
 

@@ -9,10 +9,10 @@ bandwidth control.
   or three of the last nine samples of one pod, or three in a row of any. Then a pause, as a sample may still be of the
   time before the cut.
 - Up: a step after a calm while. Close to the use at which harm began last, the steps are smaller; where harm follows a
-  step, the step is taken back and the next attempt comes after twice the time.
+  step, the step is taken back and the next attempt follows after twice the time.
 - Unknown: never up. A missing sample between others is left out: its time is neither calm nor harm.
 - Where cuts repeat for a minute: compare. BE work is at its minimum for some seconds, in which what each pod waits
-  without it is learned (`reconciler.policies.waiting`). The next comparison comes after twice the time if this one has
+  without it is learned (`reconciler.policies.waiting`). The next one follows after twice the time if this one has
   changed nothing. So waiting that BE work does not cause never holds it down for ever.
 
 Source: additive increase and multiplicative decrease (Chiu, Jain: Analysis of the increase and decrease algorithms for
@@ -95,7 +95,7 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     clear_factor: ClassVar[float] = 4.0
     # Between this share of a limit and the limit nothing rises: a step up would end in a cut.
     quiet_percent: ClassVar[int] = 50
-    # A cut must come before online requests queue up for long.
+    # A cut must precede a long queue of online requests.
     interval_s: ClassVar[float] = 0.1
     # With all CPUs lent and two quiet seconds, a measurement, which takes a CPU for up to 1 ms, is rarer.
     calm_interval_s: ClassVar[float] = 0.5
@@ -384,7 +384,7 @@ def _calm(state: HarmState, sample: HarmSample, now: float, config: HarmConfig) 
 
 
 def _step_wait_s(sample: HarmSample, config: HarmConfig) -> float:
-    """A step of a whole CPU comes after the time of the usual steps of which it is made."""
+    """A step of a whole CPU follows after the time of the usual steps of which it is made."""
     return config.calm_s * max(1.0, sample.grain_milli / _step(sample.top_milli, config))
 
 

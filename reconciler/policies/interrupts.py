@@ -6,7 +6,7 @@ owned CPUs only, to the CPUs of the same NUMA nodes that no pod owns, else to an
 interrupt has its original back. Off by default.
 
 The kernel places interrupts of a queue for each CPU (NVMe, many network cards) itself and refuses every other place;
-each serves the requests of its own CPU. irqbalance places all others anew every ten seconds: ban the owned CPUs there,
+each serves the requests of its own CPU. irqbalance places all others again every ten seconds: ban the owned CPUs there,
 or do not run it.
 
 Source: kernel documentation, core-api/irq/irq-affinity and admin-guide/kernel-parameters (``managed_irq``);

@@ -6,7 +6,7 @@ it Katalyst's ``oom_priority`` decides, -100 (killed first) to -1, or Koordinato
 default. The actuator of this name (`reconciler.actuators.processes.oom_score`) writes, and records the originals.
 
 Online pods keep the kubelet's numbers, unless ``online`` obeys Koordinator's annotations on them, too: between what the
-kubelet gives a Guaranteed pod and the band. Below it stand the node's own daemons; a tenant's word reaches neither.
+kubelet gives a Guaranteed pod and the band. Below it are the node's own daemons; a tenant's word reaches neither.
 
 Source: Katalyst's OOM bands (its own kernel hook compares them; here they are mapped onto the kernel's scale), where
 numbers out of the band are clamped and -300 is "leave it alone"; Koordinator's oom-score-adj and oom-score-adj-spec,

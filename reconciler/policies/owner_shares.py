@@ -1,7 +1,7 @@
 """Fair shares of the BE budget among owners over hours: who had less than a fair part gets a bonus until it is repaid.
 
 Arithmetic only; units: CPU-seconds, percent. An owner is a namespace or the value of a label. In each interval, what
-all BE pods used is divided anew among those that wanted it, by weighted max-min with the owners' requests as weights.
+all BE pods used is divided again among those that wanted it, by weighted max-min with the owners' requests as weights.
 An owner wanted what it used and what quotas withheld. The difference to what it used is its debt, summed over the last
 hours. The division between the takers of the budget (`reconciler.policies.be_quota`) then counts the requests of an
 owner in debt up to twice.

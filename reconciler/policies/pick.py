@@ -35,7 +35,7 @@ def choose_cpus(
     """``count`` of ``candidates`` (all, if there are fewer): those ``held`` now as far as possible.
 
     ``taken`` are the CPUs of others; threads of the same core as one of them are given last. ``tiers`` are disjoint
-    sets, the best first; candidates in none of them come last. Left out: efficiency cores, then the others.
+    sets, the best first; candidates in none of them are last. Left out: efficiency cores, then the others.
     """
     if count >= len(candidates):
         return candidates
@@ -62,7 +62,7 @@ class BeCpuRules(NamedTuple):
 
 
 def by_rules(candidates: CpuSet, topology: Topology, config: PlacementConfig, *, interrupts: CpuSet) -> BeCpuRules:
-    """What a site's rules make of the candidates; the ``interrupts`` among them come last.
+    """What a site's rules make of the candidates; the ``interrupts`` among them are last.
 
     Rules that leave none are not followed: BE pods run already, and have to run somewhere.
     """

@@ -67,7 +67,7 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     # Constants: no two nodes need them to differ.
     # The runtime's own timeout of a start is minutes; a slower start is throttled as other work.
     seconds: ClassVar[float] = 5.0
-    # The program's exec comes after the runtime's signal.
+    # The program's exec follows the runtime's signal.
     exec_s: ClassVar[float] = 0.1
     # So starts in a row do not turn the budget off.
     share_percent: ClassVar[int] = 10

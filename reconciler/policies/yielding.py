@@ -103,7 +103,7 @@ def _is_idle(path: str, view: NodeView) -> bool:
 
 
 def _is_last(path: str, view: NodeView, *, unread: bool) -> bool:
-    """Whether the groups beside this one come first: it is idle, or has the least weight. ``unread``: if not known."""
+    """Whether the groups beside this one are first: it is idle, or has the least weight. ``unread``: if not known."""
     weight = view.actual.get((path, "cpu.weight"))
     return _is_idle(path, view) or (unread if weight is None else weight == SHARES_MIN)
 

@@ -175,7 +175,7 @@ def finish() -> None:
 
 
 def give_up(stream: TextIO | None = None) -> None:
-    """Throw away what a stream (standard output) did not take: Python would try once more at exit, and complain."""
+    """Throw away what a stream (standard output) did not take: Python would try again at exit, and complain."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 

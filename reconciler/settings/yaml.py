@@ -3,7 +3,7 @@
 Only libyaml's event stream is used. Loading to plain data loses duplicate keys silently, turns ``010`` into 8 and
 ``12:30:00`` into 45000; its composer recurses in C, so that 50,000 nested brackets end the process. Events do neither.
 A text may have so many characters, levels and nodes, and an alias counts as all that it refers to: a few lines of them
-can stand for billions of nodes.
+can mean billions of nodes.
 
 bypassd's own files (`parse_tree`) are read by their schema, so nothing is interpreted here: ``on``, ``010`` and
 ``12:30`` stay text where the setting is text. Anchors, aliases, tags and a second document are refused in them.

@@ -106,7 +106,7 @@ class PodNet:
     def _read_node(self, sheet: SampleSheet, host: str) -> None:
         devices = parse_net_dev(self._files.read(f"{host}/net", "dev"))
         hardware = {name for name in devices if os.path.exists(f"{self._root}/sys/class/net/{name}/device")}
-        # Bridges and veth pairs carry the same bytes once more.
+        # Bridges and veth pairs carry the same bytes again.
         self._enter(sheet, NODE, NODE, summed(devices, hardware or None))
 
     def _enter(self, sheet: SampleSheet, subject: str, key: object, counts: tuple[int, int]) -> None:

@@ -400,7 +400,7 @@ def _meta(uid: str, sandboxes: "list[_Sandbox] | tuple[()]", containers: "list[_
         static=newest.static if newest else False,
         grace_s=next((container.grace_s for container in containers if container.grace_s is not None), None),
         containers=tuple(
-            # CRI does not separate init containers from the others; while they run they are treated alike.
+            # CRI does not separate init containers from the others; while they run they are treated equally.
             ContainerMeta(name=container.name, id=container.id, kind=ContainerKind.APP)
             for container in containers[:MOST_CONTAINERS]
         ),

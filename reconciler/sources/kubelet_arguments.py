@@ -12,7 +12,7 @@ itself. Since 1.32 k3s writes those into a drop-in directory of the kubelet, wit
 
 **MicroK8s**: a file of arguments, split at spaces, without quotes, with the snap's variables.
 
-**KubeEdge**: ``modules.edged`` of its configuration; its flags have other names and stand beside the section.
+**KubeEdge**: ``modules.edged`` of its configuration; its flags have other names and are beside the section.
 
 What cannot be read is a problem, never a guess: a variable in a unit, a URL as configuration.
 
@@ -331,7 +331,7 @@ def _exec_starts(unit: str, reading: _ProgramFiles) -> list[str]:
 
 
 def _environment(unit: str, reading: _ProgramFiles) -> dict[str, str]:
-    """The variables of the unit that stand for flags, by the flag: of ``Environment``, then of its files."""
+    """The variables of the unit that replace flags, by the flag: of ``Environment``, then of its files."""
     found: dict[str, str] = {}
     if not unit:
         return found

@@ -42,7 +42,7 @@ class Reassertion:
 
     @property
     def ends_at(self) -> float | None:
-        """When the rhythm counts as ended unless another round comes before; None while there is none."""
+        """When the rhythm counts as ended without another round; None while there is none."""
         return None if self._period is None else self._last + _LATE * self._period
 
     def expect(self, reconcile_s: float) -> None:
@@ -65,7 +65,7 @@ class Reassertion:
         if distance < _ONE_UPDATE_S:
             return
         follows = _SHORTEST * self._expected <= distance <= _LONGEST * self._expected
-        # An update with a cause starts anew: the distance to it proves nothing.
+        # An update with a cause starts again: the distance to it proves nothing.
         count = rounds + 1 if follows and rounds else 1
         rounds = 0 if changed else count
         self._rounds[container_id] = (at, rounds)

@@ -370,7 +370,7 @@ class RuntimeEvents:
         if not watcher.add(path, _RENAMES, spot):
             return
         root.spots[name] = spot
-        # List after watch: the rename may have come first.
+        # List after watch: the rename may have been before.
         for file, which in root.expects.items():
             if os.path.exists(f"{path}/{file}"):
                 self._note(name, which)

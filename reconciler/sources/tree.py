@@ -289,7 +289,7 @@ class TreeSource:
                 self._failed.clear()
 
     def _read_again(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
-        """What could not be read, once more."""
+        """What could not be read, again."""
         for path in list(self._unread):
             node = self._nodes.get(path)
             if node is not None:

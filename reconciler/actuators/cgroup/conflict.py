@@ -18,7 +18,7 @@ systemd writes all values of a unit again when one of its properties is set (the
 besteffort slice each minute and at each pod that is added or removed), and those of every unit at a daemon-reload
 (measured: docs/support.md). It opposes no value of ours, so such a write is corrected without delay and not counted, up
 to ``systemd_per_minute`` of them in a file and minute, and what exceeds that after ``backoff_s``. It never ends in a
-yield: tenants decide how many pods come and go, and would lift the bound of all best-effort work with it. Writes of one
+yield: tenants decide how many pods start and end, and would so lift the bound of all BE work. Writes of one
 such event reach many files: they are counted as one event and logged once.
 """
 
@@ -187,7 +187,7 @@ class ForeignWrites:
         return history.last if history is not None and now < history.until else None
 
     def forget(self, path: str) -> None:
-        """Start anew: the group is gone, its wanted value has changed, or a person released the hold."""
+        """Start again: the group is gone, its wanted value has changed, or a person released the hold."""
         for key in [key for key in self._files if key[0] == path]:
             del self._files[key]
 

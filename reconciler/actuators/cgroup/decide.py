@@ -241,7 +241,7 @@ class ChangeDetector:
         return writes
 
     def gone(self, target: GroupTarget, exc: CgroupGoneError) -> None:
-        """The kernel reports the group as gone: check it once more."""
+        """The kernel reports the group as gone: check it again."""
         self.errors.counted("group", exc)
         self.statuses.unreadable(target.group.path, "", target.pod_uid, str(exc), None)
 

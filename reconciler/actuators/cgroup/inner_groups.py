@@ -8,7 +8,7 @@ as a copy of the narrowed set (docker copies its parent's), the container's own.
 set as far as its parent has those CPUs, and all of the parent's where none is left.
 
 A value that the tenant has written since is its own from then on. Tenants decide how many groups there are: a bounded
-number is read and written in one pass, and the next one continues. After a change they are read once more, because a
+number is read and written in one pass, and the next one continues. After a change they are read again, because a
 group that is being made just then copies the value from before. On v2 a set needs no change, except on kernels that
 refuse it (EBUSY up to 6.0).
 
@@ -172,7 +172,7 @@ class Inside:
         return number
 
     def again(self, groups: Iterator[InnerSet], *, verify_at: float | None = None) -> None:
-        """Read them anew, at ``verify_at`` or now."""
+        """Read them again, at ``verify_at`` or now."""
         self.found, self.complete, self._groups, self.verify_at = {}, False, groups, verify_at
         self._planned = None
 

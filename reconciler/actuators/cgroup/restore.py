@@ -10,7 +10,7 @@ were made as copies of the narrowed set (`reconciler.actuators.cgroup.inner_grou
 are: those that follow their container are restored last, in parts, and passes of the daemon run in between.
 
 A file is read again just before it is written. The runtime's record follows its writes by some milliseconds, so the
-values restored to a container are compared with the record once more, `_UPDATE_S` later.
+values restored to a container are compared with the record again, `_UPDATE_S` later.
 
 After a daemon was killed its last writes may be missing from the ledger: outcomes reach the disk in batches, while
 originals are durable before the first write and each value is recorded just before it is written (`state.intents`). So
@@ -157,7 +157,7 @@ async def restore_all(
     ``only``: those of one pod uid. ``policy``: those that one policy has set. ``between``: lets a pass of the daemon
     run; all but groups inside containers is restored and recorded then.
 
-    After a daemon was killed `adopt_unjournaled_writes` comes first. The kernel's own rules order the writes; where
+    After a daemon was killed `adopt_unjournaled_writes` is first. The kernel's own rules order the writes; where
     they leave a choice, the last touched file is restored first.
     """
     done: dict[FileKey, RestoreResult] = {}

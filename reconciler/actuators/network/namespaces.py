@@ -1,6 +1,6 @@
 """The network namespace of each pod's processes, as open files. Synchronous; for a thread.
 
-The sandbox's process comes first: it never changes its namespace, while a container's process may have entered one that
+The sandbox's process is first: it never changes its namespace, while a container's process may have entered one that
 is not its pod's. A process id may be reused before its namespace is opened, so the process must still be in the pod's
 groups afterwards. Nothing is read from inside a pod: no file there is trusted.
 

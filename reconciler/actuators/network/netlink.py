@@ -4,7 +4,7 @@ pyroute2 takes some 300 µs of CPU for each device of the node, of which there a
 µs. It also sets one kind of filter that pyroute2 does not support.
 
 Source: rtnetlink(7), include/uapi/linux/{if_link,net_namespace,netlink,pkt_cls}.h; RTM_GETNSID and IFLA_LINK_NETNSID
-came with Linux 4.0.
+is from Linux 4.0.
 """
 
 import errno

@@ -273,7 +273,7 @@ class CaseRunner:
     def _obey(self, *, last: bool = False) -> None:
         """Ends the case where its disruption budget has refused or could not be asked, also an earlier run.
 
-        What has begun to end is ended: half a pod helps neither it nor others. ``last``: no method is left to act.
+        What has started to end is ended: half a pod helps neither it nor others. ``last``: no method is left to act.
         """
         begun = self._case.step in ACTED
         critical = self._case.order.critical and (begun or (not last and self._tools.critical(self._case.order)))

@@ -123,7 +123,7 @@ class Evictor:
         self._wake.set()
 
     def withdraw(self, order: str, why: str) -> None:
-        """The reason for an order no longer applies. A pod whose end has begun is still ended."""
+        """The reason for an order no longer applies. A pod whose end has started is still ended."""
         case = next((case for case in self.cases() if case.open and case.order.id == order), None)
         if case is not None:
             self._withdrawn[order] = why

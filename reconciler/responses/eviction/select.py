@@ -1,6 +1,6 @@
 """From shortages to victims in one pass: credits for pods that are ending, candidates that cannot help, limits. Pure.
 
-Hard shortages come first, each with as many victims as it needs and the limits allow. Of the soft ones only the
+Hard shortages are first, each with as many victims as it needs and the limits allow. Of the soft ones only the
 shortage whose victim ranks first is granted one, and only in a pass without another eviction: its effect is measured
 first.
 """

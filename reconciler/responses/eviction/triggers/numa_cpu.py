@@ -6,7 +6,7 @@ is at the lower mark; then the ring starts from that sample, so that use between
 it. On a machine with one node there is nothing to evaluate: ``node_cpu`` is the same there.
 
 Unlike Katalyst, whose thresholds come from a list by CPU model, which evicts online pods that are bound to the node,
-and which has no lower mark: the threshold is a share of the node's CPU time, and BE pods come first.
+and which has no lower mark: the threshold is a share of the node's CPU time, and BE pods are first.
 
 Source: Katalyst, CPU eviction plugin, NUMA CPU usage.
 """
