@@ -46,6 +46,16 @@ def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> Non
     assert len(lines) <= 24
 
 
+def test_status_and_why_of_a_be_pod_name_the_law_of_headroom(run: Run, daemon: FakeDaemon) -> None:
+    text = "headroom 0.00 CPU, 0 B memory; law recent: what the last minutes have left"
+    daemon.document["budget"]["headroom"] = text.removeprefix("headroom ")
+    assert text in " ".join(run("status", "--socket", daemon.socket).out.split())
+    assert text in " ".join(run("why", "batch-7", "--socket", daemon.socket).out.split())
+    assert "law recent" not in run("why", "web-0", "--socket", daemon.socket).out
+    del daemon.document["budget"]["headroom"]
+    assert run("status", "--socket", daemon.socket).code == Exit.OK, "an older daemon has none"
+
+
 @pytest.mark.parametrize(
     ("placement", "group", "shares", "shown"),
     [

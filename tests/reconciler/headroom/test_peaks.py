@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
@@ -232,6 +234,35 @@ def test_memory_is_left_of_the_node_and_of_a_limit_of_all_pods(pods_bytes: int |
     prediction = PeakPrediction(at_s=0.0, online_memory_bytes=50 * GIB, system_memory_bytes=4 * GIB)
     assert memory_left(prediction, node, 10 * GIB) == left * GIB
     assert memory_left(replace(prediction, online_memory_bytes=500 * GIB), node, 0) == 0
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_whatever_pods_there_are_the_sums_and_the_bounds_hold(data: st.DataObject) -> None:
+    peaks, at_s = WorkloadPeaks(), 0.0
+    amounts = st.none() | st.floats(0, 1e7)
+    pods = st.lists(
+        st.builds(
+            PodReading,
+            st.integers(0, 400).map("ns/Pod/{}".format),
+            amounts,
+            amounts,
+            st.integers(0, 1 << 40),
+            st.integers(0, 1 << 50),
+        ),
+        max_size=200,
+    )
+    for _ in range(data.draw(st.integers(1, 6))):
+        at_s += data.draw(st.sampled_from([0.0, 60.0, 3600.0, 90_000.0, 1e9]))
+        minute = data.draw(pods)
+        result = all_steps(peaks.minute(minute, NodeReading(data.draw(amounts), data.draw(amounts)), at_s))
+        assert len(peaks.known) <= MOST - MOST_NEW
+        assert len(peaks.new) <= MOST_NEW
+        assert not peaks.known.keys() & peaks.new.keys()
+        assert result.known + result.cold == len({reading.workload for reading in minute})
+        if not result.known:
+            assert result.online_cpu_milli >= sum(reading.cpu_request for reading in minute)
+            assert result.online_memory_bytes >= sum(reading.memory_request for reading in minute) * (1 - 1e-12)
 
 
 def test_names_of_all_workloads_are_listed_once() -> None:
