@@ -21,7 +21,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw, Struct
 
-from cgroupfs.bounded import decoded
+from cgroupfs.bounded import decoded, is_shallow
 from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import NAME
 from reconciler.clients.http import HttpResponse
@@ -148,6 +148,8 @@ class SettingsClient:
         item = _object(_decode_spec, answer, "Node", self._node, title)
         marks = {**(item.metadata.labels or {}), **(item.metadata.annotations or {})}
         content = {key: value for key, value in marks.items() if key.startswith(tuple(prefixes))}
+        if not is_shallow(content, _DEEPEST):
+            raise SettingsAnswerError(f"{title}: annotations nested more than {_DEEPEST} levels deep")
         return SettingsObject(title=title, state=ObjectState.FOUND, content=content)
 
     async def node_slo(self) -> SettingsObject:

@@ -74,6 +74,7 @@ class NodeSettingsReader:
         self.kept = None if row is None else decode_kept(row)
         self._of_another = self.kept is not None and self.kept.node != node
         self._generation = store.generation
+        self._unsaved = False
         self._wake = WakeUp()
         self._client: SettingsClient | None = None
         self._failures = 0
@@ -140,13 +141,15 @@ class NodeSettingsReader:
         wanted = self._wanted
         try:
             kept, problem, wait_s = await self._read(wanted)
-        except SettingsAnswerError as exc:
-            kept, problem, wait_s = None, exc, exc.wait_s
+            row = None if kept is None else encode_kept(kept)
+        except (SettingsAnswerError, InputError) as exc:
+            kept, row, problem, wait_s = None, None, exc, getattr(exc, "wait_s", None)
         # A reload meanwhile: the answer is not of the control plane that is wanted now.
         if self._wanted is not wanted:
             return 0.0
-        if kept is not None and (kept != self.kept or self._store.generation != self._generation):
-            await self._keep(kept)
+        unsaved = self._unsaved or self._store.generation != self._generation
+        if kept is not None and (unsaved or kept != self.kept):
+            await self._keep(kept, row)
         if problem is None:
             self._answered_at = trio.current_time()
             if self._problem:
@@ -215,17 +218,19 @@ class NodeSettingsReader:
         kept = KeptSettings(source=NodeSettings.KATALYST, node=self._node, objects=(only,), version=version)
         return kept, None, None
 
-    async def _keep(self, kept: KeptSettings | None) -> None:
+    async def _keep(self, kept: KeptSettings | None, row: bytes | None = None) -> None:
         """Make settings durable, and report them; in any case, as they are the control plane's present ones."""
         batch = StoreBatch()
+        if row is None:
+            batch.delete(META, NODE_SETTINGS)
+        else:
+            batch.put(META, NODE_SETTINGS, row)
+        self._generation, self._unsaved = self._store.generation, False
         try:
-            if kept is None:
-                batch.delete(META, NODE_SETTINGS)
-            else:
-                batch.put(META, NODE_SETTINGS, encode_kept(kept))
-            self._generation = self._store.generation
             await in_worker(self._store.apply, batch, limiter=self._lane)
-        except (StoreError, InputError) as exc:
+        except StoreError as exc:
+            # Tried again after the next reading.
+            self._unsaved = True
             _LOG.warning("the node's settings are not stored and would be lost by a restart", error=str(exc))
         if kept != self.kept:
             self.kept = kept

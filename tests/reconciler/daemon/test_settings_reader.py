@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from cgroupfs.errors import StoreError
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer, NodeSettings
 from reconciler.config.load import load, value_at
@@ -203,6 +204,48 @@ async def test_an_answer_that_is_not_the_object_changes_nothing(tmp_path: Path, 
         assert case.problem()
         assert case.problem().isprintable()
         assert len(case.problem()) < 500
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"node.koordinator.sh/x": json.loads("[" * 500 + "]" * 500)},
+        {f"node.koordinator.sh/x{number}": "y" for number in range(2100)},
+        {f"node.koordinator.sh/{'x' * 150}{number}": "y" * 300 for number in range(1000)},
+    ],
+    ids=["deep", "many", "large"],
+)
+async def test_a_node_with_too_much_in_it_changes_nothing(tmp_path: Path, annotations: dict[str, Any]) -> None:
+    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
+        koordinator(case.server)
+        await case.turn()
+        node(case.server, annotations)
+        await case.turn()
+        assert case.value("policies.normalise.ratio") == 1.25
+        assert case.value(LIMIT) == 55
+        assert case.problem()
+        node(case.server, {})
+        await case.turn()
+        assert case.value("policies.normalise.ratio") == 1.0
+        assert case.problem() == ""
+
+
+async def test_what_could_not_be_stored_is_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path, NodeSettings.KOORDINATOR) as case:
+        koordinator(case.server)
+
+        def full(_: object) -> None:
+            raise StoreError("disk full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(case.store, "apply", full)
+            await case.turn()
+        # They count meanwhile.
+        assert [kept is not None for kept in case.reported] == [True]
+        assert kept_in(case.path) is None
+        await case.turn()
+        assert case.value(LIMIT) == 55
+        assert len(case.reported) == 1
 
 
 async def test_an_object_that_the_api_server_does_not_have_is_no_settings(tmp_path: Path) -> None:
