@@ -1,10 +1,11 @@
-"""Labels and annotations that the configuration needs: of selectors, of evictions' marks, probes, owners. Pure."""
+"""Labels and annotations that the configuration needs: of selectors, evictions' marks, probes, owners, peaks. Pure."""
 
 from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
 from reconciler.config.model import Config
+from reconciler.headroom.cpu import WORKLOAD_LABELS, HeadroomLaw
 from reconciler.pods.marks import ReadKeys, keys_of
 from reconciler.pods.selectors import ClassRules, LabelSelector
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
@@ -14,6 +15,8 @@ def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
     """``rules``: those in force, with the operator's file."""
     labels: set[str] = {config.owners.label or ""}
     annotations: set[str] = set()
+    if config.headroom.law is HeadroomLaw.HISTOGRAM:
+        labels |= WORKLOAD_LABELS
     for part in (*_parts(config), *_parts(rules)):
         if isinstance(part, LabelSelector):
             labels.update(part.match_labels, (requirement.key for requirement in part.match_expressions))

@@ -49,6 +49,19 @@ class HeadroomLaw(StrEnum):
     HISTOGRAM = "histogram"
 
 
+WORKLOAD_LABELS: Final = frozenset(
+    {
+        "pod-template-hash",
+        "statefulset.kubernetes.io/pod-name",
+        "controller-revision-hash",
+        "pod-template-generation",
+        "job-name",
+        "batch.kubernetes.io/job-name",
+    }
+)
+"""Labels by which the law of peaks finds a pod's workload (`reconciler.headroom.peaks.workload_of`)."""
+
+
 class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memory that the scheduler may allocate to BE pods."""
 

@@ -59,6 +59,7 @@ _CPU: Final = 1000
 _LONGEST: Final = 600
 _CRON_TIME: Final = re.compile(r"-\d{8,10}\Z")
 _HASH_LABEL: Final = "pod-template-hash"
+_GENERATED: Final = 5
 _PODS_A_STEP: Final = 16
 
 
@@ -98,11 +99,14 @@ def workload_of(pod: Pod) -> str:
     """``namespace/Kind/name`` of what stays when the pod is replaced; bounded.
 
     A ReplicaSet's name ends with the hash of its Deployment's template, a CronJob's Job with the time; a static pod's
-    owner is the node.
+    owner is the node. Where the owner is not known, as from the runtime alone, it is that of the labels which
+    controllers set, and of the pod's name. Pods choose these, and share the histograms of their own namespace only.
     """
     kind, _, name = (pod.owner or "").partition("/")
-    if not name or pod.static or kind == "Node":
+    if pod.static or kind == "Node":
         kind, name = "Pod", pod.name or pod.uid
+    elif not name:
+        kind, name = _controller(pod.name or pod.uid, pod.labels)
     if kind == "ReplicaSet":
         ending = f"-{pod.labels.get(_HASH_LABEL, '')}"
         if len(ending) > 1 and name.endswith(ending) and len(name) > len(ending):
@@ -110,6 +114,26 @@ def workload_of(pod: Pod) -> str:
     elif kind == "Job" and (made := _CRON_TIME.search(name)) is not None and made.start():
         kind, name = "CronJob", name[: made.start()]
     return f"{pod.namespace or ''}/{kind}/{name}"[:_LONGEST]
+
+
+def _controller(name: str, labels: Mapping[str, str]) -> tuple[str, str]:
+    """Kind and name of the controller, by a pod's labels and name; else the pod.
+
+    Source: Kubernetes documentation, "Well-Known Labels"; generated names end with five characters.
+    """
+    before, dash, last = name.rpartition("-")
+    if before and dash:
+        generated = len(last) == _GENERATED
+        if generated and (made := labels.get(_HASH_LABEL)) and before.endswith(f"-{made}"):
+            return "ReplicaSet", before
+        if generated and {"controller-revision-hash", "pod-template-generation"} <= labels.keys():
+            return "DaemonSet", before
+        if labels.get("statefulset.kubernetes.io/pod-name") == name and last.isdecimal():
+            return "StatefulSet", before
+        job = labels.get("batch.kubernetes.io/job-name") or labels.get("job-name")
+        if job and name.startswith(f"{job}-"):
+            return "Job", job
+    return "Pod", name
 
 
 def reading_of(pod: Pod, cpu_milli: float | None, memory_bytes: int | None, own: Mapping[str, int]) -> PodReading:

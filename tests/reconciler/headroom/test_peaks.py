@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from reconciler.config.model import Config
+from reconciler.config.read_keys import read_keys
+from reconciler.headroom.cpu import WORKLOAD_LABELS, HeadroomConfig, HeadroomLaw
 from reconciler.headroom.peaks import (
     COLD_START_S,
     MOST,
@@ -78,6 +81,34 @@ def test_a_workload_is_what_stays_when_its_pod_is_replaced(
 ) -> None:
     pod = replace(online("web-0"), namespace="ns", name="web-0", owner=owner, labels=labels)
     assert workload_of(pod) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "workload"),
+    [
+        ("web-6d4cf56db6-x7k2p", {"pod-template-hash": "6d4cf56db6"}, "ns/Deployment/web"),
+        ("web-6d4cf56db6-x7k2p", {"pod-template-hash": "other"}, "ns/Pod/web-6d4cf56db6-x7k2p"),
+        ("6d4cf56db6-x7k2p", {"pod-template-hash": "6d4cf56db6"}, "ns/Pod/6d4cf56db6-x7k2p"),
+        ("db-0", {"statefulset.kubernetes.io/pod-name": "db-0"}, "ns/StatefulSet/db"),
+        ("db-0", {"statefulset.kubernetes.io/pod-name": "other-0"}, "ns/Pod/db-0"),
+        ("proxy-x7k2p", {"controller-revision-hash": "abc", "pod-template-generation": "1"}, "ns/DaemonSet/proxy"),
+        ("db-0", {"controller-revision-hash": "abc"}, "ns/Pod/db-0"),
+        ("backup-28391230-x7k2p", {"job-name": "backup-28391230"}, "ns/CronJob/backup"),
+        ("sum-0-x7k2p", {"batch.kubernetes.io/job-name": "sum"}, "ns/Job/sum"),
+        ("sum-x7k2p", {"job-name": "su"}, "ns/Pod/sum-x7k2p"),
+        ("plain", {"pod-template-hash": "x", "job-name": "plain"}, "ns/Pod/plain"),
+    ],
+)
+def test_without_a_known_owner_it_is_by_what_controllers_set(name: str, labels: dict[str, str], workload: str) -> None:
+    assert workload_of(replace(online("u-1"), namespace="ns", name=name, owner=None, labels=labels)) == workload
+    assert labels.keys() <= WORKLOAD_LABELS, "no other label of a pod is read"
+
+
+def test_the_labels_of_workloads_are_read_for_that_law_only() -> None:
+    config = Config()
+    assert not WORKLOAD_LABELS & read_keys(config, config.classes).labels
+    config = replace(config, headroom=HeadroomConfig(law=HeadroomLaw.HISTOGRAM))
+    assert read_keys(config, config.classes).labels >= WORKLOAD_LABELS
 
 
 def test_a_name_is_bounded_and_a_pod_without_one_is_its_uid() -> None:
