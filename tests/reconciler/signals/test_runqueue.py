@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.errors import SourceError
+from reconciler.signals import runqueue
 from reconciler.signals.podcpu import Throttling
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.runqueue import RunQueue, own_wait_ns, parse_schedstat
@@ -24,11 +25,14 @@ class Answers:
     def __init__(self, known: Mapping[int, Delays] | None = None) -> None:
         self.known = dict(known or {})
         self.closed = False
+        self.sizes: list[int] = []
+        """Of the queries."""
         self.error: OSError | None = None
 
     def query(self, pids: Sequence[int]) -> dict[int, Delays]:
         if self.error is not None:
             raise self.error
+        self.sizes.append(len(pids))
         return {pid: self.known[pid] for pid in pids if pid in self.known}
 
     def close(self) -> None:
@@ -231,3 +235,32 @@ def test_listings_are_kept_for_seconds_and_spread(tmp_path: Path) -> None:
     assert any(again)
     assert not all(again)
     assert not any(processes.get(pod, 6.1) for pod in pods)
+
+
+def test_processes_are_queried_in_parts_so_that_others_can_run(tmp_path: Path) -> None:
+    pids = range(1000, 1300)
+    tree, reader, answers = _node(tmp_path, "".join(f"{pid}\n" for pid in pids))
+    answers.known = dict.fromkeys(pids, Delays(0, 0, 0))
+    read(reader, scene(tree, tree.pod()))
+    tree.now += 1.0
+    answers.known = dict.fromkeys(pids, Delays(1 * MS, 1 * MS, 1))
+    assert values(read(reader, scene(tree, tree.pod()), 101.0))["cpu.wait_milli"] == pytest.approx(300.0)
+    assert answers.sizes == [128, 128, 44] * 2
+
+
+def test_threads_are_read_up_to_a_bound_where_each_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runqueue, "_THREADS", 10)
+    tree = Tree(tmp_path)
+    tree.put("cpuset", tree.pod().containers[0].group.path, "cgroup.procs", "11\n12\n")
+
+    def refused() -> Answers:
+        raise SourceError("taskstats", "permission denied")
+
+    reader = RunQueue(PodProcesses(tree.hierarchy), None, root=str(tmp_path), taskstats=refused, clock=tree.clock)
+    for second in range(2):
+        for pid in (11, 12):
+            for thread in range(8):
+                tree.proc(f"{pid}/task/{pid * 100 + thread}/schedstat", f"{second * MS} {second * MS} {second}\n")
+        tree.now += 1.0
+        sheet = read(reader, scene(tree, tree.pod()), tree.now)
+    assert values(sheet)["cpu.wait_milli"] == pytest.approx(10.0), "eight threads of the one, two of the other"
