@@ -188,7 +188,7 @@ class RunQueue:
         wanted = [pid for own in pids.values() for pid in own]
         answers: dict[int, Delays] = {}
         try:
-            # Whoever runs a pod or a host workload chooses how many processes it has.
+            # How many processes a pod or a host workload has is its own choice.
             for begin in range(0, len(wanted), _QUERIED):
                 answers.update(self._socket.query(wanted[begin : begin + _QUERIED]))
                 await slices.checkpoint()

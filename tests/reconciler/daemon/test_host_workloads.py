@@ -1,18 +1,25 @@
 """Host workloads in the agent, on the strict fake kernel: from groups to the budget's reason and the state document."""
 
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import trio
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, Directory, FileOps
+from reconciler.cli.exits import Exit
+from reconciler.cli.main import main
+from reconciler.config.model import HttpSection
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.signals.host_config import HostWorkloadConfig
 from reconciler.signals.host_meter import HostMeter
+from reconciler.web.components import components
 from state.hosts import CountsAs
 from tests.fakes.kernel import IN_MODIFY, Event, FakeKernel
 from tests.fakes.kernel import Mode as KernelMode
@@ -72,6 +79,7 @@ class Beside:
         self.live.put("proc/77/stat", stat_text(ticks=self.ticks))
         self.files = NodeFiles(kernel, self.live.root)
 
+    @contextmanager
     def agent(self) -> Iterator[Agent]:
         agent = Agent(self.live.config, self.live.place(), files=cast(FileOps, self.files))
         try:
@@ -113,7 +121,7 @@ async def test_what_is_beside_the_pods_is_read_shown_and_never_written(tmp_path:
     node = Beside(tmp_path, mode)
     written: list[Event] = []
     node.live.kernel.subscribe(written.append)
-    for agent in node.agent():
+    with node.agent() as agent:
         meter = node.meter(agent)
         sampler = agent.accounts.sampler
         await node.live.look(agent)
@@ -146,3 +154,39 @@ async def test_what_is_beside_the_pods_is_read_shown_and_never_written(tmp_path:
     modified = [event.directory for event in written if event.mask & IN_MODIFY]
     assert any("kubepods" in path for path in modified), "the pods' groups are written"
     assert not [path for path in modified if "/batch" in path or "/system.slice" in path]
+
+
+async def test_each_command_shows_them_as_rows_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Beside(tmp_path, "v1")
+    with node.agent() as agent:
+        meter = node.meter(agent)
+        await node.live.look(agent)
+        for _ in range(3):
+            node.work()
+            agent.control.inventory.take(hosts=await meter.read(node.now))
+        await meter.aclose()
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        with tempfile.TemporaryDirectory() as directory:
+            socket = f"{directory}/s"
+
+            async def run(*message: str) -> str:
+                code = await trio.to_thread.run_sync(main, [*message, "--socket", socket])
+                assert code == Exit.OK
+                return capsys.readouterr().out
+
+            async with trio.open_nursery() as nursery:
+                (web,) = components(HttpSection(enabled=False, socket=socket), show, show)
+                await nursery.start(web.run)
+                pods = await run("pods", "--interval", "0")
+                assert [line.split()[-1] for line in pods.splitlines() if "host:" in line][1] == "host:db"
+                assert "host:none (no container of docker matches)" in pods
+                top = await run("top", "--interval", "0.1")
+                assert "BE       0.50 CPU" in top
+                assert "and 1 more: bypassctl pods" in top
+                why = await run("why", "host:db")
+                assert "/system.slice/db.service" in why
+                assert "0.10 CPU" in why
+                status = await run("status")
+                assert "4 host workloads: 2 victim, 2 BE that use 0.70 CPU; nothing matches: none" in status
+                assert "host:" not in await run("diff")
+                nursery.cancel_scope.cancel()
