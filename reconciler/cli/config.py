@@ -1,6 +1,7 @@
 """``bypassctl config``: the configuration in force, where each value was written, and the schema of all settings."""
 
 import json
+import time
 from argparse import Namespace
 from typing import Final
 
@@ -29,6 +30,8 @@ def run(options: Namespace) -> int:
     try:
         top = section_of(Config)
         loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
+        now = time.time()
+        loaded = load.in_force(loaded, now, top)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     loaded, left = places.with_node_settings(options, loaded, top)
@@ -43,13 +46,34 @@ def run(options: Namespace) -> int:
             ]
             settings = in_force(loaded, options.key, top)
             facts = {"files": list(loaded.files), "preset": preset, "not_taken": list(left), "settings": settings}
-            emit(facts, options.output)
+            emit({**facts, "window": _window(loaded.config, now)}, options.output)
             return Exit.OK
-        text = show(loaded, options.key, top) if short else explain(loaded, options.key, node, top, left)
+        window = _window_text(loaded.config, now)
+        text = (
+            show(loaded, options.key, top)
+            if short
+            else explain(loaded, options.key, node, top, left=left, window=window)
+        )
     except KeyError as exc:
         raise CliError(f"{options.key}: no such setting{_nearest(options.key, top)}", Exit.NOT_FOUND) from exc
     write(text)
     return Exit.OK
+
+
+def _window(config: Config, at: float) -> dict[str, object]:
+    if not config.windows:
+        return {}
+    from reconciler.cli.windowed import window_facts  # only for a configuration that has some
+
+    return window_facts(config, at)
+
+
+def _window_text(config: Config, at: float) -> str:
+    if not config.windows:
+        return ""
+    from reconciler.cli.format import window_text  # as above
+
+    return window_text(_window(config, at))
 
 
 def _nearest(key: str, top: Schema) -> str:

@@ -45,6 +45,7 @@ _TYPES: Final = {
     "release": "hold",
     "off": "off",
     "mode": "mode",
+    "window": "window",
     "start": "daemon",
     "stop": "daemon",
     "lost": "gap",

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cgroupfs.bounded import digits
-from reconciler.runtime.format import size
+from reconciler.runtime.format import clock, size
+
+_NO_WINDOW: Final = "no window"
 
 
 def short_path(path: str) -> str:
@@ -118,3 +120,13 @@ def before_text(event: Mapping[str, Any]) -> str:
         return "not read"
     source = _BEFORE_SOURCES.get(event.get("before_source") or "", "")
     return f"{file_text(event['file'] or '', event['before'])}{source}"
+
+
+def window_text(window: Mapping[str, Any]) -> str:
+    """``office until 20:00:00, then no window``; empty where no windows are configured."""
+    if not window.get("names"):
+        return ""
+    name = window["name"] or _NO_WINDOW
+    if window["until"] is None:
+        return f"{name}, no change within two weeks"
+    return f"{name} until {clock(window['until'])}, then {window['then'] or _NO_WINDOW}"

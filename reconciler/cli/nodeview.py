@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from argparse import Namespace
 from typing import Final
 
@@ -37,10 +38,12 @@ _LARGEST: Final = 64 << 20
 class InspectedNode(Struct, frozen=True, kw_only=True):
     """What could be found; parts that could not are None, with the reason in ``problems`` by part.
 
-    ``knobs``: the control files that kubepods has, by their names in the catalog.
+    ``knobs``: the control files that kubepods has, by their names in the catalog. ``window``: the window of time in
+    which ``config`` is in force.
     """
 
     config: Config
+    window: str | None = None
     config_files: tuple[str, ...]
     removed_keys: tuple[ConfigProblem, ...]
     root: str
@@ -100,14 +103,15 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
     # What the parts log is in their answers too; a screen is not a log.
     logging.basicConfig(handlers=[logging.NullHandler()])
     problems: dict[str, str] = {}
-    config = Config()
+    config, window = Config(), None
     files: tuple[str, ...] = ()
     removed: tuple[ConfigProblem, ...] = ()
     try:
         if loaded is None:
             loaded = load.load(places.config_path(options), required=options.config is not None)
+            loaded = _in_force(loaded, options.root)
             loaded, _ = places.with_node_settings(options, loaded)
-        config, files, removed = loaded.config, loaded.files, loaded.removed
+        config, window, files, removed = loaded.config, loaded.window, loaded.files, loaded.removed
     except ConfigError as exc:
         if strict:
             raise
@@ -131,6 +135,7 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
         problems["cgroups"] = str(exc)
     return InspectedNode(
         config=config,
+        window=window,
         config_files=files,
         removed_keys=removed,
         root=root,
@@ -144,6 +149,18 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
         pods=pods,
         problems=problems,
     )
+
+
+def _in_force(loaded: Loaded, root: str) -> Loaded:
+    """In the window that holds now, or held when the copy of a node was made. Errors: `ConfigError`."""
+    if not loaded.config.windows:
+        return loaded
+    if root == "/":
+        return load.in_force(loaded, time.time())
+    from reconciler.cli.recorded import captured_at  # its decoders are needed for a copied node only
+
+    copied = replace(loaded.config, node=replace(loaded.config.node, root=os.path.abspath(root)))
+    return load.in_force(replace(loaded, config=copied), captured_at(root) or time.time())
 
 
 def read_text(root: str, path: str) -> str | None:

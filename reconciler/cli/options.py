@@ -93,7 +93,7 @@ _WIDE: Final = frozenset({"pods", "events", "hold", "off", "diff", "plan"})
 """Commands whose ``wide`` has more than their ``table``."""
 EVENT_TYPES: Final = (
     *("action", "alert", "daemon", "eviction", "failed", "foreign", "gap", "hold", "mode", "off", "plan", "verdict"),
-    "write",
+    *("window", "write"),
 )
 _FILES: Final = {
     "bash": "_shtab_compgen_files",

@@ -242,7 +242,7 @@ def _node(options: Namespace) -> dict[str, Any]:
             mode=node.config.mode.value,
             cgroups=node.hierarchy.mode.value,
             driver=node.layout.driver.value,
-            config=_configured(node.config_files, root, captured=options.config is None),
+            config=_configured(node.config_files, root, captured=options.config is None, window=node.window),
             captured_at=recorded_node.about.at if recorded_node.about is not None else None,
         )
         return describe(about, result)
@@ -252,6 +252,7 @@ def _machine(options: Namespace) -> dict[str, Any]:
     if options.root != "/":
         raise CliError("--machine and --root exclude each other", Exit.USAGE)
     loaded = load.load(places.config_path(options), required=options.config is not None)
+    loaded = load.in_force(loaded, time.time())
     config = loaded.config
     topology = parse(options.machine)
     pods, problems = read_pods_file(options.pods, marks_of(config)) if options.pods is not None else ([], [])
@@ -260,16 +261,17 @@ def _machine(options: Namespace) -> dict[str, Any]:
         mode=config.mode.value,
         cgroups=HierarchyMode.V1.value,
         driver=LAYOUT.driver.value,
-        config=_configured(loaded.files, "/", captured=False),
+        config=_configured(loaded.files, "/", captured=False, window=loaded.window),
         described=True,
     )
     return describe(about, plan_machine(topology, pods, config, problems))
 
 
-def _configured(files: Sequence[str], root: str, *, captured: bool) -> str:
+def _configured(files: Sequence[str], root: str, *, captured: bool, window: str | None) -> str:
     if captured and root != "/":
         files = [f"/{os.path.relpath(path, root)}" for path in files]
-    return ", ".join(files) or "defaults (no file)"
+    text = ", ".join(files) or "defaults (no file)"
+    return text if window is None else f"{text} (window {window})"
 
 
 def ask_live(node: InspectedNode) -> RecordedNode:

@@ -44,6 +44,10 @@ class PromiseReplay:
         self._node_bytes: int | None = None
         self._steps = 0
 
+    def use(self, config: HeadroomConfig) -> None:
+        """The reserves from the next step on: a window of time has others. The rest is the same in all windows."""
+        self._config = config
+
     def take(self, step: NodeStep, frame: SampleFrame, *, gap: bool, counted: bool) -> None:
         """The next step. ``gap``: what was before it belongs to another run."""
         if step.plan is None:

@@ -6,6 +6,7 @@ the file meanwhile.
 """
 
 import os
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -17,8 +18,10 @@ from reconciler.cli.blocks import Block, StyledText
 from reconciler.cli.checks.offers import offers_of
 from reconciler.cli.control import order
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.format import window_text
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.screen import emit, line, show
+from reconciler.cli.windowed import window_facts
 from reconciler.config import load
 from reconciler.config.docs import preset_in_force, shown
 from reconciler.config.level_line import with_level
@@ -194,7 +197,18 @@ def _blocks(options: Namespace, change: _LevelChange, node: NodeOffers, answer: 
     if config.mode is AgentMode.OBSERVE and config.protect is not Protection.OBSERVE:
         at = change.after.origins.get("mode")
         yield line(StyledText("nothing is written", "warn"), f": mode: observe{f' at {at}' if at else ''}; remove it")
+    yield from _window_blocks(config)
     yield line(f"see what it writes: bypassctl diff{'' if options.dry_run else _undo(change)}")
+
+
+def _window_blocks(config: Config) -> Iterator[Block]:
+    """``config``: as the files have it."""
+    facts = window_facts(config, time.time())
+    if not facts:
+        return
+    window = next((window for window in config.windows if window.name == facts["name"]), None)
+    level = f": protect: {window.protect} while it lasts" if window is not None and window.protect is not None else ""
+    yield line(f"window {window_text(facts)}", StyledText(level, "warn"))
 
 
 def _undo(change: _LevelChange) -> str:
@@ -218,11 +232,13 @@ def _show_levels(options: Namespace) -> int:
     levels = list(effects(node))
     if options.output == "table":
         show(_level_blocks(config, str(at) if at else "not set in a file", levels))
+        show(_window_blocks(config))
         return Exit.OK
     rows = [
         {"level": row.level.value, "adds": row.gives, "lacks": row.lacks, "waits_for": row.unlisted} for row in levels
     ]
-    emit({"protect": _name(config.protect), "origin": str(at) if at else None, "levels": rows}, options.output)
+    facts = {"protect": _name(config.protect), "origin": str(at) if at else None, "levels": rows}
+    emit({**facts, "window": window_facts(config, time.time())}, options.output)
     return Exit.OK
 
 

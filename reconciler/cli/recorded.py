@@ -102,6 +102,15 @@ def read_recorded(root: str, marks: MarkReader) -> RecordedNode:
     )
 
 
+def captured_at(root: str) -> float | None:
+    """When the tree was captured, in seconds since the epoch; None: it does not say.
+
+    Errors: `InputError` for a file that is not what it should be.
+    """
+    about = _decoded(root, ABOUT, CaptureInfo)
+    return None if about is None else about.at
+
+
 def _decoded(root: str, path: str, kind: type[T]) -> T | None:
     text = _bytes(root, path)
     if text is None:

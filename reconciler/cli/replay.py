@@ -16,6 +16,7 @@ from cgroupfs.naming import Driver, Layout, QosClass
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import blank, head, line
+from reconciler.cli.windowed import WindowedConfig
 from reconciler.config.model import Config
 from reconciler.control.planner import plan_node
 from reconciler.control.replay import PlanComparison, PlanTrack, Reassemble
@@ -114,15 +115,17 @@ _LOOPS: Final = ("idle_buffer", "be_memory", "quota_burst", "quota_turbo")
 class PlanReplay:
     """Give it every step with its frame, in turn. ``against``: None for the recorded configuration."""
 
-    def __init__(self, config: Config, against: Config | None) -> None:
+    def __init__(self, config: WindowedConfig, against: WindowedConfig | None) -> None:
         self._config, self._against = config, against
+        self._configs: tuple[Config, Config | None] | None = None
         self._settings: PlannerSettings | None = None
         self._comparison: PlanComparison | None = None
         self._as_recorded: set[str] = set()
 
     def take(self, step: NodeStep, frame: SampleFrame, *, gap: bool, counted: bool) -> None:
         """The next step. ``gap``: what was before it belongs to another run. Errors: `CliError`."""
-        comparison = self._configured(step.settings)
+        against = None if self._against is None else self._against.at(frame.wall_s)
+        comparison = self._configured(step.settings, self._config.at(frame.wall_s), against)
         if gap:
             comparison.begin(step.plan)
         try:
@@ -150,19 +153,23 @@ class PlanReplay:
             "as_recorded": sorted(self._as_recorded),
         }
 
-    def _configured(self, settings: PlannerSettings) -> PlanComparison:
-        """The comparison under what the daemon planned by at this step: a reload may have changed it."""
-        comparison = self._comparison
-        if comparison is not None and settings == self._settings:
+    def _configured(self, settings: PlannerSettings, config: Config, against: Config | None) -> PlanComparison:
+        """The comparison under what the daemon planned by at this step: a reload or a window may have changed it.
+
+        ``config`` and ``against``: in the window of that time.
+        """
+        comparison, before_configs = self._comparison, self._configs
+        same = before_configs is not None and before_configs[0] is config and before_configs[1] is against
+        if comparison is not None and same and settings == self._settings:
             return comparison
-        self._settings = settings
-        old = settings.policies if self._against is None else self._against.policies
-        new = self._config.policies
+        self._settings, self._configs = settings, (config, against)
+        old = settings.policies if against is None else against.policies
+        new = config.policies
         self._as_recorded |= {name for name in _LOOPS if getattr(new, name) != getattr(settings.policies, name)}
-        before_pods = None if self._against is None else _reassembling(self._against.classes, settings)
-        now_pods = _reassembling(self._config.classes, settings)
+        before_pods = None if against is None else _reassembling(against.classes, settings)
+        now_pods = _reassembling(config.classes, settings)
         alike = old == new and (before_pods is None) == (now_pods is None)
-        alike &= self._against is None or self._against.classes == self._config.classes
+        alike &= against is None or against.classes == config.classes
         if comparison is None:
             before = PlanTrack(policies=old, pods=before_pods)
             now = before if alike else PlanTrack(policies=new, pods=now_pods)

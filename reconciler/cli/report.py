@@ -46,6 +46,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "held": "part of the time in which the node was on hold",
     "missing": "part of the time without a recorded minute in mode enforce",
 }
+_OUTSIDE: Final = "(none)"
+_BEFORE: Final = "(before)"
 _ANY_MODE: Final = frozenset({"held", "missing"})
 """Bounds that are known also where nothing was enforced."""
 
@@ -117,6 +119,7 @@ def run(options: Namespace) -> int:
         "since_s": options.since,
         "hours": [{"hour_s": row["hour"] * _HOUR_S, **figures(row)} for row in hours],
         "total": figures(total),
+        "windows": {name: figures(part) for name, part in window_sums(hours).items()},
     }
     results = gate(total, limits, _span_min(options.since, now)) if limits is not None else []
     state = gate_state(results)
@@ -200,6 +203,37 @@ def sums(hours: list[Row]) -> Row:
             _add(total[side], row[side])
         promises.add(total["promises"], row.get("promises"))
     return total
+
+
+def window_sums(hours: list[Row]) -> dict[str, Row]:
+    """The minutes in each window of all hours, by name; those outside of all are ``(none)``.
+
+    ``(before)``: minutes of a configuration without windows, where there are others. Empty where there are no others.
+    """
+    names = dict.fromkeys(name for row in hours for name in row.get("windows", {}))
+    if not names:
+        return {}
+    parts = {
+        name or _OUTSIDE: sums([row["windows"][name] for row in hours if name in row.get("windows", {})])
+        for name in names
+    }
+    # Of promises the largest and smallest amounts are not sums.
+    whole, within = (
+        sums([{**row, "promises": None} for row in rows]) | {"promises": {}} for rows in (hours, parts.values())
+    )
+    rest = _less(whole, within) | {"promises": None}
+    return {**parts, **({_BEFORE: rest} if rest["minutes"] else {})}
+
+
+def _less(row: Row, part: Row) -> Row:
+    """What is left of sums without a part of them; keys of the histogram are numbers here."""
+    left: Row = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            left[name] = _less(value, part.get(name, {}))
+        else:
+            left[name] = max(0, value - part.get(name, 0))
+    return left
 
 
 def _add(total: Row, row: Row) -> None:
@@ -318,6 +352,7 @@ def _ratio(total: Row, name: str) -> tuple[float | None, str]:
 
 def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
     rows = [_row(_hour_name(row), row) for row in facts["hours"]]
+    rows += [_row(name, row) for name, row in facts["windows"].items()]
     rows.append(_row("all", facts["total"]))
     heads = ("HOUR", "BE CPU-H", "MINUTES", "WAIT", "P95", "THROT", "ACT", "EVICT", "LATE")
     yield Table(heads, rows, right=frozenset(range(1, len(heads))))

@@ -23,6 +23,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.promise_replay import PromiseReplay, headroom_blocks
 from reconciler.cli.replay import PlanReplay, plan_blocks, plan_frame
 from reconciler.cli.screen import blank, head, line, present
+from reconciler.cli.windowed import WindowedConfig
 from reconciler.config import load
 from reconciler.config.model import Config
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
@@ -234,13 +235,16 @@ def run(options: Namespace) -> int:
 
 
 def replay(
-    config: Config,
+    config: WindowedConfig,
     recorded: Iterator[RecordedItem],
     begin: float | None,
     end: float | None,
     plans: PlanReplay | None = None,
 ) -> SimulationReport:
-    """Judge frame by frame, and plan with ``plans``; what lies before ``begin`` only makes the past."""
+    """Judge frame by frame, and plan with ``plans``; what lies before ``begin`` only makes the past.
+
+    Each frame is judged in the window of its own time.
+    """
     began = time.process_time()
     report = SimulationReport(incidents=[], responses=[], evictions=[], unknown={})
     run = _Run(config, report, plans)
@@ -263,7 +267,7 @@ def replay(
         report.resources = resource_facts(plans.plans[1], None)
     elif run.last is not None:
         with _evaluable():
-            report.resources = resource_facts(plan_frame(config, run.last), None)
+            report.resources = resource_facts(plan_frame(config.at(run.last.wall_s), run.last), None)
     report.took_s = time.process_time() - began
     return report
 
@@ -278,10 +282,10 @@ def _evaluable() -> Iterator[None]:
 
 
 class _Run:
-    def __init__(self, config: Config, report: SimulationReport, plans: PlanReplay | None = None) -> None:
-        self._config, self._report, self._plans = config, report, plans
-        self.promises = PromiseReplay(config.headroom)
-        self._interference = replace(config.interference, enabled=True)
+    def __init__(self, config: WindowedConfig, report: SimulationReport, plans: PlanReplay | None = None) -> None:
+        self._windowed, self._report, self._plans = config, report, plans
+        self.promises = PromiseReplay(config.at(0.0).headroom)
+        self._use(config.at(0.0))
         self._brain = InterferenceEngine(self._interference)
         self.learned: LearnedState | None = None
         """What the daemon had learned before the next frame; None: that is not written there."""
@@ -298,6 +302,9 @@ class _Run:
         """Errors: `ValueError` and `ArithmeticError` for values that no daemon records."""
         if not 0 <= frame.wall_s <= _LATEST_S:
             raise ValueError(f"a time of {frame.wall_s:g} seconds since the epoch")
+        if (config := self._windowed.at(frame.wall_s)) is not self._config:
+            self._use(config)
+            self._brain.configure(self._interference)
         known, self.learned = self.learned, None
         gap = self.last is not None and not 0 < frame.at_s - self.last.at_s <= _GAP_S
         if gap:
@@ -320,6 +327,10 @@ class _Run:
         )
         if told:
             self._tell(frame, judgement, decision)
+
+    def _use(self, config: Config) -> None:
+        self._config, self._interference = config, replace(config.interference, enabled=True)
+        self.promises.use(config.headroom)
 
     def _plan(self, frame: SampleFrame, *, told: bool) -> None:
         step, self.step = self.step, None
@@ -432,10 +443,10 @@ class _Progress:
         self._out.flush()
 
 
-def _load(options: Namespace, path: str) -> Config:
+def _load(options: Namespace, path: str) -> WindowedConfig:
     required = options.config is not None or path == options.against
     try:
-        return load.load(path, required=required).config
+        return WindowedConfig(load.load(path, required=required))
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
 

@@ -8,7 +8,7 @@ from typing import Final
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import UNKNOWN_SECTION, DaemonRefused, FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
-from reconciler.cli.format import unmeasured, value_text
+from reconciler.cli.format import unmeasured, value_text, window_text
 from reconciler.cli.screen import blank, field, line, present
 from reconciler.cli.targets import titled
 from reconciler.cli.watched import closing_cells, node_cells, of_node
@@ -89,6 +89,8 @@ def summary(document: FetchedDocument) -> Row:
         "at": body["at"],
         "mode": agent.get("mode"),
         "configured_mode": agent.get("configured_mode"),
+        "protect": agent.get("protect"),
+        "window": agent.get("window") or {},
         "dry_run": agent.get("dry_run", []),
         "ready": bool(agent.get("ready", False)),
         "not_ready": agent.get("not_ready", []),
@@ -149,6 +151,9 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield field("ledger", *_counts(facts["ledger"]))
     if facts["movement"]:
         yield field("churn", *_movement(facts["movement"]))
+    if facts["window"].get("names"):
+        level = facts["protect"]
+        yield field("window", window_text(facts["window"]), StyledText(f", protect: {level}" if level else "", "dim"))
     if facts["interference"]:
         yield field("watched", *node_cells(facts["interference"]))
         if closing := facts["interference"].get("closing"):

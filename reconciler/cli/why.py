@@ -15,7 +15,7 @@ from reconciler.cli.control import release_command, title_of
 from reconciler.cli.document import FetchedDocument, Row, fetch, query, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.explain import collect, collect_directory, detail_blocks, pod_processes, title_blocks
-from reconciler.cli.format import setting_text
+from reconciler.cli.format import setting_text, window_text
 from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, PodLimits, measured, throttlers
 from reconciler.cli.screen import field, line, present
 from reconciler.cli.targets import fetch_pod
@@ -67,6 +67,7 @@ def run(options: Namespace) -> int:
     facts["held_back"] = list(_unwritten(facts["groups"], "held"))
     facts["evicted"] = _evicted(facts, document.body["history"])
     facts["mode"] = document.body["agent"].get("mode")
+    facts["window"] = document.body["agent"].get("window") or {}
     facts["do"] = list(_actions(facts))
     present(options.output, facts, _blocks(document, facts))
     return Exit.OK
@@ -267,6 +268,8 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield from _coming(facts["interference"].get("evictions", ()))
         yield from _closed(facts["interference"].get("closing"))
         yield from _where(facts)
+        if text := window_text(facts["window"]):
+            yield field("window", text)
         yield from _numbers(facts["now"])
         yield from _throttling(facts)
         yield from _past(facts["hour"], live=document.live)

@@ -124,6 +124,7 @@ TWELVE: Final[Mapping[str, str]] = {
 _NODE_SETTINGS: Final = "apiserver.node_settings"
 _COMMON: Final = "Settings of many sections"
 _MANY: Final = 4
+_NAMED: Final = ".NAME"
 
 
 def shown(value: object, field: FieldSchema | None = None) -> str:
@@ -266,22 +267,30 @@ def _presets() -> list[str]:
     return lines
 
 
-def _sections(section: Schema, path: str, title: str) -> Iterator[tuple[str, str, Schema, list[FieldSchema]]]:
-    """The section and those within it: path, title, schema, and what is set in it directly."""
+def _sections(
+    section: Schema, path: str, title: str, named: set[type[Struct] | None]
+) -> Iterator[tuple[str, str, Schema, list[FieldSchema]]]:
+    """The section and those within it: path, title, schema, and what is set in it directly.
+
+    What a map's names have is described where the first such map is, with all below it: ``named`` has those so far.
+    """
     yield path, title, section, [field for field in section.fields.values() if field.schema.struct is None]
     for field in section.fields.values():
         inner = f"{path}.{field.name}" if path else field.name
         if field.schema.struct is not None:
-            yield from _sections(field.schema, inner, f"`{inner}`")
-        else:
-            mark, item = _item(field.schema)
-            if item is not None:
-                yield from _sections(item, f"{inner}{mark}", f"`{inner}{mark}`")
+            yield from _sections(field.schema, inner, f"`{inner}`", named)
+            continue
+        mark, item = _item(field.schema)
+        if item is None or item.struct in named:
+            continue
+        if mark == _NAMED:
+            named.add(item.struct)
+        yield from _sections(item, f"{inner}{mark}", f"`{inner}{mark}`", named)
 
 
 def _lists(root: Schema) -> list[str]:
     """Every section with its settings. What many sections have is described once, and so are equal sections."""
-    sections = list(_sections(root, "", "Top level"))
+    sections = list(_sections(root, "", "Top level", set()))
     counts = Counter(_row(field) for *_, fields in sections for field in fields if _is_plain(field))
     common = [row for row, count in counts.items() if count >= _MANY]
     lines = ["", f"## {_COMMON}", "", "In the lists below these have no text.", "", *common]
@@ -312,7 +321,7 @@ def _item(schema: Schema) -> tuple[str, Schema | None]:
     """The section that a list or a map holds, with the marks of its place: ``[]`` and ``.NAME``."""
     mark = ""
     while isinstance(schema.kind, ListType | DictType):
-        mark += ".NAME" if isinstance(schema.kind, DictType) else "[]"
+        mark += _NAMED if isinstance(schema.kind, DictType) else "[]"
         schema = schema.item
     return mark, schema if schema.struct is not None and mark else None
 
@@ -357,12 +366,15 @@ def explain(
     prefix: str = "",
     node: NodeOffers | None = None,
     top: Schema | None = None,
+    *,
     left: Sequence[str] = (),
+    window: str = "",
 ) -> str:
     """What is in force: each setting (below ``prefix``) with its value, where that was written, and its words.
 
     ``node``: what the node has, for the settings of a preset that have no effect there. ``top``: as of `load`.
-    ``left``: the values of the control plane that do not count, each with its reason.
+    ``left``: the values of the control plane that do not count, each with its reason. ``window``: about the
+    window in force.
     Errors: `KeyError` when no setting's name starts with ``prefix``.
     """
     blocks: list[str] = []
@@ -377,6 +389,8 @@ def explain(
             parts.append("  a change needs a restart")
         if path == _NODE_SETTINGS:
             parts += [f"  not taken: {text}" for text in left]
+        if path == "windows" and window:
+            parts.append(f"  now: {window}")
         for row, note in preset:
             if path == "protect" or (note and _is_of(row.setting, path)):
                 parts.append(f"  preset: {row.setting}: {shown(row.value)}{f' ({note})' if note else ''}")

@@ -1,8 +1,8 @@
 """Loads and reloads the configuration files: a whole new value, or every problem of every file and nothing changed."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
 from reconciler.config.model import AgentMode, Config, Protection
-from reconciler.settings import binder
-from reconciler.settings.binder import BoundConfig, ConfigError, Text
+from reconciler.settings.binder import BoundConfig, ConfigError, Text, TextLayers
 from reconciler.settings.nodes import ConfigProblem, Node, SourceLocation
 from reconciler.settings.schema import Schema, section_of, settings
 from reconciler.settings.yaml import MAX_BYTES
+
+if TYPE_CHECKING:
+    from reconciler.config.windows import WindowTable
 
 _LARGEST: Final = 4 * MAX_BYTES
 """Bytes; a file with more than `MAX_BYTES` characters is reported with its place."""
@@ -27,7 +29,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
 
     ``preset``: the settings that are as ``protect`` has them, as no file has them. ``node``: those of the control
     plane's settings of this node (`reconciler.config.node_layer`), each with its origin. ``removed``: keys of earlier
-    versions in the files, which are not used, each with what applies.
+    versions in the files, which are not used, each with what applies. ``texts``: what was read. ``window``: the name of
+    the window that is in force in ``config``.
     """
 
     config: Config = Config()
@@ -37,6 +40,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     preset: frozenset[str] = frozenset()
     node: Mapping[str, str] = {}
     removed: tuple[ConfigProblem, ...] = ()
+    texts: tuple[Text, ...] = ()
+    window: str | None = None
 
 
 def load(
@@ -54,12 +59,11 @@ def load(
         kept = [edited if text.name == edited.name else text for text in texts]
         texts = kept if edited in kept else [edited, *kept]
     removed: list[ConfigProblem] = []
-    try:
-        bound = binder.bind(Config, texts, prune=_prune_into(removed) if texts else None, below=_preset, section=top)
-    except ConfigError as exc:
-        raise ConfigError((*problems, *exc.problems)) from exc
-    if problems:
-        raise ConfigError(problems)
+    layers = _layers(texts, removed, top)
+    bound = layers.bind(_preset)
+    _check_windows(layers, bound)
+    if bound is None or problems or layers.problems():
+        raise ConfigError((*problems, *layers.problems()))
     files = tuple(text.name for text in texts)
     origins = {name: at for name, at in bound.origins.items() if at.file in files}
     _check_mode(bound.value, origins)
@@ -71,7 +75,51 @@ def load(
         origins=origins,
         preset=frozenset(preset),
         removed=tuple(removed),
+        texts=tuple(texts),
     )
+
+
+def in_window(loaded: Loaded, index: int | None, top: Schema | None = None) -> Loaded:
+    """The configuration in one of its windows, made of the same texts; None: in no window.
+
+    Mode, windows, and what only a restart can apply are as in ``loaded``. ``top``: as of `load`. Every window of a
+    loaded configuration is valid.
+    """
+    if index is None:
+        return loaded
+    from reconciler.config.windows import moved
+
+    base = loaded.config
+    name = base.windows[index].name
+    places = moved(index)
+    layers = _layers(loaded.texts, [], top)
+    bound = layers.bind(_preset, places, without="windows")
+    if bound is None:
+        raise ConfigError(layers.problems())
+    config, _ = _keep_fixed(base, replace(_with_places(bound), mode=base.mode, windows=base.windows))
+    origins = {setting: at for setting, at in bound.origins.items() if at.file in loaded.files}
+    preset = bound.origins.keys() - origins.keys()
+    for path, setting in places.items():
+        for own, at in layers.origins(path, setting).items():
+            origins[own] = SourceLocation(f"window {name} ({at})")
+    written = {setting: at for setting, at in loaded.origins.items() if setting.startswith("windows")}
+    # The mode is the one that the level of the files has.
+    preset = (preset - {"mode"}) | (loaded.preset & {"mode"})
+    return replace(loaded, config=config, origins={**origins, **written}, preset=frozenset(preset), window=name)
+
+
+def in_force(loaded: Loaded, at: float, top: Schema | None = None) -> Loaded:
+    """The configuration in the window that holds at an instant, in seconds since the epoch."""
+    if not loaded.config.windows:
+        return loaded
+    return in_window(loaded, window_table(loaded.config).decide(at).window, top)
+
+
+def window_table(config: Config) -> "WindowTable":
+    """The windows of a configuration that has been loaded: the data of their zones was there."""
+    from reconciler.config.windows import WindowTable  # only for a configuration that has some
+
+    return WindowTable(config.windows, config.node.root)
 
 
 def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:
@@ -180,6 +228,35 @@ def _prune_into(found: list[ConfigProblem]) -> Callable[[Node], Node]:
     from reconciler.config.removed import RemovedKeys  # only where there is a file
 
     return RemovedKeys(found).prune
+
+
+def _layers(texts: Iterable[Text], removed: list[ConfigProblem], top: Schema | None) -> TextLayers[Config]:
+    texts = tuple(texts)
+    return TextLayers(Config, texts, prune=_prune_into(removed) if texts else None, section=top)
+
+
+def _check_windows(layers: TextLayers[Config], bound: BoundConfig[Config] | None) -> None:
+    """Each window's whole configuration, also where another window or setting has a mistake; and their names."""
+    count = layers.count("windows")
+    if not count:
+        return
+    from reconciler.config.windows import WindowTable, moved
+
+    names: dict[object, int] = {}
+    for index in range(count):
+        name, at = layers.value(("windows", index, "name")), layers.place(("windows", index))
+        layers.bind(_preset, moved(index), without="windows", note=f" (in window {name or index})")
+        first = names.setdefault(name, index)
+        if name is not None and first != index and at is not None:
+            text = f"expected a name of its own; windows[{first}] is {name}, too"
+            layers.refuse(ConfigProblem(at, f"windows[{index}].name", text))
+    for index, window in enumerate(bound.value.windows if bound is not None else ()):
+        try:
+            WindowTable([window], bound.value.node.root if bound is not None else "/")
+        except ValueError as exc:
+            place = layers.place(("windows", index, "when"))
+            assert place is not None
+            layers.refuse(ConfigProblem(place, f"windows[{index}].when", str(exc)))
 
 
 def _preset(given: Mapping[str, object]) -> Text | None:

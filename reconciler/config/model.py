@@ -25,9 +25,11 @@ from reconciler.runtime.log_settings import LogFormat, LogLevel
 from reconciler.settings.schema import lazy_struct
 
 if TYPE_CHECKING:
+    from reconciler.config.windows import WindowConfig
     from reconciler.signals.host_config import HostWorkloadConfig
 else:
     HostWorkloadConfig = lazy_struct("reconciler.signals.host_config", "HostWorkloadConfig")
+    WindowConfig = lazy_struct("reconciler.config.windows", "WindowConfig")
 
 _RESTART: Final = {"restart": True}
 _PATH: Final = {"path": True}
@@ -424,6 +426,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     store: StoreConfig = StoreConfig()
     http: HttpSection = HttpSection()
     log: LogSection = LogSection()
+    windows: Annotated[
+        tuple[WindowConfig, ...],
+        Meta(
+            max_length=16,
+            description="times with other values of some settings; of several that hold at once the first is in force",
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         if self.host_workloads:

@@ -35,6 +35,7 @@ STEP: Final = 1.25
 SMALLEST_MILLI: Final = 0.05
 _BUCKETS: Final = 64
 _MOST_COUNTS: Final = 64
+_MOST_WINDOWS: Final = 64
 _STOP_S: Final = 2.0
 _ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
@@ -82,9 +83,10 @@ class ModeNow(NamedTuple):
     broken: bool = False
 
 
-class EffectHour(msgspec.Struct, kw_only=True):
-    """One hour. ``be_cpu_s``: used by BE pods. ``enforced`` and ``held``: minutes in mode enforce, and on hold.
+class EffectSums(msgspec.Struct, kw_only=True):
+    """Minutes of one hour. ``be_cpu_s``: used by BE pods.
 
+    ``enforced`` and ``held``: minutes in mode enforce, and on hold.
     ``broken``: minutes of mode enforce at whose end a condition of the node kept a setting from being in force, or a
     claim on CPUs was cut.
 
@@ -101,15 +103,37 @@ class EffectHour(msgspec.Struct, kw_only=True):
     counts: Annotated[dict[str, Count], Meta(max_length=_MOST_COUNTS)] = {}
     promises: PromiseHour = msgspec.field(default_factory=PromiseHour)
 
-    def merge(self, other: "EffectHour") -> "EffectHour":
-        """Both as one hour: this row, changed."""
+    def add(self, other: "EffectSums") -> None:
+        """Both as one: this, changed."""
         for name in ("be_cpu_s", "minutes", "enforced", "held", "broken"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.with_be.merge(other.with_be)
         self.without_be.merge(other.without_be)
         self.counts = dict(Counter(self.counts) + Counter(other.counts))
         self.promises.merge(other.promises)
+
+
+class EffectHour(EffectSums, kw_only=True):
+    """One hour. ``windows``: its minutes in each window, by name; empty: outside of all.
+
+    Minutes of a configuration without windows are in no part, nor are any of earlier versions.
+    """
+
+    windows: Annotated[dict[str, EffectSums], Meta(max_length=_MOST_WINDOWS)] = {}
+
+    def merge(self, other: "EffectHour") -> "EffectHour":
+        """Both as one hour: this row, changed."""
+        self.add(other)
+        for name, part in other.windows.items():
+            if (own := self.part(name)) is not None:
+                own.add(part)
         return self
+
+    def part(self, name: str) -> EffectSums | None:
+        """The minutes in a window; None where too many windows had other names in this hour."""
+        if name not in self.windows and len(self.windows) >= _MOST_WINDOWS:
+            return None
+        return self.windows.setdefault(name, EffectSums())
 
 
 COUNTED: Final = (
@@ -135,16 +159,19 @@ class EffectHours:
         counted: Callable[[], Mapping[str, int]],
         mode: Callable[[], ModeNow],
         promises: Callable[[], NodePromises],
+        window: Callable[[], str | None],
         wall: Callable[[], float] = time.time,
         uptime: Callable[[], float] = uptime_s,
     ) -> None:
         """``counted``: the counters `COUNTED` since some start. ``mode``: of this moment.
 
-        ``promises``: of the minute that is over; called once in each.
+        ``promises``: of the minute that is over; called once in each. ``window``: the name of the one in force, empty
+        outside of all; None: there are no windows.
         """
         self._counted = counted
         self._promises = promises
         self._mode = mode
+        self._window = window
         self._last: Mapping[str, int] = {}
         self.hours: Final = load_effect(store)
         self._rows = HourRows(store, lane, ROW, self.hours, merge=EffectHour.merge, wall=wall, uptime=uptime)
@@ -162,37 +189,42 @@ class EffectHours:
 
     def minute(self, pods: Sequence[tuple[Pod, Minute]]) -> None:
         """The last minute of all pods."""
-        hour = self._hour()
+        hours = self._parts()
         uses = (minute.use_milli for pod, minute in pods if pod.pod_class is PodClass.RECLAIMED)
         be_milli = sum(use for use in uses if use is not None)
-        hour.be_cpu_s += be_milli / 1000 * MINUTE_S
         now = self._mode()
-        hour.minutes += 1
-        hour.enforced += now.enforces
-        hour.held += now.on_hold
-        hour.broken += now.enforces and now.broken
-        side = hour.with_be if be_milli > BUSY_MILLI else hour.without_be
-        side.minutes += 1
-        for pod, minute in pods:
-            if pod.pod_class in _ONLINE:
-                side.add(minute)
-        self._count(hour)
-        hour.promises.add(self._promises())
+        promised = self._promises()
+        for hour in hours:
+            hour.be_cpu_s += be_milli / 1000 * MINUTE_S
+            hour.minutes += 1
+            hour.enforced += now.enforces
+            hour.held += now.on_hold
+            hour.broken += now.enforces and now.broken
+            side = hour.with_be if be_milli > BUSY_MILLI else hour.without_be
+            side.minutes += 1
+            for pod, minute in pods:
+                if pod.pod_class in _ONLINE:
+                    side.add(minute)
+            hour.promises.add(promised)
+        self._count(hours)
 
-    def _count(self, hour: EffectHour) -> None:
+    def _count(self, hours: Sequence[EffectSums]) -> None:
         now = self._counted()
         for name in COUNTED:
             # A counter that is smaller than before began again.
             before, count = self._last.get(name, 0), now.get(name, 0)
             grown = count - before if count >= before else count
-            if grown:
+            for hour in hours if grown else ():
                 hour.counts[name] = hour.counts.get(name, 0) + grown
         self._last = now
 
-    def _hour(self) -> EffectHour:
-        at = self._rows.present()
+    def _parts(self) -> list[EffectSums]:
+        """The present hour, and its part in the window in force."""
+        at, name = self._rows.present(), self._window()
         self._rows.changed(at)
-        return self.hours.setdefault(at, EffectHour())
+        hour = self.hours.setdefault(at, EffectHour())
+        part = None if name is None else hour.part(name)
+        return [hour] if part is None else [hour, part]
 
     async def save(self) -> None:
         """Store what changed, and drop what is too old."""

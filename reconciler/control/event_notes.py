@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, final
 
+from msgspec import Struct
+
 from cgroupfs.cpuset import EMPTY
 from reconciler.actuators.holds import OFF, group_of
 from reconciler.placement.churn import by_pool
@@ -13,6 +15,24 @@ from state.model import Hold, Pools
 _POD: Final = "pod:"
 _LONGEST: Final = 400
 """Characters of a text: a plan may change hundreds of pools."""
+
+
+_NO_WINDOW: Final = "no window"
+_NO_WINDOWS: Final = "no windows any more"
+
+
+class WindowNow(Struct, frozen=True, kw_only=True):
+    """The window of time in force, None: no window; and what follows it when. ``until``: seconds since the epoch.
+
+    ``until`` None: no change is known. ``names``: of all windows, none where the configuration has none. ``level``: of
+    ``protect`` in the files.
+    """
+
+    name: str | None = None
+    until: float | None = None
+    then: str | None = None
+    names: tuple[str, ...] = ()
+    level: str | None = None
 
 
 @final
@@ -31,7 +51,7 @@ class EventNotes:
         self._note = note
         self._wall = wall
         self._holds = dict(holds)
-        self._mode = ""
+        self._mode = self._window = ""
         self._event("start", f"bypassd {version} starts")
 
     def stopped(self) -> None:
@@ -67,6 +87,14 @@ class EventNotes:
             text = f"{text}; {change}" if text else change
         if text:
             self._event("settings", f"{why}: {text}")
+
+    def window(self, now: WindowNow) -> None:
+        """The window in force."""
+        name = (now.name or _NO_WINDOW) if now.names else ""
+        before, self._window = self._window, name
+        if before != name:
+            ends = f" until {_time(now.until)}, then {now.then or _NO_WINDOW}" if now.until is not None else ""
+            self._event("window", f"{f'{before} -> ' if before else ''}{name or _NO_WINDOWS}{ends}")
 
     def _of_target(self, kind: str, target: str, text: str, by: str) -> None:
         uid = next((target.removeprefix(name) for name in (_POD, OFF) if target.startswith(name)), None)

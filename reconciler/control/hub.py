@@ -11,6 +11,7 @@ from typing import Generic, ParamSpec, final
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.usage import UsageReader
 from reconciler.actuators.cgroup.fastpath import FastResult
+from reconciler.control.event_notes import WindowNow
 from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.signals.latest import LatestSamples
 from reconciler.sources.kubelet_config import KubeletConfig
@@ -74,8 +75,12 @@ class PodTable(dict[str, Pod]):
 class NodeBase:
     """What every room is built on: the node as found, its files and counters, and what rooms publish to those below."""
 
-    def __init__(self, place: NodeEnvironment, files: FileOps = REAL) -> None:
+    def __init__(
+        self, place: NodeEnvironment, files: FileOps = REAL, window: Callable[[], WindowNow] = WindowNow
+    ) -> None:
+        """``window``: the window of time in force."""
         self.place = place
+        self.window = window
         self.files = files
         self.usage = UsageReader(place.hierarchy, ops=files)
         self.hub = Hub()

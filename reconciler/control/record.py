@@ -81,6 +81,7 @@ class NodeRecord:
             _LOG.warning("what a killed doctor --prove left cannot be removed", group=group)
         self.holds = HoldManager(HoldRows(self.store, self.lane), base.hub.held, boot_id=self.store.boot)
         self.notes = EventNotes(self.ledger.note, __version__, self.holds.in_force)
+        self.notes.window(base.window())
         base.hub.held.subscribe(self.notes.held)
 
     def report(self, alert: Callable[[str, str, Setting | None], None]) -> None:

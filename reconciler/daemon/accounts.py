@@ -59,8 +59,14 @@ class NodeAccounts:
         self._config, self._conditions = config, conditions
         self._control, self._headroom, self._watching, self._alerts = control, headroom, watching, alerts
         self.hour = NodeHour()
+        self._window = base.window
         self.effect = EffectHours(
-            record.store, record.lane, counted=self.counts, mode=self.mode, promises=headroom.minute
+            record.store,
+            record.lane,
+            counted=self.counts,
+            mode=self.mode,
+            promises=headroom.minute,
+            window=self._window_name,
         )
         self.minutes = PodMinutes(place.hierarchy, lambda: control.inventory.pods, sampled=self._minute, files=files)
 
@@ -147,6 +153,11 @@ class NodeAccounts:
     def _minute(self, pods: Sequence[tuple[Pod, Minute]]) -> None:
         self.effect.minute(pods)
         self._headroom.peaks.take(pods)
+
+    def _window_name(self) -> str | None:
+        """Of the window in force, empty outside of all; None: there are no windows."""
+        now = self._window()
+        return (now.name or "") if now.names else None
 
     def _read(self, cpu: NodeCpu | None, now: float) -> None:
         pools, topology = self._control.reconciler.pools, self._control.inventory.readings.topology

@@ -16,6 +16,7 @@ from reconciler.config.dry_run import write_settings
 from reconciler.config.environment import api_client, intents_file, node_name
 from reconciler.config.model import Config
 from reconciler.control import side_actuators
+from reconciler.control.event_notes import WindowNow
 from reconciler.control.hub import NodeBase
 from reconciler.control.loop import ControlLoop, LoopTimes
 from reconciler.control.node_headroom import NodeHeadroom
@@ -33,6 +34,8 @@ from reconciler.sources.node import NodeEnvironment
 from state.model import SourceStatus
 
 Renew = Callable[[str], object]
+Window = Callable[[], WindowNow]
+"""The window of time in force."""
 
 
 @final
@@ -48,15 +51,16 @@ class Agent:
         place: NodeEnvironment,
         files: FileOps = REAL,
         renew: Renew = str,
+        *,
         settings: SettingsUse = UNUSED,
+        window: Window = WindowNow,
     ) -> None:
-        """``renew`` is called with the reason when the kubelet changed what the rooms are built from.
+        """``renew``: with the reason when the kubelet changed what the rooms are built from, to build another agent.
 
-        The caller then closes this agent and builds another one. ``settings``: where those of a control plane are used.
-        Errors: `NewerSchemaError`, of a newer store.
+        ``settings``: where those of a control plane are used. Errors: `NewerSchemaError`, of a newer store.
         """
         self.config, self.place, self.started_at = config, place, time.time()
-        self.base = base = NodeBase(place, files)
+        self.base = base = NodeBase(place, files, window)
         self.hub, self.pods, self.usage = base.hub, base.pods, base.usage
         self.record = record = NodeRecord(base, config.store, intents_file(config))
         store, lane, holds = record.store, record.lane, record.holds
@@ -68,9 +72,8 @@ class Agent:
         )
         self.sources = sources = NodeSources(config, base, holds.in_force, renew)
         self.writes = writes = CgroupWrites(base, record, self.mode, config.writes, alerts.alert)
-        api = partial(api_client, config, place.kubelet)
+        times, api = LoopTimes(config.node.resync_s, config.writes.verify_s), partial(api_client, config, place.kubelet)
         self.sides = side_actuators.build(base, record, writes, api, node_name(place.kubelet))
-        times = LoopTimes(config.node.resync_s, config.writes.verify_s)
         self.control = control = ControlLoop(
             base, record, sources, writes, self.sides, policies=config.policies, alert=alerts.alert, times=times
         )
@@ -127,6 +130,7 @@ class Agent:
             self.mode.set_enforce(enforce=False)
         else:
             self.record.notes.mode(config.mode.value, "configuration")
+        self.record.notes.window(self.base.window())
         self.writes.use(config.writes)
         self.control.reconciler.use(config.policies)
         self.alerts.reconfigure(config.alerts, config.apiserver)

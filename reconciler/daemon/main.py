@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
@@ -39,7 +39,7 @@ from reconciler.runtime.stints import LoopTimer
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
 from reconciler.runtime.supervisor import Component, ComponentStatus, Supervisor
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
-from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.wakeup import WakeUp, beat_after
 from reconciler.settings.binder import ConfigError
 from reconciler.sources.node import NodeEnvironment
 from reconciler.web import components as web
@@ -75,12 +75,13 @@ class Daemon:
         observe: bool = False,
         hands_over_from: float | None = None,
         stops: StopSignals | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """``hands_over_from``: requests for a hand-over count from then on (monotonic clock); None: never.
 
-        ``stops``: what has the signals until this daemon takes them.
+        ``stops``: what has the signals until this daemon takes them. ``wall``: the clock that windows go by.
         """
-        self.in_force = ConfigInForce(loaded, observe=observe)
+        self.in_force = ConfigInForce(loaded, observe=observe, wall=wall)
         self.handed_over = False
         """It has ended for a daemon that was started beside it."""
         self._hands_over_from = hands_over_from
@@ -88,6 +89,9 @@ class Daemon:
         self.agent: Agent | None = None
         self.supervisor: Supervisor | None = None
         self.heartbeat = Heartbeat(_STUCK_S)
+        self._changing = trio.Lock()
+        """One change of the configuration at a time."""
+        self._window_due = WakeUp()
         self._renewal: str | None = None
         self._renewal_reason = ""
         """Why the running agent ends for another one; None: it does not."""
@@ -159,13 +163,16 @@ class Daemon:
     async def _serve(self, place: NodeEnvironment) -> None:
         self._renewal = None
         wanted = trio.Event()
+        # Since the last agent, or while the node was searched.
+        await self._change_window()
 
         def renew(reason: str) -> None:
             self._log.warning("the parts are built again", reason=reason)
             self._renewal_reason = reason
             wanted.set()
 
-        agent = self.agent = Agent(self.config, place, renew=renew, settings=self._settings)
+        use, window = self._settings, self.in_force.window
+        agent = self.agent = Agent(self.config, place, renew=renew, settings=use, window=window)
         agent.process.prepare()
         if self._restored:
             agent.commands.set_enforce(enforce=False)
@@ -204,7 +211,11 @@ class Daemon:
     def _outer(self) -> list[Component]:
         """Components that outlive the agent's own parts."""
         watchdog = Watchdog(self._notifier, self.heartbeat, watchdog_interval_s())
-        return [Component(name="heartbeat", run=self._beat), Component(name="watchdog", run=watchdog.run)]
+        return [
+            Component(name="heartbeat", run=self._beat),
+            Component(name="watchdog", run=watchdog.run),
+            Component(name="windows", run=self._follow_windows),
+        ]
 
     def _inner(self, agent: Agent) -> list[Component]:
         """The web part. Last, because its libraries take longer to load than the first pass takes."""
@@ -270,6 +281,8 @@ class Daemon:
             if busy is None or time.monotonic() - busy < _STUCK_S:
                 self.heartbeat.beat()
             logs.write_due()
+            if self.in_force.is_due():
+                self._window_due.set()
             await trio.sleep_until(beat_after(_BEAT_S))
 
     def _statuses(self) -> list[ComponentStatus]:
@@ -287,7 +300,7 @@ class Daemon:
             task_status.started()
             async for number in received:
                 if number == signal.SIGHUP:
-                    self.reload()
+                    await self.reload()
                     continue
                 if number == REQUEST:
                     # A stop under way stays one: it restores and withdraws, and the process ends.
@@ -316,14 +329,48 @@ class Daemon:
         self.handed_over = True
         return True
 
-    def reload(self) -> tuple[str, ...]:
+    async def _follow_windows(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            await self._window_due.wait()
+            await self._change_window()
+
+    async def _change_window(self) -> None:
+        """Apply the window that holds now, as a reload would; what a restore by command has ended stays so."""
+        async with self._changing:
+            if not self.in_force.is_due():
+                return
+            before = self.in_force.window().name
+            try:
+                with trio.CancelScope(shield=True):
+                    changed = await self.in_force.decide()
+            except ConfigError as exc:
+                self._log.error("the window cannot be applied; the configuration is unchanged", problems=str(exc))
+                return
+            if not changed:
+                return
+            now = self.in_force.window()
+            self._log.info("window changed", before=before or "none", window=now.name or "none")
+            if self.agent is not None:
+                paused = self.config.mode is AgentMode.ENFORCE and not self.agent.mode.enforce
+                self.agent.reconfigure(self.config, paused=paused)
+
+    async def reload(self) -> tuple[str, ...]:
         """Read the configuration again; a bad one is reported and changes nothing.
 
         Errors: none; problems are returned.
         """
+        # Not half of it: systemd waits for the end of a reload that was announced.
+        problems: tuple[str, ...] = ()
+        with trio.CancelScope(shield=True):
+            async with self._changing:
+                problems = await self._reload()
+        return problems
+
+    async def _reload(self) -> tuple[str, ...]:
         self._notifier.reloading()
         try:
-            kept = self.in_force.reload()
+            kept = await self.in_force.reload()
         except ConfigError as exc:
             self._log.error("new configuration invalid; keeping the old one", problems=str(exc))
             self._notifier.ready("invalid configuration; keeping the old one")
@@ -405,6 +452,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         return EXIT_USAGE
     if options.command == "check-config":
         complain_lines(loaded.removed)
+        if loaded.config.windows:
+            complain_lines(load.window_table(loaded.config).overlaps(time.time()))
         write(f"{', '.join(loaded.files) or 'no file, defaults apply'}: OK ({_counts(loaded)})\n")
         finish()
         return 0

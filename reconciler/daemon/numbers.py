@@ -60,7 +60,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
             yield
     pools, cpu = agent.control.reconciler.pools, agent.control.inventory.readings.cpu
     refused = Counter(refusal.rule for refusals in agent.control.reconciler.refusals.values() for refusal in refusals)
-    used = {}
+    used, window = {}, agent.base.window()
     if cpu is not None:
         used = {"online": cpu.online_milli, "reclaimed": cpu.reclaimed_milli, "system": cpu.system_milli}
     times = os.times()
@@ -68,6 +68,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
     return MetricsSnapshot(
         version=__version__,
         mode=AgentMode.ENFORCE.value if agent.mode.enforce else AgentMode.OBSERVE.value,
+        windows={name: name == window.name for name in window.names},
         paused=agent.config.mode is AgentMode.ENFORCE and not agent.mode.enforce,
         ready=ready,
         pods=tuple(pods),

@@ -7,7 +7,7 @@ the groups above the pods) and ``budget``. Everything is gathered from the agent
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from enum import StrEnum
 from itertools import islice
@@ -156,7 +156,7 @@ class StatusReport:
         pulse: LoopHeartbeat,
         *,
         statuses: Callable[[], Sequence[ComponentStatus]],
-        reload: Callable[[], tuple[str, ...]],
+        reload: Callable[[], Awaitable[tuple[str, ...]]],
     ) -> None:
         """``reload`` reads the configuration again and returns its problems, none when it is in use."""
         self._agent = agent
@@ -324,11 +324,13 @@ class StatusReport:
 
     async def reload(self) -> Mapping[str, object]:
         """Read the configuration again."""
-        problems = self._reload()
+        problems = await self._reload()
         if problems:
             raise AgentError("\n".join(problems))
-        config = self._agent.config
-        return {"mode": config.mode.value, "protect": config.protect.value if config.protect is not None else None}
+        config, window = self._agent.config, self._agent.base.window()
+        # That of the files, which a window may replace for a time.
+        level = window.level if window.names else config.protect
+        return {"mode": config.mode.value, "protect": level}
 
     # Parts of the document
 
@@ -351,6 +353,8 @@ class StatusReport:
         return {
             "mode": AgentMode.ENFORCE.value if agent.mode.enforce else AgentMode.OBSERVE.value,
             "configured_mode": agent.config.mode.value,
+            "protect": agent.config.protect.value if agent.config.protect is not None else None,
+            "window": asdict(agent.base.window()),
             "dry_run": list(dry_run_parts(agent.config)),
             "ready": not not_ready,
             "not_ready": not_ready,

@@ -25,6 +25,7 @@ from msgspec.inspect import (
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, InputError
+from reconciler.runtime import lazy
 from reconciler.settings import nodes, units
 from reconciler.settings.nodes import BOOLS, ConfigProblem, Node, Scalar, SourceLocation
 from reconciler.settings.schema import FieldSchema, ListType, Schema, list_of, section_of
@@ -88,28 +89,117 @@ def bind(
     ``section``: the schema of ``model``, if the caller has it.
     Errors: `ConfigError` with every problem of every text.
     """
-    section = section_of(model) if section is None else section
-    binder = _Binder(prune)
-    merged = _Checked({}, SourceLocation("", 1, 1))
-    order: dict[str, int] = {}
-    for text in texts:
-        order[text.name] = len(order)
-        checked = binder.read(text, section)
-        if checked is not None:
-            merged = _merge(merged, checked)
-    if below is not None:
+    layers = TextLayers(model, texts, prune=prune, section=section)
+    bound = layers.bind(below)
+    if bound is None:
+        raise ConfigError(layers.problems())
+    return bound
+
+
+Path = tuple[str | int, ...]
+"""A place in checked texts: names of sections and settings, and indexes of lists."""
+
+
+@final
+class TextLayers(Generic[T]):
+    """Texts that are read once, and the values of ``model`` that are made of them. Arguments as of `bind`.
+
+    All that is bound adds its problems to `problems`.
+    """
+
+    def __init__(
+        self,
+        model: type[T],
+        texts: Iterable[Text],
+        *,
+        prune: Callable[[Node], Node] | None = None,
+        section: Schema | None = None,
+    ) -> None:
+        self._model = model
+        self._section = section_of(model) if section is None else section
+        self._order: dict[str, int] = {}
+        self._binder = _Binder(prune)
+        self._merged = _Checked({}, SourceLocation("", 1, 1))
+        self._under: dict[Text, _Checked | None] = {}
+        self._problems: dict[ConfigProblem, None] = {}
+        for text in texts:
+            self._order[text.name] = len(self._order)
+            checked = self._binder.read(text, self._section)
+            if checked is not None:
+                self._merged = _merge(self._merged, checked)
+        self._problems.update(dict.fromkeys(self._binder.problems))
+
+    def problems(self) -> list[ConfigProblem]:
+        """In the order of the files."""
+        return sorted(self._problems, key=lambda problem: (self._order.get(problem.place.file, -1), problem.place))
+
+    def count(self, name: str) -> int:
+        """How many entries a list at the top level has."""
+        given = _inside(self._merged, (name,))
+        return len(given.value) if given is not None and isinstance(given.value, list) else 0
+
+    def place(self, path: Path) -> SourceLocation | None:
+        """Where this is written; None: nowhere, or not in a usable form."""
+        given = _inside(self._merged, path)
+        return None if given is None else given.at
+
+    def value(self, path: Path) -> object:
+        """A single value that is written there; None: none, or none that is usable."""
+        given = _inside(self._merged, path)
+        return None if given is None else given.value
+
+    def origins(self, path: Path, name: str) -> dict[str, SourceLocation]:
+        """The place of each setting written at ``path``, by the names that these have at ``name``."""
+        given = _inside(self._merged, path)
+        return {} if given is None or given.value is None else _origins(given, name)
+
+    def refuse(self, problem: ConfigProblem) -> None:
+        """One more problem."""
+        self._problems[problem] = None
+
+    def bind(
+        self,
+        below: Callable[[Mapping[str, object]], Text | None] | None = None,
+        moved: Mapping[Path, str] | None = None,
+        without: str = "",
+        note: str = "",
+    ) -> BoundConfig[T] | None:
+        """One value of the model; None where any text has a problem.
+
+        ``moved``: what is written at a path is written at this dotted name, too, above all texts. ``without``: of the
+        settings at the top level one that keeps its default. ``note`` is at the end of each problem that no earlier
+        value had.
+        """
+        binder = self._binder.fresh()
+        merged = self._merged
         assert isinstance(merged.value, dict)
-        plain = {name for name, field in section.fields.items() if field.schema.scalar}
-        under = below({name: given.value for name, given in merged.value.items() if name in plain})
-        if under is not None and (checked := binder.read(under, section)) is not None:
-            merged = _merge(checked, merged)
-    value = binder.make(merged, section, "")
-    if binder.problems:
-        raise ConfigError(
-            sorted(binder.problems, key=lambda problem: (order.get(problem.place.file, -1), problem.place))
-        )
-    assert isinstance(value, model)
-    return BoundConfig(value=value, origins=_origins(merged))
+        for path, name in (moved or {}).items():
+            given = _inside(merged, path)
+            if given is not None and given.value is not None:
+                for part in reversed(name.split(".")):
+                    given = _Checked({part: given}, given.at)
+                merged = _merge(merged, given)
+        assert isinstance(merged.value, dict)
+        if without in merged.value:
+            merged = _Checked({name: given for name, given in merged.value.items() if name != without}, merged.at)
+        assert isinstance(merged.value, dict)
+        if below is not None:
+            plain = {name for name, field in self._section.fields.items() if field.schema.scalar}
+            under = below({name: given.value for name, given in merged.value.items() if name in plain})
+            if under is not None:
+                if under not in self._under:
+                    self._under[under] = binder.read(under, self._section)
+                if (checked := self._under[under]) is not None:
+                    merged = _merge(checked, merged)
+        value = binder.make(merged, self._section, "")
+        known = {(of, problem.message) for problem in self._problems for of in (problem.path, problem.place)}
+        for problem in binder.problems:
+            if known.isdisjoint({(problem.path, problem.message), (problem.place, problem.message)}):
+                self.refuse(problem._replace(message=f"{problem.message}{note}"))
+        if self._problems:
+            return None
+        assert isinstance(value, self._model)
+        return BoundConfig(value=value, origins=_origins(merged))
 
 
 def bind_usable(model: type[T], text: Text, *, largest: int = MAX_BYTES) -> BoundConfig[T]:
@@ -165,6 +255,20 @@ def scalar_of(section: Schema, setting: str, text: str) -> object:
     return _value(node, schema, node.shown)
 
 
+def _inside(checked: _Checked, path: Path) -> _Checked | None:
+    """What is at a path; None: nothing, or nothing usable."""
+    at: _Checked | None = checked
+    for part in path:
+        inner = at.value if at is not None else None
+        if isinstance(inner, dict):
+            at = inner.get(part)
+        elif isinstance(inner, list) and isinstance(part, int) and part < len(inner):
+            at = inner[part]
+        else:
+            return None
+    return at
+
+
 def _merge(under: _Checked, over: _Checked) -> _Checked:
     if isinstance(under.value, dict) and isinstance(over.value, dict):
         both = dict(under.value)
@@ -195,6 +299,12 @@ class _Binder:
         self.problems: list[ConfigProblem] = []
         # Settings without a usable value. An unknown key is a problem, but takes nothing from its section.
         self._lost: list[str] = []
+
+    def fresh(self) -> "_Binder":
+        """One with the same settings refused, and no problems yet."""
+        binder = _Binder(self._prune)
+        binder._lost = list(self._lost)
+        return binder
 
     def read(self, text: Text, schema: Schema, *, largest: int = MAX_BYTES) -> _Checked | None:
         """One text, checked; None (and a problem) where nothing of it is usable."""
@@ -405,9 +515,14 @@ def _value(node: Scalar, schema: Schema, shown: str) -> object:
                 raise ValueError(refusal)
             try:
                 kind = Annotated[str, Meta(min_length=shortest, max_length=longest, pattern=pattern)]
-                return msgspec.convert(node.text, kind)
+                text = msgspec.convert(node.text, kind)
             except msgspec.ValidationError as exc:
                 raise ValueError(f"{str(exc)[:1].lower()}{str(exc)[1:]}; got {shown}") from exc
+            if schema.check:
+                check = lazy.load(schema.check)
+                assert callable(check)
+                check(text)
+            return text
         case _:
             if node.text not in schema.choices:
                 raise ValueError(f"{refusal}{_suggestion(node.text, schema.choices)}")

@@ -3,7 +3,8 @@
 A setting is a field of a struct, declared once: its type gives kind and bounds (`msgspec.Meta`), the end of its name
 the unit, ``Meta.description`` the text. ``Meta(extra={"restart": True})`` marks what a reload cannot change, ``{"path":
 True}`` an absolute path, ``{"secret": True}`` what may hold a secret, by mistake (a token where its file belongs) or
-not: no message shows it; ``{"internal": True}`` a field that the loader sets and no file can. Reading, checks,
+not: no message shows it; ``{"internal": True}`` a field that the loader sets and no file can; ``{"check":
+"module:function"}`` a text that the function refuses with `ValueError`. Reading, checks,
 ``config explain``, ``config schema`` and docs/config.md all use the `Schema` made here.
 
 What few nodes set is not loaded on every node: the values of a map may be a struct that is imported when the first of
@@ -60,13 +61,15 @@ class Schema(Struct, frozen=True, kw_only=True, dict=True):
     """A type in a file. ``kind`` has neither metadata nor null; ``optional`` allows null; ``where`` names it in errors.
 
     An optional struct that is left out is None, and not the struct with its defaults. Only lists and maps hold such:
-    one of several is chosen by its name.
+    one of several is chosen by its name. ``check``: the function that checks a text, as `reconciler.runtime.lazy` loads
+    it.
     """
 
     kind: Type
     where: str
     optional: bool = False
     path: bool = False
+    check: str = ""
     unit: units.Unit | None = None
 
     @property
@@ -242,6 +245,7 @@ def _metas(info: Type) -> Iterator[Metadata]:
 
 def _schema(info: Type, where: str, unit: units.Unit | None) -> Schema:
     optional = path = False
+    check = ""
     bare = info
     while isinstance(bare, Metadata | UnionType):
         if isinstance(bare, UnionType):
@@ -252,6 +256,7 @@ def _schema(info: Type, where: str, unit: units.Unit | None) -> Schema:
             continue
         extra = bare.extra or {}
         path = path or extra.get("path", False)
+        check = check or extra.get("check", "")
         if "struct" in extra:
             place = extra["struct"]
             bare = type_info(load(place))
@@ -264,7 +269,7 @@ def _schema(info: Type, where: str, unit: units.Unit | None) -> Schema:
     known = isinstance(bare, (*_SCALARS, StructType, DictType, ListType))
     if not known and not (isinstance(bare, CustomType) and bare.cls is CpuSet):
         raise TypeError(f"{where}: a configuration file cannot hold {bare!r}")
-    return Schema(kind=bare, where=where, optional=optional, path=path, unit=unit)
+    return Schema(kind=bare, where=where, optional=optional, path=path, check=check, unit=unit)
 
 
 def settings(section: Schema, prefix: str = "") -> Iterator[tuple[str, FieldSchema]]:

@@ -57,6 +57,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     mode: str
     paused: bool = False
     """Whether a restore suspends the configured mode enforce until a reload."""
+    windows: Mapping[str, bool] = {}
+    """The configured windows by name, and whether each is in force."""
     ready: bool = False
     pods: tuple[PodMetrics, ...] = ()
     """Empty where the configuration selects sums only."""

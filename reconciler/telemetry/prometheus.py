@@ -147,6 +147,8 @@ def _daemon(now: MetricsSnapshot) -> Iterator[Metric]:
     yield InfoMetricFamily("bypassd_build", "Running version.", value={"version": now.version})
     modes = [((mode,), float(mode == now.mode)) for mode in ("observe", "enforce")]
     yield _gauges("mode", "1 for the active mode.", ("mode",), modes)
+    windows = [((name,), float(held)) for name, held in now.windows.items()]
+    yield _gauges("window", "1 for the window of time in force.", ("name",), windows)
     yield _gauge("paused", "1 while a restore suspends the configured mode enforce.", now.paused)
     yield _gauge("ready", "1 after the first complete reconciliation.", now.ready)
     yield _gauge("store_ok", "1 if the store is writable.", now.store_ok)

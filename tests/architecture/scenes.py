@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
 import trio
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from cgroupfs.files import REAL, Directory
 from reconciler.config import load
+from reconciler.daemon import config_in_force
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.main import Daemon
 from reconciler.detectors.config import InterferenceConfig
@@ -37,6 +38,8 @@ from tests.daemon.writers import Scribe
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.fakes.node import DirectoryNode, RealKernel
 from tests.node.inprocess import InProcess
+
+T = TypeVar("T")
 
 # One of them since a container's inner groups are narrowed before it.
 FOREIGN_CPUSET_FILES: Final = 41
@@ -197,6 +200,11 @@ def reload(directory: str) -> list[str]:
     return trio.run(_reload, Path(directory))
 
 
+async def in_place(job: Callable[..., T], *args: object) -> T:
+    """Run the job of a worker thread in this one."""
+    return job(*args)
+
+
 async def _reload(directory: Path) -> list[str]:
     live, entered = LiveNode(directory), EnteredFiles()
     file = directory / "config.yaml"
@@ -209,13 +217,15 @@ async def _reload(directory: Path) -> list[str]:
     }
     file.write_text(json.dumps({"protect": "observe", **rest}))
     daemon = Daemon(load.load(str(file)))
-    with entered.installed(), live.agent(daemon.config) as agent:
+    # A worker thread may be older than the profile.
+    here = patch.object(config_in_force, "in_worker", in_place)
+    with here, entered.installed(), live.agent(daemon.config) as agent:
         daemon.agent = agent
         async with _running(agent):
             before = live.quota(live.besteffort)
             file.write_text(json.dumps({"protect": "cpu", **rest}))
             entered.until_ended()
-            assert daemon.reload() == ()
+            assert await daemon.reload() == ()
             await trio.to_thread.run_sync(_wait, lambda: live.quota(live.besteffort) != before)
     return entered.order
 

@@ -12,7 +12,8 @@ from collections.abc import Generator
 from typing import Final
 
 from reconciler.cli.simulate import replay
-from reconciler.config.model import Config
+from reconciler.cli.windowed import WindowedConfig
+from reconciler.config.load import Loaded
 from reconciler.detectors.base import VictimView
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.suspects import rank
@@ -193,7 +194,7 @@ def simulating(pods: int, seconds: int = 600) -> dict[str, float]:
         if second % 30 == 29:
             file.write(packer.block())
     file.seek(0)
-    report = replay(Config(), frames(file, "bench"), None, None)
+    report = replay(WindowedConfig(Loaded()), frames(file, "bench"), None, None)
     assert report.frames == seconds
     a_frame = report.took_s / seconds
     return {

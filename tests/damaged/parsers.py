@@ -27,7 +27,7 @@ from reconciler.cli.nodeview import read_number
 from reconciler.cli.podsfile import read_pods_file
 from reconciler.clients.http_config import read_line
 from reconciler.clients.kubeconfig import read_kubeconfig
-from reconciler.config import load
+from reconciler.config import load, window_time
 from reconciler.config.node_settings import decode_kept
 from reconciler.control.effect_hours import load_effect
 from reconciler.control.hold_store import read_holds
@@ -803,6 +803,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
     # reconciler: numbers and words
     of_text(
         "reconciler.settings.quantity:parse_quantity", quantity.parse_quantity, VALUE, b"100m", b"4Gi", b"1e3", b"0.5"
+    ),
+    of_text(
+        "reconciler.config.window_time:parse_when",
+        window_time.parse_when,
+        VALUE,
+        b"weekdays 09:00-20:00 Europe/Berlin",
+        b"fri-mon,wed 22:00-06:00",
     ),
     of_text(
         "reconciler.settings.units:parse_number",

@@ -26,6 +26,7 @@ from state.store import Store
 from tests.fakes.faults import Call, Fault, Faults
 from tests.fakes.livenode import BATCH, PINNED, QOS, WEB, LiveNode, container_id
 from tests.fakes.node import Box
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 
 LATE: Final = "dddddddd-4444-4444-8444-444444444444"
@@ -126,7 +127,7 @@ async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected
         place = await wait_for_place(config, print)
     agent = Agent(config, place, files=faults)
     supervisor = Supervisor(agent.components())
-    show = StatusReport(agent, FakePulse(), statuses=lambda: list(supervisor.statuses.values()), reload=tuple)
+    show = StatusReport(agent, FakePulse(), statuses=lambda: list(supervisor.statuses.values()), reload=reloads)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)

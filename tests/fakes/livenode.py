@@ -41,6 +41,7 @@ from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.kubelet.cpu_manager import STATIC
 from tests.fakes.kubelet.fake import FakeKubelet
 from tests.fakes.node import Box, DirectoryNode, NodePod, mounts_of
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 
 WEB = "aaaaaaaa-1111-4111-8111-111111111111"
@@ -172,7 +173,7 @@ class LiveNode(DirectoryNode):
                 await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
                 agent.alerts.alert("yield", "cpu.quota: left to systemd", None)
                 await agent.keeper.flush()
-                show = StatusReport(agent, FakePulse(), statuses=_components, reload=tuple)
+                show = StatusReport(agent, FakePulse(), statuses=_components, reload=reloads)
                 return _plain(show.state(()))
 
         return trio.run(live)

@@ -19,6 +19,7 @@ from reconciler.runtime.systemd import Heartbeat
 from reconciler.web.answers import to_json
 from reconciler.web.interface import RestoreRequest
 from tests.fakes.daemonprocess import DaemonFailed
+from tests.fakes.reloads import reloads
 from tests.node.bypassd import SECTIONS, Undoing, View, numbers_of, undoing_of, view_of
 from tests.reconciler.telemetry.rendered import render
 
@@ -98,7 +99,7 @@ class InProcess:
                 agent,
                 Heartbeat(_STUCK_S),
                 statuses=lambda: list(self._supervisor.statuses.values()) if self._supervisor else [],
-                reload=lambda: (),
+                reload=reloads,
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_ready, agent)

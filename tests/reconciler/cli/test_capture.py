@@ -336,3 +336,19 @@ def test_an_archive_is_not_written_through_a_link_that_waits_under_its_name(
     capture(run, live.root, str(tmp_path / "node.tar.gz"))
     assert victim.read_text() == "mine"
     assert not (tmp_path / "node.tar.gz").is_symlink()
+
+
+@pytest.mark.parametrize(("at", "level", "named"), [(36_000.0, "cpu+memory", " (window w)"), (32_400.0, "cpu", "")])
+def test_the_plan_of_a_captured_node_is_that_of_the_window_of_its_time(
+    run: Run, live: LiveNode, tmp_path: Path, at: float, level: str, named: str
+) -> None:
+    own, fixed = tmp_path / "own.yaml", tmp_path / "fixed.yaml"
+    own.write_text("protect: cpu\nwindows: [{name: w, when: 'daily 10:00-11:00 UTC', protect: cpu+memory}]\n")
+    fixed.write_text(f"protect: {level}\n")
+    day = 20_000 * 86_400.0
+    live.put(recorded.ABOUT, json.dumps({"version": "1", "node": "n", "at": day + at, "files": 1}))
+    found, expected = plan(run, live.root, "--config", str(own)), plan(run, live.root, "--config", str(fixed))
+    assert found["node"]["config"] == f"{own}{named}"
+    assert steady(found) == steady(expected)
+    fixed.write_text("protect: full\n" if level == "cpu" else "protect: cpu\n")
+    assert steady(plan(run, live.root, "--config", str(fixed))) != steady(expected)

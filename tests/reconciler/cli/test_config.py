@@ -145,3 +145,14 @@ def test_settings_of_a_control_plane_have_their_origin_and_the_others_are_listed
     document = json.loads(run("config", "explain", "policies.reclaimed", "--config", str(path), "-o", "json").out)
     assert document["settings"]["policies.reclaimed.budget.limit_percent"]["source"] == [origin]
     assert document["not_taken"] == left
+
+
+def test_the_window_in_force_and_the_next_change_are_shown(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("windows: [{name: always, when: 'daily 00:00-24:00 UTC', protect: full, limit_percent: 40}]\n")
+    document = json.loads(run("config", "show", "--config", str(path), "-o", "json").out)
+    assert document["window"] == {"name": "always", "until": None, "then": None, "names": ["always"]}
+    setting = document["settings"]["policies.reclaimed.budget.limit_percent"]
+    assert setting == {"value": 40.0, "source": [f"window always ({path}:1:87)"], "changed": True}
+    assert document["settings"]["mode"] == {"value": "observe", "source": [], "changed": False}
+    assert "  now: always, no change within two weeks" in run("config", "explain", "windows", "--config", str(path)).out

@@ -36,6 +36,7 @@ from reconciler.web.limits import HttpCounts
 from state.printable import encodable
 from tests.fakes import livenode
 from tests.fakes.livenode import BATCH, USAGE, WEB, LiveNode
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
@@ -370,7 +371,7 @@ async def test_the_daemons_documents_are_safe_to_print(live: LiveNode) -> None:
         }
         agent.control.inventory.pods.clear()
         agent.control.inventory.pods.update(pods)
-        show = StatusReport(agent, pulse, statuses=list, reload=tuple)
+        show = StatusReport(agent, pulse, statuses=list, reload=reloads)
         answers = Answers(show, HttpCounts())
         for form in FORMATS.keys() - {"msgpack"}:
             body = (await answers.state(["pods"], form)).decode()

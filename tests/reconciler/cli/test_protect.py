@@ -230,3 +230,17 @@ def test_the_examples_commented_line_becomes_the_setting(run: Run, tmp_path: Pat
     assert next(row for row in new if row not in old).startswith("protect: cpu ")
     assert len(new) == len(old)
     assert sum(a != b for a, b in zip(old, new, strict=True)) == 1
+
+
+def test_the_level_of_the_window_in_force_is_named_beside_that_of_the_files(
+    run: Run, file: Path, daemon: FakeDaemon
+) -> None:
+    file.write_text("protect: observe\nwindows: [{name: always, when: daily 00:00-24:00 UTC, protect: cpu+memory}]\n")
+    ran = run("protect", "--config", str(file))
+    assert "protect: observe" in ran.out
+    text = "window always, no change within two weeks: protect: cpu+memory while it lasts"
+    assert text in ran.out
+    daemon.answers[RELOAD] = 200, {"mode": "enforce", "protect": "cpu"}
+    ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert text in ran.out

@@ -253,3 +253,25 @@ def test_more_than_is_stored_is_a_usage_error(run: Run, daemon: FakeDaemon) -> N
     assert (ran.code, ran.err) == (Exit.USAGE, "bypassctl: --since: at most 8d; earlier hours are not stored\n")
     assert not daemon.asked
     assert module._LONGEST_S == effect_hours.DAYS * 86400
+
+
+def test_the_report_has_a_row_for_each_window_and_for_the_minutes_before_there_were_any(
+    run: Run, daemon: FakeDaemon
+) -> None:
+    def part(minutes: int, busy_milli: float) -> dict[str, Any]:
+        return {**effect_row(0), "minutes": minutes, "with_be": side(minutes, busy_milli), "without_be": side(0)}
+
+    old, new = effect_row(now() - 1), effect_row(now())
+    new["windows"] = {"office": part(20, 30.0), "": part(10, 1.0)}
+    daemon.document["effect"] = [old, new]
+    document = json.loads(run("report", "--since", "1h", "-o", "json", "--socket", daemon.socket).out)
+    windows = document["windows"]
+    assert {name: row["minutes"] for name, row in windows.items()} == {"office": 20, "(none)": 10, "(before)": 90}
+    assert windows["office"]["with_be"]["wait_milli"] == 30.0
+    assert windows["(before)"]["with_be"]["minutes"] == 30
+    lines = [
+        line.split()[0] for line in run("report", "--since", "1h", "--socket", daemon.socket).out.splitlines() if line
+    ]
+    assert [name for name in lines if name in windows] == ["office", "(none)", "(before)"]
+    daemon.document["effect"] = [old]
+    assert json.loads(run("report", "--since", "2h", "-o", "json", "--socket", daemon.socket).out)["windows"] == {}

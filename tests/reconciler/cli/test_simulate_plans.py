@@ -1,6 +1,7 @@
 """``simulate`` over a recording with views: the plans of another configuration, and older recordings without them."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,14 @@ def test_a_gap_and_a_clock_that_is_set_back_end_no_replay(replayed: Replay) -> N
     later = [(step, replace(frame, wall_s=frame.wall_s - 1e6)) for step, frame in later]
     laws = replayed([*first, *later])["headroom"]["laws"]
     assert laws["recent"]["cpu"]["kept"] + laws["recent"]["cpu"]["broken"] == 4
+
+
+def test_each_frame_is_planned_in_the_window_of_its_time(replayed: Replay) -> None:
+    items = list(steps(night(120)))
+    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s)) for at in (0, 60))
+    assert begin != change
+    windows = f"windows: [{{name: quiet, when: 'daily {change}-{begin} UTC', limit_percent: 40}}]"
+    changed = replayed(items, windows)["plans"]
+    whole, none = replayed(items, SMALLER)["plans"], replayed(items)["plans"]
+    assert none["pools"] == {}
+    assert 0 < changed["pools"]["reclaimed"]["differ_s"] < whole["pools"]["reclaimed"]["differ_s"]

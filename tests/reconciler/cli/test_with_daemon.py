@@ -14,13 +14,14 @@ from reconciler.config.model import HttpSection
 from reconciler.daemon.status import StatusReport
 from reconciler.web.components import components
 from tests.fakes.livenode import BATCH, LiveNode
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 
 
 async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pytest.CaptureFixture[str]) -> None:
     with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
         socket = f"{directory}/s"
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
         await live.look(agent)
 
         async def run(*message: str) -> tuple[int, str]:
@@ -56,7 +57,7 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
 async def test_every_requested_section_exists(live: LiveNode) -> None:
     with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
         socket = f"{directory}/s"
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
         await live.look(agent)
         async with trio.open_nursery() as nursery:
             (web,) = components(HttpSection(enabled=False, socket=socket), show, show)

@@ -39,6 +39,7 @@ class Books:
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         self.mode = ModeNow(enforces=True, on_hold=False)
         self.promises = NodePromises("recent", PromiseMinute(4000, 4000), PromiseMinute(0, None))
+        self.window: str | None = None
         self.store = Store(str(path / "state.db"), boot="boot-1")
         self.effect = self.opened()
 
@@ -50,6 +51,7 @@ class Books:
             counted=lambda: Counter(self.counters),
             mode=lambda: self.mode,
             promises=lambda: self.promises,
+            window=lambda: self.window,
             wall=lambda: self.now + self.wrong,
             uptime=lambda: self.now - self.booted,
         )
@@ -227,3 +229,34 @@ def test_a_bucket_ends_a_quarter_above_the_one_before() -> None:
     assert bucket_of(0.05 * STEP**7 * 0.999) == 7
     assert bucket_of(0.05 * STEP**7 * 1.001) == 8
     assert bucket_of(1e12) == 64
+
+
+async def test_each_window_has_its_part_of_the_hour_also_after_a_restart(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    books.minute(1000.0)
+    for name in ("office", "office", ""):
+        books.window = name
+        books.counters["evictions"] += 1
+        books.minute(1000.0, Minute(100.0, 1.0, 2.0))
+    await books.stored()
+    books.effect = books.opened()
+    books.minute(0.0, Minute(100.0, 1.0, 4.0))
+    (hour,) = books.effect.hours.values()
+    office, outside = hour.windows["office"], hour.windows[""]
+    assert hour.windows.keys() == {"office", ""}
+    assert (hour.minutes, office.minutes, outside.minutes) == (5, 2, 2)
+    assert (office.be_cpu_s, outside.be_cpu_s) == (120.0, 60.0)
+    assert (office.with_be.samples, outside.with_be.samples, outside.without_be.wait_milli) == (2, 1, 4.0)
+    assert (hour.counts["evictions"], office.counts["evictions"], outside.counts["evictions"]) == (6, 2, 4)
+
+
+def test_rows_of_one_hour_have_the_parts_of_both_and_their_number_is_bounded(tmp_path: Path) -> None:
+    first, second = Books(tmp_path / "a"), Books(tmp_path / "b")
+    for books, names in ((first, ["one", "both"]), (second, ["both", *(f"w{number}" for number in range(80))])):
+        for name in names:
+            books.window = name
+            books.minute(1000.0)
+    (hour,), (other,) = first.effect.hours.values(), second.effect.hours.values()
+    assert (other.minutes, len(other.windows)) == (81, 64)
+    hour.merge(other)
+    assert (hour.minutes, len(hour.windows), hour.windows["both"].minutes) == (83, 64, 2)

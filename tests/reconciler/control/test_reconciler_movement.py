@@ -9,6 +9,7 @@ from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.workqueue import NODE, TICK, DirtyBatch
 from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.fakes.livenode import PINNED, LiveNode
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 
 
@@ -16,7 +17,7 @@ def test_cpus_that_change_pools_are_counted_by_event(tmp_path: Path) -> None:
     async def scenario() -> list[CounterValues]:
         node = LiveNode(tmp_path)
         with node.agent() as agent:
-            show = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+            show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
             seen = []
             await node.look(agent)
             seen.append(show.metrics().counters)

@@ -19,6 +19,7 @@ from reconciler.policies.budget import BudgetLaw
 from reconciler.policies.reclaimed import ReclaimedForm
 from state.model import Hold
 from tests.fakes.livenode import BATCH, PINNED, LiveNode, container_id, group
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 
 CONTAINER = f"{group(BATCH)}/{container_id(BATCH)}"
@@ -49,7 +50,7 @@ def refusing(live: LiveNode, path: str, file: str) -> Iterator[None]:
 
 
 def shown(agent: Agent) -> tuple[list[str], dict[str, str]]:
-    document: Any = StatusReport(agent, FakePulse(), statuses=list, reload=tuple).state(("problems", "budget"))
+    document: Any = StatusReport(agent, FakePulse(), statuses=list, reload=reloads).state(("problems", "budget"))
     return list(document["problems"]), dict(document["budget"]["reasons"])
 
 

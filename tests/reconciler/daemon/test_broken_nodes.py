@@ -35,6 +35,7 @@ from reconciler.web.components import components
 from state.model import ContainerMeta, PodMeta, Resources
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 from tests.reconciler.telemetry.rendered import render
 
@@ -239,7 +240,7 @@ class Scene:
 
     def __init__(self, live: LiveNode, agent: Agent, clock: MockClock, capsys: pytest.CaptureFixture[str]) -> None:
         self.live, self.agent, self.clock = live, agent, clock
-        self.report = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        self.report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
         self.health = SourceHealth(60)
         self.socket = ""
         self._capsys = capsys

@@ -27,6 +27,7 @@ from state.model import PodMeta
 from state.reader import read_history
 from tests.fakes.livenode import LiveNode
 from tests.fakes.node import NodePod
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 from tests.reconciler.daemon.test_wiring import component
 from tests.reconciler.telemetry.rendered import render
@@ -54,7 +55,7 @@ class Scene:
 
     def __init__(self, live: LiveNode, agent: Agent, clock: MockClock) -> None:
         self.live, self.agent, self.clock = live, agent, clock
-        self.report = StatusReport(agent, FakePulse(), statuses=list, reload=tuple)
+        self.report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
         self.sinks = len(agent.config.alerts.sinks)
         self.marks: dict[str, PodMeta] = {}
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from reconciler.clients.kube_config import NodeSettings
 from reconciler.config.load import load, value_at
@@ -59,18 +61,18 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-def test_the_layers(files: Files) -> None:
+async def test_the_layers(files: Files) -> None:
     files.keep(encode_kept(kept(55)))
     files.write()
     got = files.in_force()
     assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (55, "quota")
     files.write("protect: cpu\n")
-    got.reload()
+    await got.reload()
     assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (55, "both")
     assert got.config.mode is AgentMode.ENFORCE
     assert files.in_force(observe=True).config.mode is AgentMode.OBSERVE
     files.write("protect: cpu\npolicies: {reclaimed: {budget: {limit_percent: 60%}}}\n")
-    got.reload()
+    await got.reload()
     assert value_at(got.config, LIMIT) == 60
     assert value_at(files.in_force().config, LIMIT) == 60
 
@@ -88,16 +90,16 @@ def test_a_change_is_taken_without_reading_the_files(files: Files) -> None:
     assert value_at(got.config, LIMIT) == value_at(ConfigInForce(load("/none")).config, LIMIT)
 
 
-def test_off_counts_at_once_and_on_again_has_what_is_known(files: Files) -> None:
+async def test_off_counts_at_once_and_on_again_has_what_is_known(files: Files) -> None:
     files.keep(encode_kept(kept(55)))
     files.write()
     got = files.in_force()
     files.write(settings="off")
-    got.reload()
+    await got.reload()
     assert value_at(got.config, LIMIT) != 55
     assert got.settings_facts() == {}
     files.write(settings="katalyst")
-    got.reload()
+    await got.reload()
     # Of another control plane nothing is known yet: the present ones stay.
     assert value_at(got.config, LIMIT) == 55
     assert got.settings_facts()["taken"] == {
@@ -153,3 +155,30 @@ def test_a_change_is_like_a_reload_but_does_not_end_a_restore(files: Files, tmp_
             f"{text}1 value not taken: bypassctl config explain apiserver.node_settings",
             f"{text}{LIMIT} 55 -> 65",
         ]
+
+
+async def test_a_change_during_a_reload_is_kept(files: Files, nursery: trio.Nursery) -> None:
+    files.keep(encode_kept(kept(55)))
+    files.write()
+    got = files.in_force()
+    nursery.start_soon(got.reload)
+    await trio.testing.wait_all_tasks_blocked()
+    assert got.use_node_settings(kept(70))
+    await got.reload()
+    assert value_at(got.config, LIMIT) == 70
+
+
+async def test_a_window_is_above_the_control_plane_and_below_it_the_rest_counts_on(files: Files) -> None:
+    files.keep(encode_kept(kept(55)))
+    files.write("windows: [{name: day, when: 'daily 06:00-18:00 UTC', limit_percent: 30%}]\n")
+    now = 20_000 * 86_400.0
+    got = ConfigInForce(load(str(files.path)), wall=lambda: now)
+    assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (55, "quota")
+    now += 7 * 3600.0
+    assert got.is_due()
+    assert await got.decide()
+    assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (30, "quota")
+    assert not got.use_node_settings(kept(70))
+    now += 12 * 3600.0
+    assert await got.decide()
+    assert value_at(got.config, LIMIT) == 70

@@ -14,6 +14,7 @@ from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest
 from state.entry import LedgerEvent
 from tests.fakes.livenode import BATCH, LiveNode
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 
 Events = list[dict[str, Any]]
@@ -30,7 +31,7 @@ def on_a_node(path: Path, act: Callable[[LiveNode, Agent, StatusReport], Any]) -
 
 
 def report(agent: Agent) -> StatusReport:
-    return StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple)
+    return StatusReport(agent, FakePulse(), statuses=tuple, reload=reloads)
 
 
 async def feed(shown: StatusReport, after: int | None, run: str, since: float | None) -> Mapping[str, object]:

@@ -16,6 +16,7 @@ from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest, OffRequest
 from state.model import Hold, PodClass
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
+from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 
 POD = f"pod:{BATCH}"
@@ -29,7 +30,7 @@ class OffScene:
 
     def __init__(self, node: LiveNode, agent: Agent) -> None:
         self.node, self.agent = node, agent
-        self.report = StatusReport(agent, FakePulse(), statuses=tuple, reload=tuple)
+        self.report = StatusReport(agent, FakePulse(), statuses=tuple, reload=reloads)
 
     def cpus(self) -> str:
         return self.node.kernel.read(self.agent.place.hierarchy.directory("cpuset", MAIN), "cpuset.cpus").strip()

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,8 +73,9 @@ class FakeAgent:
     def set_enforce(self, *, enforce: bool) -> None:
         self.mode.enforce = enforce
 
-    def reconfigure(self, config: Config) -> None:
-        self.mode.enforce = config.mode is AgentMode.ENFORCE
+    def reconfigure(self, config: Config, *, paused: bool = False) -> None:
+        self.config = config
+        self.mode.enforce = config.mode is AgentMode.ENFORCE and not paused
 
     def close(self) -> None:
         self.closed = True
@@ -189,9 +191,45 @@ async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_
         agents[-1].renew("test")
         await until(lambda number=number: len(agents) > number)  # type: ignore[misc]
         assert not agents[-1].mode.enforce
-    daemon.reload()
+    await daemon.reload()
     assert agents[-1].mode.enforce
     agents[-1].renew("test")
     await until(lambda: len(agents) == 4)
     assert agents[-1].mode.enforce
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_window_that_begins_is_applied_and_a_restore_by_command_lasts_over_it(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    async def found(*_: object) -> Any:
+        return place()
+
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "mode: enforce\nwindows:\n- {name: morning, when: daily 06:00-12:00 UTC, limit_percent: 10}\n"
+        "- {name: evening, when: daily 18:00-24:00 UTC, limit_percent: 90}\n"
+    )
+    midnight = 20_000 * 86_400.0
+    now = midnight + 5 * 3600
+    monkeypatch.setattr(main, "wait_for_place", found)
+    monkeypatch.setattr(main, "_BEAT_S", 0.01)
+    daemon = main.Daemon(load.load(str(file)), wall=lambda: now)
+    nursery.start_soon(daemon.run)
+    await until(lambda: agents)
+
+    def limit() -> int:
+        return agents[0].config.policies.reclaimed.budget.limit_percent
+
+    assert limit() == 65
+    now = midnight + 7 * 3600
+    await until(lambda: limit() == 10)
+    assert agents[0].mode.enforce
+    agents[0].set_enforce(enforce=False)
+    now = midnight + 19 * 3600
+    await until(lambda: limit() == 90)
+    assert not agents[0].mode.enforce
+    assert await daemon.reload() == ()
+    assert limit() == 90
+    assert agents[0].mode.enforce
     nursery.cancel_scope.cancel()

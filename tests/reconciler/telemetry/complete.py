@@ -49,6 +49,7 @@ def complete() -> MetricsSnapshot:
     return MetricsSnapshot(
         version="0.1.0",
         mode="observe",
+        windows={"office": True, "night": False},
         pods=(pod,),
         cpu_by_class={"shared": used, "reclaimed": used},
         pods_by_class={"reclaimed": 1},

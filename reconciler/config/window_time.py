@@ -1,0 +1,267 @@
+"""Windows of time: which one holds at an instant, and when that changes next. Pure but for reading zone data.
+
+A window holds while a clock in its zone shows a time within it: from its begin, up to and without its end, on its days.
+So where clocks go forward a time that no clock shows belongs to no window, and where they go back what is shown twice
+is within twice. The part after midnight belongs to the day on which the window began. Of several windows that hold at
+once the first of the list is in force.
+
+Units: instants are seconds since the epoch, times of day minutes since midnight, days are 0 (Monday) to 6.
+Source: PEP 495 (times that are shown twice), PEP 615 (zone data).
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+FORM: Final = "DAYS HH:MM-HH:MM [ZONE], such as weekdays 09:00-20:00 Europe/Berlin"
+_NAMES: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_GROUPS: Final = {"daily": range(7), "weekdays": range(5), "weekends": range(5, 7)}
+_SPAN: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})", re.ASCII)
+_ZONE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_-]*(/[A-Za-z0-9][A-Za-z0-9+_-]*){0,3}", re.ASCII)
+_LONGEST: Final = 200
+_DAY_MIN: Final = 1440
+_HOUR_MIN: Final = 60
+_DAYS_AHEAD: Final = 15
+"""A window of one day a week holds within these, also where one of its weeks lacks the hour."""
+_PROBE_S: Final = 6 * 3600
+"""Two changes of a zone's offset are further apart."""
+_EARLIEST: Final = 86_400 * 366
+_LATEST: Final = 250_000_000_000
+"""The year 9892; with the days around it all dates exist in every zone."""
+_LOCALTIME: Final = "etc/localtime"
+_BELOW: Final = "/zoneinfo/"
+
+
+class WindowTime(NamedTuple):
+    """When a window holds. ``end`` not after ``begin``: on the next day. ``zone`` None: the node's."""
+
+    days: frozenset[int]
+    begin: int
+    end: int
+    zone: str | None = None
+
+
+class ZonedTime(NamedTuple):
+    """A window's times in its zone."""
+
+    time: WindowTime
+    zone: tzinfo
+
+
+class Decision(NamedTuple):
+    """``window``: the one in force by its place in the list, None: none. It holds from ``since`` to ``until``.
+
+    ``until`` None: no change within `_DAYS_AHEAD` days, for which the decision holds.
+    ``then``: of the window in force from ``until`` on.
+    """
+
+    window: int | None
+    since: float
+    until: float | None = None
+    then: int | None = None
+
+    def covers(self, at: float) -> bool:
+        """Whether the decision is the one for this instant, too. An earlier instant is not covered: clocks are set."""
+        until = self.since + _DAYS_AHEAD * 86_400 if self.until is None else self.until
+        return self.since <= at < until
+
+
+def parse_when(text: str) -> WindowTime:
+    """`FORM`: days are names (``mon``, ``monday``), ranges and lists of them, daily, weekdays, weekends.
+
+    Errors: `ValueError` with every mistake; a zone is checked for its form only.
+    """
+    words = text.split()
+    if len(text) > _LONGEST or not 2 <= len(words) <= 3:
+        raise ValueError(f"expected {FORM}; got {text[:_LONGEST]!r}")
+    problems: list[str] = []
+    days = frozenset[int]()
+    begin = end = 0
+    try:
+        days = _days(words[0].lower())
+    except ValueError as exc:
+        problems.append(str(exc))
+    try:
+        begin, end = _times(words[1])
+    except ValueError as exc:
+        problems.append(str(exc))
+    zone = words[2] if len(words) == 3 else None
+    if zone is not None and not _ZONE.fullmatch(zone):
+        problems.append(f"zone: expected a name such as Europe/Berlin or UTC; got {zone!r}")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return WindowTime(days, begin, end, zone)
+
+
+def check_when(text: str) -> None:
+    """The check of a file's value: as `parse_when`, and the data of a named zone is here. Errors: `ValueError`."""
+    if (zone := parse_when(text).zone) is not None:
+        zone_of(zone)
+
+
+def zone_of(name: str | None, root: str = "/") -> tzinfo:
+    """A zone by its name; None: that of the node whose files are below ``root``, UTC where it has none.
+
+    Errors: `ValueError` where the zone data has no such zone, or there is none at all.
+    """
+    if name is None:
+        return _node_zone(root)
+    if name == "UTC":
+        return UTC
+    try:
+        # Not from the cache: a reload reads data that an update has replaced.
+        return ZoneInfo.no_cache(name)
+    except (OSError, ValueError) as exc:  # ZoneInfoNotFoundError is a KeyError
+        raise ValueError(f"zone {name}: its data cannot be read: {exc}") from exc
+    except KeyError as exc:
+        try:
+            ZoneInfo.no_cache("Europe/London")
+        except (KeyError, OSError, ValueError):
+            raise ValueError(f"zone {name}: no zone data on this node; install tzdata, or write UTC") from exc
+        raise ValueError(f"zone {name}: unknown; expected a name of the zone data, such as Europe/Berlin") from exc
+
+
+def _node_zone(root: str) -> tzinfo:
+    try:
+        with open(os.path.join(root, _LOCALTIME), "rb") as file:
+            return ZoneInfo.from_file(file, key=_local_name(root))
+    except FileNotFoundError:
+        return UTC
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"the node's zone ({os.path.join(root, _LOCALTIME)}) cannot be read: {exc}; name one") from exc
+
+
+def _local_name(root: str) -> str:
+    try:
+        target = os.readlink(os.path.join(root, _LOCALTIME))
+    except OSError:
+        return "local time"
+    return target.rpartition(_BELOW)[2][:64]
+
+
+def holds(window: ZonedTime, at: float) -> bool:
+    """Whether the window's clock shows a time within it."""
+    local = _local(at, window.zone)
+    minute, day = local.hour * _HOUR_MIN + local.minute, local.weekday()
+    days, begin, end, _ = window.time
+    if end > begin:
+        return day in days and begin <= minute < end
+    return (day in days and minute >= begin) or ((day - 1) % 7 in days and minute < end)
+
+
+def in_force(windows: Sequence[ZonedTime], at: float) -> int | None:
+    """The first window that holds, by its place in the list."""
+    return next((index for index, window in enumerate(windows) if holds(window, at)), None)
+
+
+def decide(windows: Sequence[ZonedTime], at: float) -> Decision:
+    """The window in force at an instant, and the next change."""
+    index = in_force(windows, at)
+    if not windows:
+        return Decision(index, at)
+    begin = min(max(at, _EARLIEST), _LATEST)
+    for instant in _instants(windows, begin):
+        if (then := in_force(windows, instant)) != index:
+            return Decision(index, at, float(instant), then)
+    return Decision(index, at)
+
+
+def overlapping(windows: Sequence[ZonedTime], at: float) -> Iterator[tuple[int, int]]:
+    """Pairs of windows, the earlier of the list first, that both hold at some moment of the weeks after ``at``."""
+    instants = [at, *_instants(windows, min(max(at, _EARLIEST), _LATEST))]
+    held = [[index for index, window in enumerate(windows) if holds(window, instant)] for instant in instants]
+    pairs = {(first, second) for some in held for at, first in enumerate(some) for second in some[at + 1 :]}
+    yield from sorted(pairs)
+
+
+def _instants(windows: Sequence[ZonedTime], after: float) -> Iterator[int]:
+    """Every instant after ``after`` at which a window may begin or end, in order, of `_DAYS_AHEAD` days."""
+    zones = list(dict.fromkeys(window.zone for window in windows))
+    first = int(after // 86_400) - 1
+    last = int(after)
+    for day in range(first, first + _DAYS_AHEAD + 2):
+        begin, end = day * 86_400, (day + 1) * 86_400
+        found = {moment for zone in zones for moment in _changes(zone, begin, end)}
+        for window in windows:
+            found.update(_of_day(window, begin, end))
+        for moment in sorted(found):
+            if moment > last:
+                last = moment
+                yield moment
+
+
+def _of_day(window: ZonedTime, begin: int, end: int) -> Iterator[int]:
+    """The instants within these at which the window's clock shows its begin or its end."""
+    low, high = _local(begin, window.zone).date(), _local(end, window.zone).date()
+    for offset in range((high - low).days + 1):
+        for minute in (window.time.begin, window.time.end % _DAY_MIN):
+            for moment in _moments(low + timedelta(days=offset), minute, window.zone):
+                if begin <= moment < end:
+                    yield moment
+
+
+def _moments(day: date, minute: int, zone: tzinfo) -> Iterator[int]:
+    """When a clock of the zone shows this, once or twice; of a time that is not shown, instants near its gap."""
+    for fold in (0, 1):
+        shown = datetime(day.year, day.month, day.day, minute // 60, minute % 60, tzinfo=zone, fold=fold)
+        yield int(shown.timestamp())
+
+
+def _changes(zone: tzinfo, begin: int, end: int) -> Iterator[int]:
+    """The instants within these at which the zone's offset changes, to the second."""
+    low = begin
+    while low < end:
+        high = min(low + _PROBE_S, end)
+        if _offset(low, zone) != (after := _offset(high, zone)):
+            same, other = low, high
+            while other - same > 1:
+                middle = (same + other) // 2
+                same, other = (same, middle) if _offset(middle, zone) == after else (middle, other)
+            yield other
+        low = high
+
+
+def _offset(at: int, zone: tzinfo) -> timedelta | None:
+    return _local(at, zone).utcoffset()
+
+
+def _local(at: float, zone: tzinfo) -> datetime:
+    return datetime.fromtimestamp(min(max(at, 0.0), _LATEST + 86_400 * 30), zone)
+
+
+def _days(text: str) -> frozenset[int]:
+    days: set[int] = set()
+    for part in text.split(","):
+        if part in _GROUPS:
+            days.update(_GROUPS[part])
+            continue
+        first, dash, last = part.partition("-")
+        begin, end = _day(first), _day(last if dash else first)
+        if begin is None or end is None:
+            raise ValueError(
+                f"days: expected daily, weekdays, weekends, or days such as mon-fri or sat,sun; got {part!r}"
+            )
+        days.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
+    return frozenset(days)
+
+
+def _day(text: str) -> int | None:
+    return next((number for number, name in enumerate(_NAMES) if text in {name, name[:3]}), None)
+
+
+def _times(text: str) -> tuple[int, int]:
+    """Minutes; an end of 24:00 is midnight."""
+    match = _SPAN.fullmatch(text)
+    expected = "expected HH:MM-HH:MM from 00:00 to 24:00"
+    if match is None:
+        raise ValueError(f"times: {expected}; got {text!r}")
+    hours, minutes, last_hours, last_minutes = map(int, match.groups())
+    begin, end = hours * _HOUR_MIN + minutes, last_hours * _HOUR_MIN + last_minutes
+    if max(minutes, last_minutes) >= _HOUR_MIN or begin >= _DAY_MIN or end > _DAY_MIN:
+        raise ValueError(f"times: {expected}; got {text!r}")
+    if begin == end:
+        raise ValueError(f"times: the window is empty: {text!r}; write 00:00-24:00 for the whole day")
+    return begin, end
