@@ -223,10 +223,10 @@ class PeakPredictor:
 
     async def _restore(self) -> None:
         """Take over what an earlier run learned; a workload that cannot be read is left out."""
-        self._restored = True
         try:
             rows = await in_worker(self._store.rows, META, limiter=self._lane)
         except StoreError:
+            self._restored = True
             return
         slices = TimeSlice()
         lost = 0
@@ -248,6 +248,8 @@ class PeakPredictor:
                 else:
                     self.peaks.restore(name, workload, known=known)
                 await slices.checkpoint()
+        # Not before: an end of the daemon meanwhile must not store a part of it in the place of all.
+        self._restored = True
         if lost:
             _LOG.warning("cannot read some learned peaks of workloads; they are learned again", lost=lost)
 

@@ -14,7 +14,7 @@ from cgroupfs.usage import MemoryUsage
 from reconciler.control.pod_minutes import Minute
 from reconciler.control.workload_peaks import PeakPredictor
 from reconciler.headroom.cpu import HeadroomLaw
-from reconciler.headroom.peak_rows import ROW, ROWS, row_of
+from reconciler.headroom.peak_rows import ROW, ROWS, decode_row, row_of
 from state.memory import NodeMemoryReading
 from state.model import NodeCpu, Pod, Pools
 from state.plan import NodePlan
@@ -188,6 +188,28 @@ async def test_rows_are_written_in_turns_and_emptied_ones_are_deleted(node: Node
     node.predictor.peaks.new.clear()
     await node.predictor.save(ROWS)
     assert [key for key, _ in node.store.rows(META) if key.startswith(ROW)] == [f"{ROW}{row_of('(system)')}"]
+
+
+async def test_an_end_while_the_rows_are_restored_loses_none(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(120):
+        node.add(f"web-{number}")
+    await node.minutes(2)
+    await node.predictor.save(ROWS)
+    node.reopen()
+    read = node.store.rows
+    async with trio.open_nursery() as nursery:
+
+        def last_read(table: str) -> list[tuple[str, bytes]]:
+            trio.from_thread.run_sync(nursery.cancel_scope.cancel)
+            return read(table)
+
+        monkeypatch.setattr(node.store, "rows", last_read)
+        await nursery.start(node.predictor.run)
+        node.predictor.take([])
+        await trio.sleep_forever()
+    monkeypatch.undo()
+    rows = [decode_row(row) for key, row in node.store.rows(META) if key.startswith(ROW)]
+    assert sum(len(row.workloads) for row in rows) == 121
 
 
 async def test_the_component_learns_what_it_is_given_and_stores_all_at_its_end(
