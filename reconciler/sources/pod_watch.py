@@ -11,9 +11,10 @@ responds again, or the credentials have changed. A delay that the server request
 
 A watch that is silent is suspect. TCP probes end it when the server's machine vanished. After `_SUSPECT_S` without a
 byte the server must respond to a request on another connection: one that was stopped keeps its connections. A server
-that has sent bookmarks and sends nothing for longer than `_SILENCE_S` is connected again; if nothing came in all of
-that watch, with a new list: a server whose store was replaced by an older one reports nothing until its version has
-passed ours. So is one whose pods differ from those that the kubelet has just listed (`PodWatch.compare`).
+that has sent bookmarks, and any after an outage, that sends nothing for longer than `_SILENCE_S` is connected again; if
+nothing came in all of that watch, with a new list: a server whose store was replaced by an older one reports nothing
+until its version has passed ours. So is one whose pods differ from those that the kubelet has just listed
+(`PodWatch.compare`).
 
 What the server sends is worked on with a tenth of a CPU in the long run (`PacedWork`), lists and their transport
 included, and a list is bounded: its length and rate are the server's choice.
@@ -183,6 +184,7 @@ class PodWatch:
         self._responded_at = -math.inf
         self._parts = 0
         self._silent = False
+        self._cut = False
         self._again = WakeUp()
 
     @property
@@ -336,7 +338,7 @@ class PodWatch:
             raise SourceError(NAME, "the list has no usable resourceVersion")
         self._problems = {f"#{number}": text for number, text in enumerate(reader.problems)}
         self._present.clear()
-        self._version = reader.version
+        self._version, self._cut = reader.version, False
         with pace.measured():
             changed = {uid for pod in reader.pods if (uid := self._take(pod))}
         self._hear()
@@ -373,6 +375,7 @@ class PodWatch:
         try:
             return await self._follow(version, lasts_s, take)
         finally:
+            self._cut = trio.current_time() - began < lasts_s
             # Not after a failure to connect, nor where bookmarks have not been due.
             if self._live and not self._parts and trio.current_time() - began >= min(_SILENCE_S, lasts_s):
                 _LOG.warning("the pod watch was silent: listing again")
@@ -383,7 +386,8 @@ class PodWatch:
             f"{self._path}&watch=true&allowWatchBookmarks=true&timeoutSeconds={lasts_s}"
             f"&resourceVersion={quote(version, safe='')}",
             take,
-            silence_s=_SILENCE_S if self._bookmarked else lasts_s + _GRACE_S,
+            # After a watch that ended too soon the store may be an older one, also before the first bookmark.
+            silence_s=_SILENCE_S if self._bookmarked or self._cut else lasts_s + _GRACE_S,
             longest_s=lasts_s + _GRACE_S,
             begun=self._hear,
         )

@@ -8,6 +8,7 @@ a scheduler that is the real one decides where replacements go.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -72,6 +73,7 @@ class ControlPlane:
         self.url = f"https://127.0.0.1:{port}"
         self._port = port
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, tuple[str, ...]] = {}
         self._nodes: set[str] = set()
         self._without_batch: set[str] = set()
         self._ended = threading.Event()
@@ -172,7 +174,54 @@ class ControlPlane:
         """One of the programs, for faults."""
         return self._processes[name]
 
+    # Faults
+
+    def kill(self, name: str) -> None:
+        """End one of the programs at once, as the machine's power would; the others go on."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def start_again(self, name: str) -> None:
+        """With its command line and its data; returns when it responds."""
+        self._spawn(name, *self._commands[name])
+        if name == "etcd":
+            self._wait("etcd", lambda: self._etcd_call("/v3/maintenance/status"))
+        else:
+            self._wait("the API server", lambda: self.call("GET", "/readyz")[0] == 200)
+
+    def compact(self) -> None:
+        """Forget every version of every object but the newest."""
+        revision = self._etcd_call("/v3/maintenance/status")["header"]["revision"]
+        self._etcd_call("/v3/kv/compaction", {"revision": revision, "physical": True})
+
+    @contextlib.contextmanager
+    def restored_later(self) -> Iterator[None]:
+        """What is done inside is lost at the end: API server and etcd start again with the data of the beginning."""
+        data, kept = self.directory / "etcd", self.directory / "etcd-kept"
+        for name in ("kube-apiserver", "etcd"):
+            self.kill(name)
+        shutil.copytree(data, kept)
+        for name in ("etcd", "kube-apiserver"):
+            self.start_again(name)
+        yield
+        for name in ("kube-apiserver", "etcd"):
+            self.kill(name)
+        shutil.rmtree(data)
+        kept.rename(data)
+        for name in ("etcd", "kube-apiserver"):
+            self.start_again(name)
+
+    def _etcd_call(self, path: str, body: Object | None = None) -> Object:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._etcd_port}{path}", method="POST", data=json.dumps(body or {}).encode()
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found: Object = json.loads(answer.read())
+            return found
+
     def _spawn(self, name: str, *command: str) -> None:
+        self._commands[name] = command
         with open(self.directory / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
@@ -181,7 +230,7 @@ class ControlPlane:
     def _wait(self, what: str, there: Callable[[], object], longest_s: float = _READY_S) -> None:
         deadline = time.monotonic() + longest_s
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, http.client.HTTPException):
                 if there():
                     return
             for name, process in self._processes.items():
@@ -338,7 +387,8 @@ class ControlPlane:
 
     def _be_kubelets(self) -> None:
         while not self._ended.wait(_BEAT_S):
-            with contextlib.suppress(OSError):
+            # An API server that ends in the middle of an answer is among them.
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
                 for name in list(self._nodes):
                     self._beat(name)
                 self._run_pods()

@@ -252,12 +252,15 @@ async def test_a_server_that_is_stopped_with_its_connections_open_is_not_ok(monk
         assert len(watched.server.lists) == 1, "its version is the same"
 
 
+@pytest.mark.parametrize("bookmarked", [True, False])
 async def test_a_store_of_an_earlier_time_is_listed_after_a_watch_without_a_word(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, bookmarked: bool
 ) -> None:
+    """Also after an outage in the first minute, before any bookmark."""
     async with watching("a") as watched:
-        watched.server.bookmark()
-        await until(lambda: watched.watch._bookmarked)
+        if bookmarked:
+            watched.server.bookmark()
+            await until(lambda: watched.watch._bookmarked)
         monkeypatch.setattr(pod_watch, "_SILENCE_S", 0.2)
         watched.server.restore(50)
         watched.server.change("a", labels=BE)
