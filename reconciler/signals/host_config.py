@@ -16,7 +16,7 @@ _GLOB: Final = r"A-Za-z0-9:_.@\\*?\[\]!"
 _UNIT: Final = re.compile(rf"[{_GLOB}-]{{1,255}}")
 _PART: Final = re.compile(rf"[{_GLOB}+,=~#%^-]{{1,255}}")
 _PARTS: Final = 16
-_CONTAINER: Final = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}")
+_CONTAINER: Final = re.compile(r"(?:[A-Za-z0-9_./-]{1,128}=)?[A-Za-z0-9_.*?\[\]!-]{1,128}")
 _USER: Final = re.compile(r"[a-z_][a-z0-9_.-]{0,31}\$?|[0-9]{1,10}", re.ASCII)
 UNITS: Final = (".service", ".scope", ".slice")
 """The units of systemd that have processes of their own."""
@@ -47,7 +47,7 @@ class HostWorkloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
             min_length=1,
             max_length=512,
             description="unit:GLOB (systemd units), cgroup:/PATH (globs in its parts), docker:GLOB (name or id of "
-            "containers) or user:NAME (or a uid)",
+            "containers; or LABEL=GLOB) or user:NAME (or a uid)",
         ),
     ]
     counts_as: Annotated[
@@ -78,7 +78,7 @@ def parse_match(text: str) -> HostMatch:
     expected = {
         HostKind.UNIT: "the name of a unit, such as postgresql@*.service",
         HostKind.CGROUP: f"an absolute path of at most {_PARTS} parts, without . and .., such as /system.slice/db-*",
-        HostKind.DOCKER: "the name or id of containers, such as web-*",
+        HostKind.DOCKER: "the name or id of containers, such as web-*, or a label of theirs, such as app=web",
         HostKind.USER: "the name of a user, or a uid",
     }
     if kind is None:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple, final
 
 from msgspec import Struct
@@ -50,6 +51,8 @@ _SCOPE: Final = re.compile(r"docker-([0-9a-f]{64})\.scope")
 _SHORTEST_ID: Final = 12
 _DOCKER: Final = "/var/lib/docker/containers"
 _LARGEST: Final = 1 << 20
+_LONGEST: Final = 256
+_LABELS: Final = 128
 _RENAMED: Final = 6
 """Every so many searches the names of docker's containers are read again."""
 
@@ -69,18 +72,33 @@ class HostGroupsFound(NamedTuple):
     matched: int
 
 
-class _DockerContainer(Struct):
-    """The field used of docker's ``config.v2.json``."""
+class _DockerLabels(Struct):
+    Labels: dict[str, str] | None = None
+
+
+class _DockerFile(Struct):
+    """The fields used of docker's ``config.v2.json``."""
 
     Name: str = ""
+    Config: _DockerLabels | None = None
 
 
-_DECODER: Final = Decoder(_DockerContainer)
+_DECODER: Final = Decoder(_DockerFile)
 
 
-def read_docker_name(content: bytes) -> str:
-    """The container's name, by docker's ``config.v2.json``. Errors: `ValueError`."""
-    return decoded(_DECODER.decode, content).Name.lstrip("/")[:256]
+class DockerContainer(NamedTuple):
+    """What docker has written of a container. ``labels`` empty: none, or the file cannot be read."""
+
+    name: str = ""
+    labels: Mapping[str, str] = MappingProxyType({})
+
+
+def read_docker_container(content: bytes) -> DockerContainer:
+    """Of docker's ``config.v2.json``. Errors: `ValueError`."""
+    file = decoded(_DECODER.decode, content)
+    labels = file.Config.Labels if file.Config is not None and file.Config.Labels is not None else {}
+    kept = {key: value for key, value in labels.items() if len(key) <= _LONGEST and len(value) <= _LONGEST}
+    return DockerContainer(file.Name.lstrip("/")[:_LONGEST], dict(islice(kept.items(), _LABELS)))
 
 
 def fair_shares(wanted: Mapping[str, int], most: int) -> dict[str, int]:
@@ -107,7 +125,7 @@ class HostGroupFinder:
         # Co-mounted controllers are one tree.
         mounts = {hierarchy.directory(name, "/"): name for name in reversed(_TREES) if hierarchy.version(name)}
         self._trees = tuple(name for name in _TREES if name in mounts.values())
-        self._names: dict[str, str] = {}
+        self._names: dict[str, DockerContainer] = {}
         self._finds = 0
         self._left = 0
         """Listings that remain for what is searched now."""
@@ -236,22 +254,26 @@ class HostGroupFinder:
             return []
 
     def _is_named(self, cid: str, pattern: str) -> bool:
-        if pattern == "*" or fnmatchcase(cid, pattern) or (len(pattern) >= _SHORTEST_ID and cid.startswith(pattern)):
+        label, equals, text = pattern.rpartition("=")
+        by_id = len(pattern) >= _SHORTEST_ID and cid.startswith(pattern)
+        if not equals and (pattern == "*" or by_id or fnmatchcase(cid, pattern)):
             return True
-        name = self._names.get(cid)
-        if name is None:
-            name = ""
+        known = self._names.get(cid)
+        if known is None:
+            known = DockerContainer()
             with suppress(OSError, ValueError):
                 path = f"{_DOCKER}/{cid}/config.v2.json"
-                name = read_docker_name(read_file(path, FileRule.ROOT, root=self._root, largest=_LARGEST))
-            self._names[cid] = name
-        return bool(name) and fnmatchcase(name, pattern)
+                known = read_docker_container(read_file(path, FileRule.ROOT, root=self._root, largest=_LARGEST))
+            self._names[cid] = known
+        if equals:
+            return label in known.labels and fnmatchcase(known.labels[label], text)
+        return bool(known.name) and fnmatchcase(known.name, pattern)
 
     def _forget(self, existing: Collection[str]) -> None:
         """Names of removed containers, and those that were not readable; all now and then: one may be renamed."""
         self._finds += 1
         kept = self._names.items() if self._finds % _RENAMED else ()
-        self._names = {cid: name for cid, name in kept if name and cid in existing}
+        self._names = {cid: known for cid, known in kept if known.name and cid in existing}
 
 
 async def _fitting(places: Mapping[str, str], pattern: str, slices: TimeSlice) -> dict[str, str]:

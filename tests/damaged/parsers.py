@@ -940,7 +940,12 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (),
         b"ci:100000:65536\n1001:200000:10\n",
     ),
-    of_json("reconciler.signals.host_groups:read_docker_name", host_groups.read_docker_name, VALUE, b'{"Name":"/web"}'),
+    of_json(
+        "reconciler.signals.host_groups:read_docker_container",
+        host_groups.read_docker_container,
+        VALUE,
+        b'{"Name":"/web","Config":{"Labels":{"app":"web"}}}',
+    ),
     of_text("reconciler.signals.runqueue:parse_schedstat", runqueue.parse_schedstat, VALUE, b"1 2 3\n"),
     of_text(
         "reconciler.signals.growth:parse_counters",

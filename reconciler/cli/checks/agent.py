@@ -61,15 +61,22 @@ def agent(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
         yield unobeyed_marks(results.daemon_state)
         yield from node_settings(results.daemon_state)
         if node.config.host_workloads:
-            yield host_workloads(results.daemon_state)
+            yield host_workloads(results.daemon_state, watched=node.config.interference.enabled)
 
 
-def host_workloads(state: Mapping[str, object]) -> CheckResult:
-    """Whether each entry of ``host_workloads`` matches something. ``state``: the daemon's section ``agent``."""
+def host_workloads(state: Mapping[str, object], *, watched: bool) -> CheckResult:
+    """Whether each entry of ``host_workloads`` matches something, and victims are judged.
+
+    ``state``: the daemon's section ``agent``. ``watched``: interference detection is enabled.
+    """
     name, rows = "host workloads", state.get("host_workloads")
     known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     if not known:
         return CheckResult(name, CheckState.WARN, "nothing is read of them yet", "bypassctl reload, if they are new")
+    victims = [row for row in known if row.get("counts_as") == "victim"]
+    if victims and not watched:
+        text = f"{fmt.plural(len(victims), 'victim')} among them: measured, and not judged"
+        return CheckResult(name, CheckState.WARN, text, "interference: {enabled: true}")
     texts = [f"{row.get('name')} ({row.get('match')}): {row['problem']}" for row in known if row.get("problem")]
     if not texts:
         return CheckResult(name, CheckState.OK, f"{len(known)} are read; nothing is written to them")

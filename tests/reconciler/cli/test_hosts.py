@@ -43,6 +43,8 @@ HOSTS = HostWorkloads(
     },
 )
 
+ROWS = {"host_workloads": list(host_rows(HOSTS, 12.0))}
+
 
 @pytest.fixture
 def hosts(daemon: FakeDaemon) -> FakeDaemon:
@@ -140,14 +142,17 @@ def test_why_of_one_that_is_not_configured_names_those_that_are(run: Run, hosts:
 
 
 @pytest.mark.parametrize(
-    ("state", "expected", "text"),
+    ("state", "watched", "expected", "text"),
     [
-        ({}, CheckState.WARN, "nothing is read of them yet"),
-        ({"host_workloads": list(host_rows(HOSTS, 12.0))}, CheckState.WARN, "builds (user:ci): no such user"),
-        ({"host_workloads": [{"name": "a", "match": "unit:a", "problem": None}]}, CheckState.OK, "1 are read"),
+        ({}, True, CheckState.WARN, "nothing is read of them yet"),
+        (ROWS, True, CheckState.WARN, "builds (user:ci): no such user"),
+        (ROWS, False, CheckState.WARN, "1 victim among them: measured, and not judged"),
+        ({"host_workloads": [{"name": "a", "match": "unit:a", "problem": None}]}, False, CheckState.OK, "1 are read"),
     ],
 )
-def test_doctor_names_the_entries_that_match_nothing(state: dict[str, Any], expected: CheckState, text: str) -> None:
-    result = host_workloads(state)
+def test_doctor_names_the_entries_that_match_nothing(
+    state: dict[str, Any], watched: bool, expected: CheckState, text: str
+) -> None:
+    result = host_workloads(state, watched=watched)
     assert result.state is expected
     assert text in result.found

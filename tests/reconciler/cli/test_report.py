@@ -79,6 +79,14 @@ def promised(promised: int, available: int, minutes: int = 60) -> dict[str, Any]
     return result
 
 
+def test_host_workloads_have_a_line_where_any_was_measured(run: Run, daemon: FakeDaemon) -> None:
+    daemon.document["effect"] = two_hours()
+    assert "host workloads" not in run("report", "--socket", daemon.socket).out
+    daemon.document["effect"] = two_hours(host_be_ms=5_400_000, host_wait_ms=90_000)
+    out = run("report", "--socket", daemon.socket).out
+    assert "BE host workloads used 1.5 CPU-hours; tasks of victims waited 90 s for a CPU" in out
+
+
 def test_promises_are_shown_by_hour_and_in_all(run: Run, daemon: FakeDaemon) -> None:
     rows = [effect_row(now() - 2), effect_row(now() - 1), effect_row(now())]
     rows[1]["promises"], rows[2]["promises"] = promised(8000, 8000), promised(8000, 5000, 30)

@@ -22,6 +22,7 @@ from state.topology import Topology
         ("unit:user-1000.slice", HostKind.UNIT, "user-1000.slice"),
         ("cgroup:/batch/job-*/x[0-9]", HostKind.CGROUP, "/batch/job-*/x[0-9]"),
         ("docker:web-*", HostKind.DOCKER, "web-*"),
+        ("docker:com.docker.compose.service=web-*", HostKind.DOCKER, "com.docker.compose.service=web-*"),
         ("user:ci", HostKind.USER, "ci"),
         ("user:1000", HostKind.USER, "1000"),
     ],
@@ -35,7 +36,18 @@ def test_what_an_entry_may_name(text: str, kind: HostKind, pattern: str) -> None
     [
         *("", "unit", "unit:", "unit:a/b", "unit:a b", "unit:" + "a" * 300, "socket:x", "unit:a\x0bb"),
         *("cgroup:/", "cgroup:relative", "cgroup:/a/../b", "cgroup:/a//b", "cgroup:/a/", "cgroup:/./a"),
-        *("cgroup:" + "/a" * 17, "docker:", "docker:a/b", "user:", "user:a b", "user:-1", "user:root:x", "user:٣"),
+        *(
+            "cgroup:" + "/a" * 17,
+            "docker:",
+            "docker:a/b",
+            "docker:=b",
+            "docker:a=",
+            "user:",
+            "user:a b",
+            "user:-1",
+            "user:root:x",
+            "user:٣",
+        ),
     ],
 )
 def test_anything_else_is_refused_with_what_was_expected(text: str) -> None:

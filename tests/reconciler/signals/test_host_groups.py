@@ -13,7 +13,13 @@ from cgroupfs.files import REAL
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals import host_groups
 from reconciler.signals.host_config import parse_match
-from reconciler.signals.host_groups import HostGroupFinder, HostGroupsFound, fair_shares, outermost, read_docker_name
+from reconciler.signals.host_groups import (
+    HostGroupFinder,
+    HostGroupsFound,
+    fair_shares,
+    outermost,
+    read_docker_container,
+)
 from tests.reconciler.signals.podtree import Tree
 
 CID = "ab" * 32
@@ -88,8 +94,17 @@ def test_containers_of_docker_are_found_by_id_or_by_the_name_in_dockers_file(tmp
     tree.group(f"/user.slice/docker-{'12' * 32}.scope")
     config = tmp_path / "var/lib/docker/containers" / CID / "config.v2.json"
     config.parent.mkdir(parents=True)
-    config.write_text(json.dumps({"ID": CID, "Name": "/web-1", "Config": {"Labels": {"a": "b"}}}))
-    found = find(tree, web="docker:web-*", all="docker:*", id=f"docker:{other[:12]}")
+    config.write_text(json.dumps({"ID": CID, "Name": "/web-1", "Config": {"Labels": {"app/name": "front-2"}}}))
+    found = find(
+        tree,
+        web="docker:web-*",
+        all="docker:*",
+        id=f"docker:{other[:12]}",
+        label="docker:app/name=front-*",
+        other="docker:app/name=back",
+    )
+    assert paths(found["label"]) == [f"/docker/{CID}"]
+    assert found["other"] == ((), 0)
     assert paths(found["web"]) == [f"/docker/{CID}"]
     assert paths(found["all"]) == [f"/docker/{CID}", f"/docker/{other}", f"/system.slice/docker-{scope}.scope"]
     assert paths(found["id"]) == [f"/docker/{other}"]
@@ -98,7 +113,7 @@ def test_containers_of_docker_are_found_by_id_or_by_the_name_in_dockers_file(tmp
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"Name": 1}', b"\xff", b"[" * 100_000])
 def test_a_damaged_file_of_docker_names_nothing(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError):
-        read_docker_name(content)
+        read_docker_container(content)
     tree = Tree(tmp_path)
     tree.group(f"/docker/{CID}")
     config = tmp_path / "var/lib/docker/containers" / CID / "config.v2.json"
