@@ -206,7 +206,7 @@ async def test_an_end_while_the_rows_are_restored_loses_none(node: Node, monkeyp
         monkeypatch.setattr(node.store, "rows", last_read)
         await nursery.start(node.predictor.run)
         node.predictor.take([])
-        await trio.sleep_forever()
+        await trio.Event().wait()
     monkeypatch.undo()
     rows = [decode_row(row) for key, row in node.store.rows(META) if key.startswith(ROW)]
     assert sum(len(row.workloads) for row in rows) == 121
