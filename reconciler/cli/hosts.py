@@ -72,6 +72,12 @@ def top_lines(rows: Sequence[Row], most: int) -> Iterator[list[Cell]]:
         yield [StyledText(f"          and {len(rows) - most} more: bypassctl pods", "dim")]
 
 
+def is_one(options: Namespace, name: str) -> bool:
+    """Whether the running daemon has a host workload of this name."""
+    rows = of_agent(fetch(options, ("agent",), say=False).body["agent"])
+    return any(row["name"] == name for row in rows)
+
+
 def show(options: Namespace, name: str) -> int:
     """``why``: what is read of it, and the verdicts in which it is. Errors: `CliError` for no such entry."""
     document = fetch(options, ("agent", "interference", "budget"), say=True)

@@ -55,7 +55,16 @@ def run(options: Namespace) -> int:
             [line(StyledText(printable(options.target, _LONGEST_PATH), "head")), *detail_blocks(document, facts)],
         )
         return Exit.OK
-    document, pod = fetch_pod(options, options.target, (*_SECTIONS, *_WATCHED), say=True, removed=True)
+    try:
+        document, pod = fetch_pod(options, options.target, (*_SECTIONS, *_WATCHED), say=True, removed=True)
+    except CliError as exc:
+        if exc.code is not Exit.NOT_FOUND or options.namespace is not None:
+            raise
+        from reconciler.cli.hosts import is_one, show  # only where it is no pod
+
+        if not is_one(options, options.target):
+            raise
+        return show(options, options.target)
     facts = collect(document, pod, options.history)
     facts["processes"] = pod_processes(facts["groups"]) if options.processes and document.live else []
     facts["hour"] = _hour(options, document, pod)

@@ -135,6 +135,13 @@ def test_why_has_what_is_read_and_each_verdict_in_which_it_is(run: Run, hosts: F
     assert "\x1b" not in ran.out
 
 
+def test_why_takes_the_name_alone_where_no_pod_has_it(run: Run, hosts: FakeDaemon) -> None:
+    assert "host workload builds: user:ci" in run("why", "builds", "--socket", hosts.socket).out
+    ran = run("why", "buildsx", "--socket", hosts.socket)
+    assert ran.code == Exit.NOT_FOUND
+    assert "no pod 'buildsx'" in ran.err
+
+
 def test_why_of_one_that_is_not_configured_names_those_that_are(run: Run, hosts: FakeDaemon) -> None:
     ran = run("why", "host:web", "--socket", hosts.socket)
     assert ran.code == Exit.NOT_FOUND
