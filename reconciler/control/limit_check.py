@@ -63,12 +63,15 @@ class LimitCheck:
         self._control_files = control_files
         self._ledger = ledger
         self._before: frozenset[_Difference] = frozenset()
+        self._above: dict[str, CpuSet] = {}
+        """By path, the CPUs in effect of directories in this check."""
         self._lasting: tuple[_Difference, ...] = ()
 
     async def check(self, pods: Mapping[str, Pod], policy: CpuPolicy, reserved: CpuSet = EMPTY) -> None:
         """Compare every container once. ``policy``: the kubelet's CPU manager's. ``reserved``: not for pods."""
         slices = TimeSlice()
         found: set[_Difference] = set()
+        self._above.clear()
         kubepods = self._layout.kubepods
         for path in (kubepods, *(above for above in ancestors(kubepods) if above != "/")):
             found |= self._narrowed(path, path, spared=reserved)
@@ -108,10 +111,14 @@ class LimitCheck:
         if file is None or file.version != 1:
             return set()
         above = path.rpartition("/")[0] or "/"
-        managed = any(entry.knob == "cpu.set" for group in (path, above) for entry in self._ledger.group(group))
-        have, whole = (self._control_files.cpus_in_effect(group) for group in (path, above))
-        lacks = whole - have - spared
-        if managed or not have or not lacks:
+        if any(entry.knob == "cpu.set" for group in (path, above) for entry in self._ledger.group(group)):
+            return set()
+        have = self._control_files.cpus_in_effect(path)
+        # Those of a directory with many groups are read once.
+        if above not in self._above:
+            self._above[above] = self._control_files.cpus_in_effect(above)
+        lacks = self._above[above] - have - spared
+        if not have or not lacks:
             return set()
         text = f"its CPU set {have} lacks CPU {lacks} of the group above, which no record explains"
         return {_Difference(title, text, uid)}

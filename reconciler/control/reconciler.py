@@ -248,7 +248,7 @@ class Reconciler:
         full = bool(batch.everything)
         failed = {key: self.errors.failures(key) for key in self.errors}
         if full:
-            listed, uids = await self._list()
+            listed, uids = await self._list(periodic=set(batch.everything) == {"periodic"})
         else:
             listed, uids = self._list_some(self._concerned(batch, signalled))
         for cid, at in signalled.items():
@@ -330,9 +330,9 @@ class Reconciler:
         self.look_s = time.monotonic() - began
         self._counters.looked(self.look_s)
 
-    async def _list(self) -> tuple[Mapping[str, PodDirs], set[str]]:
+    async def _list(self, *, periodic: bool) -> tuple[Mapping[str, PodDirs], set[str]]:
         """Every pod's directories, and the pods to read: a pod whose directory cannot be read keeps its state."""
-        listing = await self._tree.scan_gently()
+        listing = await (self._tree.list_again() if periodic else self._tree.scan_gently())
         self._unlisted = None
         for path, exc in listing.unread.items():
             name = self.inventory.layout.parse(path)

@@ -137,7 +137,10 @@ class TreeSource:
         self._nodes: dict[str, _TreeNode] = {}
         self._owners: dict[str, _TreeNode] = {}
         self._seen_at: float | None = None
-        self._unread: dict[str, str] = {}
+        self._way: AncestorWatch[str] | None = None
+        self._listed_at = float("-inf")
+        """When the whole tree was listed last (trio's clock)."""
+        self._unread: dict[str, SourceError] = {}
         """Directories of the model (by group path) that could not be read, and why."""
         self._failed = WakeUp()
         self.repaired = 0
@@ -165,6 +168,20 @@ class TreeSource:
             dirs.append(pod)
             await clock.checkpoint()
         return Listing(_newest(dirs), unread)
+
+    async def list_again(self) -> Listing:
+        """The whole tree, listed into the model: differences are marked and counted as repaired. Errors: as above.
+
+        For a periodic pass, which is the safety net of both: the model's own is due only when none has been for as
+        long. Of a source that does not run: `scan_gently`.
+        """
+        watcher, way = self._watcher, self._way
+        if watcher is not None and way is not None:
+            self.repaired += await self._resync(watcher, way)
+            if self._watcher is watcher:
+                unread = {self._layout.kubepods if at == _ABOVE else at: exc for at, exc in self._unread.items()}
+                return Listing(self.pods(), unread)
+        return await self.scan_gently()
 
     def rescan(self, uid: str) -> PodDirs | None:
         """One pod on disk now; None when it has no directory. Errors: `SourceError` when that cannot be determined."""
@@ -228,7 +245,7 @@ class TreeSource:
     def status(self) -> SourceStatus:
         """Whether the tree exists and is watched, and when it was last read."""
         stats = self.stats
-        problem = "not running" if stats is None else stats.problem or next(iter(self._unread.values()), None)
+        problem = "not running" if stats is None else stats.problem or next(map(str, self._unread.values()), None)
         if self._root is None and problem is None:
             problem = f"{self._tree.trigger_directory(self._layout.kubepods)} does not exist (yet)"
         age = None if self._seen_at is None else time.monotonic() - self._seen_at
@@ -249,6 +266,7 @@ class TreeSource:
                     self._tree.trigger_directory(self._layout.kubepods),
                     _ABOVE,
                 )
+                self._way = way
                 self._marks.mark_all("start")
                 await self._resync(watcher, way)
                 async with trio.open_nursery() as nursery:
@@ -256,7 +274,7 @@ class TreeSource:
                     task_status.started()
                     await self._follow(watcher, way)
         finally:
-            self._watcher = None
+            self._watcher = self._way = None
 
     async def _follow(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         while True:
@@ -273,14 +291,12 @@ class TreeSource:
 
     async def _list_periodically(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         """The safety net. Beside the reader: both treat one directory at a time, whole, and compare with the model."""
-        resync_at = trio.current_time() + self._resync_s
         wait_s = _RETRY_S
         while True:
-            await self._failed.wait_until(resync_at, settle_s=wait_s)
-            if trio.current_time() >= resync_at:
-                resync_at = trio.current_time() + self._resync_s
+            failed = await self._failed.wait_until(self._listed_at + self._resync_s, settle_s=wait_s)
+            if trio.current_time() >= self._listed_at + self._resync_s:
                 self.repaired += await self._resync(watcher, way)
-            else:
+            elif failed:
                 self._read_again(watcher, way)
             wait_s = min(2 * wait_s, self._resync_s) if self._unread else _RETRY_S
             if self._unread:
@@ -302,15 +318,17 @@ class TreeSource:
     def _unreadable(self, path: str, exc: SourceError) -> None:
         if path not in self._unread:
             _LOG.warning(str(exc))
-        self._unread[path] = str(exc)
+        self._unread[path] = exc
         self._failed.set()
 
     async def _resync(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> int:
         """Watch and list the whole tree against the model; how many directories were not as the model had them."""
+        self._listed_at = trio.current_time()
         changes = self._open(watcher, way)
         todo = [] if self._root is None else [self._root]
         clock = TimeSlice()
-        while todo:
+        # A source that failed and runs again has another watcher, and lists anew.
+        while todo and self._watcher is watcher:
             node = todo.pop()
             if self._nodes.get(node.path) is node:
                 changes += self._look(watcher, node)

@@ -7,11 +7,13 @@ from typing import Final, TypeVar
 
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
 from cgroupfs.errors import SourceError
 from cgroupfs.naming import Driver, GroupKind, Layout, QosClass
 from reconciler.runtime.workqueue import DirtyKeys
+from reconciler.sources import tree as sources_tree
 from reconciler.sources.tree import TreeSource
 from tests.real_cgroups import make_root, remove_tree
 
@@ -272,6 +274,64 @@ async def test_the_periodic_listing_repairs_what_no_event_told(
     await trio.sleep(61)
     assert marks.take() == []
     assert source.repaired == 2
+
+
+async def test_a_pass_and_the_source_list_the_tree_once_for_both(
+    tree: Tree, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = Log()
+    source = TreeSource(tree, CGROUPFS, marks, resync_s=60)
+    make_pod(tree, uid="stays")
+    assert (await source.list_again()).pods == source.scan(), "a source that does not run lists the disk"
+    await nursery.start(source.run)
+    watcher = source._watcher
+    assert watcher is not None
+    marks.take()
+    listed: list[str] = []
+    real = sources_tree._groups
+
+    def counted(directory: str) -> list[tuple[str, int]]:
+        listed.append(directory)
+        return real(directory)
+
+    monkeypatch.setattr(sources_tree, "_groups", counted)
+    for _ in range(5):
+        await trio.sleep(50)
+        listed.clear()
+        assert (await source.list_again()).pods == source.pods() == source.scan()
+        await trio.lowlevel.checkpoint()
+    assert (marks.take(), source.repaired) == ([], 0)
+    # What no event reported is in the answer, marked and counted.
+    watcher.remove(tree.trigger_directory(CGROUPFS.qos(QosClass.BURSTABLE)))
+    make_pod(tree, uid="comes", containers=0)
+    assert set((await source.list_again()).pods) == {"stays", "comes"}
+    assert (marks.take(), source.repaired) == (["pod:comes"], 1)
+    listed.clear()
+    await trio.sleep(59)
+    assert listed == []
+    await trio.sleep(2)
+    assert listed, "without passes the source lists by itself"
+
+
+async def test_a_listing_for_a_pass_says_what_it_could_not_read(
+    tree: Tree, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TreeSource(tree, CGROUPFS, Log())
+    make_pod(tree, uid="stays")
+    await nursery.start(source.run)
+    burstable = CGROUPFS.qos(QosClass.BURSTABLE)
+    real = sources_tree._groups
+
+    def refused(directory: str) -> list[tuple[str, int]]:
+        if directory == tree.trigger_directory(burstable):
+            raise SourceError("cgroup tree", "EIO")
+        return real(directory)
+
+    monkeypatch.setattr(sources_tree, "_groups", refused)
+    listing = await source.list_again()
+    assert set(listing.unread) == {burstable}
+    assert not listing.knows(CGROUPFS.pod(QosClass.BURSTABLE, "stays"))
+    assert set(listing.pods) == {"stays"}, "the model keeps what it cannot read"
 
 
 async def test_without_watches_the_tree_is_polled(
