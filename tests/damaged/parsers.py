@@ -1058,6 +1058,7 @@ EXCEPTED: Final = {
     r"reconciler\.sources\.pod_list:read_pod": "by kubelet_api:decode_pods",
     r"reconciler\.actuators\.network\.tc:load_classifier": "loads a program of ours into the kernel",
     r"reconciler\.actuators\.codec:ValueAccess\.read": "a protocol",
+    r"reconciler\.actuators\.files\.interrupts:InterruptFiles\.read": "the kernel's list of CPUs, by CpuSet.parse",
     r"reconciler\.actuators\.files\.node_files:\w+\.(read|value)": "a number, ValueError is caught there",
     r"reconciler\.pods\.annotations:(JsonAnnotation\.read|read_plain)": "here as JsonAnnotation and wish_of",
     r"reconciler\.actuators\.cgroup\.(decide:ChangeDetector\.detect|control_files:ControlFileCache\.load)": "no text",
