@@ -28,7 +28,7 @@ _END: Final = re.compile(r"At the end of\s`([^`]+)`:\s*$")
 
 
 class Step(NamedTuple):
-    """A block: ``kind`` is new, below, end, sh or text; ``path`` and ``anchor`` where it goes."""
+    """A block: ``kind`` is new, below, end, sh or text; ``path`` and ``anchor``: its place."""
 
     kind: str
     text: str

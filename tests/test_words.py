@@ -32,10 +32,16 @@ ROOMS = (
 )
 FORBIDDEN = re.compile(
     r"\b(nobody|somebody|everybody|whom|whoever|told|tells|asked for|left alone|looked after|as it was|to be had|"
-    r"cannot be had|stands|goes|foretold|likeliest|perhaps|as ever|by hand|put right|thousandths of a CPU for)\b|"
+    r"see the module|module's (?:text|docstring)|cannot be had|stands|goes|foretold|likeliest|perhaps|as ever|by hand|"
+    r"put right|thousandths of a CPU for)\b|"
     r"\bis no (?!longer\b|candidate\b)[a-z]|\bthere is no\b|\bit answered\b|\bit answers\b",
     re.IGNORECASE,
 )
+LITERARY = re.compile(
+    r"\b(nobody|somebody|everybody|whom|whoever|told|tells|stands|goes|see the module|module's (?:text|docstring))\b",
+    re.IGNORECASE,
+)
+"""Words that the docstrings and comments of tests do not have; what a fake says is not among them."""
 ALLOWED = {
     "changed by somebody else since; left",
     "user name or number to run as; null: nobody if bypassd is root",
@@ -87,6 +93,30 @@ def test_texts_of_a_room_use_technical_words(room: str) -> None:
         if not path.name.endswith("_pb2.py")
         for line, text in texts(path)
         if " " in text.strip() and text not in ALLOWED and FORBIDDEN.search(text)
+    ]
+    assert hits == []
+
+
+def remarks(path: Path) -> Iterator[tuple[int, str]]:
+    """The docstrings and comments of a module."""
+    source = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def test_the_docstrings_and_comments_of_tests_use_technical_words() -> None:
+    modules = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.name != "test_words.py"]
+    assert len(modules) > 500
+    hits = [
+        f"{path.relative_to(ROOT)}:{line}: {match[0]!r}"
+        for path in modules
+        if LITERARY.search(path.read_text(encoding="utf-8"))
+        for line, text in remarks(path)
+        for match in LITERARY.finditer(re.sub(r"``[^`]*``|`[^`]*`", "", text))
     ]
     assert hits == []
 

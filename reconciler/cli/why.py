@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
     except CliError as exc:
         if exc.code is not Exit.NOT_FOUND or options.namespace is not None:
             raise
-        from reconciler.cli.hosts import is_one, show  # only where it is no pod
+        from reconciler.cli.hosts import is_one, show  # only if it is not a pod
 
         if not is_one(options, options.target):
             raise

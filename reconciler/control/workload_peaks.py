@@ -79,7 +79,7 @@ class MemoryCounters(Protocol):
 
 @final
 class PeakPredictor:
-    """A component; see the module's text."""
+    """A component: the learned peaks, and what they leave."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class HistogramRow(Struct, frozen=True, array_like=True):
 
 @final
 class DecayingHistogram:
-    """See the module's text."""
+    """Weights of samples by amount."""
 
     __slots__ = ("_buckets", "_half_life_s", "_reference_s", "_weights")
 

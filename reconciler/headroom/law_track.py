@@ -30,7 +30,7 @@ from state.model import Pools
 
 @final
 class LawTrack:
-    """See the module's text. Times: as those of `reconciler.headroom.peaks`."""
+    """What one law would have promised, and whether that was there. Times: as those of `reconciler.headroom.peaks`."""
 
     def __init__(self, config: HeadroomConfig, law: HeadroomLaw) -> None:
         self.config: Final = replace(config, law=law)

@@ -86,7 +86,7 @@ def daemon(node: Node, tmp_path: Path) -> Iterator[DaemonProcess]:
 
 
 def facts(daemon: DaemonProcess) -> dict[str, object]:
-    """What the running daemon goes by; empty while its parts are built again."""
+    """What the running daemon uses; empty while its parts are built again."""
     try:
         agent = daemon.state("agent")["agent"]
         return {**agent["kubelet"], "node": agent["node"], "policy": agent["kubelet_policy"], "ready": agent["ready"]}

@@ -300,7 +300,7 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
 
 
 def told(scene: Scene, outcomes: Sequence[Outcome]) -> str:
-    """One line for people: how many were found with whom first, and how fast, median and worst."""
+    """One line for people: how many were found, with the first suspect, and how fast, median and worst."""
 
     def times(of: Callable[[Outcome], float | None]) -> str:
         known = sorted(value for outcome in outcomes if (value := of(outcome)) is not None)

@@ -17,7 +17,7 @@ from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 
 NOBODY = 65534
-# Running it leaves a file behind, whoever the user is.
+# Running it leaves a file behind, with any user.
 PROGRAM = """
 #include <fcntl.h>
 #include <unistd.h>

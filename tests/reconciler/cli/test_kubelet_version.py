@@ -1,4 +1,4 @@
-"""The kubelet's version: from the program at its path, as nobody, and never from what /proc leads to."""
+"""The kubelet's version: from the program at its path, as ``nobody``, and never from what /proc leads to."""
 
 import os
 import shutil

@@ -397,7 +397,7 @@ def test_a_reader_that_leaves_early_is_no_error(daemon: FakeDaemon) -> None:
 
 
 def denied(monkeypatch: pytest.MonkeyPatch, *paths: str) -> None:
-    """This user may not use these sockets. (The tests may run as root, whom no mode keeps out.)"""
+    """This user may not use these sockets. (The tests may run as root, which no mode keeps out.)"""
     real = socket.socket.connect
 
     def connect(self: socket.socket, address: str) -> None:

@@ -1,4 +1,4 @@
-"""Where a capture goes, in directories that others may write."""
+"""Where a capture is written, in directories that others may write."""
 
 import os
 from pathlib import Path

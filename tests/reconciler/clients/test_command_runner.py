@@ -45,7 +45,7 @@ def alive(pid: int) -> bool:
 
 async def gone(pid: int) -> None:
     with trio.fail_after(60):
-        while alive(pid):  # noqa: ASYNC110  # somebody else's child
+        while alive(pid):  # noqa: ASYNC110  # another's child
             await trio.sleep(0.01)
 
 
@@ -54,7 +54,7 @@ async def pid_in(path: Path) -> int:
 
 
 async def late(item: Command, clock: MockClock, begun: Path) -> CommandResult:
-    """How it goes on when its time is over, which is when it has written a line into ``begun``."""
+    """What follows when its time is over, which is when it has written a line into ``begun``."""
     return await overtime(clock, partial(item.run, LIMIT_S), begun)
 
 
@@ -163,7 +163,7 @@ async def test_cancelling_kills_it(tmp_path: Path) -> None:
 async def test_one_that_cannot_be_killed_is_told_and_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
-    # A task in an uninterruptible wait ignores SIGKILL; here nobody sends it.
+    # A task in an uninterruptible wait ignores SIGKILL; here it is never sent.
     spared: list[int] = []
     begun = tmp_path / "begun"
     monkeypatch.setattr(command, "_KILL_S", 0.2)

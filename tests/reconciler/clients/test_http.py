@@ -346,7 +346,7 @@ SECRET = "s3cr3tT0ken"
 
 
 async def verified(nursery: trio.Nursery, server: HttpPeer) -> tuple[str, str]:
-    """The address of a server that may be told a secret, and its certificate authority (PEM)."""
+    """The address of a server that may get a secret, and its certificate authority (PEM)."""
     authority = trustme.CA()
     port = await nursery.start(server.serve, tls(authority))
     return f"https://127.0.0.1:{port}", authority.cert_pem.bytes().decode()

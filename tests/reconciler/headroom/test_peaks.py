@@ -1,4 +1,4 @@
-"""Peaks of workloads: who is one, when its peak is known, what it adds up to, and who makes room for whom."""
+"""Peaks of workloads: who is one, when its peak is known, what it adds up to, and which entry replaces which."""
 
 from collections.abc import Iterable
 

@@ -374,7 +374,7 @@ async def test_run_again_the_source_goes_on_with_its_model(tree: Tree) -> None:
 
 
 async def test_the_recorded_life_of_a_node_is_followed(tree: Tree, nursery: trio.Nursery) -> None:
-    """Replays, as fast as it goes, every cpuset directory that a real kubelet and runc made and removed."""
+    """Replays, as fast as possible, every cpuset directory that a real kubelet and runc made and removed."""
     marks = Log()
     source = TreeSource(tree, CGROUPFS, marks)
     await nursery.start(source.run)
