@@ -35,7 +35,8 @@ def run(options: Namespace) -> int:
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     loaded, left = places.with_node_settings(options, loaded, top)
-    complain_lines(loaded.removed)
+    hidden = places.hidden_settings(options, loaded)
+    complain_lines([*loaded.removed, *([] if hidden is None else [hidden])])
     short = options.action == "show" and options.output == "table"
     node = _node_offers(options, loaded) if loaded.config.protect is not None and not short else None
     try:

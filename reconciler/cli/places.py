@@ -69,9 +69,29 @@ def with_node_settings(
         return loaded, ()
     from reconciler.config.node_settings import in_force, kept_in  # few nodes have some
 
-    store = options.store or os.path.join(options.root, loaded.config.store.path.lstrip("/"))
-    found = in_force(loaded, kept_in(store), top)
+    found = in_force(loaded, kept_in(_store_of(options, loaded)), top)
     return found.loaded, found.left
+
+
+def hidden_settings(options: Namespace, loaded: "Loaded") -> str | None:
+    """Why a control plane's settings of this node, which count, cannot be shown to this user; None: they can."""
+    if loaded.config.apiserver.node_settings == "off":
+        return None
+    store = _store_of(options, loaded)
+    try:
+        os.stat(store)
+    except PermissionError:
+        pass
+    except OSError:
+        return None
+    else:
+        if os.access(store, os.R_OK, effective_ids=True):
+            return None
+    return f"{store}: permission denied: run with sudo; the control plane's settings of this node are not shown"
+
+
+def _store_of(options: Namespace, loaded: "Loaded") -> str:
+    return str(options.store or os.path.join(options.root, loaded.config.store.path.lstrip("/")))
 
 
 def _captured(root: str) -> str | None:

@@ -89,3 +89,22 @@ def test_thaw_does_not_take_a_store_of_root_for_a_frozen_pod(run: Run, tmp_path:
         ran = run("thaw", "--store", str(store))
     assert (ran.code, ran.out) == (Exit.UNREACHABLE, "")
     assert ran.err == f"bypassctl: cannot determine which pods are frozen: {store}: {WORDS}\n"
+
+
+def test_settings_of_a_control_plane_that_cannot_be_read_are_not_taken_for_none(
+    run: Run, tmp_path: Path, nobody: Nobody
+) -> None:
+    store = tmp_path / "private" / "state.db"
+    store.parent.mkdir(mode=0o700)
+    store.touch()
+    config = tmp_path / "config.yaml"
+    config.write_text(f"apiserver: {{node_settings: koordinator}}\nstore: {{path: {store}}}\n")
+    config.chmod(0o644)
+    command = ("config", "show", "policies.reclaimed", "--config", str(config))
+    with nobody():
+        ran = run(*command)
+    assert ran.code == Exit.OK
+    assert ran.err == f"{store}: {WORDS}; the control plane's settings of this node are not shown\n"
+    assert run(*command).err == ""
+    store.unlink()
+    assert run(*command).err == ""
