@@ -118,6 +118,11 @@ class ConfigInForce:
         self._take(_composed(self._now.decided, kept))
         return self.config != before
 
+    def drop_settings_of_others(self, node: Callable[[], str]) -> None:
+        """Do not use stored settings of another node: a copied disk has them. ``node``: the name of this one."""
+        if self._kept is not None and self._kept.node != node():
+            self.use_node_settings(None)
+
     def settings_facts(self) -> dict[str, object]:
         """What of the control plane's settings counts, and what does not; for the state document."""
         return {} if self._now.settings is None else self._now.settings.facts()

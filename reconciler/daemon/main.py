@@ -20,7 +20,7 @@ from cgroupfs.log import BoundLog, get_log
 from cgroupfs.naming import QosClass
 from reconciler import __version__
 from reconciler.config import load
-from reconciler.config.environment import wait_for_place
+from reconciler.config.environment import node_name, wait_for_place
 from reconciler.config.load import DEFAULT_PATH, Loaded
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
@@ -171,6 +171,7 @@ class Daemon:
             self._renewal_reason = reason
             wanted.set()
 
+        self.in_force.drop_settings_of_others(lambda: node_name(place.kubelet))
         use, window = self._settings, self.in_force.window
         agent = self.agent = Agent(self.config, place, renew=renew, settings=use, window=window)
         agent.process.prepare()

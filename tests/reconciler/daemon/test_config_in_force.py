@@ -115,6 +115,16 @@ def test_a_row_that_cannot_be_read_is_no_settings(files: Files, row: bytes) -> N
     assert value_at(files.in_force().config, FORM) == value_at(load("/none").config, FORM)
 
 
+def test_stored_settings_of_another_node_do_not_count(files: Files) -> None:
+    files.keep(encode_kept(kept(55)))
+    files.write()
+    got = files.in_force()
+    got.drop_settings_of_others(lambda: "n1")
+    assert value_at(got.config, LIMIT) == 55
+    got.drop_settings_of_others(lambda: "n2")
+    assert value_at(got.config, LIMIT) != 55
+
+
 def test_without_a_store_there_are_none(files: Files) -> None:
     files.write()
     assert files.in_force().config == load(str(files.path)).config
