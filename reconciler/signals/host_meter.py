@@ -7,7 +7,7 @@ entry has no pressure, disk counters or limits, as these are of groups.
 An entry's groups are added up; of pressure, throttling and delay the largest counts. Nothing is written: the private
 groups that `reconciler.signals.privatepsi` makes for pods are not made here.
 
-**Cost**: a tenth of a millisecond a group and second (64 entries with 256 groups: 23 ms), 2 to 3 µs a process (of a
+**Cost**: a tenth of a millisecond a group and pass (64 entries with 256 groups: 23 ms), 2 to 3 µs a process (of a
 user's one read of 10 µs more); a listing of a group's processes every five seconds, of the groups every ten, and of all
 processes of the machine (20 µs each) every fifteen where an entry names a user.
 """
@@ -15,7 +15,6 @@ processes of the machine (20 µs each) every fifteen where an entry names a user
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Final, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
@@ -55,8 +54,8 @@ _FIND_USERS_S: Final = 15.0
 _SOON_S: Final = 2.0
 """After a group has vanished."""
 _LIST_S: Final = 5.0
-_SHOWN_CPUS: Final = 16
-"""Processes of an entry whose CPUs are read."""
+_CPU_READS: Final = 1024
+"""Threads whose CPUs are read at a listing, of all parts together: 15 µs each."""
 _FEW: Final = 8
 """Processes of a group that are read at least."""
 _BY_TIMES: Final = 0.8
@@ -227,7 +226,7 @@ class HostMeter:
         for name in self._users:
             started, total = found.get(name, ({}, 0))
             self._lists.known[name] = _Listing(dict(started), total, float("inf"))
-            self._cpus[name] = self._where(started)
+            self._cpus[name] = await self._where(started, slices)
 
     async def _list(self, now: float, slices: TimeSlice) -> None:
         self._lists.keep_only(self._parts)
@@ -242,13 +241,13 @@ class HostMeter:
             most = max(_FEW, self._most // max(1, len(self._found[part.entry].groups)))
             started = await self._processes.of_group(part.group.directory, most, slices)
             self._lists.known[key] = _Listing(started, len(started), now + _LIST_S)
-            self._cpus[key] = self._where(started)
+            self._cpus[key] = await self._where(started, slices)
             await slices.checkpoint()
         self._lists.outside = self._processes.outside
         self._cpus = {key: cpus for key, cpus in self._cpus.items() if key in self._parts}
 
-    def _where(self, started: Mapping[int, int]) -> CpuSet:
-        return self._processes.cpus(list(islice(started, _SHOWN_CPUS)))
+    async def _where(self, started: Mapping[int, int], slices: TimeSlice) -> CpuSet:
+        return await self._processes.cpus(list(started), max(_FEW, _CPU_READS // max(1, len(self._parts))), slices)
 
     # Measuring
 

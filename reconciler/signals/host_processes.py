@@ -10,6 +10,7 @@ process' name, and no other control character: lines end at ``\n`` alone.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits, read_file
@@ -40,10 +41,11 @@ class HostProcessStat(NamedTuple):
 
 
 class HostProcessStatus(NamedTuple):
-    """``uids``: real and effective. ``cpus``: where its first thread may run."""
+    """``uids``: real and effective. ``cpus``: where its first thread may run. ``threads``: their number."""
 
     uids: tuple[int, ...]
     cpus: CpuSet
+    threads: int = 1
 
 
 def parse_process_stat(text: str) -> HostProcessStat:
@@ -61,13 +63,15 @@ def parse_process_stat(text: str) -> HostProcessStat:
 def parse_process_status(text: str) -> HostProcessStatus:
     """Of /proc/PID/status. Errors: `ValueError` without user ids."""
     uids: tuple[int, ...] = ()
-    cpus = EMPTY
+    cpus, threads = EMPTY, 1
     # Not splitlines: a name may hold \v, which would begin a line of the process' own choice.
     for line in text.split("\n"):
         key, _, value = line.partition(":\t")
         if key == "Uid" and not uids:
             numbers = [digits(word) for word in value.split()]
             uids = tuple(number for number in numbers[:2] if number is not None)
+        elif key == "Threads":
+            threads = digits(value.strip()) or 1
         elif key == "Cpus_allowed_list" and value.strip():
             try:
                 cpus = CpuSet.parse(value.strip())
@@ -76,7 +80,7 @@ def parse_process_status(text: str) -> HostProcessStatus:
             break
     if len(uids) != 2:
         raise ValueError("no user ids in /proc/PID/status")
-    return HostProcessStatus(uids, cpus)
+    return HostProcessStatus(uids, cpus, threads)
 
 
 def is_pod_process(text: str, kubepods: str) -> bool:
@@ -196,10 +200,29 @@ class HostProcesses:
         except (OSError, ValueError):
             return None
 
-    def cpus(self, pids: Sequence[int]) -> CpuSet:
-        """Where any of these may run; empty: not known."""
-        known = [status for pid in pids if (status := self.status(pid)) is not None]
-        return CpuSet.union(status.cpus for status in known)
+    async def cpus(self, pids: Sequence[int], most: int, slices: TimeSlice) -> CpuSet:
+        """Where any thread of these may run, as far as ``most`` of them show it; empty: not known.
+
+        First threads come first: a program may confine each thread to another CPU, and most do not.
+        """
+        sets: list[CpuSet] = []
+        several: list[int] = []
+        for pid in pids[:most]:
+            if (status := self.status(pid)) is not None:
+                sets.append(status.cpus)
+                several += [pid] if status.threads > 1 else []
+            await slices.checkpoint()
+        for pid in several:
+            left = most - len(sets)
+            try:
+                words = self._files.groups(f"{self.proc}/{pid}/task", left + 1) if left > 0 else []
+            except OSError:
+                continue
+            for word in [word for word in words if word != str(pid)][:left]:
+                with suppress(OSError, ValueError):
+                    sets.append(parse_process_status(self._files.read(f"{self.proc}/{pid}/task/{word}", "status")).cpus)
+                await slices.checkpoint()
+        return CpuSet.union(sets)
 
     def _below(self, top: str) -> Iterator[int]:
         level, left = [top], _DIRECTORIES

@@ -77,6 +77,21 @@ async def test_entries_of_a_reload_are_measured_and_those_removed_are_forgotten(
     assert [list(hosts.entries) for hosts in known.taken[7:]] == [[]]
 
 
+async def test_very_many_groups_are_read_every_other_second(
+    tmp_path: Path, known: Known, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    tree = Tree(tmp_path, 2)
+    for number in range(130):
+        tree.group(f"/many/{number}")
+    entries = {"many": entry("cgroup:/many/*")}
+    watch = HostWatch(
+        cast(Inventory, known), tree.hierarchy, entries=lambda: entries, root=str(tmp_path), clock=trio.current_time
+    )
+    await nursery.start(watch.run)
+    await trio.sleep(9)
+    assert [hosts.at_s - known.taken[0].at_s for hosts in known.taken] == pytest.approx([0, 2, 4, 6, 8])
+
+
 def test_nothing_is_loaded_without_an_entry() -> None:
     text = (
         "import sys\n"

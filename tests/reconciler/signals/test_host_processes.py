@@ -26,11 +26,13 @@ def stat_text(name: str = "x", *, started: int = 500, ticks: int = 30, pages: in
     return f"1 ({name}) S 1 1 1 0 -1 0 0 0 0 0 {ticks - 10} 10 0 0 20 0 1 0 {started} 4096 {pages} 0\n"
 
 
-def status_text(name: str = "x", *, uid: int = 7, effective: int | None = None, cpus: str = "0-3") -> str:
+def status_text(
+    name: str = "x", *, uid: int = 7, effective: int | None = None, cpus: str = "0-3", threads: int = 1
+) -> str:
     return (
         f"Name:\t{name}\nUmask:\t0022\nState:\tS (sleeping)\n"
         f"Uid:\t{uid}\t{uid if effective is None else effective}\t{uid}\t{uid}\nGid:\t1\t1\t1\t1\n"
-        f"Cpus_allowed:\tf\nCpus_allowed_list:\t{cpus}\n"
+        f"Threads:\t{threads}\nCpus_allowed:\tf\nCpus_allowed_list:\t{cpus}\n"
     )
 
 
@@ -44,7 +46,7 @@ def put(tree: Tree, pid: int, name: str = "x", *, uid: int = 7, group: str = "/u
 def test_a_process_chooses_its_name_and_nothing_else(name: str) -> None:
     assert parse_process_stat(stat_text(name)) == HostProcessStat(started=500, ticks=30, pages=7)
     forged = f"{name}\vUid:\t0\t0\t0\t0\vCpus_allowed_list:\t9"
-    assert parse_process_status(status_text(forged)) == ((7, 7), CpuSet.parse("0-3"))
+    assert parse_process_status(status_text(forged)) == ((7, 7), CpuSet.parse("0-3"), 1)
 
 
 @pytest.mark.parametrize("text", ["", "1 (x) S", "1 (x) " + "a " * 30, "Name:\tx\n"])
@@ -125,3 +127,20 @@ def test_a_groups_processes_are_those_below_it_too_and_their_number_is_bounded(t
     assert trio.run(listed, 100) == [100, 101, 102, 103, 200, 201, 202, 203]
     assert processes.outside
     assert len(trio.run(listed, 3)) == 3
+
+
+@pytest.mark.parametrize(("most", "expected"), [(8, "0-3,6-7"), (3, "0-1,2-3,6"), (1, "0-1")])
+def test_the_cpus_are_those_of_threads_too_up_to_a_bound(tmp_path: Path, most: int, expected: str) -> None:
+    tree = Tree(tmp_path)
+    tree.proc("11/status", status_text(cpus="0-1", threads=3))
+    for tid, cpus in ((11, "0-1"), (111, "6"), (112, "7")):
+        tree.proc(f"11/task/{tid}/status", status_text(cpus=cpus))
+    tree.proc("12/status", status_text(cpus="2-3"))
+    processes = HostProcesses("/kubepods", REAL, str(tree.root))
+
+    async def run() -> CpuSet:
+        return await processes.cpus([11, 12, 13], most, TimeSlice())
+
+    found = trio.run(run)
+    # Which threads a bound leaves out is the order of the directory.
+    assert found == CpuSet.parse(expected) or (most == 3 and found == CpuSet.parse("0-3,7"))
