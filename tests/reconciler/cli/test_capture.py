@@ -100,6 +100,7 @@ def test_the_plan_is_what_the_agent_does(run: Run, live: LiveNode, tmp_path: Pat
         "online_milli": 2000,
         "reclaimed_milli": 700,
         "system_milli": 300,
+        "host_be_milli": 0,
     }
     document = live.document()
     assert planned["pools"] == document["pools"]
