@@ -16,6 +16,7 @@ from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
 from state.cpu import GroupUse, HarmReading, OwnerCpus
 from state.daemons import DaemonGroup, Daemons
+from state.hosts import HostWorkloads
 from state.measures import Restrictions
 from state.memory import NodeMemoryReading
 from state.model import CpuPolicy, GroupRef, KubeletView, NodeCpu, NodeView, NumaMemory
@@ -45,6 +46,7 @@ NEWS: NewReadings = {
     "realtime": frozenset({"0a"}),
     "kubepods_cpus": CpuSet.span(3),
     "owners": {"a/main": OwnerCpus(record=cpus("7"), kernel=cpus("1-6"))},
+    "hosts": HostWorkloads(be_milli=300),
 }
 
 

@@ -55,7 +55,7 @@ def test_a_row_has_every_key_that_an_older_version_wrote_but_the_requests_by_pod
     new = msgspec.msgpack.decode(plan_row(planned()))
     assert old.keys() - new.keys() == {"cores"}
     assert new.keys() <= old.keys()
-    assert set(new["reasons"]) == {*old["reasons"], "capacity", "law", "node_daemons"}
+    assert set(new["reasons"]) == {*old["reasons"], "capacity", "interrupts", "law", "node_daemons"}
 
 
 def test_a_plan_is_read_as_it_was_written_less_what_is_planned_anew(tmp_path: Path) -> None:
