@@ -23,6 +23,7 @@ from reconciler.cli.gather import ArchiveWriter, CaptureCollector, open_sink
 from reconciler.cli.nodeview import InspectedNode, inspect_node, read_text
 from reconciler.cli.recorded import CaptureInfo, CriAnswers, UsageReading
 from reconciler.cli.screen import emit, line, show
+from reconciler.config.window_time import local_name
 from reconciler.runtime import format as fmt
 from state.reader import NoStoreError, open_readonly
 
@@ -79,6 +80,7 @@ def take(node: InspectedNode, sink: ArchiveWriter, options: Namespace, name: str
         cri=_summary("CRI", results.cri_version is not None, len(results.cri_pods), results.cri_problem, node),
         problems=(*problems, *gatherer.problems),
         config=config if not config.startswith("/..") else None,
+        zone=local_name(node.root) or "UTC",
     )
     sink.put(recorded.ABOUT, msgspec.json.encode(about))
     return about

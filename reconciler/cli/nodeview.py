@@ -159,8 +159,11 @@ def _in_force(loaded: Loaded, root: str) -> Loaded:
         return load.in_force(loaded, time.time())
     from reconciler.cli.recorded import captured_at  # its decoders are needed for a copied node only
 
-    copied = replace(loaded.config, node=replace(loaded.config.node, root=os.path.abspath(root)))
-    return load.in_force(replace(loaded, config=copied), captured_at(root) or time.time())
+    at, zone = captured_at(root)
+    try:
+        return load.in_force(loaded, time.time() if at is None else at, zone=zone)
+    except ValueError:
+        return load.in_force(loaded, time.time() if at is None else at, zone="UTC")
 
 
 def read_text(root: str, path: str) -> str | None:

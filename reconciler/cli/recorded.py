@@ -35,7 +35,8 @@ T = TypeVar("T")
 class CaptureInfo(Struct, frozen=True, kw_only=True):
     """The capture itself. ``at`` is wall-clock seconds; ``problems`` is what could not be had.
 
-    ``config``: the path of the agent's configuration on the node; its files are in the capture.
+    ``config``: the path of the agent's configuration on the node; its files are in the capture. ``zone``: the name of
+    the node's time zone.
     """
 
     version: str
@@ -47,6 +48,7 @@ class CaptureInfo(Struct, frozen=True, kw_only=True):
     cri: str = ""
     problems: tuple[str, ...] = ()
     config: str | None = None
+    zone: str = "UTC"
 
 
 class CriAnswers(Struct, frozen=True, kw_only=True):
@@ -102,13 +104,13 @@ def read_recorded(root: str, marks: MarkReader) -> RecordedNode:
     )
 
 
-def captured_at(root: str) -> float | None:
-    """When the tree was captured, in seconds since the epoch; None: it does not say.
+def captured_at(root: str) -> tuple[float | None, str]:
+    """When the tree was captured, in seconds since the epoch, None: it does not say; and the name of the node's zone.
 
     Errors: `InputError` for a file that is not what it should be.
     """
     about = _decoded(root, ABOUT, CaptureInfo)
-    return None if about is None else about.at
+    return (None, "UTC") if about is None else (about.at, about.zone)
 
 
 def _decoded(root: str, path: str, kind: type[T]) -> T | None:

@@ -108,18 +108,21 @@ def in_window(loaded: Loaded, index: int | None, top: Schema | None = None) -> L
     return replace(loaded, config=config, origins={**origins, **written}, preset=frozenset(preset), window=name)
 
 
-def in_force(loaded: Loaded, at: float, top: Schema | None = None) -> Loaded:
-    """The configuration in the window that holds at an instant, in seconds since the epoch."""
+def in_force(loaded: Loaded, at: float, top: Schema | None = None, zone: str | None = None) -> Loaded:
+    """The configuration in the window that holds at an instant, in seconds since the epoch.
+
+    ``zone``: of the windows without one; None: the node's. Errors: `ValueError` where it is given and has no data.
+    """
     if not loaded.config.windows:
         return loaded
-    return in_window(loaded, window_table(loaded.config).decide(at).window, top)
+    return in_window(loaded, window_table(loaded.config, zone).decide(at).window, top)
 
 
-def window_table(config: Config) -> "WindowTable":
-    """The windows of a configuration that has been loaded: the data of their zones was there."""
+def window_table(config: Config, zone: str | None = None) -> "WindowTable":
+    """The windows of a configuration that has been loaded: the data of their zones was there. ``zone``: as above."""
     from reconciler.config.windows import WindowTable  # only for a configuration that has some
 
-    return WindowTable(config.windows, config.node.root)
+    return WindowTable(config.windows, config.node.root, zone)
 
 
 def reload(old: Loaded) -> tuple[Loaded, tuple[str, ...]]:

@@ -11,10 +11,14 @@ Source: PEP 495 (times that are shown twice), PEP 615 (zone data).
 
 import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta, tzinfo
+from io import BytesIO
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
+
+from cgroupfs.bounded import read_file
 
 FORM: Final = "DAYS HH:MM-HH:MM [ZONE], such as weekdays 09:00-20:00 Europe/Berlin"
 _NAMES: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -22,6 +26,8 @@ _GROUPS: Final = {"daily": range(7), "weekdays": range(5), "weekends": range(5, 
 _SPAN: Final = re.compile(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})", re.ASCII)
 _ZONE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_-]*(/[A-Za-z0-9][A-Za-z0-9+_-]*){0,3}", re.ASCII)
 _LONGEST: Final = 200
+_LARGEST: Final = 64 << 10
+"""Bytes: the zone with the most changes takes 4 KiB."""
 _DAY_MIN: Final = 1440
 _HOUR_MIN: Final = 60
 _DAYS_AHEAD: Final = 15
@@ -111,6 +117,8 @@ def zone_of(name: str | None, root: str = "/") -> tzinfo:
         return _node_zone(root)
     if name == "UTC":
         return UTC
+    if not _ZONE.fullmatch(name):
+        raise ValueError(f"zone: expected a name such as Europe/Berlin or UTC; got {name[:_LONGEST]!r}")
     try:
         # Not from the cache: a reload reads data that an update has replaced.
         return ZoneInfo.no_cache(name)
@@ -124,22 +132,27 @@ def zone_of(name: str | None, root: str = "/") -> tzinfo:
         raise ValueError(f"zone {name}: unknown; expected a name of the zone data, such as Europe/Berlin") from exc
 
 
-def _node_zone(root: str) -> tzinfo:
+def local_name(root: str = "/") -> str | None:
+    """The name of the node's zone, as its link has it; None: it has no link to zone data."""
     try:
-        with open(os.path.join(root, _LOCALTIME), "rb") as file:
-            return ZoneInfo.from_file(file, key=_local_name(root))
+        name = os.readlink(os.path.join(root, _LOCALTIME)).rpartition(_BELOW)[2]
+    except OSError:
+        return None
+    return name if _ZONE.fullmatch(name) else None
+
+
+def _node_zone(root: str) -> tzinfo:
+    path = os.path.join(root, _LOCALTIME)
+    try:
+        content = read_file(path, _LARGEST)
     except FileNotFoundError:
         return UTC
-    except (OSError, ValueError) as exc:
-        raise ValueError(f"the node's zone ({os.path.join(root, _LOCALTIME)}) cannot be read: {exc}; name one") from exc
-
-
-def _local_name(root: str) -> str:
+    except OSError as exc:
+        raise ValueError(f"the node's zone ({path}) cannot be read: {exc.strerror}; name one") from exc
     try:
-        target = os.readlink(os.path.join(root, _LOCALTIME))
-    except OSError:
-        return "local time"
-    return target.rpartition(_BELOW)[2][:64]
+        return ZoneInfo.from_file(BytesIO(content), key=local_name(root))
+    except (ValueError, LookupError, OverflowError, struct.error) as exc:
+        raise ValueError(f"the node's zone ({path}) is not zone data: {exc}; name one") from exc
 
 
 def holds(window: ZonedTime, at: float) -> bool:

@@ -66,11 +66,14 @@ def moved(index: int) -> Mapping[tuple[str | int, ...], str]:
 class WindowTable:
     """The windows of a configuration in their zones."""
 
-    def __init__(self, windows: Sequence[WindowConfig], root: str = "/") -> None:
-        """``root``: of the node whose zone those without one have. Errors: `ValueError` where a zone has no data."""
+    def __init__(self, windows: Sequence[WindowConfig], root: str = "/", zone: str | None = None) -> None:
+        """``zone``: of those without one; None: that of the node below ``root``.
+
+        Errors: `ValueError` where a zone has no data.
+        """
         self.names = tuple(window.name for window in windows)
         times = [parse_when(window.when) for window in windows]
-        self._zoned = [ZonedTime(time, zone_of(time.zone, root)) for time in times]
+        self._zoned = [ZonedTime(time, zone_of(time.zone or zone, root)) for time in times]
 
     def decide(self, at: float) -> Decision:
         """The window in force at an instant (seconds since the epoch), and the next change."""

@@ -99,11 +99,12 @@ class Schema(Struct, frozen=True, kw_only=True, dict=True):
         made = (_field(self.kind.cls, info) for info in self.kind.fields)
         return {field.name: field for field in made if field is not None}
 
-    @property
+    @cached_property
     def item(self) -> "Schema":
         """What a list's items or a map's values are.
 
-        Made at each call: an empty map needs none, and what it names may not be imported yet.
+        Made when it is needed: an empty map needs none, and what it names may not be imported yet. Made once: that of a
+        rule takes 4 ms.
         """
         if isinstance(self.kind, DictType):
             return _schema(self.kind.value_type, self.where, None)

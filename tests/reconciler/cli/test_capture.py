@@ -353,3 +353,24 @@ def test_the_plan_of_a_captured_node_is_that_of_the_window_of_its_time(
     assert steady(found) == steady(expected)
     fixed.write_text("protect: full\n" if level == "cpu" else "protect: cpu\n")
     assert steady(plan(run, live.root, "--config", str(fixed))) != steady(expected)
+
+
+@pytest.mark.parametrize(
+    ("zone", "named"),
+    [("Asia/Kathmandu", " (window w)"), ("UTC", ""), ("Europe/Nowhere", ""), ("../../etc/passwd", ""), ("", "")],
+)
+def test_a_window_without_a_zone_has_that_of_the_captured_node(
+    run: Run, live: LiveNode, tmp_path: Path, zone: str, named: str
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("windows: [{name: w, when: 'daily 10:00-11:00', protect: cpu}]\n")
+    about = {"version": "1", "node": "n", "at": 20_000 * 86_400.0 + 5 * 3600, "files": 1, "zone": zone}
+    live.put(recorded.ABOUT, json.dumps(about))
+    assert plan(run, live.root, "--config", str(own))["node"]["config"] == f"{own}{named}"
+
+
+def test_a_capture_has_the_name_of_the_nodes_zone(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    os.makedirs(f"{live.root}/etc", exist_ok=True)
+    os.symlink("/usr/share/zoneinfo/America/Santiago", f"{live.root}/etc/localtime")
+    capture(run, live.root, str(tmp_path / "captured"))
+    assert json.loads((tmp_path / "captured" / recorded.ABOUT).read_text())["zone"] == "America/Santiago"

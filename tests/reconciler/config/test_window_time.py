@@ -1,5 +1,6 @@
 """Windows of time: the form of their times, and the window in force minute by minute, by the clock's own words."""
 
+import os
 import sys
 import zoneinfo
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from reconciler.config.window_time import (
     check_when,
     decide,
     holds,
+    local_name,
     overlapping,
     parse_when,
     zone_of,
@@ -100,8 +102,27 @@ def test_without_a_zone_the_nodes_applies(tmp_path: Path) -> None:
     zone = zone_of(None, str(tmp_path))
     assert datetime(2026, 1, 1, tzinfo=zone).isoformat() == "2026-01-01T00:00:00+05:45"
     (tmp_path / "etc/localtime").write_bytes(b"TZif, or not")
+    with pytest.raises(ValueError, match=r"the node's zone .* is not zone data"):
+        zone_of(None, str(tmp_path))
+    (tmp_path / "etc/localtime").unlink()
+    os.mkfifo(tmp_path / "etc/localtime")
     with pytest.raises(ValueError, match=r"the node's zone .* cannot be read"):
         zone_of(None, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("/usr/share/zoneinfo/America/Argentina/Salta", "America/Argentina/Salta"),
+        ("../usr/share/zoneinfo/Etc/GMT+5", "Etc/GMT+5"),
+        ("/usr/share/zoneinfo/../../etc/passwd", None),
+        ("/etc/timezone", None),
+    ],
+)
+def test_the_name_of_the_nodes_zone_is_that_of_its_link(tmp_path: Path, target: str, name: str | None) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/localtime").symlink_to(target)
+    assert local_name(str(tmp_path)) == name
 
 
 def data_of(key: str) -> bytes:
