@@ -4,13 +4,21 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from reconciler.config import load
 from reconciler.config.model import AgentMode, Protection
 from reconciler.control.event_notes import EventNotes, WindowNow
+from reconciler.daemon.agent import Agent
 from reconciler.daemon.config_in_force import ConfigInForce
+from reconciler.daemon.numbers import snapshot
+from reconciler.daemon.status import StatusReport
+from reconciler.runtime.cooperative import all_steps
 from reconciler.settings.binder import ConfigError, TextLayers
 from state.entry import LedgerEvent
+from tests.fakes.livenode import LiveNode
+from tests.fakes.web import FakePulse
+from tests.reconciler.daemon.test_wiring import MEMINFO, WithProc
 
 NOON = 1_796_040_000.0
 """Monday, 12:00 UTC."""
@@ -157,3 +165,37 @@ def test_each_change_is_an_event_with_what_was_and_what_follows(in_force: Config
     assert texts[0].startswith("office until ")
     assert texts[0].endswith(", then no window")
     assert texts[1:] == ["office -> no window", "no window -> no windows any more"]
+
+
+async def test_the_agent_shows_the_window_counts_its_minutes_and_a_change_is_an_event(
+    tmp_path: Path, in_force: ConfigInForce, clock: WallClock
+) -> None:
+    live = LiveNode(tmp_path / "node")
+    live.put("proc/meminfo", MEMINFO)
+    agent = Agent(live.config, live.place(), files=WithProc(live), window=in_force.window)
+    try:
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=in_force.reload)
+        await live.look(agent)
+        seen = []
+        for step in (0.0, 10.5 * HOUR):
+            clock.now += step
+            await followed(in_force)
+            config = replace(in_force.config, node=live.config.node, store=live.config.store)
+            agent.reconfigure(config)
+            agent.accounts.effect.minute([])
+            about = show.state(["agent"])["agent"]
+            assert isinstance(about, dict)
+            window = about["window"]
+            numbers = all_steps(snapshot(agent, ready=True, components=[])).windows
+            seen.append((window["name"], window["then"], numbers))
+            assert (await show.reload())["protect"] == "cpu"
+        assert seen == [
+            ("office", None, {"office": True, "night": False}),
+            ("night", None, {"office": False, "night": True}),
+        ]
+        (hour,) = agent.accounts.effect.hours.values()
+        assert {name: part.minutes for name, part in hour.windows.items()} == {"office": 1, "night": 1}
+        events = [event.reason for event in agent.record.ledger.events_after(0) if event.kind == "window"]
+        assert [event.partition(" until")[0] for event in events] == ["office", "office -> night"]
+    finally:
+        agent.close()
