@@ -13,6 +13,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.actuators.cgroup.control_files import MEMORY_PAIR
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.control.reconciler import Reconciler
+from reconciler.policies.refusals import OUTSIDE_PARENT
 from reconciler.runtime.format import first_of
 from state.cpu import QuotaFloor
 from state.model import ContainerKind, Pod, PodClass, SourceStatus
@@ -38,6 +39,7 @@ def bound_problems(reconciler: Reconciler) -> Iterator[BoundProblem]:
     yield from _on_owned_cpus(reconciler)
     yield from _above_pods(reconciler)
     yield from _of_pods(reconciler)
+    yield from _outside_parents(reconciler)
 
 
 def bounds_status(reconciler: Reconciler) -> SourceStatus:
@@ -104,6 +106,15 @@ def _of_pods(reconciler: Reconciler) -> Iterator[BoundProblem]:
         pod = pods.get(status.setting.pod_uid or "")
         if pod is not None and status.setting.knob in _BOUNDS and not _is_pause(pod, status.setting.path):
             yield BoundProblem((pod.uid,), f"{pod.title}: {status.setting.knob}: {status.detail}")
+
+
+def _outside_parents(reconciler: Reconciler) -> Iterator[BoundProblem]:
+    """CPU sets of which the directory above has no CPU, or not all: what narrowed that directory is not known."""
+    for uid, refusals in reconciler.refusals.items():
+        pod = reconciler.inventory.pods.get(uid)
+        for refusal in refusals if pod is not None else ():
+            if pod is not None and refusal.rule == OUTSIDE_PARENT:
+                yield BoundProblem((uid,), f"{pod.title}: {refusal.setting.knob}: {refusal.reason}")
 
 
 def _is_pause(pod: Pod, path: str) -> bool:

@@ -438,9 +438,9 @@ class Reconciler:
             if cid in before:
                 self.actuator.forget(before[cid], cid)
         if seen.before is None or (seen.pod is not None and seen.pod.group == seen.before.group):
-            if seen.pod is not None and (seen.before is None or seen.came):
-                # Again at each start: the pod's cpu directory appears after its cpuset directory, and its quota may be
-                # resized.
+            if seen.pod is not None:
+                # Each time (9 µs): the directory is the kubelet's, whose writes there bring no event, and its set and
+                # quota bound what is planned for the pod.
                 self.actuator.judge.control_files.load(seen.pod.group.path)
             return
         # Removed, or created again under its old uid (a static pod).

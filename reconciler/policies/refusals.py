@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
@@ -172,12 +173,32 @@ def cpuset_outside_parent(setting: Setting, scene: RefusalContext) -> str | None
         return None
     level = _level_of(pod, scene.view)
     parent = level if setting.path == pod.group.path else pod.group.path
-    known, have = scene.value(parent, "cpu.set")
-    if not known or not isinstance(have, CpuSet) or not have or value <= have:
+    have = _set_above(parent, scene)
+    if have is None or value <= have:
         return None
     if parent == level and have <= scene.pools.reclaimed:
         return None  # besteffort as we narrowed it: it is loosened in the same plan, before this
-    return f"its parent {parent} has only CPU {have}"
+    part = _possible_part(setting, scene)
+    rest = f": of {value}, CPU {part} is set" if part is not None else ""
+    return f"its parent {parent} has only CPU {have}{rest}"
+
+
+def _set_above(parent: str, scene: RefusalContext) -> CpuSet | None:
+    """The set of a directory as planned or read; None: not known."""
+    _, have = scene.value(parent, "cpu.set")
+    return have if isinstance(have, CpuSet) and have else None
+
+
+def _possible_part(setting: Setting, scene: RefusalContext) -> CpuSet | None:
+    """The CPUs of a set that its parent has; None: none of them, or no part is of use.
+
+    What a pod is to leave, it leaves as far as it can. An owner's exclusive CPUs are a claim, kept whole or not.
+    """
+    pod, value = scene.pod, setting.value
+    if pod is None or not isinstance(value, CpuSet) or setting.policy == OWN_CPUS:
+        return None
+    have = _set_above(_level_of(pod, scene.view) if setting.path == pod.group.path else pod.group.path, scene)
+    return (value & have) or None if have is not None else None
 
 
 def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
@@ -340,6 +361,7 @@ _RULES: Final[Mapping[str, tuple[Rule, ...]]] = {knob: _EVERY + rules for knob, 
 _NAMES: Final[Mapping[Rule, str]] = {
     rule: rule.__name__.replace("_", "-") for rules in (_EVERY, *_OF_KNOB.values()) for rule in rules
 }
+OUTSIDE_PARENT: Final = _NAMES[cpuset_outside_parent]
 _CONTROLLERS: Final[Mapping[str, str]] = {
     "cpu.set": "cpuset",
     "cpu.mems": "cpuset",
@@ -350,18 +372,42 @@ _CONTROLLERS: Final[Mapping[str, str]] = {
 
 
 def check(scene: RefusalContext) -> tuple[dict[tuple[str, str], Setting], list[Refusal]]:
-    """Split the plan into settings that may be written and those that may not, each with the first rule against it."""
+    """Split the plan into settings that may be written and those that may not, each with the first rule against it.
+
+    Of a CPU set of which the directory above has only a part, that part is written and the whole refused.
+    """
     allowed: dict[tuple[str, str], Setting] = {}
     refusals: list[Refusal] = []
-    for key, setting in scene.wanted.items():
+    wanted = dict(scene.wanted)
+    scene = replace(scene, wanted=wanted)
+    # Parents first: what is possible there bounds the groups below.
+    for key, setting in sorted(wanted.items(), key=lambda item: item[0][0].count("/")):
         for rule in _RULES.get(setting.knob, _EVERY):
             reason = rule(setting, scene)
             if reason is not None:
                 refusals.append(Refusal(setting=setting, rule=_NAMES[rule], reason=reason))
+                if rule is cpuset_outside_parent:
+                    _take_part(key, setting, scene, wanted, allowed)
                 break
         else:
             allowed[key] = setting
     return allowed, refusals
+
+
+def _take_part(
+    key: tuple[str, str],
+    setting: Setting,
+    scene: RefusalContext,
+    wanted: dict[tuple[str, str], Setting],
+    allowed: dict[tuple[str, str], Setting],
+) -> None:
+    """The possible part of a set is wanted in place of the whole; without one the set read last bounds those below."""
+    part = _possible_part(setting, scene)
+    if part is None:
+        del wanted[key]
+    else:
+        reason = f"{setting.reason}; of {setting.value} what its parent has"
+        wanted[key] = allowed[key] = replace(setting, value=part, reason=reason)
 
 
 def _of_machine(setting: Setting) -> bool:

@@ -26,7 +26,7 @@ from cgroupfs.errors import CgroupChangedError, CgroupError, CgroupGoneError, Cg
 from cgroupfs.knobs import CATALOG, SETS
 from cgroupfs.log import get_log
 from cgroupfs.plan import KnobChange, order_changes
-from cgroupfs.steps import BlockedChange, WritePlan, WriteStep
+from cgroupfs.steps import BlockedChange, WritePlan, WriteStep, ancestors
 from cgroupfs.writer import StepOutcome, StepWriter
 from reconciler.actuators.cgroup.compare import (
     FileAction,
@@ -321,8 +321,7 @@ class CgroupActuator:
         if not work:
             return
         by_place = {write.place: write for write in work}
-        for path in {write.key[1] for write in work if not write.within}:
-            self._load_ancestors(path)
+        await self._load_ancestors({write.key[1] for write in work if not write.within})
         plan = await self._plan(work)
         least: dict[tuple[str, str], BlockedChange] = {}
         for blocked in plan.blocked:
@@ -444,12 +443,12 @@ class CgroupActuator:
             **{(path, knob): actual[path, knob] for path in paths for knob in _BOUNDING if (path, knob) in actual},
         }
 
-    def _load_ancestors(self, path: str) -> None:
-        """Read the ancestors' values, which bound the allowed ones, unless cached."""
-        while (path := path.rpartition("/")[0]) and path != "/":
-            # Not cached, or read between the directory's mkdir and the kubelet's first write to it.
-            if not self.judge.control_files.actual.get((path, "cpu.set")):
-                self.judge.control_files.load(path)
+    async def _load_ancestors(self, paths: Iterable[str]) -> None:
+        """Read the ancestors' values, which bound the allowed ones: other programs write them as well."""
+        slices = TimeSlice()
+        for above in {above for path in paths for above in ancestors(path) if above != "/"}:
+            self.judge.control_files.load(above)
+            await slices.checkpoint()
 
     async def _record_outcome(self, outcome: StepOutcome, work: FileWrite) -> None:
         error = outcome.error

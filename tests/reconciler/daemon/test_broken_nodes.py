@@ -101,6 +101,14 @@ def stuck(live: LiveNode) -> None:
     live.kernel.write = write  # type: ignore[method-assign, assignment]
 
 
+def narrowed(live: LiveNode) -> None:
+    """The BE pod may run on one CPU of the BE pool, and on the CPU of the pod that owns it."""
+    for path in ("/kubepods/besteffort", group(BATCH), box(BATCH)):
+        live.write(path, "cpuset", "cpuset.cpus", "0-7")
+    live.write(box(BATCH), "cpuset", "cpuset.cpus", "6-7")
+    live.write(group(BATCH), "cpuset", "cpuset.cpus", "6-7")
+
+
 def partition(live: LiveNode) -> None:
     """A unit of the node takes the CPU that a pod owns."""
     live.kernel.make_group("/isolated.slice")
@@ -131,6 +139,14 @@ FAULTS = {
         found=f"main of pod {BATCH} may run on exclusive CPU 7",
         pods=(PINNED,),
         quiet=("BE containers are limited to the BE pool", "exclusive CPUs are those of the kernel's files"),
+    ),
+    "a pod's directory with a part of the BE pool": Fault(
+        source="bounds of pods",
+        text=f"ci/batch-7: cpu.set: its parent {group(BATCH)} has only CPU 6-7: of 5-6, CPU 6 is set",
+        make=narrowed,
+        mend=lambda live: live.write(group(BATCH), "cpuset", "cpuset.cpus", "0-7"),
+        pods=(BATCH,),
+        quiet=("CPU 7 of main is not exclusive",),
     ),
     "a container that cannot leave a CPU": Fault(
         source="bounds of pods",
@@ -355,7 +371,7 @@ async def test_every_surface_has_the_fault_and_its_end(
             with_batch_memory(agent)
         async with scene.served():
             await scene.look()
-            assert scene.problems(fault.text), scene.report.state(("problems",))
+            assert scene.problems(fault.text), scene.report.state(("problems",))["problems"]
             assert scene.metric(fault.source) in {"0", "0.0"}
             scene.alerts(0.0)
             assert f"False {fault.source}" in scene.alerts(60.0)

@@ -1,6 +1,7 @@
 """Each rule refuses what was seen to break, and lets through what is beside it."""
 
 import pytest
+from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
@@ -43,7 +44,7 @@ def judge(view: NodeView, instance: Pod | None, *settings: Setting) -> list[Refu
         containers={item.group.path: item for item in instance.containers} if instance is not None else {},
     )
     allowed, refusals = check(scene)
-    assert len(allowed) + len(refusals) == len(settings)
+    assert allowed.keys() | {refusal.setting.key for refusal in refusals} == {setting.key for setting in settings}
     return refusals
 
 
@@ -213,6 +214,40 @@ def test_on_v1_a_cpu_set_outside_the_pods_is_refused_where_that_is_known() -> No
     assert refused(node(APP, actual=narrow, versions=V2), APP, want(A, "cpu.set", cpus("3-4"))) == []
     wide = want(POD, "cpu.set", cpus("3-4"))
     assert refused(node(APP, actual=narrow), APP, wide, want(A, "cpu.set", cpus("3-4"))) == []
+
+
+def possible(view: NodeView, item: Pod, *settings: Setting) -> dict[str, str]:
+    """The CPU sets that may be written, by group."""
+    scene = RefusalContext(
+        view=view,
+        pools=plan_pools(view, None, CONFIG),
+        wanted={setting.key: setting for setting in settings},
+        pod=item,
+        containers={inner.group.path: inner for inner in item.containers},
+    )
+    return {path: str(setting.value) for (path, _), setting in check(scene)[0].items()}
+
+
+def test_of_a_set_that_the_pod_has_in_part_the_part_is_written_and_the_rest_is_said() -> None:
+    view = node(APP, actual={(POD, "cpu.set"): cpus("0-3")})
+    part = want(A, "cpu.set", cpus("3-4"))
+    assert possible(view, APP, part) == {A: "3"}
+    (refusal,) = judge(view, APP, part)
+    assert refusal.reason == f"its parent {POD} has only CPU 0-3: of 3-4, CPU 3 is set"
+    assert possible(view, APP, want(A, "cpu.set", cpus("4-5"))) == {}
+    assert judge(view, APP, want(A, "cpu.set", cpus("4")))[0].reason == f"its parent {POD} has only CPU 0-3"
+    whole = replace(part, policy="exclusive")
+    assert possible(view, APP, whole) == {}, "a claim on CPUs is kept whole or not"
+
+
+def test_the_part_of_the_pods_own_directory_bounds_its_containers() -> None:
+    be = pod("be", container("a"))
+    path, inner = be.group.path, be.containers[0].group.path
+    wide, sets = cpus("1-4"), (cpus("0-2"), cpus("0,5"))
+    for have, expected in zip(sets, ({path: "1-2", inner: "1-2"}, {inner: "0"}), strict=True):
+        known = {(BE, "cpu.set"): have, (path, "cpu.set"): cpus("0,6")}
+        settings = want(path, "cpu.set", wide), want(inner, "cpu.set", cpus("0-4") if have == sets[1] else wide)
+        assert possible(node(be, actual=known), be, *settings) == expected
 
 
 def test_a_besteffort_that_we_narrowed_does_not_stop_its_own_widening() -> None:
