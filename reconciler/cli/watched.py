@@ -110,7 +110,8 @@ def _pod_lines(fields: Row) -> Iterator[Block]:
         yield line(*cells, f": {finding['score']:.2f}: {finding['reason']}", indent=2)
     for step in fields["in_force"]:
         yield line(*_step_cells(f"for {step['title']}", step), indent=2)
-    for reason in _measured(fields["measure"]):
+    # Of a limit that is not in the files, the step says so.
+    for reason in _measured(fields["measure"]) if not any(step.get("refused") for step in fields["in_force"]) else ():
         yield line(StyledText(reason, "dim"), indent=4)
     for finding in fields["evictions"]:
         yield line(*_eviction(finding), indent=2)
@@ -128,8 +129,10 @@ def _step_cells(whose: str, step: Row) -> Iterator[Cell]:
         yield StyledText("would be", "dim")
     else:
         request = step["response"] == "evict"
-        yield StyledText("requested" if request else "in force" if step["judged"] else "evaluating", "warn")
+        yield StyledText("requested" if request else _state(step), "warn")
     yield f" {whose} ({step['rule']}): {step['words']}"
+    if step.get("refused"):
+        yield f" (of this {step['refused']})"
     yield StyledText(f"  {fmt.duration(step['for_s'])}", "dim")
 
 
@@ -328,6 +331,8 @@ def _state(step: Row) -> str:
         return "would"
     if step["response"] == "evict":
         return "terminating" if step["ending"] else "requested"
+    if step.get("refused"):
+        return "not in force"
     return "in force" if step["judged"] else "evaluating"
 
 

@@ -5,7 +5,7 @@ node and of its pods: it names the pod, the group in the way, and the owner of e
 runs. While such a problem exists, the source `NAME` is not ok: it is in the metrics and, once it lasts, an alert.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from cgroupfs.codecs import Value
@@ -13,14 +13,19 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.actuators.cgroup.control_files import MEMORY_PAIR
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.control.reconciler import Reconciler
+from reconciler.policies.be_memory import NAME as BE_MEMORY
 from reconciler.policies.refusals import OUTSIDE_PARENT
+from reconciler.policies.responses import NAME as RESPONSES
+from reconciler.policies.shared import LIMITED_TO_IT
+from reconciler.policies.shared import NAME as SHARED
 from reconciler.runtime.format import first_of
 from state.cpu import QuotaFloor
-from state.model import ContainerKind, Pod, PodClass, SourceStatus
+from state.model import ContainerKind, Pod, PodClass, Refusal, SourceStatus
 from state.setting_state import SettingState
 
 NAME: Final = "bounds of pods"
-_BOUNDS: Final = frozenset({"cpu.set", "cpu.mems", "cpu.quota", *MEMORY_PAIR})
+_BE_MEMORY_KNOBS: Final = ("memory.high", "memory.soft", "memory.max")
+_BOUNDS: Final = frozenset({"cpu.set", "cpu.mems", "cpu.quota", *MEMORY_PAIR, *_BE_MEMORY_KNOBS})
 _SHOWN: Final = 3
 
 
@@ -50,21 +55,111 @@ def bounds_status(reconciler: Reconciler) -> SourceStatus:
 
 
 def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict[str, str]:
-    """The plan's reasons, but for what is not in force: BE containers' CPU sets, the besteffort directory's quota."""
-    told = dict(reasons)
-    pods = [pod for pod in reconciler.inventory.pods.values() if pod.pod_class is PodClass.RECLAIMED]
-    sets = [(pod, status) for pod in pods for status in _statuses(reconciler, pod, "cpu.set")]
-    outside = [(pod, status) for pod, status in sets if not _may_be_said(status)]
-    if "cpuset" in told and outside:
-        pod, status = outside[0]
-        told["cpuset"] = (
-            f"{len(outside)} of {len(sets)} BE containers are not limited to the BE pool: {pod.title}: {status.detail}"
-        )
-    besteffort = reconciler.inventory.besteffort
-    quota = reconciler.actuator.judge.statuses.get((besteffort, "cpu.quota"))
-    if "quota" in told and quota is not None and not _may_be_said(quota) and besteffort not in _floors(reconciler):
-        told["quota"] = f"not in force on {besteffort}: {quota.detail}"
-    return told
+    """The plan's reasons; of those that state a bound, the ones of which a file has another value say so instead."""
+    texts = dict(reasons)
+    pools = reconciler.pools
+    be = _pods(reconciler, PodClass.RECLAIMED)
+    sets = _claim(reconciler, be, "cpu.set") if "cpuset" in texts else _KEPT
+    if sets.lacking:
+        texts["cpuset"] = f"{sets.share} BE containers are not limited to the BE pool: {sets.first}"
+    parts = {} if pools is None else pools.quota_milli or {}
+    quotas = _KEPT
+    if "quota" in texts and parts:
+        directory = {reconciler.inventory.besteffort} if reconciler.inventory.besteffort in parts else set()
+        quotas = _claim(reconciler, [pod for pod in be if pod.uid in parts], "cpu.quota", directory)
+    if quotas.lacking:
+        # Where it is the directory's that is refused, the next plan is for the containers.
+        planned = texts["quota"].replace("enforced as", "planned as", 1)
+        texts["quota"] = f"not in force on {quotas.share} groups: {quotas.first}; {planned}"
+    if SHARED in texts and texts[SHARED].endswith(LIMITED_TO_IT):
+        online = _claim(reconciler, _pods(reconciler, PodClass.SHARED), "cpu.set", policy=SHARED)
+        if online.lacking:
+            rest = f"; {online.share} online containers are not limited to it: {online.first}"
+            texts[SHARED] = texts[SHARED].removesuffix(LIMITED_TO_IT) + rest
+    if BE_MEMORY in texts and (problem := _memory_problem(reconciler)):
+        texts[BE_MEMORY] = f"not in force on {reconciler.inventory.besteffort}: {problem}; planned: {texts[BE_MEMORY]}"
+    if RESPONSES in texts and (sets.lacking or quotas.lacking):
+        texts[RESPONSES] += f", which is not in force everywhere: {quotas.first or sets.first}"
+    return texts
+
+
+def response_problem(reconciler: Reconciler, uid: str) -> str:
+    """What of a response's settings on a pod (its squeeze, its freeze) is not in force; empty: all is, or none."""
+    pod = reconciler.inventory.pods.get(uid)
+    if pod is None:
+        return ""
+    refused = [f"{item.setting.knob}: {item.reason}" for item in _refusals(reconciler, uid, RESPONSES)]
+    statuses = (
+        status
+        for path in _groups(pod)
+        for status in reconciler.actuator.judge.statuses.by_group.get(path, {}).values()
+        if status.setting.policy == RESPONSES
+    )
+    refused += [f"{status.setting.knob}: {status.detail}" for status in statuses if not _may_be_said(status)]
+    return first_of(refused, _SHOWN)
+
+
+class _BoundClaim(NamedTuple):
+    """Of ``total`` groups that are to have a value, those without it: whose it is, and why not."""
+
+    total: int
+    lacking: tuple[str, ...]
+
+    @property
+    def share(self) -> str:
+        """As text."""
+        return f"{len(self.lacking)} of {self.total}"
+
+    @property
+    def first(self) -> str:
+        """One of them; empty: none."""
+        return self.lacking[0] if self.lacking else ""
+
+
+_KEPT: Final = _BoundClaim(0, ())
+
+
+def _pods(reconciler: Reconciler, pod_class: PodClass) -> list[Pod]:
+    return [pod for pod in reconciler.inventory.pods.values() if pod.pod_class is pod_class]
+
+
+def _claim(
+    reconciler: Reconciler, pods: Iterable[Pod], knob: str, directories: Iterable[str] = (), *, policy: str = ""
+) -> _BoundClaim:
+    """Whether one knob is in force in all groups where it is wanted, those included in which the plan refuses it."""
+    statuses = reconciler.actuator.judge.statuses
+    found = [(path, statuses.get((path, knob))) for path in directories]
+    lacking = [f"{path}: {status.detail}" for path, status in found if status is not None and not _may_be_said(status)]
+    total = sum(status is not None for _, status in found)
+    for pod in pods:
+        of_pod = [item for item in _statuses(reconciler, pod, knob) if policy in {"", item.setting.policy}]
+        known = {item.setting.path for item in of_pod}
+        refused = [
+            item
+            for item in _refusals(reconciler, pod.uid, policy)
+            if item.setting.knob == knob and item.setting.path not in known and not _is_pause(pod, item.setting.path)
+        ]
+        total += len(of_pod) + len(refused)
+        lacking += [f"{pod.title}: {item.detail}" for item in of_pod if not _may_be_said(item)]
+        lacking += [f"{pod.title}: {item.reason}" for item in refused]
+    return _BoundClaim(total, tuple(lacking))
+
+
+def _refusals(reconciler: Reconciler, uid: str, policy: str = "") -> Iterator[Refusal]:
+    return (item for item in reconciler.refusals.get(uid, ()) if policy in {"", item.setting.policy})
+
+
+def _memory_problem(reconciler: Reconciler) -> str:
+    """Why a planned limit of all BE work together is not in force; empty: it is, or none is planned."""
+    plan, path = reconciler.plan, reconciler.inventory.besteffort
+    if plan is None or plan.memory.reclaimed_high_bytes is None:
+        return ""
+    statuses = reconciler.actuator.judge.statuses
+    found = [status for knob in _BE_MEMORY_KNOBS if (status := statuses.get((path, knob))) is not None]
+    lacking = [f"{status.setting.knob}: {status.detail}" for status in found if not _may_be_said(status)]
+    if not found:
+        return "this kernel has no file for it" if reconciler.looks else ""
+    return first_of(lacking, _SHOWN)
 
 
 def _may_be_said(status: SettingStatus) -> bool:
@@ -147,11 +242,14 @@ def _on_owned_cpus(reconciler: Reconciler) -> Iterator[BoundProblem]:
 
 def _statuses(reconciler: Reconciler, pod: Pod, knob: str) -> Iterator[SettingStatus]:
     """The status of one knob in the pod's groups, its pause container's left out."""
-    groups = [pod.group.path]
-    groups += [item.group.path for item in pod.containers if item.kind is not ContainerKind.SANDBOX]
-    for path in groups:
+    for path in _groups(pod):
         if (status := reconciler.actuator.judge.statuses.get((path, knob))) is not None:
             yield status
+
+
+def _groups(pod: Pod) -> list[str]:
+    """Its directory and its containers, but for its pause container."""
+    return [pod.group.path, *(item.group.path for item in pod.containers if item.kind is not ContainerKind.SANDBOX)]
 
 
 def _is_refused(status: SettingStatus) -> bool:

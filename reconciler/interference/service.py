@@ -218,9 +218,11 @@ class InterferenceService:
         """The section of the state document; empty while nothing is watched."""
         if self.observer is None:
             return {}
+        from reconciler.control.bounds_in_force import response_problem
         from reconciler.interference.status import status_document
 
-        return status_document(self.observer)
+        reconciler = self._control.reconciler
+        return status_document(self.observer, lambda uid: response_problem(reconciler, uid))
 
     def eviction_facts(self) -> Mapping[str, object] | None:
         """The section ``eviction`` of the state document; None while nothing is watched."""

@@ -1,7 +1,7 @@
 """The section ``interference`` of the state document: victims, evidence, and responses in force."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import to_builtins
 
@@ -13,13 +13,17 @@ from reconciler.responses.eviction.status import section
 from reconciler.responses.ladder import EscalationState, in_force
 from reconciler.runtime.counters import InterferenceCounters
 from state.evidence import RuleVerdict, Verdict
-from state.measures import Restrictions
+from state.measures import Response, Restrictions
 
+_AT_PODS = frozenset({Response.SQUEEZE, Response.FREEZE})
 _QUIET = frozenset({Verdict.OK})
 
 
-def status_document(observer: InterferenceMonitor) -> Mapping[str, object]:
-    """Plain values. Findings that are ``ok`` are counted, not listed."""
+def status_document(observer: InterferenceMonitor, refused: Callable[[str], str]) -> Mapping[str, object]:
+    """Plain values. Findings that are ``ok`` are counted, not listed.
+
+    ``refused``: what of the responses on a pod is not in its files, by uid.
+    """
     judgement = observer.judgement or Evaluation(at_s=0.0)
     return {
         "rules": {
@@ -34,7 +38,9 @@ def status_document(observer: InterferenceMonitor) -> Mapping[str, object]:
         "findings": [
             _finding(verdict, judgement.at_s) for verdict in judgement.findings if verdict.verdict not in _QUIET
         ],
-        "ladder": [_climb(climb, judgement.at_s) for _, climb in sorted(observer.engine.ladder.climbs.items())],
+        "ladder": [
+            _climb(climb, judgement.at_s, refused) for _, climb in sorted(observer.engine.ladder.climbs.items())
+        ],
         "useless": dict(sorted(observer.engine.ladder.useless.items())),
         "measures": to_builtins(judgement.measures) if judgement.measures != Restrictions() else {},
         "signals": {"problems": observer.problems(), "cpu_s": observer.costs()},
@@ -124,7 +130,7 @@ def _finding(verdict: RuleVerdict, now: float) -> dict[str, object]:
     }
 
 
-def _climb(climb: EscalationState, now: float) -> dict[str, object]:
+def _climb(climb: EscalationState, now: float, refused: Callable[[str], str]) -> dict[str, object]:
     return {
         "rule": climb.rule,
         "victim": climb.victim,
@@ -139,6 +145,7 @@ def _climb(climb: EscalationState, now: float) -> dict[str, object]:
                 "suspect": step.suspect,
                 "for_s": round(now - step.at_s, 1),
                 "judged": step.judged,
+                "refused": refused(step.suspect) if step.response in _AT_PODS and step.suspect else "",
                 "dry_run": climb.shadow or step.dry,
                 "ending": step.ending_s is not None,
             }

@@ -36,6 +36,7 @@ from state.plan import NodePlan
 from state.pod_index import derived
 
 NAME: Final = "shared"
+LIMITED_TO_IT: Final = "; online pods are limited to it"
 _CPU: Final = 1000
 _SYSTEM: Final = "system/"
 _SHOWN: Final = 4
@@ -169,7 +170,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Sh
         config.confine is ConfineMode.ALWAYS or bool(named or separate or pools.placed or pools.interrupt)
     )
     reasons.setdefault(NAME, "neither reserved nor dedicated")
-    reasons[NAME] += "; online pods are limited to it" if confined else f"; online pods keep {barred or _KEPT}"
+    reasons[NAME] += LIMITED_TO_IT if confined else f"; online pods keep {barred or _KEPT}"
     return replace(
         pools,
         shared=shared,

@@ -58,7 +58,9 @@ EVICTED = ResponseStep(
 HELD = ResponseStep(response=Response.HOLD, what=Dimension.BUDGET, amount=2460, before=3000, at_s=97.0, severity=4.8)
 
 
-def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow: bool = False) -> dict[str, Any]:
+def watched(
+    *findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow: bool = False, refused: str = ""
+) -> dict[str, Any]:
     """The section as a daemon shows it at the moment 100."""
     climb = EscalationState(rule="cpu", victim=f"pod:{WEB}", title="shop/web-0", shadow=shadow, steps=steps)
     squeeze = SqueezeLimit(cpu_milli=1790, reason="for victim shop/web-0 (cpu)")
@@ -78,7 +80,9 @@ def watched(*findings: RuleVerdict, steps: tuple[ResponseStep, ...] = (), shadow
         pass_s=0.01,
         recorder=Recorder(),
     )
-    plain: dict[str, Any] = json.loads(json.dumps(status_document(cast("InterferenceMonitor", observer))))
+    plain: dict[str, Any] = json.loads(
+        json.dumps(status_document(cast("InterferenceMonitor", observer), lambda _uid: refused))
+    )
     return plain
 
 
@@ -119,6 +123,17 @@ def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run
         f"  in force for shop/web-0 (cpu): {SQUEEZED.describe}  12 s",
         "    limited to 1.79 CPU: for victim shop/web-0 (cpu)",
     ]
+
+
+def test_a_squeeze_that_no_file_has_is_not_in_force(run: Run, watching: FakeDaemon) -> None:
+    watching.document["interference"] = watched(SUFFERS, steps=(HELD, SQUEEZED), refused="cpu.quota: it is blocked")
+    out = run("explain", BATCH, "--socket", watching.socket).out
+    assert section_of(out)[1:] == [
+        f"  not in force for shop/web-0 (cpu): {SQUEEZED.describe} (of this cpu.quota: it is blocked)  12 s"
+    ]
+    out = run("interference", "--socket", watching.socket).out
+    assert "not in force" in out
+    assert "in force" not in out.replace("not in force", "")
 
 
 def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: FakeDaemon) -> None:

@@ -12,13 +12,15 @@ from msgspec.structs import replace
 
 from cgroupfs.files import Directory
 from reconciler.control import bounds_in_force
-from reconciler.control.bounds_in_force import BoundProblem
+from reconciler.control.bounds_in_force import BoundProblem, response_problem
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport, nothing_in_force
 from reconciler.policies.budget import BudgetLaw
 from reconciler.policies.reclaimed import ReclaimedForm
+from reconciler.policies.shared import ConfineMode
+from state.measures import Restrictions, SqueezeLimit
 from state.model import Hold
-from tests.fakes.livenode import BATCH, PINNED, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
 from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 
@@ -32,10 +34,10 @@ def live(tmp_path: Path) -> LiveNode:
 
 
 @contextmanager
-def refusing(live: LiveNode, path: str, file: str) -> Iterator[None]:
+def refusing(live: LiveNode, path: str, file: str, controller: str = "cpuset") -> Iterator[None]:
     """One file that the kernel does not let change: as a cpuset with a deadline task in it does."""
     real = live.kernel.write
-    directory = live.path(path, "cpuset")
+    directory = live.path(path, controller)
 
     def write(at: Directory, name: str, text: str) -> None:
         if at == directory and name == file:
@@ -153,9 +155,8 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
         (line,) = [line for line in problems if line.startswith(f"{besteffort}: cpu.quota: ")]
         assert INNER in line
         assert line.endswith("(a group of ci/batch-7)")
-        assert reasons["quota"].startswith(
-            "enforced as CPU quota per container: kubepods/besteffort takes no less than"
-        )
+        assert reasons["quota"].startswith("not in force on 1 of 1 groups: ci/batch-7: cpu.quota: child ratio at most")
+        assert "; planned as CPU quota per container: kubepods/besteffort takes no less than" in reasons["quota"]
         assert nothing_in_force(agent) is None
         live.kernel.remove_group(os.path.dirname(INNER))
         for _ in range(5):
@@ -167,3 +168,53 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
         problems, reasons = shown(agent)
         assert [line for line in problems if "cpu.quota" in line] == []
         assert reasons["quota"] == "enforced as CPU quota on kubepods/besteffort"
+
+
+async def test_online_pods_are_limited_to_their_pool_by_what_their_files_have(live: LiveNode) -> None:
+    shared = replace(live.config.policies.shared, confine=ConfineMode.ALWAYS)
+    web = f"{group(WEB)}/{container_id(WEB)}"
+    with live.agent(replace(live.config, policies=replace(live.config.policies, shared=shared))) as agent:
+        await live.look(agent)
+        assert shown(agent)[1]["shared"].endswith("; online pods are limited to it")
+        agent.record.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
+        agent.record.holds.refresh()
+        live.write(web, "cpuset", "cpuset.cpus", "0-7")
+        await live.look(agent)
+        text = shown(agent)[1]["shared"]
+        assert text.endswith("; 1 of 1 online containers are not limited to it: shop/web-0: upgrade (by ana)")
+
+
+async def test_a_memory_limit_of_be_work_is_said_of_the_directory_that_has_it(live: LiveNode) -> None:
+    memory = replace(live.config.policies.be_memory, enabled=True)
+    with live.agent(replace(live.config, policies=replace(live.config.policies, be_memory=memory))) as agent:
+        agent.control.inventory.take(reclaimed_memory_bytes=8 << 30)
+        await live.look(agent)
+        assert live.read("/kubepods/besteffort", "memory", "memory.soft_limit_in_bytes") == str(8 << 30)
+        assert shown(agent)[1]["be_memory"] == "BE memory limit 8 GiB"
+        agent.control.inventory.take(reclaimed_memory_bytes=4 << 30)
+        with refusing(live, "/kubepods/besteffort", "memory.soft_limit_in_bytes", "memory"):
+            await live.look(agent)
+            problems, reasons = shown(agent)
+            assert reasons["be_memory"].startswith("not in force on /kubepods/besteffort: memory.soft: ")
+            assert reasons["be_memory"].endswith("; planned: BE memory limit 4 GiB")
+            assert [text for text in problems if text.startswith("/kubepods/besteffort: memory.soft: ")]
+
+
+async def test_a_squeeze_is_in_force_where_its_files_have_it(live: LiveNode) -> None:
+    squeeze = SqueezeLimit(cpu_milli=500, reason="for victim shop/web-0 (cpu)")
+    live.kernel.make_group(INNER)
+    with live.agent() as agent:
+        agent.control.inventory.take(measures=Restrictions(squeezed={BATCH: squeeze}))
+        await live.look(agent)
+        assert live.read(CONTAINER, "cpu", "cpu.cfs_quota_us") == "50000"
+        assert response_problem(agent.control.reconciler, BATCH) == ""
+        live.write(INNER, "cpu", "cpu.cfs_quota_us", "50000")
+        agent.control.inventory.take(measures=Restrictions(squeezed={BATCH: replace(squeeze, cpu_milli=400)}))
+        for _ in range(3):
+            for retries in agent.writes.judge.statuses._retries.values():
+                retries.clear()
+            await live.look(agent)
+        text = response_problem(agent.control.reconciler, BATCH)
+        assert text.startswith("cpu.quota: ")
+        assert INNER in text
+        assert response_problem(agent.control.reconciler, WEB) == response_problem(agent.control.reconciler, "x") == ""

@@ -128,7 +128,7 @@ FAULTS = {
         mend=lambda live: live.kernel.remove_group(os.path.dirname(INNER)),
         config=by_quota,
         pods=(BATCH,),
-        quiet=("enforced as CPU quota on kubepods/besteffort",),
+        quiet=("enforced as CPU quota",),
     ),
     "an inner group that cannot be narrowed": Fault(
         source="bounds of pods",
