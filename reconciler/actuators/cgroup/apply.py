@@ -34,6 +34,7 @@ from reconciler.actuators.cgroup.compare import (
     GroupTarget,
     expected_after_runtime,
     intended,
+    is_ours,
     spec_text,
 )
 from reconciler.actuators.cgroup.control_files import BOUNDS, MEMORY_PAIR, Relatives
@@ -271,13 +272,17 @@ class CgroupActuator:
         firsts = [
             write for write in (*beside, *work) if not self._ledger.is_durable(write.key, write.target.group.inode)
         ]
-        if not firsts:
+        outdated = [write for write in work if self._correct_unwritten(write)]
+        if not firsts and not outdated:
             return work
         entries = [self._entry(write) for write in firsts]
         try:
+            if outdated:
+                await in_worker(self._ledger.flush, limiter=self._store_lane)
             record = self._ledger.adopt if self.judge.lost else self._ledger.first_touches
             await in_worker(record, entries, limiter=self._store_lane)
         except StoreError as exc:
+            firsts += outdated
             for first in firsts:
                 # The store's failure is reported once by persistence, not for every file.
                 if not first.within:
@@ -289,6 +294,28 @@ class CgroupActuator:
         for path in {write.key[1] for write in firsts if not write.within}:
             self._follower.follow(path)
         return work
+
+    def _correct_unwritten(self, work: FileWrite) -> bool:
+        """Whether a file that bypassd has recorded and not yet written has another value by now: its owner's newer one.
+
+        The first write may be hours after the record, where the kernel refuses it until then.
+        """
+        entry = self._unwritten(work)
+        if entry is None or entry.original is None or work.target.creating:
+            return False
+        same = work.actual == work.knob.normal(entry.original, work.version)
+        if same or is_ours(work.knob, work.version, entry, self._ledger, work.actual):
+            return False
+        self._ledger.correct(work.key, work.raw, OriginalSource.READ)
+        return True
+
+    def _unwritten(self, work: FileWrite) -> LedgerEntry | None:
+        """The entry of a file that bypassd has not written yet, and that none of its writes has the kernel reset."""
+        entry = self._ledger.get(work.key)
+        if entry is None or entry.writer or work.within:
+            return None
+        resets = (CATALOG[other.knob].resets for other in self._ledger.group(work.key[1]))
+        return None if work.knob.name in resets else entry
 
     def _entry(self, work: FileWrite) -> LedgerEntry:
         container, setting = work.target.container, work.setting
@@ -339,7 +366,7 @@ class CgroupActuator:
             self._record_least(by_place[place], least[place], by_place[place].actual)
         inodes = {write.target.group.path: write.target.group.inode for write in work}
         self._ledger.intend(intended(plan.steps))
-        outcomes = await self._writer.perform(_guarded(plan.steps, by_place), inodes)
+        outcomes = await self._writer.perform(self._guarded(plan.steps, by_place), inodes)
         for outcome in outcomes:
             # All of them before a refusal is judged: what this pass has written itself overtakes nothing.
             place = (outcome.step.path, outcome.step.knob)
@@ -467,6 +494,7 @@ class CgroupActuator:
             return
         if isinstance(error, CgroupChangedError):
             self.writes[work.knob.name, "changed"] += 1
+            self.judge.statuses.record(work, SettingState.DUE, str(error))
             self.judge.statuses.recheck(work, time.monotonic())
             return
         if error is not None and work.knob.name in SETS and error.errno in _BETWEEN_FILES:
@@ -531,6 +559,23 @@ class CgroupActuator:
             policy, reason = ("", "") if work.setting is None else (work.setting.policy, work.setting.reason)
             self._ledger.want(work.key, work.text, policy=policy, reason=reason)
             self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
+
+    def _guarded(self, steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
+        """A release or a first write never overwrites a value that appeared after the comparison.
+
+        It is the owner's newer one; before a first write it becomes the original.
+        """
+        safe: list[WriteStep] = []
+        # A file that another write resets no longer holds the compared value.
+        begun = {(path, work.knob.resets) for (path, _), work in works.items()}
+        for step in steps:
+            place = (step.path, step.knob)
+            work = works.get(place)
+            first = work is not None and (work.action is FileAction.RELEASE or self._unwritten(work) is not None)
+            compared = place not in begun and first
+            begun.add(place)
+            safe.append(replace(step, expects=work.actual) if compared and work is not None else step)
+        return safe
 
     def _may_follow(self, work: FileWrite) -> bool:
         """Whether the groups inside this one may be written now."""
@@ -623,20 +668,6 @@ class CgroupActuator:
             else:
                 works[file.key] = FileWrite(target, *file, setting, "", "", status.wanted, FileAction.CHANGE)
         return works
-
-
-def _guarded(steps: Iterable[WriteStep], works: Mapping[tuple[str, str], FileWrite]) -> list[WriteStep]:
-    """A release never overwrites a value that appeared after the comparison: it is the owner's newer one."""
-    safe: list[WriteStep] = []
-    # A file that another write resets no longer holds the compared value.
-    begun = {(path, work.knob.resets) for (path, _), work in works.items()}
-    for step in steps:
-        place = (step.path, step.knob)
-        work = works.get(place)
-        first = place not in begun and work is not None and work.action is FileAction.RELEASE
-        begun.add(place)
-        safe.append(replace(step, expects=work.actual) if first and work is not None else step)
-    return safe
 
 
 def _allowed_in_fastpath(work: FileWrite) -> bool:
