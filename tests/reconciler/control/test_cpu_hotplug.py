@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL
@@ -138,6 +139,47 @@ async def test_a_container_gets_no_cpu_that_its_spec_does_not_name(node: Node) -
         await node.switch(agent, on="3")
         assert node.cpus(node.main(PINNED)) == "7"
         assert node.cpus(group(PINNED)) == "0-7"
+
+
+async def test_groups_inside_an_unmanaged_container_get_the_cpu_with_it(node: Node) -> None:
+    docker, pinned = f"{node.main(WEB)}/docker", f"{node.main(WEB)}/pinned"
+    deep = f"{docker}/{'cd' * 32}"
+    for path in (deep, f"{pinned}/deep"):
+        node.live.kernel.make_group(path)
+    node.put(f"{pinned}/deep", "1-2")
+    node.put(pinned, "1-2")
+    with node.agent() as agent:
+        await node.live.look(agent)
+        await node.switch(agent, off="3")
+        assert [node.cpus(path) for path in (docker, deep, pinned)] == ["0-2,4-6", "0-2,4-6", "1-2"]
+        await node.switch(agent, on="3")
+        assert node.cpus(node.main(WEB)) == "0-6"
+        assert [node.cpus(path) for path in (docker, deep)] == ["0-6", "0-6"]
+        assert [node.cpus(path) for path in (pinned, f"{pinned}/deep")] == ["1-2", "1-2"]
+        assert not list(agent.record.ledger.group(docker)), "the tenant's own value, restored: nothing is remembered"
+
+
+async def test_many_groups_inside_are_widened_in_parts_with_passes_between(node: Node) -> None:
+    inside = [f"{node.main(WEB)}/g{number}" for number in range(100)]
+    for path in inside:
+        node.live.kernel.make_group(path)
+    with node.agent() as agent:
+        await node.live.look(agent)
+        passes: list[int] = []
+
+        async def other() -> None:
+            while True:
+                async with agent.control.reconciler.paused():
+                    passes.append(sum(node.cpus(path) == "0-6" for path in inside))
+                await trio.lowlevel.checkpoint()
+
+        await node.switch(agent, off="3")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            await node.switch(agent, on="3")
+            nursery.cancel_scope.cancel()
+        assert {node.cpus(path) for path in inside} == {"0-6"}
+        assert [count for count in sorted(set(passes)) if 0 < count < 100] == [32, 64, 96]
 
 
 async def test_a_container_that_has_lost_its_last_cpu_is_named(node: Node) -> None:
