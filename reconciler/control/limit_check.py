@@ -12,7 +12,7 @@ separates such a CPU from one that an administrator or another agent (koordlet's
 In kubepods a CPU that is reserved by the kubelet's or bypassd's configuration, or isolated, is not missed.
 
 On v2 a group may run on other CPUs than its set has, also where bypassd manages it: partitions take them
-(`reconciler.control.partitions`).
+(`cgroupfs.partitions`).
 
 A limit that the kubelet has admitted counts as recorded: crun's record does not follow a resize. A difference at two
 looks in a row is a condition of the node, which names both values; nothing is written, as the file's owner is the
@@ -29,9 +29,9 @@ from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import CgroupError
 from cgroupfs.naming import Layout, QosClass
+from cgroupfs.partitions import not_in_effect, partitions_beside, partitions_in
 from cgroupfs.steps import ancestors
 from reconciler.actuators.cgroup.control_files import ControlFileCache
-from reconciler.control.partitions import not_in_effect, partitions_beside, partitions_in
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import first_of, size
 from state.ledger import Ledger

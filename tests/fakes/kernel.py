@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 from cgroupfs.files import Directory
 from tests.fakes.kernel_controllers import CONTROLLERS, Controller
+from tests.fakes.kernel_cpu import Cpuset
 from tests.fakes.kernel_files import Files, Group, fail, kernel_int
 
 IN_MODIFY = 0x2
@@ -191,6 +192,7 @@ class FakeKernel:
                     group.parent.pids |= group.pids
                     group.pids.clear()
                 self._refresh(tree, group)
+            self._plugged()
 
     def plug(self, cpu: int) -> None:
         """Bring it back: only the root's set grows."""
@@ -199,6 +201,16 @@ class FakeKernel:
                 if group.is_root:
                     group.cpus |= 1 << cpu
                 self._refresh(tree, group)
+            self._plugged()
+
+    def _plugged(self) -> None:
+        """Partitions follow the online CPUs, those of the root first."""
+        for tree in self.trees:
+            for controller in tree.controllers:
+                if isinstance(controller, Cpuset):
+                    for group in tree.root.walk():
+                        controller.plugged(group)
+                        self._refresh(tree, group)
 
     def _cpusets(self) -> list[tuple[Tree, Group]]:
         """All groups that have a CPU set, those deepest down first."""

@@ -18,6 +18,7 @@ from tests.fakes.kernel_files import (
 
 MAX_BANDWIDTH_US = (1 << 44) - 1
 MAX_NODES = 1024
+_HOTPLUG = "No cpu available due to hotplug"
 
 
 class Cpuset(PlainController):
@@ -43,7 +44,12 @@ class Cpuset(PlainController):
                 **table,
                 "cpuset.cpus": (self._shown("cpus"), self._cpus),
                 "cpuset.mems": (self._shown("mems"), self._mems),
-                "cpuset.cpus.partition": (lambda group: f"{self.partition(group)}\n", self._partition),
+                "cpuset.cpus.partition": (lambda group: f"{_shown_partition(group)}\n", self._partition),
+                **(
+                    {"cpuset.cpus.exclusive.effective": (_exclusive_cpus, None)}
+                    if self._machine.release >= (6, 7)
+                    else {}
+                ),
             }
         return {
             "cpuset.cpus": (self._shown("cpus"), self._cpus),
@@ -62,32 +68,77 @@ class Cpuset(PlainController):
         own = _mask(group, kind)
         taken = 0
         for child in group.children.values() if kind == "cpus" else ():
-            if self._is_partition(child):
+            if _is_partition(child):
                 taken |= child.cpus
-        if group.parent is None or (kind == "cpus" and self._is_partition(group)):
+        if group.parent is None:
             return own & ~taken
+        if kind == "cpus" and _is_partition(group):
+            return own & self._online(group) & ~taken
         above = self.effective(group.parent, kind)
         return (own & above or above) & ~taken
 
-    def partition(self, group: Group) -> str:
-        """What the kernel shows; the reason of an invalid one is the first that it checks."""
-        if group.partition == "member" or self._is_partition(group):
-            return group.partition
-        return f"{group.partition} invalid (Parent is not a partition root)"
+    @staticmethod
+    def _online(group: Group) -> int:
+        return list(group.above())[-1].cpus
 
-    def _is_partition(self, group: Group) -> bool:
+    def plugged(self, group: Group) -> None:
+        """The online CPUs have changed: a partition without any of its own ends, and is granted when they are back."""
+        if self._version == 2 and group.partition != "member":
+            hotplug = not group.cpus & self._online(group)
+            group.partition_error = _HOTPLUG if hotplug and group.populated else self._refused(group)
+
+    # Partitions, as the kernel grants them since 6.1. Before, what it does not grant is EINVAL and changes nothing.
+
+    def _refused(self, group: Group) -> str:
+        """Why the kernel does not grant a partition; empty: it does. In the order of its checks."""
         parent = group.parent
-        return (
-            parent is not None
-            and group.partition != "member"
-            and bool(group.cpus)
-            and (parent.parent is None or self._is_partition(parent))
-        )
+        assert parent is not None
+        siblings = [sibling for sibling in parent.children.values() if sibling is not group]
+        if any(sibling.cpus & group.cpus for sibling in siblings):
+            return "Cpu list in cpuset.cpus not exclusive"
+        if not group.cpus:
+            return f"cpuset.cpus {'and cpuset.cpus.exclusive are' if self._machine.release >= (6, 7) else 'is'} empty"
+        if not parent.is_root and not _is_partition(parent):
+            return f"Parent is {'not a' if parent.partition == 'member' else 'an invalid'} partition root"
+        others = (sibling for sibling in siblings if not _is_partition(sibling))
+        populated = parent.is_root or bool(parent.pids) or any(sibling.populated for sibling in others)
+        left = parent.cpus & self._online(group)
+        for sibling in siblings:
+            left &= ~sibling.cpus if _is_partition(sibling) else -1
+        if not left & group.cpus or (populated and not left & ~group.cpus):
+            return "Parent unable to distribute cpu downstream"
+        return ""
+
+    def _judge(self, group: Group) -> None:
+        """Grant or end the partition of a group, and of those below it that depend on it."""
+        if group.partition != "member":
+            group.partition_error = self._refused(group)
+        for child in group.children.values():
+            if child.partition != "member":
+                self._judge(child)
 
     def _partition(self, group: Group, text: str) -> None:
-        if text.strip() not in {"member", "root", "isolated"}:
+        kinds = {"member", "root", "isolated"} if self._machine.release >= (6, 1) else {"member", "root"}
+        if text.strip() not in kinds:
             fail(errno.EINVAL)
-        group.partition = text.strip()
+        if text.strip() == group.partition and not group.partition_error:
+            return
+        if self._machine.release < (6, 1) and text.strip() != "member" and self._refused(group):
+            fail(errno.EINVAL)
+        group.partition, group.partition_error = text.strip(), ""
+        self._judge(group)
+
+    def _exclude(self, group: Group, mask: int) -> None:
+        """A set is about to be written: the partitions beside it that it overlaps end, and so does its own."""
+        siblings = [] if group.parent is None else group.parent.children.values()
+        ended = [other for other in siblings if other is not group and other.cpus & mask and _is_partition(other)]
+        overlaps = any(other is not group and other.cpus & mask for other in siblings)
+        if self._machine.release < (6, 1) and (ended or (_is_partition(group) and (overlaps or not mask))):
+            fail(errno.EINVAL)
+        for other in ended:
+            other.partition_error = "Cpu list in cpuset.cpus not exclusive"
+            for child in other.children.values():
+                self._judge(child)
 
     @staticmethod
     def _shown(kind: str) -> Reader:
@@ -101,7 +152,10 @@ class Cpuset(PlainController):
             fail(errno.EINVAL)
         if mask != group.cpus:
             self._validate(group, mask, group.mems, group.cpu_exclusive)
+            if self._version == 2:
+                self._exclude(group, mask)
             group.cpus = mask
+            self._judge(group)
 
     def _mems(self, group: Group, text: str) -> None:
         if group.is_root:
@@ -137,6 +191,18 @@ class Cpuset(PlainController):
         for sibling in parent.children.values():
             if sibling is not group and (exclusive or sibling.cpu_exclusive) and sibling.cpus & cpus:
                 fail(errno.EINVAL)
+
+
+def _is_partition(group: Group) -> bool:
+    return group.parent is not None and group.partition != "member" and not group.partition_error
+
+
+def _shown_partition(group: Group) -> str:
+    return f"{group.partition} invalid ({group.partition_error})" if group.partition_error else group.partition
+
+
+def _exclusive_cpus(group: Group) -> str:
+    return show(group.cpus if _is_partition(group) else 0)
 
 
 def _mask(group: Group, kind: str) -> int:

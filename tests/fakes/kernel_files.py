@@ -40,6 +40,7 @@ class Group:
     mems: int = 0
     cpu_exclusive: int = 0
     partition: str = "member"
+    partition_error: str = ""
     memory_migrate: int = 0
     quota: int = -1
     period: int = 100_000

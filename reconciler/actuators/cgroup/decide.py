@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import Final, final
 
 from cgroupfs.codecs import Value
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, CgroupGoneError
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.lines import lines_of
+from cgroupfs.partitions import partition_ended_by
 from reconciler.actuators.cgroup.compare import (
     ALWAYS_RESTORED,
     FileAction,
@@ -379,8 +381,8 @@ class ChangeDetector:
             return False
         if foreign and not self.foreign_writes.may_reassert(work, entry):
             return False
-        if (hangs := self._hangs(work)) is not None:
-            self.statuses.refused(work, hangs, SettingState.BLOCKED)
+        if (harm := self._hangs(work) or self._ends_partition(work)) is not None:
+            self.statuses.refused(work, harm, SettingState.BLOCKED)
             return False
         return not self.statuses.is_waiting(work)
 
@@ -400,6 +402,14 @@ class ChangeDetector:
             if "oom_kill_disable 1" not in rows:
                 return None
         return f"{_OOM_CONTROL} has oom_kill_disable 1: at a limit its processes stop for ever, and none is killed"
+
+    def _ends_partition(self, work: FileWrite) -> str | None:
+        """Which CPU partition the kernel would end, without an error, if this set were written; None: none."""
+        cpus = work.setting.value if work.setting is not None else None
+        if work.knob.name != "cpu.set" or work.version != 2 or not isinstance(cpus, CpuSet):
+            return None
+        found = partition_ended_by(self.hierarchy, work.key[1], cpus, self.files)
+        return None if found is None else f"it would end a CPU partition: {found}"
 
     def _missing(self, setting: Setting, why: str) -> None:
         self.statuses.record_unread(setting, SettingState.MISSING, why)

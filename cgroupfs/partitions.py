@@ -2,9 +2,11 @@
 
 A group's ``cpuset.cpus`` is a wish on v2. A partition (``cpuset.cpus.partition`` is root or isolated) takes its CPUs
 from every group outside of it: a group all of whose CPUs are taken runs on those of the group above it, and its file
-shows the wish as before. One that the kernel did not grant shows its state with ``invalid`` and the reason.
+shows the wish as before. One that the kernel did not grant shows its state with ``invalid`` and the reason: its set is
+empty or overlaps a sibling's, the group above is none, or has processes and would be left without a CPU. A sibling's
+set that is written over it later ends it as well (since 6.1; before, that write is refused).
 
-Source: kernel documentation, cgroup-v2, "Cpuset Interface Files".
+Source: kernel documentation, cgroup-v2, "Cpuset Interface Files"; kernel/cgroup/cpuset.c, update_prstate.
 """
 
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.probe import cpus_in_effect
 
 _FILE: Final = "cpuset.cpus.partition"
+_OWN: Final = ("cpuset.cpus.exclusive.effective", "cpuset.cpus")
+"""What a partition has: since 6.7, and before."""
 _MEMBER: Final = "member"
 _INVALID: Final = " invalid"
 _LONGEST: Final = 120
@@ -29,7 +33,10 @@ _ABOVE: Final = 256
 
 
 class Partition(NamedTuple):
-    """A group that is a partition, or was to be one. ``cpus``: empty where it is none."""
+    """A group that is a partition, or was to be one. ``cpus``: those that it takes; empty where it is none.
+
+    Partitions inside it have a part of them.
+    """
 
     path: str
     state: str
@@ -51,8 +58,30 @@ def partition_of(hierarchy: Hierarchy, path: str, files: FileOps) -> Partition |
         return None
     if state in {"", _MEMBER}:
         return None
-    cpus = EMPTY if _INVALID in state else cpus_in_effect(hierarchy, path, files)
+    cpus = EMPTY if _INVALID in state else _taken(hierarchy, path, files)
     return Partition(path[:_LONGEST], state[:_LONGEST], cpus)
+
+
+def _taken(hierarchy: Hierarchy, path: str, files: FileOps) -> CpuSet:
+    for file in _OWN:
+        with suppress(OSError, ValueError):
+            if cpus := CpuSet.parse(files.read(hierarchy.directory("cpuset", path), file)):
+                return cpus
+    return EMPTY
+
+
+def partition_ended_by(hierarchy: Hierarchy, path: str, wanted: CpuSet, files: FileOps) -> Partition | None:
+    """A partition beside a group that the kernel would end if the group's set were ``wanted``; None: none is known."""
+    if hierarchy.version("cpuset") != 2:
+        return None
+    above = path.rpartition("/")[0] or "/"
+    try:
+        names = files.groups(hierarchy.directory("cpuset", above), _ABOVE)
+    except OSError:
+        return None
+    siblings = (f"{above.rstrip('/')}/{name}" for name in names)
+    found = (partition_of(hierarchy, sibling, files) for sibling in siblings if sibling != path)
+    return next((item for item in found if item is not None and item.cpus & wanted), None)
 
 
 def partitions_in(hierarchy: Hierarchy, path: str, files: FileOps) -> Iterator[Partition]:

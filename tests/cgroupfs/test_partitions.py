@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs import partitions
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.control import partitions
-from reconciler.control.partitions import not_in_effect, partition_of, partitions_beside, partitions_in
+from cgroupfs.partitions import not_in_effect, partition_ended_by, partition_of, partitions_beside, partitions_in
 from tests.fakes.kernel import FakeKernel, Mode
 
 BOX = "/kubepods/besteffort/pod1/box"
@@ -34,7 +34,9 @@ def test_a_group_whose_cpus_a_partition_has_taken_runs_elsewhere(tmp_path: Path)
         write(kernel, hierarchy, path, "cpuset.cpus", "6-7")
         write(kernel, hierarchy, path, "cpuset.cpus.partition", "root")
     assert not_in_effect(hierarchy, BOX, CpuSet.parse("6-7"), kernel) == CpuSet.parse("0-5")
-    assert [found.path for found in partitions_beside(hierarchy, kernel)] == ["/low.slice/dpdk.service"]
+    outer, inner = partitions_beside(hierarchy, kernel)
+    assert (outer.path, inner.path) == ("/low.slice", "/low.slice/dpdk.service")
+    assert str(outer) == "/low.slice is a CPU partition (root) and keeps other groups off CPU 6-7"
     # A part of them is enough to run on the rest: the set holds.
     write(kernel, hierarchy, BOX, "cpuset.cpus", "5-7")
     assert not_in_effect(hierarchy, BOX, CpuSet.parse("5-7"), kernel) is None
@@ -75,3 +77,20 @@ def test_v1_and_old_kernels_have_none(tmp_path: Path) -> None:
     assert partition_of(hierarchy, BOX, kernel) is None
     assert list(partitions_in(hierarchy, BOX, kernel)) == []
     assert not_in_effect(hierarchy, BOX, CpuSet.parse("0"), kernel) is None
+
+
+def test_a_set_that_would_end_a_partition_beside_it_is_known_before(tmp_path: Path) -> None:
+    kernel, hierarchy = node(tmp_path)
+    kernel.make_group("/dpdk.slice")
+    kernel.make_group("/other.slice")
+    write(kernel, hierarchy, "/dpdk.slice", "cpuset.cpus", "6-7")
+    write(kernel, hierarchy, "/dpdk.slice", "cpuset.cpus.partition", "isolated")
+    for wanted, ends in (("5-6", True), ("0-5", False)):
+        found = partition_ended_by(hierarchy, "/other.slice", CpuSet.parse(wanted), kernel)
+        assert (found is not None) == ends
+    assert partition_ended_by(hierarchy, "/dpdk.slice", CpuSet.parse("6"), kernel) is None
+    write(kernel, hierarchy, "/other.slice", "cpuset.cpus", "5-6")
+    found = partition_of(hierarchy, "/dpdk.slice", kernel)
+    assert found is not None
+    assert found.state == "isolated invalid (Cpu list in cpuset.cpus not exclusive)"
+    assert partition_ended_by(hierarchy, "/other.slice", CpuSet.parse("5-7"), kernel) is None
