@@ -28,7 +28,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, read_file
 from reconciler.sources.runtime_files import announce_reading
-from reconciler.sources.runtime_roots import CONTAINERD_CONFIG
+from reconciler.sources.runtime_roots import CONTAINERD_CONFIG, CRIO_CONFIG, CRIO_DROP_INS, CRIO_STORAGE
 from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
 from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
 
@@ -350,7 +350,9 @@ class CaptureCollector:
     def runtime(self) -> None:
         """Its configuration, and of each container the bundle and the state."""
         self.one(CONTAINERD_CONFIG, masks.mask_toml_text, rule=FileRule.ROOT)
-        self.all(self._globbed(["etc/containerd/conf.d/*.toml"]), masks.mask_toml_text)
+        for path in (CRIO_CONFIG, CRIO_STORAGE):
+            self.one(path, masks.mask_toml_text, rule=FileRule.ROOT)
+        self.all(self._globbed(["etc/containerd/conf.d/*.toml", f"{CRIO_DROP_INS[1:]}/*"]), masks.mask_toml_text)
         for cid in self._node.containers:
             bundle, state = self._node.runtime.bundle(cid), self._node.runtime.state_file(cid)
             if bundle is not None:

@@ -97,7 +97,7 @@ _CRI: Final[Shape] = {
     }
 }
 _LINUX: Final[Shape] = {"runtime_root": ""}
-CONTAINERD: Final[Shape] = {
+RUNTIME_CONFIG: Final[Shape] = {
     "version": "",
     "root": "",
     "state": "",
@@ -109,4 +109,12 @@ CONTAINERD: Final[Shape] = {
         "io.containerd.runtime.v1.linux": _LINUX,
         "linux": _LINUX,
     },
+    "crio": {
+        "root": "",
+        "runroot": "",
+        "storage_driver": "",
+        "runtime": {"runtimes": {"*": {"runtime_root": "", "runtime_type": ""}}},
+    },
+    "storage": {"driver": "", "runroot": "", "graphroot": ""},
 }
+"""Configurations of containerd, of CRI-O, and of its storage."""

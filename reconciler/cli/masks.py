@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from cgroupfs.bounded import decoded
-from reconciler.cli.keptfields import BUNDLE, CONTAINERD, POD, POD_LIST
+from reconciler.cli.keptfields import BUNDLE, POD, POD_LIST, RUNTIME_CONFIG
 from reconciler.pods.marks import ANNOTATIONS
 from reconciler.settings.yaml_composer import events
 from state import checksum
@@ -230,10 +230,10 @@ def mask_own_config(text: str) -> str:
 
 
 def mask_toml_text(text: str) -> str:
-    """Configuration of containerd: of it what the agent reads, where it keeps its directories. Errors: `ValueError`."""
+    """Configuration of a runtime: of it what the agent reads, where it keeps its directories. Errors: `ValueError`."""
     fields = decoded(tomllib.loads, text, deepest=_DEEPEST)
     lines: list[str] = []
-    _toml(fields, CONTAINERD, (), lines)
+    _toml(fields, RUNTIME_CONFIG, (), lines)
     return "\n".join(lines) + "\n" if lines else ""
 
 

@@ -246,7 +246,7 @@ def node_name(kubelet: KubeletConfig) -> str:
 
 
 def runtime_dirs(config: Config) -> RuntimeDirs:
-    """The runtimes' directories: the usual ones and what containerd's configuration and the operator name."""
+    """The runtimes' directories: the usual ones and what the runtimes' configurations and the operator name."""
     root, runtime = config.node.root, config.runtime
     dirs = find_runtime_dirs(root)
     states = tuple(_under(root, path) for path in runtime.runc_roots)

@@ -8,14 +8,19 @@ state directory: the shim uses its own default, or the runtime's ``Root`` option
 Runtimes with a machine or kernel per pod (kata, gVisor) are recognised by the bundle's ``shim-binary-path``, by kata's
 directory of a sandbox, or by runsc's state file.
 
-Source: containerd's shim for runc (v1 and v2), its configuration formats 1 to 3; moby; CRI-O's runtime configuration.
+CRI-O: ``/etc/crio/crio.conf``, then the files of ``/etc/crio/crio.conf.d`` in the order of their names: of one option
+the last value counts, runtimes are added by name. Storage that they do not name is that of
+``/etc/containers/storage.conf``; a bundle is in ``<runroot>/<driver>-containers/<id>/userdata``.
+
+Source: containerd's shim for runc (v1 and v2), its configuration formats 1 to 3; moby; crio.conf(5), crio.conf.d(5),
+containers-storage.conf(5).
 """
 
 import errno
 import glob
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -29,6 +34,14 @@ from reconciler.sources.runtime_files import FIFO, FILES, Runtime, shim_runtime
 
 CONTAINERD_CONFIG: Final = CONTAINERD_CONFIGS[0]
 _DEEPEST: Final = 64
+CRIO_CONFIG: Final = "/etc/crio/crio.conf"
+CRIO_DROP_INS: Final = "/etc/crio/crio.conf.d"
+CRIO_STORAGE: Final = "/etc/containers/storage.conf"
+_CRIO_RUN_ROOT: Final = "/run/containers/storage"
+_CRIO_DRIVER: Final = "overlay"
+_LONGEST_DRIVER: Final = 64
+_WITH_MACHINE: Final = "vm"
+"""CRI-O's type of a runtime with a machine for each pod (kata), whose root has its sandboxes."""
 _MOST_FILES: Final = 256
 _MOST_PARTS: Final = 64
 """Of a pattern in ``imports``."""
@@ -131,7 +144,7 @@ def _first_line(path: str) -> str:
 
 
 def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> RuntimeDirs:
-    """The defaults of containerd, docker and CRI-O, and what containerd's configuration names besides.
+    """The defaults of containerd, docker and CRI-O, and what the configurations of containerd and CRI-O name besides.
 
     Of the containerd of k3s, RKE2, k0s and MicroK8s too: their state directories and their configurations.
 
@@ -148,7 +161,9 @@ def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> Runti
             except InputError as exc:
                 problems.append(exc)
     # runc's of docker and CRI-O, and CRI-O's crun.
-    states += ["/run/docker/runtime-runc/moby", "/run/runc", "/run/crun"]
+    crio = _read_crio(root)
+    states += ["/run/docker/runtime-runc/moby", "/run/runc", "/run/crun", *crio.states]
+    problems += crio.problems
     tasks += STATES[1:]
     bundles = [f"{state.rstrip('/')}/{kind}/{_NAMESPACE}" for state in tasks for kind in (_TASKS, _TASKS_V1)]
     # docker up to 19.03 has the first shim.
@@ -158,8 +173,8 @@ def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> Runti
     return RuntimeDirs(
         states=_below(root, states),
         bundles=_below(root, bundles),
-        nested=_below(root, ["/run/containers/storage/overlay-containers"]),
-        kata=_below(root, ["/run/vc/sbs"]),
+        nested=_below(root, crio.nested),
+        kata=_below(root, ["/run/vc/sbs", *crio.kata]),
         gvisor=_below(root, [f"/run/containerd/runsc/{_NAMESPACE}"]),
         problems=tuple(problems),
     )
@@ -168,8 +183,8 @@ def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> Runti
 def find_image_root(root: str = "/", config: str = CONTAINERD_CONFIG) -> str:
     """Where the runtime keeps images and the containers' layers, without the root prefix: the kubelet's ``imagefs``.
 
-    What containerd's configuration names, else the first default that exists (containerd, docker, CRI-O), else
-    containerd's. Errors: none; a configuration that cannot be used names nothing.
+    What containerd's or CRI-O's configuration names, else the first default that exists (containerd, docker, CRI-O),
+    else containerd's. Errors: none; a configuration that cannot be used names nothing.
     """
     named: list[str] = []
     for document in _documents(root, config, []):
@@ -177,13 +192,13 @@ def find_image_root(root: str = "/", config: str = CONTAINERD_CONFIG) -> str:
             named += _texts(document.get("root"), "root", config)
         except InputError:
             continue
-    for path in (*reversed(named), *IMAGES):
+    for path in (*reversed(named), *_read_crio(root).images, *IMAGES):
         if os.path.isdir(os.path.join(root, path.lstrip("/"))):
             return path
     return named[-1] if named else IMAGES[0]
 
 
-def _below(root: str, paths: list[str]) -> tuple[str, ...]:
+def _below(root: str, paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.join(root, os.path.normpath(path).lstrip("/")) for path in paths))
 
 
@@ -228,17 +243,6 @@ def _imports(document: Mapping[str, object], path: str) -> list[str]:
     return patterns
 
 
-def _load(root: str, path: str) -> Mapping[str, object] | None:
-    try:
-        return decoded(tomllib.loads, read_file(path, FileRule.ROOT, root=root).decode(), deepest=_DEEPEST)
-    except FileNotFoundError:
-        return None
-    except OSError as exc:
-        raise InputError(path, exc.strerror or str(exc), "a readable file of root's") from exc
-    except ValueError as exc:
-        raise InputError(path, str(exc), "TOML") from exc
-
-
 def _runtime_roots(document: Mapping[str, object], where: str) -> list[str]:
     plugins = _table(document, "plugins", where)
     roots: list[str] = []
@@ -258,7 +262,107 @@ def _runtime_roots(document: Mapping[str, object], where: str) -> list[str]:
     return roots
 
 
+# CRI-O
+
+
+class _CrioDirs(Struct, frozen=True, kw_only=True):
+    """Directories without the root prefix, as `RuntimeDirs` has them.
+
+    ``images``: where layers are, if it is configured. ``problems``: files, or values, that could not be used.
+    """
+
+    states: tuple[str, ...]
+    nested: tuple[str, ...]
+    kata: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    problems: tuple[InputError, ...] = ()
+
+
+def _read_crio(root: str = "/") -> _CrioDirs:
+    """What the files below ``root`` name, and the defaults. Errors: none; they are in ``problems``."""
+    problems: list[InputError] = []
+    options: dict[str, str] = {}
+    states: list[str] = []
+    kata: list[str] = []
+
+    def take(path: str, prefix: str, names: Mapping[str, str]) -> None:
+        """The options of one file: ``names`` from its own to CRI-O's."""
+        try:
+            document = _load(root, path)
+            section = _table(document or {}, prefix, path)
+            for own, name in names.items():
+                if (value := _crio_option(section, own, f"{path}: {prefix}.{own}")) is not None:
+                    options[name] = value
+            for name, runtime_root, is_vm in _crio_runtimes(section, path):
+                (kata if is_vm else states).extend(_texts(runtime_root, f"{name}.runtime_root", path))
+        except InputError as exc:
+            problems.append(exc)
+
+    take(CRIO_STORAGE, "storage", {"runroot": "runroot", "graphroot": "root", "driver": "storage_driver"})
+    for path in (CRIO_CONFIG, *_crio_drop_ins(root, problems)):
+        take(path, "crio", {"runroot": "runroot", "root": "root", "storage_driver": "storage_driver"})
+    runs, driver = options.get("runroot") or _CRIO_RUN_ROOT, options.get("storage_driver") or _CRIO_DRIVER
+    bundles = [f"{run.rstrip('/')}/{driver}-containers" for run in dict.fromkeys((runs, _CRIO_RUN_ROOT))]
+    return _CrioDirs(
+        states=tuple(dict.fromkeys(states)),
+        nested=tuple(dict.fromkeys((*bundles, f"{_CRIO_RUN_ROOT}/{_CRIO_DRIVER}-containers"))),
+        kata=tuple(dict.fromkeys(f"{path.rstrip('/')}/sbs" for path in kata)),
+        images=tuple(filter(None, (options.get("root"),))),
+        problems=tuple(problems),
+    )
+
+
+def _crio_drop_ins(root: str, problems: list[InputError]) -> list[str]:
+    directory = os.path.join(root, CRIO_DROP_INS.lstrip("/"))
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        problems.append(InputError(CRIO_DROP_INS, errno_name(exc.errno), "a readable directory"))
+        return []
+    if len(names) > _MOST_FILES:
+        problems.append(InputError(CRIO_DROP_INS, f"{len(names)} files", f"at most {_MOST_FILES}"))
+    paths = [f"{CRIO_DROP_INS}/{name}" for name in names[:_MOST_FILES]]
+    return [path for path in paths if not os.path.isdir(os.path.join(root, path.lstrip("/")))]
+
+
+def _crio_option(section: Mapping[str, object], name: str, where: str) -> str | None:
+    """A path, or the name of a storage driver; None: not set. Errors: `InputError`."""
+    value = section.get(name)
+    if value is None or value == "":
+        return None
+    if name not in {"driver", "storage_driver"}:
+        return _texts(value, name, where.partition(":")[0])[0]
+    if not (isinstance(value, str) and value.isalnum() and len(value) <= _LONGEST_DRIVER):
+        raise InputError(where, value, "the name of a storage driver")
+    return value
+
+
+def _crio_runtimes(section: Mapping[str, object], path: str) -> list[tuple[str, object, bool]]:
+    """Name, root, and whether it has a machine for each pod, of each runtime."""
+    runtimes = _table(_table(section, "runtime", path), "runtimes", path)
+    rows = [(name, _table(runtimes, name, path)) for name in runtimes]
+    return [(name, row.get("runtime_root"), row.get("runtime_type") == _WITH_MACHINE) for name, row in rows]
+
+
+# TOML
+
+
+def _load(root: str, path: str) -> Mapping[str, object] | None:
+    """A file of root's; None: there is none. Errors: `InputError` for one that cannot be used."""
+    try:
+        return decoded(tomllib.loads, read_file(path, FileRule.ROOT, root=root).decode(), deepest=_DEEPEST)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise InputError(path, exc.strerror or str(exc), "a readable file of root's") from exc
+    except ValueError as exc:
+        raise InputError(path, str(exc), "TOML") from exc
+
+
 def _table(parent: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
+    """A table of the file ``where``; empty: it has none. Errors: `InputError`."""
     value = parent.get(key, {})
     if not isinstance(value, dict):
         raise InputError(f"{where}: {key}", value, "a table")
@@ -266,7 +370,7 @@ def _table(parent: Mapping[str, object], key: str, where: str) -> Mapping[str, o
 
 
 def _texts(value: object, key: str, where: str) -> list[str]:
-    """The value as a list of none or one: an empty text means "the default"."""
+    """The value as a list of none or one: an empty text means "the default". Errors: `InputError`."""
     if value is None or value == "":
         return []
     if not (isinstance(value, str) and value.startswith("/")):

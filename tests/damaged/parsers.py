@@ -71,7 +71,14 @@ from reconciler.signals import (
     runqueue,
     taskstats,
 )
-from reconciler.sources import bundles, kubelet_config, manifests, operator_file, runtime_files, runtime_roots
+from reconciler.sources import (
+    bundles,
+    kubelet_config,
+    manifests,
+    operator_file,
+    runtime_files,
+    runtime_roots,
+)
 from reconciler.sources.kubelet_api import decode_pods
 from resctrl import capability, monitor, schemata, tasks
 from state import allocated, kubelet, machine, reader, rows, topology_sysfs
@@ -176,6 +183,12 @@ OVERRIDES: Final = b"""overrides:
 PODS: Final = b"""- {name: db, namespace: shop, class: dedicated, requests: {cpu: 4, memory: 8Gi}, limits: {cpu: 4}}
 - {name: web, count: 3, requests: {cpu: 500m}, use: 300m}
 - {name: crunch, labels: {koordinator.sh/qosClass: BE}}
+"""
+CRIO: Final = b"""[crio]
+runroot = "/run/x"
+storage_driver = "btrfs"
+[crio.runtime.runtimes.crun]
+runtime_root = "/run/crun2"
 """
 CONTAINERD: Final = b"""version = 2
 root = "/var/lib/containerd"
@@ -681,6 +694,13 @@ PARSERS: Final[tuple[Parser, ...]] = (
         lambda at: runtime_roots.find_image_root(str(at)),
         (),
         CONTAINERD,
+    ),
+    on_file(
+        "reconciler.sources.runtime_roots:find_runtime_dirs",
+        "etc/crio/crio.conf",
+        lambda at: runtime_roots.find_runtime_dirs(str(at)),
+        (),
+        CRIO,
     ),
     on_file(
         "reconciler.clients.kubeconfig:read_kubeconfig",

@@ -132,6 +132,24 @@ http_proxy = "http://u:hunter2@x"
         masks.mask_toml_text("hunter2")
 
 
+def test_of_cri_o_and_its_storage_only_what_is_read_is_kept() -> None:
+    text = """[crio]
+runroot = "/run/x"
+storage_option = ["hunter2"]
+[crio.image]
+global_auth_file = "/hunter2"
+[crio.runtime.runtimes.crun]
+runtime_root = "/run/crun"
+allowed_annotations = ["hunter2"]
+[storage]
+driver = "overlay"
+"""
+    assert tomllib.loads(masks.mask_toml_text(text)) == {
+        "crio": {"runroot": "/run/x", "runtime": {"runtimes": {"crun": {"runtime_root": "/run/crun"}}}},
+        "storage": {"driver": "overlay"},
+    }
+
+
 def test_a_manifest_that_cannot_be_read_is_not_kept_at_all() -> None:
     manifest = "kind: Pod\nspec:\n  containers:\n  - {name: a, env: [{name: P, value: hunter2}]}\n"
     masked = masks.mask_yaml_text(manifest)
