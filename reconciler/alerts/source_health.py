@@ -11,6 +11,31 @@ from state.model import Pod, SourceStatus
 _REPORTED_ELSEWHERE: Final = frozenset({"store", PLACEMENT})
 
 
+RUNBOOKS: Final = "docs/runbooks.md"
+_GROUPS: Final = ("actuator ",)
+"""Names that begin so have one part together."""
+_OF_ITS_OWN: Final = frozenset(
+    {
+        *("bounds of pods", "cgroup controllers", "cgroup driver", "limits and CPU sets", "placement"),
+        *("pods in gVisor or kata", "values of an earlier run"),
+        *("alert sinks", "marks of pods", "own CPU group", "own priority", "pod list", "reconcile pass"),
+        *("recorded originals", "single objects", "state files", "unreadable files"),
+    }
+)
+"""Conditions, each with a part of its name in the runbooks."""
+
+
+def runbook(name: str) -> str:
+    """The part of the runbooks about a source or a condition."""
+    for group in _GROUPS:
+        if name.startswith(group):
+            return f"{RUNBOOKS}#{group.strip()}s"
+    if name == "api token":
+        return f"{RUNBOOKS}#bypassdtokenexpires"
+    part = name.lower().replace(" ", "-") if name in _OF_ITS_OWN else "bypassdsourcedown"
+    return f"{RUNBOOKS}#{part}"
+
+
 class WatchedState(NamedTuple):
     """One thing that may be down, at one moment. ``labels`` of its alert; the messages are for people."""
 
@@ -81,5 +106,6 @@ def _alert(state: WatchedState, message: str, wall_s: float, *, resolved: bool) 
         severity=Severity.INFO if resolved else Severity.WARNING,
         at_s=wall_s,
         labels=state.labels,
+        details={"runbook": runbook(state.labels["source"])},
         resolved=resolved,
     )

@@ -26,6 +26,7 @@ from reconciler.control.writes import CgroupWrites
 from reconciler.daemon.accounts import NodeAccounts
 from reconciler.daemon.commands import Commands
 from reconciler.daemon.node_settings import UNUSED, NodeSettingsPart, SettingsUse
+from reconciler.daemon.problems import NodeProblems
 from reconciler.daemon.sources import NodeSources
 from reconciler.interference.service import InterferenceService
 from reconciler.runtime.own_process import OwnProcess
@@ -55,10 +56,7 @@ class Agent:
         settings: SettingsUse = UNUSED,
         window: Window = WindowNow,
     ) -> None:
-        """``renew``: with the reason when the kubelet changed what the rooms are built from, to build another agent.
-
-        ``settings``: where those of a control plane are used. Errors: `NewerSchemaError`, of a newer store.
-        """
+        """``renew``: to build another agent, with the reason. Errors: `NewerSchemaError`, of a newer store."""
         self.config, self.place, self.started_at = config, place, time.time()
         self.base = base = NodeBase(place, files, window)
         self.hub, self.pods, self.usage = base.hub, base.pods, base.usage
@@ -83,15 +81,16 @@ class Agent:
         self.accounts = accounts = NodeAccounts(
             config, base, record, control, headroom=headroom, watching=watching, alerts=alerts, conditions=conditions
         )
-        self.node_settings = NodeSettingsPart(config, record, node_name(place.kubelet), api, settings)
         self.keeper = StateWriter(record, control.reconciler, headroom, alerts.alert)
-        rooms = (sources, writes, accounts, headroom, watching, control, record, self.node_settings)
-        self.every_source = together(*(room.statuses for room in rooms))
-        self.watched = together(self.every_source, conditions)
-        self.health = HealthWatch(alerts, self.watched, control.claims, base.pods)
-        self.commands = Commands(config, base, record, control, headroom=headroom, watching=watching, alerts=alerts)
         urgent, starting, kubepods = sources.is_urgent, sources.signal.awaits_any, place.layout.kubepods
         self.process = OwnProcess(place.hierarchy, kubepods, config.node, urgent=urgent, starting=starting, files=files)
+        self.problems = NodeProblems(record, sources, writes, control, alerts, process=self.process, keeper=self.keeper)
+        self.node_settings = NodeSettingsPart(config, record, node_name(place.kubelet), api, settings)
+        rooms = (sources, writes, accounts, headroom, watching, control, record, self.node_settings)
+        self.every_source = together(*(room.statuses for room in rooms))
+        self.watched = together(self.every_source, conditions, self.problems.conditions)
+        self.health = HealthWatch(alerts, self.watched, control.claims, base.pods)
+        self.commands = Commands(config, base, record, control, headroom=headroom, watching=watching, alerts=alerts)
         record.notes.mode(config.mode.value, "configuration")
         record.report(alerts.alert)
 
@@ -117,7 +116,8 @@ class Agent:
 
     def statuses(self) -> list[SourceStatus]:
         """Every source with its age and what is wrong with it, and the conditions that are not ok."""
-        return [*self.every_source(), *(status for status in self.conditions() if not status.ok)]
+        conditions = (*self.conditions(), *self.problems.conditions())
+        return [*self.every_source(), *(status for status in conditions if not status.ok)]
 
     def reconfigure(self, config: Config, *, paused: bool = False) -> None:
         """Take a new configuration that has been checked. What needs a restart keeps its old value in it.

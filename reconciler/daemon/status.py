@@ -42,9 +42,7 @@ from reconciler.daemon.podlist import (
     outcomes_of,
     parent_rows,
     pod_rows,
-    pods_in_order,
     pods_named,
-    standings_by_group,
     standings_of,
 )
 from reconciler.placement.claims import plain
@@ -492,37 +490,11 @@ class StatusReport:
     def _problems(self) -> list[str]:
         agent = self._agent
         # Of these the lines follow, each with its pod.
-        sources = (status for status in agent.statuses() if not status.ok and status.name != BOUNDS)
+        followed = {BOUNDS, *agent.problems.names}
+        sources = (status for status in agent.statuses() if not status.ok and status.name not in followed)
         texts = [_named(status.name, status.detail) for status in sources]
-        if problem := agent.process.priority.status.problem:
-            texts.append(f"priority: {problem}: on a busy node more containers start before their settings")
-        if problem := agent.process.group.status.problem:
-            texts.append(f"own CPU group: {problem}: the daemon's wake-ups delay online pods")
-        texts += [agent.keeper.problem] if agent.keeper.problem else []
-        held = agent.control.inventory.readings.kubelet.problem
-        texts += held.split("; ") if held else ()
-        texts += agent.sources.pods.kubelet.problems if agent.sources.pods.kubelet is not None else ()
-        texts += agent.record.ledger.problems
-        texts += [agent.control.reconciler.problem] if agent.control.reconciler.problem is not None else []
-        texts += agent.writes.judge.errors.problems()
-        texts += [
-            f"{status.setting.path}: {status.setting.knob}: {status.detail}"
-            for statuses in standings_by_group(agent)
-            for status in statuses.values()
-            if status.state is SettingState.UNREADABLE
-        ][:_LINES]
         texts += [problem.text for problem in islice(bound_problems(agent.control.reconciler), _LINES)]
-        texts += agent.alerts.problems()
-        texts += [_named(side.name, problem) for side in agent.sides.all for problem in side.problems()]
-        texts += [f"{pod.title}: {problem}" for pod in pods_in_order(agent) for problem in pod.classification.problems]
-        if agent.record.store.quarantined:
-            texts.append(f"the store was damaged and was moved to {agent.record.store.quarantined}")
-        texts += [
-            text
-            for text in (agent.keeper.damage, agent.record.store.copy_problem, agent.record.ledger.intents_problem)
-            if text
-        ]
-        return distinct(texts)
+        return distinct([*texts, *agent.problems.lines()])
 
 
 def distinct(lines: Sequence[str]) -> list[str]:

@@ -73,6 +73,11 @@ class StatusTable:
         found = (self.get((path, knob)) for path, retries in self._retries.items() for knob in retries)
         return [status for status in found if status is not None and status.state in _REFUSED]
 
+    def unreadable_settings(self) -> list[SettingStatus]:
+        """Those whose file cannot be read; each of them has a retry, too."""
+        found = (self.get((path, knob)) for path, retries in self._retries.items() for knob in retries)
+        return [status for status in found if status is not None and status.state is SettingState.UNREADABLE]
+
     def keep_only(self, path: str, knobs: Collection[str]) -> None:
         """Drop the status of all other knobs of a group: they have no wanted setting any more."""
         statuses = self.by_group.get(path, {})

@@ -1,0 +1,183 @@
+"""Every kind of problem is a condition: a line of ``status``, a metric, and after a minute an alert with a runbook."""
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cgroupfs.files import Directory
+from reconciler.alerts.alert import Alert
+from reconciler.alerts.source_health import _OF_ITS_OWN, RUNBOOKS, SourceHealth, runbook, source_states
+from reconciler.daemon.agent import Agent
+from reconciler.daemon.problems import ACTUATOR
+from reconciler.daemon.status import StatusReport
+from state.model import PodMeta
+from tests.fakes.livenode import BATCH, LiveNode, container_id, group
+from tests.fakes.reloads import reloads
+from tests.fakes.web import FakePulse
+from tests.reconciler.telemetry.rendered import render
+
+ROOT = Path(__file__).parents[3]
+BOX = f"{group(BATCH)}/{container_id(BATCH)}"
+Make = Callable[[LiveNode, Agent, pytest.MonkeyPatch], object]
+
+
+def unreadable(live: LiveNode, _agent: Agent, patch: pytest.MonkeyPatch) -> None:
+    real, directory = live.kernel.read, live.path(BOX, "cpu")
+
+    def read(at: Directory, file: str) -> str:
+        if at == directory and file == "cpu.shares":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(at, file)
+
+    patch.setattr(live.kernel, "read", read)
+
+
+def marked(_live: LiveNode, agent: Agent, patch: pytest.MonkeyPatch) -> None:
+    del patch
+    labels = {"koordinator.sh/qosClass": "FASTEST"}
+    meta = PodMeta(uid=BATCH, source="kubelet", name="batch-7", namespace="ci", labels=labels, annotations={})
+    agent.sources.metadata.set_manifests([meta])
+
+
+def unmarked(agent: Agent) -> None:
+    meta = PodMeta(uid=BATCH, source="kubelet", name="batch-7", namespace="ci", labels={}, annotations={})
+    agent.sources.metadata.set_manifests([meta])
+
+
+def failed(_live: LiveNode, agent: Agent, _patch: pytest.MonkeyPatch) -> None:
+    agent.writes.judge.errors.failed("node", OSError(errno.EIO, "gone wrong"))
+
+
+def with_text(part: Callable[[Agent], object], name: str, value: object) -> Make:
+    return lambda _live, agent, patch: patch.setattr(part(agent), name, value)
+
+
+KINDS: dict[str, tuple[str, Make]] = {
+    "own priority": ("EPERM", with_text(lambda agent: agent.process.priority, "_problem", "EPERM")),
+    "own CPU group": ("EROFS", with_text(lambda agent: agent.process.group, "_problem", "EROFS")),
+    "pod list": (
+        "entry 3: no uid",
+        with_text(lambda agent: agent.sources.pods, "kubelet", SimpleNamespace(problems=("entry 3: no uid",))),
+    ),
+    "recorded originals": ("row x", with_text(lambda agent: agent.record.ledger, "problems", ("row x: not a map",))),
+    "state files": ("full", with_text(lambda agent: agent.record.ledger._intents, "problem", "writes: full")),
+    "reconcile pass": ("cannot list", with_text(lambda agent: agent.control.reconciler, "problem", "cannot list it")),
+    "single objects": ("gone wrong", failed),
+    "unreadable files": (f"{BOX}: cpu.weight: ", unreadable),
+    "alert sinks": (
+        "alerts to pager",
+        with_text(lambda agent: agent.alerts, "problems", lambda: ["alerts to pager: 500"]),
+    ),
+    "marks of pods": ("FASTEST", marked),
+}
+
+
+class Watch:
+    """The alerts of one agent at moments of its own clock."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.health = SourceHealth(60)
+
+    def at(self, now: float) -> dict[str, Alert]:
+        alerts = self.health.check(source_states(self.agent.watched()), now, 0.0)
+        return {alert.labels["source"]: alert for alert in alerts}
+
+    def metric(self, name: str) -> str:
+        report = StatusReport(self.agent, FakePulse(), statuses=list, reload=reloads)
+        rows = [
+            line
+            for line in render(report.metrics())[0].decode().splitlines()
+            if f'source_up{{source="{name}"}}' in line
+        ]
+        return rows[0].split()[-1] if rows else "not there"
+
+    def lines(self, text: str) -> list[str]:
+        report = StatusReport(self.agent, FakePulse(), statuses=list, reload=reloads)
+        problems: Any = report.state(("problems",))["problems"]
+        return [line for line in problems if text in line]
+
+
+def anchors() -> set[str]:
+    text = (ROOT / RUNBOOKS).read_text()
+    return {title.lower().replace(" ", "-") for title in re.findall(r"^##+ (.+)$", text, re.MULTILINE)}
+
+
+async def test_every_kind_is_tried_here_and_has_a_part_in_the_runbooks(tmp_path: Path) -> None:
+    live = LiveNode(tmp_path)
+    with live.agent() as agent:
+        actuators = {f"{ACTUATOR}{side.name}" for side in agent.sides.all}
+        assert set(agent.problems.names) == {*KINDS, *actuators}
+        conditions = {status.name for status in agent.conditions()}
+        sources = {status.name for status in agent.every_source()}
+    assert actuators
+    known = anchors()
+    for name in {*KINDS, *actuators, *conditions, *sources}:
+        path, _, part = runbook(name).partition("#")
+        assert path == RUNBOOKS
+        assert part in known, name
+        assert part != "bypassdsourcedown" or name in sources
+    assert {name.lower().replace(" ", "-") for name in _OF_ITS_OWN} <= known
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_each_is_an_alert_after_a_minute_and_until_its_end(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveNode(tmp_path)
+    live.least_weight(group(BATCH))
+    text, make = KINDS[name]
+    with live.agent() as agent:
+        await live.look(agent)
+        watch = Watch(agent)
+        assert not watch.lines(text)
+        with monkeypatch.context() as patch:
+            make(live, agent, patch)
+            if name in {"unreadable files", "marks of pods"}:
+                await live.look(agent)
+            await watched(watch, name, text)
+        if name == "marks of pods":
+            unmarked(agent)
+        if name == "single objects":
+            agent.writes.judge.errors.passed("node")
+        if name in {"unreadable files", "marks of pods"}:
+            for retries in agent.writes.judge.statuses._retries.values():
+                retries.clear()
+            await live.look(agent)
+        ended(watch, name, text)
+
+
+async def test_each_actuator_of_other_files_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveNode(tmp_path)
+    with live.agent() as agent:
+        await live.look(agent)
+        for side in agent.sides.all:
+            watch, name = Watch(agent), f"{ACTUATOR}{side.name}"
+            with monkeypatch.context() as patch:
+                patch.setattr(type(side), "problems", lambda _self: ["it is read-only"])
+                await watched(watch, name, f"{side.name}: it is read-only")
+            ended(watch, name, f"{side.name}: it is read-only")
+
+
+async def watched(watch: Watch, name: str, text: str) -> None:
+    assert watch.lines(text)
+    assert watch.metric(name) in {"0", "0.0"}
+    assert name not in watch.at(0.0)
+    assert name not in watch.at(59.0)
+    alert = watch.at(60.0)[name]
+    assert not alert.resolved
+    assert text.removeprefix(f"{name.removeprefix(ACTUATOR)}: ") in alert.summary
+    assert alert.details["runbook"].partition("#")[2] in anchors()
+    assert name not in watch.at(120.0), "once for as long as it lasts"
+
+
+def ended(watch: Watch, name: str, text: str) -> None:
+    assert not watch.lines(text)
+    assert watch.metric(name) == "not there"
+    assert watch.at(180.0)[name].resolved
