@@ -35,6 +35,7 @@ from state.setting_state import SettingState
 from state.undo import RestoreOutcome, RestoreResult
 
 NAME: Final = "node_files"
+CHANGED: Final = "another program has written it just now"
 _PERIOD_S: Final = 60.0
 _COUNTED: Final = frozenset({SettingState.WRITTEN, SettingState.REFUSED})
 
@@ -115,8 +116,13 @@ class FileAccess:
         except ValueError:
             return f"/{file.path} has an unexpected text"
 
-    def set(self, name: str, value: int) -> str:
-        """Write the value and read it back. Returns an empty text, or the reason of the failure."""
+    def set(self, name: str, value: int, *, expected: int | None = None) -> str:
+        """Write the value and read it back. Returns an empty text, or the reason of the failure.
+
+        ``expected``: the value at the comparison; with another one nothing is written, and the reason is `CHANGED`.
+        """
+        if expected is not None and self.value(name) != expected:
+            return CHANGED
         file = self.catalog[name]
         directory, base = os.path.split(os.path.join(self._root, file.path))
         try:
@@ -292,7 +298,15 @@ class NodeFiles:
             await rows.save(FileRows(values={**rows.now.values, name: fresh}))
         except StoreError as exc:
             return SettingState.NOT_RECORDED, str(exc)
-        refused = await self._worker.work(partial(self._access.set, name, target))
+        refused = await self._worker.work(partial(self._access.set, name, target, expected=present))
+        if refused == CHANGED:
+            # Its owner has written it while the original became durable: that value is the original of the next sweep.
+            rest = {file: state for file, state in rows.now.values.items() if file != name}
+            try:
+                await rows.save(FileRows(values=rest if before is None else {**rest, name: before}))
+            except StoreError as exc:
+                return SettingState.NOT_RECORDED, str(exc)
+            return SettingState.DUE, CHANGED
         if refused:
             return SettingState.REFUSED, refused
         self._confirmed.add(name)

@@ -321,3 +321,24 @@ def test_this_kernel_takes_what_it_has() -> None:
             pytest.skip("REAL KERNEL TEST NOT RUN: /proc/sys/vm is not writable here")
         assert access.set(name, there) == ""
         assert access.value(name) == there
+
+
+async def test_a_value_that_is_written_while_the_original_becomes_durable_is_the_original(
+    kernel: Kernel, make: Make, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, apply, fired = MIN_FREE, store.apply, list[str]()
+
+    def slow(batch: Any) -> None:
+        apply(batch)
+        if not fired:
+            fired.append(name)
+            kernel.set(name, BEFORE[name] + 1)
+
+    monkeypatch.setattr(store, "apply", slow)
+    side = make()
+    assert (await turn(side, situation()))[name] == "due"
+    assert kernel.values()[name] == BEFORE[name] + 1
+    assert (await turn(side, situation()))[name] == "written"
+    assert kernel.values() == OURS
+    await turn(side, situation(OFF))
+    assert kernel.values() == {**BEFORE, name: BEFORE[name] + 1}
