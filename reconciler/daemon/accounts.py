@@ -147,6 +147,7 @@ class NodeAccounts:
         broken = any(not status.ok for status in self._conditions()) or any(
             claim.cut for claim in self._control.claims()
         )
+        broken = broken or bool(self._control.writes.judge.statuses.unreadable_settings())
         mode = self._control.writes.mode
         return ModeNow(enforces=mode.enforce, on_hold=_NODE in mode.holds, broken=broken)
 

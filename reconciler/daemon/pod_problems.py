@@ -29,10 +29,13 @@ class PodProblems:
         self._refusals = agent.control.reconciler.refusals
         self._outside = outside_of_pods(agent.sources.outside)
         self._broken: dict[str, list[str]] = {}
-        """Bounds and exclusive CPUs that are not in force, by uid."""
+        """Bounds and exclusive CPUs that are not in force, and files that cannot be read, by uid."""
         for problem in bound_problems(agent.control.reconciler):
             for uid in problem.uids:
                 self._broken.setdefault(uid, []).append(problem.text)
+        for status in agent.writes.judge.statuses.unreadable_settings():
+            uid, text = status.setting.pod_uid or "", f"{status.setting.path}: {status.setting.knob}: {status.detail}"
+            self._broken.setdefault(uid, []).append(text)
         for claim in agent.control.claims():
             if claim.cut and claim.owner.startswith(_DEDICATED):
                 for uid in claim.pods:

@@ -101,6 +101,17 @@ def stuck(live: LiveNode) -> None:
     live.kernel.write = write  # type: ignore[method-assign, assignment]
 
 
+def unreadable(live: LiveNode) -> None:
+    real, directory = live.kernel.read, live.path(box(BATCH), "cpu")
+
+    def read(at: Any, name: str) -> str:  # as the fake kernel's
+        if at == directory and name == "cpu.shares":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(at, name)
+
+    live.kernel.read = read  # type: ignore[method-assign, assignment]
+
+
 def narrowed(live: LiveNode) -> None:
     """The BE pod may run on one CPU of the BE pool, and on the CPU of the pod that owns it."""
     for path in ("/kubepods/besteffort", group(BATCH), box(BATCH)):
@@ -162,6 +173,13 @@ FAULTS = {
         make=lambda live: live.write(box(BATCH), "memory", "memory.oom_control", "1"),
         mend=lambda live: live.write(box(BATCH), "memory", "memory.oom_control", "0"),
         batch_memory=True,
+        pods=(BATCH,),
+    ),
+    "a control file that cannot be read": Fault(
+        source="unreadable files",
+        text=f"{box(BATCH)}: cpu.weight: ",
+        make=unreadable,
+        mend=lambda live: delattr(live.kernel, "read"),
         pods=(BATCH,),
     ),
     "a checkpoint that no file has": Fault(
