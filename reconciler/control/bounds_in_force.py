@@ -14,7 +14,7 @@ from reconciler.actuators.cgroup.control_files import MEMORY_PAIR
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies.be_memory import NAME as BE_MEMORY
-from reconciler.policies.refusals import OUTSIDE_PARENT
+from reconciler.policies.refusals import ABOVE_PARENT, OUTSIDE_PARENT
 from reconciler.policies.responses import NAME as RESPONSES
 from reconciler.policies.shared import LIMITED_TO_IT
 from reconciler.policies.shared import NAME as SHARED
@@ -130,14 +130,21 @@ def _claim(
     statuses = reconciler.actuator.judge.statuses
     found = [(path, statuses.get((path, knob))) for path in directories]
     lacking = [f"{path}: {status.detail}" for path, status in found if status is not None and not _may_be_said(status)]
-    total = sum(status is not None for _, status in found)
+    above = [
+        item for item in _refusals(reconciler, "") if item.setting.knob == knob and (item.setting.path, None) in found
+    ]
+    lacking += [f"{item.setting.path}: {item.reason}" for item in above]
+    total = sum(status is not None for _, status in found) + len(above)
     for pod in pods:
         of_pod = [item for item in _statuses(reconciler, pod, knob) if policy in {"", item.setting.policy}]
         known = {item.setting.path for item in of_pod}
         refused = [
             item
             for item in _refusals(reconciler, pod.uid, policy)
-            if item.setting.knob == knob and item.setting.path not in known and not _is_pause(pod, item.setting.path)
+            if item.setting.knob == knob
+            and item.rule != ABOVE_PARENT
+            and item.setting.path not in known
+            and not _is_pause(pod, item.setting.path)
         ]
         total += len(of_pod) + len(refused)
         lacking += [f"{pod.title}: {item.detail}" for item in of_pod if not _may_be_said(item)]
@@ -157,9 +164,10 @@ def _memory_problem(reconciler: Reconciler) -> str:
     statuses = reconciler.actuator.judge.statuses
     found = [status for knob in _BE_MEMORY_KNOBS if (status := statuses.get((path, knob))) is not None]
     lacking = [f"{status.setting.knob}: {status.detail}" for status in found if not _may_be_said(status)]
-    if not found:
+    refused = [item.reason for item in _refusals(reconciler, "") if item.setting.knob in _BE_MEMORY_KNOBS]
+    if not found and not refused:
         return "this kernel has no file for it" if reconciler.looks else ""
-    return first_of(lacking, _SHOWN)
+    return first_of([*refused, *lacking], _SHOWN)
 
 
 def _may_be_said(status: SettingStatus) -> bool:

@@ -362,6 +362,8 @@ _NAMES: Final[Mapping[Rule, str]] = {
     rule: rule.__name__.replace("_", "-") for rules in (_EVERY, *_OF_KNOB.values()) for rule in rules
 }
 OUTSIDE_PARENT: Final = _NAMES[cpuset_outside_parent]
+ABOVE_PARENT: Final = _NAMES[v1_quota_above_parent]
+"""A quota that the one above makes needless."""
 _CONTROLLERS: Final[Mapping[str, str]] = {
     "cpu.set": "cpuset",
     "cpu.mems": "cpuset",

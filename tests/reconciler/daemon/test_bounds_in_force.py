@@ -19,7 +19,7 @@ from reconciler.policies.budget import BudgetLaw
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.policies.shared import ConfineMode
 from state.measures import Restrictions, SqueezeLimit
-from state.model import Hold
+from state.model import Hold, PodMeta
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
 from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
@@ -198,6 +198,20 @@ async def test_a_memory_limit_of_be_work_is_said_of_the_directory_that_has_it(li
             assert reasons["be_memory"].startswith("not in force on /kubepods/besteffort: memory.soft: ")
             assert reasons["be_memory"].endswith("; planned: BE memory limit 4 GiB")
             assert [text for text in problems if text.startswith("/kubepods/besteffort: memory.soft: ")]
+
+
+async def test_a_bound_that_the_plan_refuses_is_not_said_to_be_in_force(live: LiveNode) -> None:
+    """An online pod of BestEffort QoS: a bound of the directory would bind it as well."""
+    memory = replace(live.config.policies.be_memory, enabled=True)
+    labels = {"koordinator.sh/qosClass": "LS"}
+    online = PodMeta(uid=BATCH, source="kubelet", name="batch-7", namespace="ci", labels=labels, annotations={})
+    with live.agent(replace(live.config, policies=replace(live.config.policies, be_memory=memory))) as agent:
+        agent.sources.metadata.set_manifests([online])
+        agent.control.inventory.take(reclaimed_memory_bytes=8 << 30)
+        await live.look(agent)
+        assert shown(agent)[1]["be_memory"].startswith(
+            "not in force on /kubepods/besteffort: ci/batch-7 is an online pod inside besteffort; planned: BE memory"
+        )
 
 
 async def test_a_squeeze_is_in_force_where_its_files_have_it(live: LiveNode) -> None:
