@@ -15,6 +15,7 @@ from reconciler.control.loop import ControlLoop
 from reconciler.control.record import NodeRecord
 from reconciler.control.state_writer import StateWriter
 from reconciler.control.writes import CgroupWrites
+from reconciler.daemon.pod_sources import PodSources
 from reconciler.daemon.sources import NodeSources
 from reconciler.runtime.format import first_of
 from reconciler.runtime.own_process import OwnProcess
@@ -49,11 +50,11 @@ class NodeProblems:
         process: OwnProcess,
         keeper: StateWriter,
     ) -> None:
-        ledger, judge, metadata = record.ledger, writes.judge, sources.pods
+        ledger, judge = record.ledger, writes.judge
         self._own = (
             ProblemKind("own priority", lambda: _priority(process)),
             ProblemKind("own CPU group", lambda: _group(process)),
-            ProblemKind("pod list", lambda: () if metadata.kubelet is None else metadata.kubelet.problems),
+            ProblemKind("pod list", lambda: _entries(sources.pods)),
             ProblemKind("recorded originals", lambda: ledger.problems),
             ProblemKind("state files", lambda: _texts(record.store.copy_problem, ledger.intents_problem)),
             ProblemKind("reconcile pass", lambda: _texts(control.reconciler.problem)),
@@ -108,6 +109,12 @@ def _priority(process: OwnProcess) -> Iterator[str]:
 def _group(process: OwnProcess) -> Iterator[str]:
     if problem := process.group.status.problem:
         yield f"own CPU group: {problem}: the daemon's wake-ups delay online pods"
+
+
+def _entries(pods: PodSources) -> Iterator[str]:
+    """What the kubelet, the API server and the runtime list and bypassd cannot use."""
+    for source in (pods.kubelet, pods.watch, pods.metadata):
+        yield from source.problems if source is not None else ()
 
 
 def _moved(record: NodeRecord) -> str | None:

@@ -106,6 +106,11 @@ class Metadata:
         """Whether there is a runtime to ask."""
         return self._cri is not None
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Entries of the runtime's lists that cannot be read."""
+        return self._cri.problems if self._cri is not None else ()
+
     def set_cri(self, cri: MetadataClient) -> None:
         """A runtime has appeared after us."""
         self._cri = cri

@@ -196,6 +196,11 @@ class PodWatch:
         """The time (trio's clock) at which `known` was last up to date: ``now`` while the watch is connected."""
         return now if self._live else self._heard_at
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Pods that could not be used, or only in part."""
+        return tuple(self._problems.values())
+
     def status(self, now: float) -> SourceStatus:
         """Whether it is connected, and the time since the last message, bookmarks included."""
         age = None if self._heard_at is None else now - self._heard_at

@@ -181,3 +181,18 @@ def ended(watch: Watch, name: str, text: str) -> None:
     assert not watch.lines(text)
     assert watch.metric(name) == "not there"
     assert watch.at(180.0)[name].resolved
+
+
+@pytest.mark.parametrize("source", ["kubelet", "watch", "metadata"])
+async def test_entries_of_every_list_of_pods_are_problems(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveNode(tmp_path)
+    with live.agent() as agent:
+        await live.look(agent)
+        watch = Watch(agent)
+        monkeypatch.setattr(agent.sources.pods, source, SimpleNamespace(problems=("item 7: no uid",)))
+        (status,) = (status for status in agent.problems.conditions() if status.name == "pod list")
+        assert (status.ok, status.detail) == (False, "item 7: no uid")
+        monkeypatch.undo()
+        assert not watch.lines("item 7")
