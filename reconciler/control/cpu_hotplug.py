@@ -97,6 +97,7 @@ class CpusetRepair:
                 if change.taken:
                     emptied = await self._emptied(knowledge.pods.values())
                 given = await self._give_back(change.back, knowledge.pods.values(), let_pass)
+                self._reconciler.actuator.cpus_changed()
                 for path in directories:
                     judge.control_files.load(path, (_KNOB,))
         message = change.describe

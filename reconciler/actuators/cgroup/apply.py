@@ -102,7 +102,7 @@ class CgroupActuator:
         self._fastpath = lane
         self._store_lane = store_lane
         self._follower = watched
-        self._inner = InnerGroups(judge.hierarchy, ledger, judge.control_files.files)
+        self._inner = InnerGroups(judge.hierarchy, ledger, judge.control_files)
         self._prepared: dict[str, dict[FileKey, FileWrite]] = {}
         self._under_way: dict[tuple[str, str], FileWrite] = {}
         self._overtaken: Counter[tuple[str, str]] = Counter()
@@ -166,6 +166,10 @@ class CgroupActuator:
             self._fastpath.drop(container_id)
             self._prepared.pop(container_id, None)
             self._begun.discard(container_id)
+
+    def cpus_changed(self) -> None:
+        """The kernel has taken CPUs out of sets, or they are back: groups inside managed ones are compared again."""
+        self._inner.resume()
 
     def runs(self, container_id: str) -> None:
         """The runtime had finished with this container before this run saw it."""

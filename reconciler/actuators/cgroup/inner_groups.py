@@ -32,7 +32,7 @@ from cgroupfs.naming import GroupKind, parse
 from cgroupfs.order_sets import order_sets
 from cgroupfs.steps import ancestors
 from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, KnobFile
-from reconciler.actuators.cgroup.control_files import MOST_GROUPS
+from reconciler.actuators.cgroup.control_files import MOST_GROUPS, ControlFileCache
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
 from state.entry import US, LedgerEntry, same_group
@@ -108,8 +108,8 @@ def plan_inner(managed: ManagedSet, groups: Iterable[InnerSet]) -> list[InnerCha
     changes: list[InnerChange] = []
     for group in groups:
         above = next((places[path] for path in ancestors(group.path) if path in places), None)
-        if above is None or not group.now:
-            continue  # an unset group has no processes, and no set group inside
+        if above is None or not (group.now or group.own):
+            continue  # an unset group has no processes, and no set group inside; one with a row has lost its last CPU
         own = group.own
         if own is None:
             own = above.own if group.now in above.copies else group.now
@@ -233,10 +233,11 @@ class Expansion(NamedTuple):
 class InnerGroups:
     """Adds the groups inside to the writes of a pass."""
 
-    def __init__(self, hierarchy: Hierarchy, ledger: Ledger, files: FileOps) -> None:
+    def __init__(self, hierarchy: Hierarchy, ledger: Ledger, control_files: ControlFileCache) -> None:
         self._hierarchy = hierarchy
         self._ledger = ledger
-        self._files = files
+        self._control_files = control_files
+        self._files = control_files.files
         self._inside: dict[tuple[str, str], Inside] = {}
         """By path and knob of the managed group, while a change is not finished."""
         self._refusing: set[tuple[str, str]] = set()
@@ -258,6 +259,10 @@ class InnerGroups:
         """What the kernel answered in this pass to a group inside; None: nothing of the kind."""
         inside = self._inside.get(place)
         return inside.refused or None if inside is not None else None
+
+    def resume(self) -> None:
+        """Read all groups with a row again: the kernel has changed sets by itself."""
+        self._resumed = False
 
     def forget(self, path: str) -> None:
         """The managed group is gone."""
@@ -465,12 +470,17 @@ class InnerGroups:
                 yield group
                 continue
             text = str(CpuSet.from_mask(group.now))
-            if not is_recorded(entry, self._ledger, text):
+            if not is_recorded(entry, self._ledger, text) and not self._is_kernels(write, entry, key, text):
                 self._ledger.restored(key, text)
                 yield group
                 continue
             own = entry.restore_text
             yield group if own is None else group._replace(own=_mask(write.knob, write.version, own))
+
+    def _is_kernels(self, write: FileWrite, entry: LedgerEntry, key: tuple[str, str, str], text: str) -> bool:
+        """Whether a set is the last one without the CPUs that have gone offline since (v1)."""
+        file = KnobFile(write.knob, write.version, self._hierarchy.directory(key[0], key[1]), key)
+        return self._control_files.last_seen(entry, file, text) == text
 
     def _key(self, write: FileWrite, path: str) -> tuple[str, str, str]:
         return write.key[0], path, write.key[2]
@@ -481,7 +491,7 @@ class InnerGroups:
         return 0
 
     def _resume(self) -> None:
-        """After a start: an earlier run may have left groups inside narrower than their container allows."""
+        """After a start, or a change of the CPUs: groups inside may be narrower than their container allows."""
         if self._resumed:
             return
         self._resumed = True

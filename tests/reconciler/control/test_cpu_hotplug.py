@@ -9,6 +9,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import REAL
 from reconciler.config.model import AgentMode
 from reconciler.daemon.agent import Agent
@@ -157,6 +158,37 @@ async def test_groups_inside_an_unmanaged_container_get_the_cpu_with_it(node: No
         assert [node.cpus(path) for path in (docker, deep)] == ["0-6", "0-6"]
         assert [node.cpus(path) for path in (pinned, f"{pinned}/deep")] == ["1-2", "1-2"]
         assert not list(agent.record.ledger.group(docker)), "the tenant's own value, restored: nothing is remembered"
+
+
+async def test_a_pinned_group_inside_a_managed_container_keeps_its_own_set_in_the_record(node: Node) -> None:
+    docker = f"{node.main(BATCH)}/docker"
+    pinned, own = f"{docker}/pinned", CpuSet.parse("3,6")
+    node.live.kernel.make_group(pinned)
+    node.put(pinned, str(own))
+
+    async def check(agent: Agent) -> CpuSet:
+        """The container's set, after some passes; those inside follow it, the pinned one by what it has of its own."""
+        for _ in range(3):
+            await node.live.look(agent)
+        container, outer, inner = (CpuSet.parse(node.cpus(path)) for path in (node.main(BATCH), docker, pinned))
+        assert container
+        assert outer == container
+        assert inner == (own & container or container)
+        entry = agent.record.ledger.get(("cpuset", pinned, "cpuset.cpus"))
+        assert entry is not None
+        assert entry.original == str(own)
+        return container
+
+    with node.agent() as agent:
+        assert 6 in await check(agent)
+        await node.switch(agent, off="6")
+        assert 6 not in await check(agent)
+        await node.switch(agent, on="6")
+        await check(agent)
+        await node.switch(agent, off="4,5")
+        assert 6 in await check(agent)
+        await node.switch(agent, off="6", on="6")
+        await check(agent)
 
 
 async def test_many_groups_inside_are_widened_in_parts_with_passes_between(node: Node) -> None:
