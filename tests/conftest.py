@@ -14,16 +14,18 @@ from hypothesis import HealthCheck, settings
 from trio.testing import MockClock
 
 # How fast examples are made says something about the machine, which others share, and nothing about the code.
-# The same examples each time: without a change nothing breaks. `make search` looks for new ones.
+# The same examples each time: without a change nothing breaks. `make search` looks for new ones, and for many.
 from cgroupfs.log import ROOT
 from reconciler.settings import schema
+from tests.examples import SEARCH, examples
 from tests.fakes.threadclock import thread_clock
 
 settings.register_profile(
     "shared machine",
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize="BYPASSD_SEARCH" not in os.environ,
+    derandomize=not SEARCH,
 )
 settings.load_profile("shared machine")
 

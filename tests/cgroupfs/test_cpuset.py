@@ -12,6 +12,7 @@ from cgroupfs.cpuset import EMPTY, LONGEST_LIST, MAX_CPUS, CpuSet
 from cgroupfs.files import read_text
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.cputime import least_cpu_s
+from tests.examples import examples
 
 numbers = st.frozensets(st.integers(0, 300), max_size=80) | st.frozensets(st.integers(0, MAX_CPUS - 1), max_size=8)
 cpusets = numbers.map(CpuSet)
@@ -159,7 +160,7 @@ def test_this_kernel_reads_and_prints_lists_the_same_way() -> None:
             assert written(directory, text) is None, text
 
         # Blanks are left out: the kernel also takes them for commas, and ends at a newline, which should not be used.
-        @settings(max_examples=400, deadline=None)
+        @settings(max_examples=examples(400), deadline=None)
         @given(
             st.text("01,-:/", max_size=12) | st.frozensets(st.sampled_from(list(allowed))).map(lambda s: str(CpuSet(s)))
         )

@@ -12,6 +12,7 @@ from cgroupfs.devices import DeviceLimits
 from cgroupfs.files import FileOps
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, WritePlan, WriteStep, order_changes
+from tests.examples import examples
 from tests.fakes.kernel import FakeKernel, Mode
 
 MEGA = 1 << 20
@@ -161,7 +162,7 @@ machines = st.sampled_from(
 
 
 relaxed = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
@@ -230,7 +231,7 @@ inner = st.dictionaries(st.sampled_from(GROUPS[1:]), st.none() | st.integers(1_0
 outer = st.dictionaries(st.sampled_from(["/p", "/p/a"]), st.integers(1_000, 300_000), min_size=1)
 
 
-@settings(relaxed, max_examples=60)
+@settings(relaxed, max_examples=examples(60))
 @given(inner, outer)
 def test_the_least_quota_above_an_inner_group_is_taken_and_no_lower_one_would_be(
     tenants: dict[str, int | None], ours: dict[str, int]

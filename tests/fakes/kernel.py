@@ -16,6 +16,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from cgroupfs.files import Directory
@@ -96,6 +97,7 @@ class FakeKernel:
         self.writes: list[tuple[str, str, int]] = []
         """Every write that reached the kernel: path, text, errno (0: accepted)."""
         self._mirror = mirror
+        self._late: dict[str, Tree] | None = None
         self._lock = threading.RLock()
         self._inodes = itertools.count(1_000)
         self._numbers = itertools.count(1 << 20)
@@ -141,6 +143,20 @@ class FakeKernel:
             if tree.version == 2:
                 with open(f"{tree.mount}/cgroup.controllers", "w") as file:
                     file.write(self.read(tree.mount, "cgroup.controllers"))
+
+    @contextmanager
+    def mirrored_at_once(self) -> Iterator[None]:
+        """Many changes whose mirrored files are written at their end: while nobody reads them yet."""
+        if self._late is not None:
+            yield
+            return
+        self._late = {}
+        try:
+            yield
+        finally:
+            changed, self._late = self._late, None
+            for tree in changed.values():
+                self._refresh(tree, tree.root)
 
     def spawn(self) -> int:
         """A new process, in the root group of every hierarchy."""
@@ -495,6 +511,9 @@ class FakeKernel:
     def _refresh(self, tree: Tree, group: Group) -> None:
         """Bring the mirrored files of everything that a change may show in up to date."""
         if not self._mirror:
+            return
+        if self._late is not None:
+            self._late[tree.mount] = tree
             return
         for member in {id(member): member for member in (*group.above(), *group.walk())}.values():
             if not member.alive:

@@ -110,12 +110,13 @@ class LiveNode(DirectoryNode):
             self.put(f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", f"{cpu}\n")
         kubelet.write_config(more=f"staticPodURLHeader:\n  Authorization:\n  - Bearer {SECRET}\n")
         kubelet.cpu_manager(STATIC, "0-6", {PINNED: {"main": "7"}})
-        for qos in ("/kubepods/burstable", "/kubepods/besteffort"):
-            self.kernel.make_group(qos)
-        self.least_weight("/kubepods/besteffort")
-        for uid, (namespace, name) in NAMES.items():
-            self.admit(uid, namespace, name)
-            self.run(uid)
+        with self.kernel.mirrored_at_once():
+            for qos in ("/kubepods/burstable", "/kubepods/besteffort"):
+                self.kernel.make_group(qos)
+            self.least_weight("/kubepods/besteffort")
+            for uid, (namespace, name) in NAMES.items():
+                self.admit(uid, namespace, name)
+                self.run(uid)
 
     def admit(self, uid: str, namespace: str, name: str) -> NodePod:
         """A pod's group; `run` starts its container."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import REAL, FileOps
+from tests.examples import examples
 from tests.fakes.kernel import FakeKernel
 from tests.real_cgroups import make_root, mount_of, remove_tree
 
@@ -318,7 +319,7 @@ def _random_writes(controller: str) -> st.SearchStrategy[list[tuple[str, str, st
 def test_random_writes_get_the_real_kernels_answers(controller: str) -> None:
     mount_of(controller)
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(_random_writes(controller))
     def compare(writes: list[tuple[str, str, str]]) -> None:
         with ExitStack() as stack:

@@ -21,6 +21,7 @@ from state.reader import LostStoreError, NoStoreError, StoreDeniedError, read_du
 from state.schema import FILES, HOLDS, META, NO_COPY, OPENED_AT, RUNNING, seal
 from state.store import Store
 from state.store_files import file_marks
+from tests.examples import examples
 from tests.state.ledgers import entry
 from tests.state.storing import batch_of, content
 
@@ -238,7 +239,7 @@ def test_a_user_without_rights_is_told_so() -> None:
             os.seteuid(0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_frames_give_back_what_was_written_and_nothing_else(data: st.DataObject) -> None:
     bodies = data.draw(st.lists(st.binary(max_size=40), max_size=6), label="bodies")

@@ -18,6 +18,7 @@ from state.quarantine import KEEP
 from state.reader import read_history
 from state.schema import FILES, HOLDS
 from state.store import NewerSchemaError, Store, StoreBatch
+from tests.examples import examples
 from tests.state.storing import batch_of, content, usable
 
 
@@ -100,7 +101,7 @@ def test_a_row_that_changed_by_itself_is_left_out_and_the_others_are_saved(path:
     assert content(again, FILES) == {f"file{n}": "original" * 5 for n in range(50) if n != 7}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_flipped_bytes_never_give_back_anything_that_was_not_written(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -206,7 +207,7 @@ def test_damage_found_while_running_replaces_the_file_and_says_that_everything_m
     assert set(content(store, FILES).values()) == {"y" * 500}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_a_transaction_cut_short_at_any_byte_is_there_whole_or_not_at_all(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from cgroupfs.errors import SourceError
 from reconciler.clients import grpc
 from reconciler.clients.grpc import Code, GrpcStatusError, UnaryCall
+from tests.examples import examples
 from tests.fakes.http2_peer import OK, Peer, framed
 from tests.reconciler.clients.grpcpair import Pair, echo_once, serve
 
@@ -351,7 +352,7 @@ async def test_settings_and_pings_are_answered_while_a_question_waits(pair: Pair
 @given(
     st.lists(st.binary(max_size=60) | st.sampled_from([b"\0\0\0\4\0\0\0\0\0", b"\0\0\x04\0\x01\0\0\0\x01"]), max_size=8)
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_whatever_a_peer_sends_ends_in_a_source_error(parts: list[bytes]) -> None:
     place = Path(tempfile.mkdtemp(prefix="bypassd-grpc-"))
     try:

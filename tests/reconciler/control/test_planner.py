@@ -28,6 +28,7 @@ from state.model import (
 from state.plan import Desired, NodePlan
 from state.topology import Topology, uniform
 from tests.cputime import least_cpu_s
+from tests.examples import examples
 from tests.reconciler.nodes import container, cpu, cpus, kubelet, node, online, pod
 
 CONFIG = PoliciesConfig()
@@ -265,7 +266,7 @@ def within_the_rules(view: NodeView, desired: Desired) -> None:
                 assert not isinstance(value, int) or value <= directory
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(history=histories(), config=configs)
 def test_every_plan_of_every_history_keeps_the_rules(history: list[NodeView], config: PoliciesConfig) -> None:
     previous: NodePlan | None = None
@@ -278,7 +279,7 @@ def test_every_plan_of_every_history_keeps_the_rules(history: list[NodeView], co
         previous = desired.plan
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(history=histories(), config=configs)
 def test_the_same_history_gives_the_same_plan_byte_for_byte(history: list[NodeView], config: PoliciesConfig) -> None:
     def run(views: list[NodeView]) -> bytes:
@@ -294,14 +295,14 @@ def test_the_same_history_gives_the_same_plan_byte_for_byte(history: list[NodeVi
     assert run(history) == run(shuffled)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(view=nodes(), config=configs)
 def test_planning_again_on_the_same_node_changes_nothing(view: NodeView, config: PoliciesConfig) -> None:
     once = plan(view, None, config)
     assert dump(plan(view, once.plan, config)) == dump(once)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(history=histories(), blind=uses.filter(lambda use: use is None or use.age_s is None or use.age_s > 3.0))
 def test_an_unknown_signal_never_raises_the_budget(history: list[NodeView], blind: object) -> None:
     previous: NodePlan | None = None
@@ -312,7 +313,7 @@ def test_an_unknown_signal_never_raises_the_budget(history: list[NodeView], blin
     assert plan_node(view, previous, CONFIG).pools.budget_milli <= previous.pools.budget_milli
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     budgets=st.lists(st.integers(0, 16_000), min_size=2, max_size=30),
     owners=st.lists(st.integers(0, 7), min_size=30, max_size=30),

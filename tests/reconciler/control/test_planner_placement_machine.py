@@ -37,6 +37,7 @@ from state.model import (
 )
 from state.plan import Desired, NodePlan
 from state.topology import Cpu, CpuKind, NumaNode, Topology, uniform
+from tests.examples import examples
 from tests.reconciler.nodes import container, cpu, kubelet, node, pod
 
 UIDS = "abcdefgh"
@@ -364,5 +365,5 @@ def _bytes(desired: Desired) -> bytes:
     )
 
 
-PlacementMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+PlacementMachine.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=25, deadline=None)
 TestPlacement = PlacementMachine.TestCase

@@ -16,6 +16,7 @@ from reconciler.policies.daemon_weight import (
     step,
     weight_for,
 )
+from tests.examples import examples
 
 RULES = WeightRules(percent=200, floor=50, window_s=60.0)
 IDLE = WeightSample(use_milli=50, waits=0.0, original=1024, competing=1024, cpus=1)
@@ -179,7 +180,7 @@ SAMPLES = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(SAMPLES, max_size=200), st.sampled_from([200, 300]), st.sampled_from([2, 50, 500]))
 def test_never_below_twice_the_need_nor_the_floor_nor_above_the_own_weight(
     samples: list[WeightSample], percent: int, floor: int

@@ -1,10 +1,11 @@
 """The listeners of a daemon, with clients for all of them."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 import trio
@@ -15,6 +16,8 @@ from tests.fakes.constants import varied
 from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl, FakeShown
 
+NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
 
 class Site:
     """A daemon's two sockets with clients for both."""
@@ -24,8 +27,10 @@ class Site:
         self.port = port
         self.shown = shown or FakeShown()
         self.control = FakeControl()
-        self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}")
-        self.unix = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=path), base_url="http://bypassd")
+        # To load the machine's authorities for each would be half of these tests' work.
+        self.tcp = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS)
+        transport = httpx2.AsyncHTTPTransport(uds=path, verify=NO_TLS)
+        self.unix = httpx2.AsyncClient(transport=transport, base_url="http://bypassd")
 
     async def metric(self, name: str) -> float:
         """One series of ``/metrics``, 0 where there is none."""

@@ -22,6 +22,7 @@ from reconciler.web.answers import Answers
 from reconciler.web.app import control_app
 from reconciler.web.limits import ClientLimits, HttpCounts, Rate
 from reconciler.web.server import WebServer, listen_unix
+from tests.examples import examples
 from tests.fakes.web import FakeControl, FakeShown
 from tests.reconciler.web.site import exchange, raw, raw_unix, serving
 
@@ -311,7 +312,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     pieces=st.lists(
         st.one_of(mutated(), st.lists(TOKENS, max_size=12).map(b"".join), st.binary(max_size=40)), max_size=4

@@ -25,6 +25,7 @@ from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec
 from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
+from tests.examples import examples
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.reconciler.actuators.acting import BE, CID, GROUP, POD, UID, Acting, Stopped, make_node
@@ -432,7 +433,7 @@ LATER = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     life=st.lists(OPERATION, max_size=12),
     after=st.lists(LATER, max_size=4),
