@@ -55,6 +55,7 @@ class Daemon(DaemonProcess):
     def __init__(self, node: DirectoryNode, /, **more: object) -> None:
         self.node = node
         super().__init__(configuration(node, **more), f"{node.root}/daemon", http_socket=node.socket)
+        self.forked = True
 
     def configure(self, **more: object) -> None:
         """Write the node's configuration with ``more`` above it; a running daemon reads it at SIGHUP."""

@@ -72,6 +72,8 @@ def longest(node: DirectoryNode, made: list[tuple[NodePod, float]], act: Callabl
 def test_a_second_daemon_takes_over_and_pods_are_bounded_all_the_time(node: DirectoryNode, daemon: Make) -> None:
     old = daemon(log={"format": "json"}).up("--wait")
     new = Daemon(node)
+    # With its imports: how long a hand-over and a restart take is printed.
+    new.forked = False
     new.log = f"{old.directory}/new.log"
     try:
         with pods_meanwhile(node) as made:
@@ -107,7 +109,9 @@ def test_a_second_daemon_takes_over_and_pods_are_bounded_all_the_time(node: Dire
 
 @pytest.mark.slow
 def test_a_restart_has_a_gap_that_is_a_start_long(node: DirectoryNode, daemon: Make) -> None:
-    item = daemon().up()
+    item = daemon()
+    item.forked = False
+    item.up()
 
     def restart() -> None:
         assert item.stop() == 0

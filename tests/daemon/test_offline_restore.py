@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -15,7 +13,6 @@ from reconciler.cli.exits import Exit
 from state.reader import read_dump
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.test_store import own_filesystem
-from tests.fakes.daemonprocess import ROOT, environment
 from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
@@ -35,9 +32,7 @@ class Ended(NamedTuple):
 
 def restore(daemon: Daemon) -> Ended:
     """The program as an administrator runs it."""
-    parts = ["restore", "-o", "json", "--config", daemon.config_file]
-    command = [sys.executable, "-m", "reconciler.cli", *parts]
-    ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    ran = daemon.control("restore", "-o", "json")
     return Ended(ran.returncode, json.loads(ran.stdout) if ran.stdout else {}, ran.stderr)
 
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import yaml
 
+from tests.fakes.forkserver import Forked, forked_control, forked_daemon
+
 ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = (sys.executable, "-m", "reconciler.daemon.main")
 PATIENCE: Final = float(os.environ.get("BYPASSD_TEST_PATIENCE", "1"))
@@ -45,9 +47,11 @@ class DaemonProcess:
         self.config_file = f"{directory}/config.yaml"
         self.log = f"{directory}/agent.log"
         self.http_socket = http_socket
+        self.forked = False
+        """Whether a fork server starts it: see `tests.fakes.forkserver`."""
         self.within: tuple[str, ...] = ()
         """The command by which it is started: to be in other namespaces than the test is."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self.write_config(config)
 
     def write_config(self, config: dict[str, object]) -> None:
@@ -68,9 +72,13 @@ class DaemonProcess:
 
     def start(self, *options: str) -> None:
         """Start ``run``."""
+        arguments = ["run", "--config", self.config_file, *options]
+        if self.forked and not self.within:
+            self._process = forked_daemon(arguments, environment(), self.log)
+            return
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [*self.within, *COMMAND, "run", "--config", self.config_file, *options],
+                [*self.within, *COMMAND, *arguments],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -123,7 +131,10 @@ class DaemonProcess:
 
     def control(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """``bypassctl`` with this daemon's configuration."""
-        command = [sys.executable, "-m", "reconciler.cli", *arguments, "--config", self.config_file]
+        words = [*arguments, "--config", self.config_file]
+        if self.forked:
+            return forked_control(words, environment())
+        command = [sys.executable, "-m", "reconciler.cli", *words]
         return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 
     def signal(self, number: signal.Signals) -> None:
