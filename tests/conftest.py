@@ -5,12 +5,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from unittest import mock
 
 import msgspec.inspect
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from trio.testing import MockClock
 
 # How fast examples are made says something about the machine, which others share, and nothing about the code.
@@ -28,6 +29,10 @@ settings.register_profile(
     derandomize=not SEARCH,
 )
 settings.load_profile("shared machine")
+if not SEARCH:
+    # Some examples are constants of the modules that happen to be loaded: they would change with every commit and with
+    # the tests that run beside, and a rare one would fail there. To read all modules for them takes seconds, too.
+    mock.patch.object(providers, "_get_local_constants", partial(getattr, providers, "_local_constants")).start()
 
 # The description of the configuration's structs is frozen, and the same for the thousands of configurations that tests
 # read. A daemon reads one, and does not keep it.
