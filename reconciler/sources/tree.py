@@ -36,6 +36,8 @@ _ABOVE: Final = ""
 """Token of the watches between the hierarchy's root and kubepods; a group's own token is its path."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
 _RESYNC_S: Final = 60.0
+_PASS_S: Final = 10.0
+"""The pass that listed the tree last does so again, up to this much later than its interval."""
 _RETRY_S: Final = 1.0
 """The first wait before a directory that could not be read is read again; it doubles up to the periodic listing."""
 
@@ -140,6 +142,8 @@ class TreeSource:
         self._way: AncestorWatch[str] | None = None
         self._listed_at = float("-inf")
         """When the whole tree was listed last (trio's clock)."""
+        self._grace_s = 0.0
+        """How much later than a pass's next listing this source's own is."""
         self._unread: dict[str, SourceError] = {}
         """Directories of the model (by group path) that could not be read, and why."""
         self._failed = WakeUp()
@@ -177,6 +181,7 @@ class TreeSource:
         """
         watcher, way = self._watcher, self._way
         if watcher is not None and way is not None:
+            self._grace_s = _PASS_S
             self.repaired += await self._resync(watcher, way)
             if self._watcher is watcher:
                 unread = {self._layout.kubepods if at == _ABOVE else at: exc for at, exc in self._unread.items()}
@@ -293,8 +298,9 @@ class TreeSource:
         """The safety net. Beside the reader: both treat one directory at a time, whole, and compare with the model."""
         wait_s = _RETRY_S
         while True:
-            failed = await self._failed.wait_until(self._listed_at + self._resync_s, settle_s=wait_s)
-            if trio.current_time() >= self._listed_at + self._resync_s:
+            failed = await self._failed.wait_until(self._due, settle_s=wait_s)
+            if trio.current_time() >= self._due:
+                self._grace_s = 0.0
                 self.repaired += await self._resync(watcher, way)
             elif failed:
                 self._read_again(watcher, way)
@@ -303,6 +309,11 @@ class TreeSource:
                 self._failed.set()
             else:
                 self._failed.clear()
+
+    @property
+    def _due(self) -> float:
+        """When this source lists the tree by itself (trio's clock)."""
+        return self._listed_at + self._resync_s + self._grace_s
 
     def _read_again(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
         """What could not be read, again."""
