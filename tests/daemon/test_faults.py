@@ -18,7 +18,7 @@ def test_without_a_descriptor_to_spare_the_daemon_stays_and_recovers(node: Direc
     pid, limits = item.pid, resource.prlimit(item.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free(pid), limits[1]))
     late = node.add("late", shares=102)
-    wait_for(lambda: item.said("EMFILE"), told=item.tail)
+    wait_for(lambda: item.said("failed, retrying", "EMFILE"), told=item.tail)
     assert not bounded(node, late.main), "the limit does not work"
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     wait_for(lambda: bounded(node, late.main), told=item.tail)

@@ -146,7 +146,7 @@ class FakeKernel:
 
     @contextmanager
     def mirrored_at_once(self) -> Iterator[None]:
-        """Many changes whose mirrored files are written at their end: while nobody reads them yet."""
+        """Many changes whose mirrored files are written at their end: before they are read."""
         if self._late is not None:
             yield
             return
