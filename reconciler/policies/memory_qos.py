@@ -171,12 +171,13 @@ def _limits_of(pod: Pod, container: Container) -> _Limits:
 
 def swap_of(limit: int | None, percent: int, view: NodeView) -> int | None:
     """The ``memory.swap`` value of this kernel in bytes; None: it cannot be said (v1 without a limit, node unknown)."""
+    total = view.node_memory.total_bytes if view.node_memory is not None else None
+    # A pod may name any limit; above the node's memory it is none, and its swap would have no bound either.
+    base = total if limit is None else limit if total is None else min(limit, total)
     if view.versions.get("memory") == 1:
-        return None if limit is None else _pages(limit + limit * percent // 100)
+        return None if limit is None or base is None else _pages(limit + base * percent // 100)
     if percent == 0:
         return 0
-    node = view.node_memory
-    base = limit if limit is not None else None if node is None else node.total_bytes
     return None if base is None else _pages(base * percent // 100)
 
 
@@ -191,24 +192,27 @@ def _swap_percents(view: NodeView, config: MemoryQosConfig) -> dict[str, int]:
     return {name: percent for name, percent in found.items() if percent is not None}
 
 
-def _swap(pod: Pod, view: NodeView, plan: NodePlan) -> list[Setting]:
+def _swap(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[Setting]:
     """The bound of each container; in gVisor or kata that of the pod, whose limit is the sum with its overhead."""
-    percent = plan.memory.swap_percent.get(pod.pod_class.value)
+    percent = _swap_percents(view, config).get(pod.pod_class.value)
     if percent is None:
         return []
-    reason = f"swap up to {percent} % of the memory limit"
     if pod.sandbox is None:
-        wanted = [(item, swap_of(_limits_of(pod, item).limit, percent, view)) for item in containers_of(pod)]
+        wanted = [(item, _limits_of(pod, item).limit) for item in containers_of(pod)]
         return [
-            setting_of(pod, item, "memory.swap", value, policy=NAME, reason=reason)
-            for item, value in wanted
-            if value is not None
+            setting_of(pod, item, "memory.swap", value, policy=NAME, reason=_swap_reason(limit, percent))
+            for item, limit in wanted
+            if (value := swap_of(limit, percent, view)) is not None
         ]
     total = pod_total(pod, lambda item: _limits_of(pod, item).limit)
     limit = total + (pod.overhead.memory_bytes or 0) if total else None
     value = swap_of(limit, percent, view)
-    why = f"{reason}; {pod.sandbox}: the pod as a whole"
+    why = f"{_swap_reason(limit, percent)}; {pod.sandbox}: the pod as a whole"
     return [] if value is None else [setting_of(pod, None, "memory.swap", value, policy=NAME, reason=why)]
+
+
+def _swap_reason(limit: int | None, percent: int) -> str:
+    return f"swap up to {percent} % of the {'memory limit' if limit is not None else 'memory of the node'}"
 
 
 def _without_limit(view: NodeView, percents_of: dict[str, int]) -> str:
@@ -236,7 +240,8 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     """The sums that the directories above the pods must hold, and why there are none."""
     del previous
     swap = _swap_percents(view, config)
-    plan = replace(plan, memory=replace(plan.memory, swap_percent=swap))
+    if not config.dry_run:  # else `batch` has the bound that is in force
+        plan = replace(plan, memory=replace(plan.memory, swap_percent=swap))
     unbounded = _without_limit(view, swap)
     missing = unsupported_reason(view, "memory.low")
     if missing is not None or not config.directories:
@@ -270,10 +275,11 @@ def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Set
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """Protections and bounds of a pod's containers, and the sums on its directory."""
+    del plan
     pairs = of_pod(pod, view, config)
     if pod.sandbox is not None:
-        return _whole(pod, view, config, [amount for _, amount in pairs]) + _swap(pod, view, plan)
-    settings = _swap(pod, view, plan)
+        return _whole(pod, view, config, [amount for _, amount in pairs]) + _swap(pod, view, config)
+    settings = _swap(pod, view, config)
     settings += [setting for container, amount in pairs for setting in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
         reason = "all processes are killed together"

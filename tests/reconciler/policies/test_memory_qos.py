@@ -191,6 +191,36 @@ def test_swap_of_a_pod_with_a_kernel_of_its_own_is_bounded_as_a_whole(versions: 
     assert swap(desired)[work.group.path] == value
 
 
+@pytest.mark.parametrize("versions", [V1, V2])
+@pytest.mark.parametrize("percent", [0, 50, 1000])
+def test_a_dry_run_leaves_the_bound_of_batch_in_force(versions: dict[str, int], percent: int) -> None:
+    """Else a container had its batch limit and no bound on swap."""
+    work = pod("be", sized(GIGA, 2 * GIGA, batch=True))
+    trial = replace(BOUNDED, dry_run=True, reclaimed=ReclaimedMemory(swap_percent=percent))
+    desired = plan(node(work, versions=versions, node_memory=SWAP), None, PoliciesConfig(memory_qos=trial))
+    setting = desired.settings[f"{work.group.path}/id-main", "memory.swap"]
+    assert (setting.policy, setting.value) == ("batch", 2 * GIGA if versions is V1 else 0)
+
+
+@pytest.mark.parametrize("limit", [65 * GIGA, 1 << 62])
+def test_a_limit_above_the_nodes_memory_does_not_raise_the_bound(limit: int) -> None:
+    work = pod("be", sized(GIGA, limit, batch=True))
+    path = f"{work.group.path}/id-main"
+    config = PoliciesConfig(memory_qos=BOUNDED)
+    assert swap(plan(node(work, versions=V2, node_memory=SWAP), None, config))[path] == 32 * GIGA
+    assert swap(plan(node(work, versions=V1, node_memory=SWAP), None, config))[path] == limit + 32 * GIGA
+
+
+def test_the_reason_names_the_amount_of_which_it_is_a_share() -> None:
+    free, work = pod("free", sized(None, None)), pod("be", sized(GIGA, 2 * GIGA))
+    desired = plan(node(free, work, versions=V2, node_memory=SWAP), None, PoliciesConfig(memory_qos=BOUNDED))
+    reasons = {item.path: item.reason for item in desired.settings.values() if item.knob == "memory.swap"}
+    assert reasons == {
+        f"{free.group.path}/id-main": "swap up to 50 % of the memory of the node",
+        f"{work.group.path}/id-main": "swap up to 50 % of the memory limit",
+    }
+
+
 def test_it_is_off_unless_asked_for() -> None:
     web = pod("web", sized(GIGA, None), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
     desired = plan(node(web, versions=V2, node_memory=MEMORY), None, PoliciesConfig())
