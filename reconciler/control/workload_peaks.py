@@ -129,7 +129,8 @@ class PeakPredictor:
             while True:
                 await self._due.wait()
                 await self.learn()
-                await self.save(_ROWS_A_MINUTE)
+                if self._restored:
+                    await self.save(_ROWS_A_MINUTE)
         finally:
             if self._restored:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
@@ -226,8 +227,7 @@ class PeakPredictor:
         try:
             rows = await in_worker(self._store.rows, META, limiter=self._lane)
         except StoreError:
-            self._restored = True
-            return
+            return  # tried again with the next minute: rows that are not taken over must not be replaced
         slices = TimeSlice()
         lost = 0
         for key, body in rows:

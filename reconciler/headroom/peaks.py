@@ -305,7 +305,8 @@ class WorkloadPeaks:
     def restore(self, name: str, workload: Workload, *, known: bool) -> None:
         """One that an earlier run had; beyond the bound it is left out. One that was measured since then stays."""
         if name == SYSTEM:
-            self.system = self.system or workload
+            if self.system is None or self.system.count < workload.count:
+                self.system = workload
             return
         kept, most = (self.known, MOST - MOST_NEW) if known else (self.new, MOST_NEW)
         if name not in self.known and len(kept) < most:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.errors import StoreError
 from cgroupfs.usage import MemoryUsage
 from reconciler.control.pod_minutes import Minute
 from reconciler.control.workload_peaks import PeakPredictor
@@ -210,6 +211,43 @@ async def test_an_end_while_the_rows_are_restored_loses_none(node: Node, monkeyp
     monkeypatch.undo()
     rows = [decode_row(row) for key, row in node.store.rows(META) if key.startswith(ROW)]
     assert sum(len(row.workloads) for row in rows) == 121
+
+
+async def test_rows_that_cannot_be_read_at_first_are_not_replaced(
+    node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05  # the store is used by a thread
+    for number in range(40):
+        node.add(f"web-{number}")
+    await node.minutes(1500)
+    peak = node.predictor.status()["system_milli"]
+    await node.predictor.save(ROWS)
+    node.reopen()
+
+    def refused(table: str) -> list[tuple[str, bytes]]:
+        raise StoreError(f"{table}: disk I/O error")
+
+    async def component_learns() -> None:
+        before = node.predictor.prediction
+        node.clock.now += 60
+        node.predictor.take([(item, Minute(10.0, None, None)) for item in node.known.pods.values()])
+        while node.predictor.prediction is before:  # noqa: ASYNC110 - it is set, not announced
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.predictor.run)
+        with monkeypatch.context() as patched:
+            patched.setattr(node.store, "rows", refused)
+            for _ in range(9):
+                await component_learns()
+            assert node.facts() == (0, 40)
+        await component_learns()
+        assert node.facts() == (40, 0)
+        assert node.predictor.status()["system_milli"] == peak
+        nursery.cancel_scope.cancel()
+    node.reopen()
+    await node.minutes(1)
+    assert node.facts() == (40, 0)
 
 
 async def test_the_component_learns_what_it_is_given_and_stores_all_at_its_end(
