@@ -1,6 +1,8 @@
 """Confines interrupts to CPUs that no pod owns, and gives them their own places back. An auxiliary actuator.
 
-Object: an interrupt's number, with its actions (devices), by which a number that was given to another device is seen.
+Object: an interrupt's number, with its actions (devices). The kernel keeps a place while devices come and go (an
+interface that is set down and up, a second device on a shared line); a number that was given to another device has that
+device's place. So it is another interrupt if both its actions and its place are.
 A place that is neither the original nor ours was chosen by another program (irqbalance): it stays, and this interrupt
 is not moved again while the daemon runs. What the kernel does not allow to move (EIO: it places queues itself)
 is counted and not tried again; it serves what its own CPU requested.
@@ -120,12 +122,14 @@ class InterruptFiles:
         self._files.write(f"{self._directory}/{number}", FILE, str(cpus))
 
     def is_same(self, row: LedgerEntry) -> bool:
-        """Whether the number still serves the same device."""
+        """Whether it is the moved interrupt: it serves the same device, or still has a place of ours."""
         number, _, device = row.path.partition(" ")
         try:
-            return self.device(int(number)) == device
-        except OSError:
+            return self.device(int(number)) == device or str(self.cpus(int(number))) in row.ours
+        except FileNotFoundError:
             return False
+        except (OSError, ValueError):
+            return True  # it exists: reading its place reports the error
 
     def read(self, row: LedgerEntry) -> str:
         """Where it may be delivered, in the kernel's text."""
@@ -174,12 +178,14 @@ class InterruptPlaces:
         """``lane``: the store's one-thread limiter."""
         self._access = InterruptFiles(root, files)
         self._rows = LedgerState(CODEC, ledger, lane)
-        self._worker = PeriodicWorker(self._sweep, _period_s)
+        self._worker = PeriodicWorker(self._sweep, self._next_s)
         self._confirmed: set[int] = set()
         """Interrupts at which a place of ours was read in this run: any other place there is another program's."""
         self._foreign: dict[int, str] = {}
         self._fixed: dict[int, str] = {}
         self._refused: dict[int, str] = {}
+        self._kept: dict[int, str] = {}
+        """Interrupts whose originals were refused, with the reason."""
         self._failure = ""
         self._would = 0
 
@@ -211,6 +217,7 @@ class InterruptPlaces:
             "placed_by_kernel": len(self._fixed),
             "placed_by_others": len(self._foreign),
             "refused": len(self._refused),
+            "not_restored": len(self._kept),
             "first": {
                 str(number): {"device": place.device, "original": place.original, "now": place.ours[-1]}
                 for number, place in sorted(moved.items())[:_SHOWN]
@@ -227,13 +234,16 @@ class InterruptPlaces:
         if self._refused:
             number, why = min(self._refused.items())
             found.append(f"{plural(len(self._refused), 'interrupt')} not moved, such as {number}: {why}")
+        if self._kept:
+            number, why = min(self._kept.items())
+            found.append(f"{plural(len(self._kept), 'interrupt')} not given back, such as {number}: {why}")
         return found
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
         plan = situation.plan.interrupts or InterruptPlan()
         held = holding(situation.holds, path=MACHINE, knob=INTERRUPTS, pod_uid=None) is not None
         topology = situation.view.topology
-        self._refused, self._failure, self._would = {}, "", 0
+        self._refused, self._kept, self._failure, self._would = {}, {}, "", 0
         if not plan.avoid:
             self._foreign.clear()
             self._fixed.clear()
@@ -255,10 +265,10 @@ class InterruptPlaces:
         if seen.moves and await self._save(
             {**self._rows.now.by_number, **{number: place for number, (place, _) in seen.moves.items()}}, "gone"
         ):
-            refused = await self._worker.work(partial(self._write, seen.moves))
-            if refused:
-                kept = {n: p for n, p in self._rows.now.by_number.items() if n not in refused}
-                await self._save(kept | {n: p for n in refused if (p := _older(seen.moves[n][0])) is not None}, "gone")
+            others = await self._worker.work(partial(self._write, seen.moves))
+            if others:
+                kept = {n: p for n, p in self._rows.now.by_number.items() if n not in others}
+                await self._save(kept | {n: p for n, p in others.items() if p is not None}, "gone")
 
     def _look(self, plan: InterruptPlan, topology: Topology) -> _Sweep:
         """In the thread. Errors: `OSError` if they cannot be listed; one that cannot be read is left out."""
@@ -277,7 +287,7 @@ class InterruptPlaces:
         if before is None and not now & plan.avoid:
             return
         device = self._access.device(number)
-        if before is not None and device != before.device:
+        if before is not None and device != before.device and str(now) not in before.ours:
             seen.gone.add(number)  # its place went with the old device
             before = None
         if before is not None and str(now) not in before.ours:
@@ -297,26 +307,33 @@ class InterruptPlaces:
             place = MovedInterrupt(device=device, original=str(original), ours=(*last, str(wanted)))
             seen.moves[number] = (place, wanted)
 
-    def _write(self, moves: Mapping[int, tuple[MovedInterrupt, CpuSet]]) -> set[int]:
-        """In the thread. Returns those that were not moved."""
-        failed = set()
-        for number, (_, wanted) in moves.items():
+    def _write(self, moves: Mapping[int, tuple[MovedInterrupt, CpuSet]]) -> dict[int, MovedInterrupt | None]:
+        """In the thread. What to record of those that are not at their new places; None: nothing of ours is there."""
+        others: dict[int, MovedInterrupt | None] = {}
+        for number, (place, wanted) in moves.items():
+            refused = None
             try:
                 self._access.place(number, wanted)
-                now = self._access.cpus(number)
             except OSError as exc:
-                failed.add(number)
-                (self._fixed if exc.errno in _FIXED else self._refused)[number] = errno_name(exc.errno)
-            except ValueError as exc:
-                failed.add(number)
-                self._refused[number] = str(exc)
-            else:
-                if now == wanted:
-                    self._confirmed.add(number)
+                refused = errno_name(exc.errno)
+                (self._fixed if exc.errno in _FIXED else self._refused)[number] = refused
+            try:
+                now = self._access.cpus(number)
+            except (OSError, ValueError) as exc:
+                if refused is None:  # its place was changed, so its row stays: only there the original is left
+                    self._refused[number] = errno_name(exc.errno) if isinstance(exc, OSError) else str(exc)
                 else:
-                    failed.add(number)
-                    self._refused[number] = f"accepted, but it reads {now}"
-        return failed
+                    others[number] = _older(place)
+                continue
+            if refused is None and now == wanted:
+                self._confirmed.add(number)
+                continue
+            if refused is None:
+                self._refused[number] = f"accepted, but it reads {now}"
+                others[number] = None if str(now) == place.original else replace(place, ours=(str(wanted), str(now)))
+            else:
+                others[number] = None if str(now) == place.original else _older(place)
+        return others
 
     async def _give_back(self, chosen: Mapping[int, MovedInterrupt]) -> list[RestoreResult]:
         if not chosen:
@@ -324,10 +341,17 @@ class InterruptPlaces:
         results, failed = await self._worker.work(partial(undo, self._access, InterruptRows(by_number=chosen)))
         finished = chosen.keys() - failed.by_number.keys()
         self._confirmed -= finished
+        reasons = {result.path: result.detail for result in results}
+        self._kept |= {number: reasons[_row(number, place).path] for number, place in failed.by_number.items()}
         left = {number: place for number, place in self._rows.now.by_number.items() if number not in finished}
         if not await self._save(left, "restored"):
             return [replace(result, undo=RestoreOutcome.REFUSED, detail=self._failure) for result in results]
         return results
+
+    def _next_s(self, situation: PlanSnapshot) -> float | None:
+        """A period also while an original waits for its place (its CPU may be offline)."""
+        plan = situation.plan.interrupts
+        return _PERIOD_S if self._kept or (plan is not None and plan.avoid) else None
 
     async def _save(self, places: Mapping[int, MovedInterrupt], dropped: str) -> bool:
         try:
@@ -345,11 +369,6 @@ def _older(place: MovedInterrupt) -> MovedInterrupt | None:
 
 def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
     return situation.plan.interrupts, situation.enforce, situation.holds
-
-
-def _period_s(situation: PlanSnapshot) -> float | None:
-    plan = situation.plan.interrupts
-    return _PERIOD_S if plan is not None and plan.avoid else None
 
 
 def _build(context: ActuatorContext) -> InterruptPlaces:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
@@ -42,6 +43,12 @@ class Kernel:
         self.root = root
         self.managed: set[int] = set()
         self.dies = False
+        self.refuses: dict[int, int] = {}
+        """Errors of writes, by number."""
+        self.rounds: dict[int, str] = {}
+        """Places that an interrupt's controller makes of any other."""
+        self.unreadable: set[int] = set()
+        """Interrupts that cannot be read after the next write."""
         self.writes: list[tuple[int, str]] = []
 
     def add(self, number: int, cpus: str, device: str = "eth0-rx-0") -> None:
@@ -75,7 +82,15 @@ class Kernel:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         if self.dies:
             raise Crash
-        self.set(number, text)
+        if number in self.refuses:
+            raise OSError(self.refuses[number], os.strerror(self.refuses[number]))
+        self.set(number, self.rounds.get(number, text))
+
+    def read(self, directory: Directory, file: str) -> str:
+        number = int(os.path.basename(str(directory)))
+        if number in self.unreadable and self.writes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return REAL.read(directory, file)
 
     def __getattr__(self, name: str) -> Any:  # the rest of FileOps
         return getattr(REAL, name)
@@ -239,6 +254,86 @@ async def test_after_a_kill_at_the_write_the_next_life_finishes_or_undoes_it(ker
     results = restore_places(ledger, root=str(kernel.root), files=cast(FileOps, kernel))
     assert {result.undo for result in results} == {RestoreOutcome.RESTORED}
     assert kernel.places() == before
+    assert read_rows(ledger, CODEC).by_number == {}
+
+
+@pytest.mark.parametrize("device", ["", "eth0-rx-1", "eth0-rx-0,mei"])
+@pytest.mark.parametrize("offline", [False, True])
+async def test_a_place_survives_its_devices_and_so_does_the_original(
+    kernel: Kernel, ledger: Ledger, device: str, offline: bool
+) -> None:
+    """An interface is set down, or up with another name; a second device joins a shared line."""
+    side = make(kernel, ledger)
+    await turn(side, situation())
+    place = kernel.places()[24]
+    first, *more = device.split(",")
+    kernel.add(24, place, device=first)
+    for name in more:
+        (kernel.root / f"proc/irq/24/{name}").mkdir()
+    await turn(side, situation())
+    await turn(side, situation(CpuSet([3])))
+    if offline:
+        restore_places(ledger, root=str(kernel.root), files=cast(FileOps, kernel))
+    else:
+        await turn(side, situation(CpuSet()))
+    assert kernel.places()[24] == "0-7"
+    assert read_rows(ledger, CODEC).by_number == {}
+
+
+async def test_a_place_that_the_controller_changes_has_its_original_back(kernel: Kernel, ledger: Ledger) -> None:
+    kernel.rounds = {24: "4"}
+    side = make(kernel, ledger)
+    for _ in range(3):
+        await turn(side, situation())
+        assert side.problems() == ["1 interrupt not moved, such as 24: accepted, but it reads 4"]
+    kernel.rounds = {}
+    await turn(side, situation(CpuSet()))
+    assert kernel.places()[24] == "0-7"
+
+
+async def test_a_place_that_cannot_be_read_again_has_its_original_back(kernel: Kernel, ledger: Ledger) -> None:
+    kernel.unreadable = {24}
+    side = make(kernel, ledger)
+    await turn(side, situation())
+    assert side.problems() == ["1 interrupt not moved, such as 24: EIO"]
+    kernel.unreadable = set()
+    await turn(side, situation(CpuSet()))
+    assert kernel.places()[24] == "0-7"
+
+
+async def test_a_refusal_after_a_kill_leaves_no_row_of_what_was_never_moved(kernel: Kernel, ledger: Ledger) -> None:
+    side = make(kernel, ledger)
+    kernel.dies = True
+    side.planned(situation())
+    with pytest.RaisesGroup(Crash, flatten_subgroups=True, allow_unwrapped=True):
+        await side.sweep()
+    kernel.dies, kernel.refuses = False, {24: errno.ENOSPC, 25: errno.ENOSPC}
+    again = make(kernel, ledger)
+    await turn(again, situation())
+    assert again.status()["moved"] == 0
+    assert read_rows(ledger, CODEC).by_number == {}
+
+
+async def test_an_original_that_is_refused_is_reported_and_tried_again(
+    kernel: Kernel, ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05  # files are written by a thread
+    side = make(kernel, ledger)
+    await turn(side, situation())
+    kernel.refuses = {25: errno.EINVAL}  # its only CPU is offline
+    async with trio.open_nursery() as nursery:
+        await nursery.start(side.run)
+        side.planned(situation(CpuSet()))
+        while not side.problems():  # noqa: ASYNC110 - it is set, not announced
+            await trio.sleep(1)
+        assert side.problems() == ["1 interrupt not given back, such as 25: EINVAL"]
+        assert side.status()["not_restored"] == 1
+        kernel.refuses = {}
+        while kernel.places()[25] != "2":  # noqa: ASYNC110 - it is set, not announced
+            await trio.sleep(10)
+        while side.problems():  # noqa: ASYNC110 - it is set, not announced
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
     assert read_rows(ledger, CODEC).by_number == {}
 
 
