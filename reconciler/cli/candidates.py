@@ -20,7 +20,7 @@ KINDS: Final = ("pods", "held", "holds", "namespaces", "pools", "sections")
 SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
-    *("classes", "podlist", "cpumap", "nodehour", "effect", "podnames", "podparents"),
+    *("classes", "podlist", "cpumap", "nodehour", "effect", "podnames", "podparents", "hostlist"),
 )
 """Sections and views of `reconciler.daemon.status`, which a start of the completion has no time to import."""
 _SAFE: Final = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:-]{0,319}")

@@ -159,6 +159,8 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         if closing := facts["interference"].get("closing"):
             yield field("closed", *closing_cells(closing))
             yield field("", StyledText(printable(closing["reason"], _REASON), "dim"))
+    if facts["alerts"]:
+        yield field("alerts", *_counts(facts["alerts"], style="warn"))
     yield from _pools(facts)
     yield from _budget(facts)
     yield from _sources(facts)
@@ -168,9 +170,6 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
             (hold["title"], fmt.until(hold["until"]), f"{hold['reason']} ({hold['by']})") for hold in facts["holds"]
         ]
         yield Table(("HOLD", "UNTIL", "REASON"), rows)
-    if facts["alerts"]:
-        yield blank()
-        yield field("alerts", *_counts(facts["alerts"], style="warn"))
     waiting = [component for component in facts["components"] if component["health"] == "waiting"]
     problems = [
         *facts["problems"],
