@@ -13,12 +13,15 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from io import BytesIO
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from cgroupfs.bounded import read_file
+from reconciler.runtime import safe_files
+from reconciler.runtime.safe_files import FileRule
 
 FORM: Final = "DAYS HH:MM-HH:MM [ZONE], such as weekdays 09:00-20:00 Europe/Berlin"
 _NAMES: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -144,8 +147,10 @@ def local_name(root: str = "/") -> str | None:
 def _node_zone(root: str) -> tzinfo:
     path = os.path.join(root, _LOCALTIME)
     try:
-        content = read_file(path, _LARGEST)
+        content = read_file(path, _LARGEST) if root == "/" else _read_below(root)
     except FileNotFoundError:
+        if root != "/" and (name := local_name(root)) is not None:
+            return zone_of(name)
         return UTC
     except OSError as exc:
         raise ValueError(f"the node's zone ({path}) cannot be read: {exc.strerror}; name one") from exc
@@ -153,6 +158,14 @@ def _node_zone(root: str) -> tzinfo:
         return ZoneInfo.from_file(BytesIO(content), key=local_name(root))
     except (ValueError, LookupError, OverflowError, struct.error) as exc:
         raise ValueError(f"the node's zone ({path}) is not zone data: {exc}; name one") from exc
+
+
+def _read_below(root: str) -> bytes:
+    """The zone of the node below ``root``, whose link names a file of that node and not of this process."""
+    path = f"/{_LOCALTIME}"
+    with suppress(OSError):
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(f"{root}{path}")))
+    return safe_files.read_file(path, FileRule.OPERATOR, root=root, largest=_LARGEST)
 
 
 def holds(window: ZonedTime, at: float) -> bool:

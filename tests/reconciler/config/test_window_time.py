@@ -125,6 +125,33 @@ def test_the_name_of_the_nodes_zone_is_that_of_its_link(tmp_path: Path, target: 
     assert local_name(str(tmp_path)) == name
 
 
+def test_a_link_below_a_root_names_a_file_of_that_node(tmp_path: Path) -> None:
+    """As most systems have it: this process would follow it to its own zone data."""
+    (tmp_path / "etc").mkdir()
+    link = tmp_path / "etc/localtime"
+    link.symlink_to("/usr/share/zoneinfo/Europe/Paris")
+    # Its zone data is not below the root: the zone is known by its name.
+    winter = datetime(2026, 1, 1)  # noqa: DTZ001 - a clock's time, in each zone
+    assert winter.replace(tzinfo=zone_of(None, str(tmp_path))).isoformat() == "2026-01-01T00:00:00+01:00"
+    file = tmp_path / "usr/share/zoneinfo/Europe/Paris"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data_of("Asia/Kathmandu"))
+    assert winter.replace(tzinfo=zone_of(None, str(tmp_path))).isoformat() == "2026-01-01T00:00:00+05:45"
+    link.unlink()
+    link.symlink_to("/usr/share/zoneinfo/Europe/Nowhere")
+    with pytest.raises(ValueError, match="zone Europe/Nowhere: unknown"):
+        zone_of(None, str(tmp_path))
+    link.unlink()
+    link.symlink_to("../../../../../../../../proc/self/environ")
+    assert zone_of(None, str(tmp_path)) is UTC
+    file.unlink()
+    file.symlink_to("/proc/self/environ")
+    link.unlink()
+    link.symlink_to("../usr/share/zoneinfo/Europe/Paris")
+    with pytest.raises(ValueError, match="points outside the copied node"):
+        zone_of(None, str(tmp_path))
+
+
 def data_of(key: str) -> bytes:
     for directory in zoneinfo.TZPATH:
         if (file := Path(directory, key)).exists():
