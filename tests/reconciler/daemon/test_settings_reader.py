@@ -382,6 +382,10 @@ async def test_katalyst_without_a_configuration_of_this_kind(tmp_path: Path) -> 
         await case.turn()
         assert case.value(LIMIT) == value_at(Config(), LIMIT)
         assert case.problem() == ""
+        # It is created again with the same content, which has the same hash.
+        katalyst(case.server, 70, "h9")
+        await case.turn()
+        assert case.value(LIMIT) == 70
 
 
 async def test_what_a_server_says_is_bounded_and_never_printed_raw(tmp_path: Path) -> None:
