@@ -3,10 +3,11 @@
 Each value is checked by its own setting's type and bounds. Values that contradict each other, or a file, are found
 section by section: all of a section first; if its own check refuses that, one value after the other, twice, so that the
 order of two that belong together does not matter. So the work is at most three checks for each value and section, and
-no other section is checked again.
+no other section is checked again. Of a section that contradicts another one, each value is tried alone, twice, in each
+section around it: no value is refused for its neighbour's mistake.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -62,52 +63,81 @@ def layered(loaded: Loaded, values: Mapping[str, tuple[str, str]], top: Schema |
     return Layer(replace(loaded, config=config, node=taken), overridden, refused)
 
 
+class _ChangedField(NamedTuple):
+    """A changed field of a section. ``leaves``: the values in it, by setting, each with its way from the section."""
+
+    value: object
+    leaves: Mapping[str, tuple[Sequence[str], object]]
+
+
 def _applied(section: Struct, schema: Schema, tree: Mapping[str, Any], path: str, refused: dict[str, str]) -> Struct:
     """The section with the values of ``tree``; those without which it is valid are added to ``refused``."""
-    changes: dict[str, object] = {}
-    names: dict[str, list[str]] = {}
+    parts: dict[str, _ChangedField] = {}
     for name, value in tree.items():
         field = schema.fields[name]
-        inner = f"{path}{name}"
         if isinstance(value, dict):
             before = set(refused)
-            changes[field.attribute] = _applied(
-                getattr(section, field.attribute), field.schema, value, f"{inner}.", refused
-            )
-            names[field.attribute] = [
-                each for each in _names(value, f"{inner}.") if each not in refused or each in before
-            ]
+            inner = _applied(getattr(section, field.attribute), field.schema, value, f"{path}{name}.", refused)
+            leaves = {
+                f"{path}{'.'.join(way)}": (way, leaf)
+                for way, leaf in _leaves({name: value})
+                if f"{path}{'.'.join(way)}" not in refused.keys() - before
+            }
+            parts[field.attribute] = _ChangedField(inner, leaves)
         else:
-            changes[field.attribute] = value
-            names[field.attribute] = [inner]
-    if not changes:
+            parts[field.attribute] = _ChangedField(value, {f"{path}{name}": ((name,), value)})
+    if not parts:
         return section
     try:
-        return _with(section, schema, changes)
+        return _with(section, schema, {name: part.value for name, part in parts.items()})
     except ValueError:
-        return _one_by_one(section, schema, changes, names, refused)
+        return _one_by_one(section, schema, parts, refused)
 
 
-def _one_by_one(
-    section: Struct,
-    schema: Schema,
-    changes: Mapping[str, object],
-    names: Mapping[str, list[str]],
-    refused: dict[str, str],
-) -> Struct:
-    left = dict(changes)
+def _one_by_one(section: Struct, schema: Schema, parts: Mapping[str, _ChangedField], refused: dict[str, str]) -> Struct:
+    left = dict(parts)
     reasons: dict[str, str] = {}
     for _ in range(_ROUNDS):
-        for name, value in list(left.items()):
+        for name, part in list(left.items()):
             try:
-                section = _with(section, schema, {name: value})
+                section = _with(section, schema, {name: part.value})
             except ValueError as exc:
                 reasons[name] = str(exc)
             else:
                 del left[name]
-    for name in left:
-        refused.update(dict.fromkeys(names[name], printable(reasons[name], _LONGEST)))
+    for name, part in left.items():
+        if isinstance(part.value, Struct):
+            section = _value_by_value(section, schema, part.leaves, refused)
+        else:
+            refused.update(dict.fromkeys(part.leaves, printable(reasons[name], _LONGEST)))
     return section
+
+
+def _value_by_value(
+    section: Struct, schema: Schema, leaves: Mapping[str, tuple[Sequence[str], object]], refused: dict[str, str]
+) -> Struct:
+    """The section with those values of an inner one that contradict nothing in it."""
+    left = dict(leaves)
+    reasons: dict[str, str] = {}
+    for _ in range(_ROUNDS):
+        for name, (way, value) in list(left.items()):
+            try:
+                section = _with_value(section, schema, way, value)
+            except ValueError as exc:
+                reasons[name] = printable(str(exc), _LONGEST)
+            else:
+                del left[name]
+    refused.update({name: reasons[name] for name in left})
+    return section
+
+
+def _with_value(section: Struct, schema: Schema, way: Sequence[str], value: object) -> Struct:
+    """The section with one value at or below it, every section on the way checked. Errors: `ValueError`."""
+    name, *rest = way
+    field = schema.fields[name]
+    if rest:
+        value = _with_value(getattr(section, field.attribute), field.schema, rest, value)
+    return _with(section, schema, {field.attribute: value})
 
 
 def _with(section: Struct, schema: Schema, changes: Mapping[str, object]) -> Struct:
@@ -123,9 +153,10 @@ def _with(section: Struct, schema: Schema, changes: Mapping[str, object]) -> Str
         raise ValueError(str(exc.__cause__ or exc)) from exc
 
 
-def _names(tree: Mapping[str, Any], path: str) -> list[str]:
-    """The settings below a section."""
-    found: list[str] = []
+def _leaves(tree: Mapping[str, Any], *way: str) -> Iterator[tuple[tuple[str, ...], object]]:
+    """The values below a section, each with the way to it."""
     for name, value in tree.items():
-        found += _names(value, f"{path}{name}.") if isinstance(value, dict) else [f"{path}{name}"]
-    return found
+        if isinstance(value, dict):
+            yield from _leaves(value, *way, name)
+        else:
+            yield (*way, name), value

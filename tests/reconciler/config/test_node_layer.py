@@ -117,6 +117,14 @@ def test_a_value_that_contradicts_a_file_is_refused() -> None:
     assert value_at(got.loaded.config, LIMIT) == 55
 
 
+def test_a_contradiction_between_sections_refuses_only_what_contradicts() -> None:
+    percent, enabled = "policies.quota_burst.percent", "policies.quota_burst.enabled"
+    got = layered(files("policies: {quota_turbo: {enabled: true}}\n"), {enabled: ("true", "e"), percent: ("250", "p")})
+    assert list(got.refused) == [enabled]
+    assert "quota_turbo.enabled are both true" in got.refused[enabled]
+    assert value_at(got.loaded.config, percent) == 250
+
+
 def test_contradictions_are_found_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value that there is, each section with a contradiction: three checks for each value, at most."""
     checks = []
