@@ -52,6 +52,10 @@ def run(options: Namespace) -> int:
     if options.root != "/":
         raise CliError("protect LEVEL changes this node's configuration; it has no --root", Exit.USAGE)
     change = _planned(places.config_path(options), Protection(options.level))
+    # What a control plane has set applies below both levels.
+    before, _ = places.with_node_settings(options, change.before)
+    after, _ = places.with_node_settings(options, change.after)
+    change = change._replace(before=before, after=after)
     # Before the level is in force: an error here means that nothing is written.
     node = offers_of(inspect_node(options, loaded=change.after))
     answer: dict[str, object] = {}

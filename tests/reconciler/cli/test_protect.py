@@ -11,7 +11,11 @@ import pytest
 from reconciler.cli import protect
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
+from reconciler.clients.kube_config import NodeSettings
 from reconciler.config.load import Loaded
+from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
+from state.schema import META, NODE_SETTINGS
+from state.store import Store, StoreBatch
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -244,3 +248,23 @@ def test_the_level_of_the_window_in_force_is_named_beside_that_of_the_files(
     ran = run("protect", "cpu", "--config", str(file), "--socket", daemon.socket)
     assert (ran.code, ran.err) == (Exit.OK, "")
     assert text in ran.out
+
+
+def test_what_a_control_plane_has_set_is_below_both_levels(run: Run, file: Path, tmp_path: Path) -> None:
+    store = Store(f"{tmp_path}/state.db")
+    values = (KeptValue("resourceQOSStrategy.beClass.resctrlQOS.enable", value=True),)
+    kept = KeptObject(title="NodeSLO n1", values=values)
+    batch = StoreBatch()
+    row = encode_kept(KeptSettings(source=NodeSettings.KOORDINATOR, node="n1", objects=(kept,)))
+    batch.put(META, NODE_SETTINGS, row)
+    store.apply(batch)
+    store.close()
+    file.write_text(f"protect: full\napiserver: {{node_settings: koordinator}}\nstore: {{path: {tmp_path}/state.db}}\n")
+    ran = run("protect", "cpu", "--dry-run", "--config", str(file), "-o", "json")
+    changed = json.loads(ran.out)["changed"]
+    assert changed["policies.network.enabled"] == {"from": "true", "to": "false"}
+    assert "policies.cache.enabled" not in changed
+    file.write_text(file.read_text().replace("full", "observe"))
+    changed = json.loads(run("protect", "full", "--dry-run", "--config", str(file), "-o", "json").out)["changed"]
+    assert changed["policies.network.enabled"] == {"from": "false", "to": "true"}
+    assert "policies.cache.enabled" not in changed
