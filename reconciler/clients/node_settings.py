@@ -6,7 +6,8 @@
 
 "No settings" is concluded only from what the API server itself says: a Status with the reason NotFound that names the
 object, or, where a whole group of kinds is unknown, its list of groups. A page of a proxy (404 and other text) is an
-error like any other. Answers are bounded in bytes and nesting, and must be the requested object.
+error like any other. Answers are bounded in bytes and nesting, are decoded in a worker thread (the largest take 60 ms),
+and must be the requested object.
 
 Source: Kubernetes documentation, "API Concepts", Status; Koordinator's apis/slo/v1alpha1; Katalyst's
 apis/config/v1alpha1 (CustomNodeConfigStatus, TargetConfig).
@@ -26,6 +27,7 @@ from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import NAME
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import KubeApi, status_of, wait_s_of
+from reconciler.runtime.stints import in_worker
 from state.printable import printable
 
 KOORDINATOR_GROUP: Final = "slo.koordinator.sh"
@@ -145,12 +147,7 @@ class SettingsClient:
         answer = await self._get(f"/api/v1/nodes/{quote(self._node, safe='')}", "", "nodes", self._node, _NODE_BYTES)
         if isinstance(answer, ObjectState):
             return SettingsObject(title=title, state=answer)
-        item = _object(_decode_spec, answer, "Node", self._node, title)
-        marks = {**(item.metadata.labels or {}), **(item.metadata.annotations or {})}
-        content = {key: value for key, value in marks.items() if key.startswith(tuple(prefixes))}
-        if not is_shallow(content, _DEEPEST):
-            raise SettingsAnswerError(f"{title}: annotations nested more than {_DEEPEST} levels deep")
-        return SettingsObject(title=title, state=ObjectState.FOUND, content=content)
+        return await in_worker(_with_marks, answer, self._node, title, tuple(prefixes))
 
     async def node_slo(self) -> SettingsObject:
         """The specification of the NodeSLO."""
@@ -161,7 +158,7 @@ class SettingsClient:
         answer = await self._get(path, KOORDINATOR_GROUP, "nodeslos", self._node, _BYTES)
         if isinstance(answer, ObjectState):
             return SettingsObject(title=title, state=answer)
-        return _with_spec(answer, "NodeSLO", self._node, title)
+        return await in_worker(_with_spec, answer, "NodeSLO", self._node, title)
 
     async def admin_qos_target(self) -> AdminQosTarget | ObjectState:
         """The AdminQoSConfiguration that the node's CustomNodeConfig names; or its state."""
@@ -170,7 +167,7 @@ class SettingsClient:
         answer = await self._get(path, KATALYST_GROUP, "customnodeconfigs", self._node, _BYTES)
         if isinstance(answer, ObjectState):
             return answer
-        targets = _object(_decode_node_config, answer, "CustomNodeConfig", self._node, title).status
+        targets = (await in_worker(_object, _decode_node_config, answer, "CustomNodeConfig", self._node, title)).status
         listed = targets.katalyst_custom_config_list or []
         if len(listed) > _MOST_TARGETS:
             raise SettingsAnswerError(f"{title}: more than {_MOST_TARGETS} configurations")
@@ -191,7 +188,7 @@ class SettingsClient:
         answer = await self._get(path, KATALYST_GROUP, _ADMIN_QOS, target.name, _BYTES)
         if isinstance(answer, ObjectState):
             return SettingsObject(title=title, state=answer)
-        found = _with_spec(answer, "AdminQoSConfiguration", target.name, title)
+        found = await in_worker(_with_spec, answer, "AdminQoSConfiguration", target.name, title)
         config = found.content.get("config", {})
         if not isinstance(config, dict):
             raise SettingsAnswerError(f"{title}: spec.config is not an object")
@@ -220,7 +217,7 @@ class SettingsClient:
         """Whether the API server's list of groups is without this one."""
         answer = await self._request("/apis", _BYTES)
         try:
-            listed = decoded(_decode_groups, answer.body) if answer.ok else _Groups()
+            listed = await in_worker(decoded, _decode_groups, answer.body) if answer.ok else _Groups()
         except ValueError:
             return False
         return listed.kind == "APIGroupList" and all(each.name != group for each in listed.groups or ())
@@ -259,6 +256,15 @@ def _object(decode: Callable[[bytes], _T], answer: HttpResponse, kind: str, name
         shown = printable(f"{item.kind} {item.metadata.name}", _LONGEST_MESSAGE)
         raise SettingsAnswerError(f"{title}: the answer is another object: {shown}")
     return item
+
+
+def _with_marks(answer: HttpResponse, name: str, title: str, prefixes: tuple[str, ...]) -> SettingsObject:
+    item = _object(_decode_spec, answer, "Node", name, title)
+    marks = {**(item.metadata.labels or {}), **(item.metadata.annotations or {})}
+    content = {key: value for key, value in marks.items() if key.startswith(prefixes)}
+    if not is_shallow(content, _DEEPEST):
+        raise SettingsAnswerError(f"{title}: annotations nested more than {_DEEPEST} levels deep")
+    return SettingsObject(title=title, state=ObjectState.FOUND, content=content)
 
 
 def _with_spec(answer: HttpResponse, kind: str, name: str, title: str) -> SettingsObject:

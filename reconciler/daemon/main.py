@@ -35,7 +35,7 @@ from reconciler.runtime.format import duration, plural
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from reconciler.runtime.standby import REFUSES_S, REQUEST, NotHandedOverError, StopSignals, wait_for_lock
 from reconciler.runtime.stint_timer import TIMER
-from reconciler.runtime.stints import LoopTimer
+from reconciler.runtime.stints import LoopTimer, in_worker
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
 from reconciler.runtime.supervisor import Component, ComponentStatus, Supervisor
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
@@ -388,10 +388,15 @@ class Daemon:
         self._notifier.ready(f"{config.mode.value}: reloaded")
         return ()
 
-    def _use_node_settings(self, kept: "KeptSettings | None") -> None:
+    async def _use_node_settings(self, kept: "KeptSettings | None") -> None:
         """The control plane's settings of this node are others: as a reload, but the files are not read again."""
+        async with self._changing:
+            with trio.CancelScope(shield=True):
+                await self._take_node_settings(kept)
+
+    async def _take_node_settings(self, kept: "KeptSettings | None") -> None:
         before, left = self.config, self.in_force.settings_left()
-        is_other = self.in_force.use_node_settings(kept)
+        is_other = await self.in_force.use_node_settings(kept)
         if (now := self.in_force.settings_left()) != left and self.agent is not None:
             text = f"{plural(len(now), 'value')} not taken: bypassctl config explain apiserver.node_settings"
             self.agent.record.notes.settings([text], "the control plane's settings")
@@ -401,7 +406,8 @@ class Daemon:
         assert agent is not None
         # What was restored by command stays so: the control plane is not the operator.
         agent.reconfigure(config, paused=config.mode is AgentMode.ENFORCE and not agent.mode.enforce)
-        agent.record.notes.settings(changes(before, config), "the control plane's settings")
+        changed = await in_worker(lambda: [*changes(before, config)])
+        agent.record.notes.settings(changed, "the control plane's settings")
         self._log.info("reloaded", reason="the control plane's settings of this node are others")
 
 

@@ -3,7 +3,7 @@
 `reconciler.daemon.settings_reader` reads them; `reconciler.daemon.config_in_force` has the configuration with them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import trio
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from reconciler.daemon.settings_reader import NodeSettingsReader
 
 
+async def _ignored(_: "KeptSettings | None") -> None:
+    """Of an agent without a daemon around it."""
+
+
 class SettingsUse(NamedTuple):
     """``take`` gets what a control plane has set for this node, at the start and when it changes.
 
     ``facts``: what of that counts, for the state document.
     """
 
-    take: Callable[["KeptSettings | None"], object] = id
+    take: Callable[["KeptSettings | None"], Awaitable[None]] = _ignored
     facts: Callable[[], dict[str, object]] = dict
 
 

@@ -8,7 +8,7 @@ server. With another control plane in the configuration the last values stay unt
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, final
 
 import trio
@@ -56,7 +56,7 @@ class NodeSettingsReader:
         api: Callable[[], KubeApi],
         *,
         wanted: NodeSettings,
-        changed: Callable[[KeptSettings | None], object],
+        changed: Callable[[KeptSettings | None], Awaitable[None]],
         fraction: Callable[[], float] = random.random,
     ) -> None:
         """``lane``: the store's one-thread limiter. ``node``: the name of the node's object.
@@ -118,7 +118,7 @@ class NodeSettingsReader:
         """Read for ever."""
         task_status.started()
         if self.kept is not None and not self._of_another:
-            self._changed(self.kept)
+            await self._changed(self.kept)
         try:
             while True:
                 await self._wake.wait(await self._round())
@@ -178,7 +178,7 @@ class NodeSettingsReader:
         for number, read in enumerate((lambda: client.node(NODE_DOMAINS), client.node_slo)):
             try:
                 item = await read()
-                objects.append(kept_object(item))
+                objects.append(await in_worker(kept_object, item))
                 missing += _missing(item)
             except (SettingsAnswerError, InputError) as exc:
                 problem = exc
@@ -214,7 +214,7 @@ class NodeSettingsReader:
                 # Created again with the same content it has the same hash.
                 version = ""
         try:
-            only = kept_object(item)
+            only = await in_worker(kept_object, item)
         except InputError as exc:
             return None, exc, None
         self._say_missing(tuple(_missing(item)))
@@ -237,7 +237,7 @@ class NodeSettingsReader:
             _LOG.warning("the node's settings are not stored and would be lost by a restart", error=str(exc))
         if kept != self.kept:
             self.kept = kept
-            self._changed(kept)
+            await self._changed(kept)
 
     def _spread(self, seconds: float) -> float:
         return seconds * (1.0 + _SPREAD * self._fraction())

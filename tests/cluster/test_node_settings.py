@@ -11,6 +11,7 @@ from reconciler.cli.rights import RightsUse
 from reconciler.clients.kube_config import NodeSettings
 from reconciler.config.load import load, value_at
 from reconciler.config.node_settings import in_force, kept_in
+from reconciler.daemon.node_settings import UNUSED
 from reconciler.daemon.settings_reader import NodeSettingsReader
 from reconciler.settings.binder import Text
 from state.store import Store
@@ -45,7 +46,7 @@ class Reader:
         async def main() -> None:
             lane = trio.CapacityLimiter(1)
             reader = NodeSettingsReader(
-                self.store, lane, "n1", lambda: self.api, wanted=NodeSettings.KOORDINATOR, changed=id
+                self.store, lane, "n1", lambda: self.api, wanted=NodeSettings.KOORDINATOR, changed=UNUSED.take
             )
             try:
                 await reader._round()

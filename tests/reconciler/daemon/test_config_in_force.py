@@ -1,5 +1,6 @@
 """What decides the configuration in force, from the lowest: default, control plane, level, file; then --observe."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import trio
 import trio.testing
 
 from reconciler.clients.kube_config import NodeSettings
-from reconciler.config.load import load, value_at
+from reconciler.config import node_settings
+from reconciler.config.load import Loaded, load, value_at
 from reconciler.config.model import AgentMode
 from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
 from reconciler.control.event_notes import EventNotes
@@ -77,16 +79,16 @@ async def test_the_layers(files: Files) -> None:
     assert value_at(files.in_force().config, LIMIT) == 60
 
 
-def test_a_change_is_taken_without_reading_the_files(files: Files) -> None:
+async def test_a_change_is_taken_without_reading_the_files(files: Files) -> None:
     files.keep(encode_kept(kept(55)))
     files.write()
     got = files.in_force()
     files.write("not: {valid\n")
-    assert not got.use_node_settings(kept(55))
+    assert not await got.use_node_settings(kept(55))
     before = got.config
-    assert got.use_node_settings(kept(70))
+    assert await got.use_node_settings(kept(70))
     assert list(changes(before, got.config)) == [f"{LIMIT} 55 -> 70"]
-    assert got.use_node_settings(None)
+    assert await got.use_node_settings(None)
     assert value_at(got.config, LIMIT) == value_at(ConfigInForce(load("/none")).config, LIMIT)
 
 
@@ -143,18 +145,18 @@ def test_an_event_names_every_setting_and_is_bounded() -> None:
     assert len([event for event in events if event.kind == "settings"]) == len(texts)
 
 
-def test_a_change_is_like_a_reload_but_does_not_end_a_restore(files: Files, tmp_path: Path) -> None:
+async def test_a_change_is_like_a_reload_but_does_not_end_a_restore(files: Files, tmp_path: Path) -> None:
     files.write("mode: enforce\n")
     daemon = main.Daemon(load(str(files.path)))
     live = LiveNode(tmp_path / "node")
     live.put("proc/meminfo", MEMINFO)
     with agent_on(live) as agent:
         daemon.agent = agent
-        daemon._use_node_settings(kept(55))
+        await daemon._use_node_settings(kept(55))
         modes = [agent.mode.enforce]
         assert value_at(agent.config, LIMIT) == 55
         agent.commands.set_enforce(enforce=False)
-        daemon._use_node_settings(kept(0))
+        await daemon._use_node_settings(kept(0))
         modes.append(agent.mode.enforce)
         assert modes == [True, False]
         assert value_at(agent.config, LIMIT) != 55
@@ -173,9 +175,36 @@ async def test_a_change_during_a_reload_is_kept(files: Files, nursery: trio.Nurs
     got = files.in_force()
     nursery.start_soon(got.reload)
     await trio.testing.wait_all_tasks_blocked()
-    assert got.use_node_settings(kept(70))
+    assert await got.use_node_settings(kept(70))
     await got.reload()
     assert value_at(got.config, LIMIT) == 70
+
+
+async def test_the_loop_does_other_things_while_settings_are_taken(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write()
+    got, threads, real = files.in_force(), list[int](), node_settings.in_force
+
+    def seen(loaded: Loaded, kept: KeptSettings | None) -> node_settings.SettingsInForce:
+        threads.append(threading.get_ident())
+        return real(loaded, kept)
+
+    monkeypatch.setattr(node_settings, "in_force", seen)
+    assert await got.use_node_settings(kept(70))
+    assert value_at(got.config, LIMIT) == 70
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_a_reload_while_settings_are_taken_is_kept(files: Files) -> None:
+    files.write()
+    got = files.in_force()
+    files.write("policies: {reclaimed: {form: both}}\n")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(got.use_node_settings, kept(70))
+        nursery.start_soon(got.reload)
+    assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (70, "both")
 
 
 async def test_a_window_is_above_the_control_plane_and_below_it_the_rest_counts_on(files: Files) -> None:
@@ -188,7 +217,7 @@ async def test_a_window_is_above_the_control_plane_and_below_it_the_rest_counts_
     assert got.is_due()
     assert await got.decide()
     assert (value_at(got.config, LIMIT), value_at(got.config, FORM)) == (30, "quota")
-    assert not got.use_node_settings(kept(70))
+    assert not await got.use_node_settings(kept(70))
     now += 12 * 3600.0
     assert await got.decide()
     assert value_at(got.config, LIMIT) == 70

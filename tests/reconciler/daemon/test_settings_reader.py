@@ -50,8 +50,11 @@ class Case:
             node,
             lambda: self.api,
             wanted=self.wanted,
-            changed=self.reported.append,
+            changed=self.take,
         )
+
+    async def take(self, kept: KeptSettings | None) -> None:
+        self.reported.append(kept)
 
     def restart(self, node: str = "n1") -> None:
         self.store.close()
