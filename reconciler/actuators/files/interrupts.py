@@ -43,6 +43,9 @@ from state.undo import RestoreOutcome, RestoreResult
 NAME: Final = "interrupts"
 FILE: Final = "smp_affinity_list"
 _PERIOD_S: Final = 60.0
+_RETRY: Final = 10
+"""Sweeps of the same plan after which a refused move is tried again: each try writes rows of the store and of its
+history."""
 _MOST: Final = 8192
 """Interrupts that are looked at, by number."""
 _LONGEST: Final = 200
@@ -184,6 +187,9 @@ class InterruptPlaces:
         self._foreign: dict[int, str] = {}
         self._fixed: dict[int, str] = {}
         self._refused: dict[int, str] = {}
+        self._plan: InterruptPlan | None = None
+        self._sweeps = 0
+        """Of this plan."""
         self._kept: dict[int, str] = {}
         """Interrupts whose originals were refused, with the reason."""
         self._failure = ""
@@ -243,7 +249,11 @@ class InterruptPlaces:
         plan = situation.plan.interrupts or InterruptPlan()
         held = holding(situation.holds, path=MACHINE, knob=INTERRUPTS, pod_uid=None) is not None
         topology = situation.view.topology
-        self._refused, self._kept, self._failure, self._would = {}, {}, "", 0
+        self._kept, self._failure, self._would = {}, "", 0
+        self._sweeps = self._sweeps + 1 if plan == self._plan else 0
+        self._plan = plan
+        if self._sweeps % _RETRY == 0:
+            self._refused = {}
         if not plan.avoid:
             self._foreign.clear()
             self._fixed.clear()
@@ -276,7 +286,7 @@ class InterruptPlaces:
         numbers = self._access.numbers() if plan.avoid else sorted(known)
         seen.gone = known.keys() - set(self._access.numbers())
         for number in numbers:
-            if number in seen.gone or number in self._fixed or number in self._foreign:
+            if number in seen.gone or number in self._fixed or number in self._foreign or number in self._refused:
                 continue
             with suppress(OSError, ValueError):
                 self._look_at(number, plan, topology, seen)

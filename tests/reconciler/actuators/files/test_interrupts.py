@@ -314,6 +314,23 @@ async def test_a_refusal_after_a_kill_leaves_no_row_of_what_was_never_moved(kern
     assert read_rows(ledger, CODEC).by_number == {}
 
 
+async def test_a_refused_move_is_seldom_tried_again_and_stays_reported(kernel: Kernel, ledger: Ledger) -> None:
+    """A read-only /proc, or a machine without a free vector, must not fill the store's history."""
+    kernel.refuses = {24: errno.EROFS, 25: errno.EROFS}
+    side = make(kernel, ledger)
+    for _ in range(10):
+        await turn(side, situation())
+        assert side.problems() == ["2 interrupts not moved, such as 24: EROFS"]
+    assert [number for number, _ in kernel.writes] == [24, 25]
+    await turn(side, situation())
+    assert len(kernel.writes) == 4
+    await turn(side, situation(CpuSet([3])))  # 25 may stay
+    assert (len(kernel.writes), side.problems()) == (5, ["1 interrupt not moved, such as 24: EROFS"])
+    kernel.refuses = {}
+    await turn(side, situation())
+    assert (kernel.places()[24], side.problems()) == ("0-1,4-7", [])
+
+
 async def test_an_original_that_is_refused_is_reported_and_tried_again(
     kernel: Kernel, ledger: Ledger, autojump_clock: trio.testing.MockClock
 ) -> None:
