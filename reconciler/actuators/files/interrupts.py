@@ -216,7 +216,7 @@ class InterruptPlaces:
 
     def status(self) -> Mapping[str, object]:
         """Counts, and the first of the moved ones."""
-        moved = self._rows.now.by_number
+        moved = {n: place for n, place in self._rows.now.by_number.items() if n not in self._refused}
         return {
             "moved": len(moved),
             "would_move": self._would,

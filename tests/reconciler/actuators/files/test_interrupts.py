@@ -286,6 +286,7 @@ async def test_a_place_that_the_controller_changes_has_its_original_back(kernel:
     for _ in range(3):
         await turn(side, situation())
         assert side.problems() == ["1 interrupt not moved, such as 24: accepted, but it reads 4"]
+        assert (side.status()["moved"], side.status()["refused"]) == (1, 1)
     kernel.rounds = {}
     await turn(side, situation(CpuSet()))
     assert kernel.places()[24] == "0-7"
