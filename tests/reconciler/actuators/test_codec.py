@@ -27,8 +27,9 @@ from reconciler.actuators.codec import (
 )
 from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.tasks import CookieState
-from reconciler.actuators.files import capacity, node_files
+from reconciler.actuators.files import capacity, interrupts, node_files
 from reconciler.actuators.files.capacity import CapacityPlace, CapacityRows
+from reconciler.actuators.files.interrupts import InterruptRows, MovedInterrupt
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
 from reconciler.actuators.network import undo as network
 from reconciler.actuators.network.undo import NetworkState, Redirect
@@ -82,6 +83,22 @@ def container_records(values: st.SearchStrategy[int]) -> st.SearchStrategy[Conta
 FILE_NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
 STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
     *((codec, FILE_ROWS) for codec in node_files.CODECS.values()),
+    (
+        interrupts.CODEC,
+        st.builds(
+            InterruptRows,
+            by_number=st.dictionaries(
+                st.integers(0, 2**31),
+                st.builds(
+                    MovedInterrupt,
+                    device=st.text(max_size=20),
+                    original=st.just("0-3"),
+                    ours=st.lists(st.sampled_from(["0", "1-2"]), max_size=2).map(tuple),
+                ),
+                max_size=3,
+            ),
+        ),
+    ),
     (oom_score.CODEC, container_records(NUMBERS)),
     (idle_threads.CODEC, container_records(st.sampled_from(sorted(scheduling.NAMES)))),
     (
