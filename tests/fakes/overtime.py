@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
-from trio.testing import MockClock, wait_all_threads_completed
+from trio.testing import MockClock, wait_all_tasks_blocked, wait_all_threads_completed
 
 T = TypeVar("T")
 
@@ -37,5 +37,7 @@ async def overtime(clock: MockClock, work: Callable[[], Awaitable[T]], begun: Pa
         await line_in(begun)
         # The thread that started it may still be on its way back, and starting has the same limit.
         await wait_all_threads_completed()
+        # What it has written until now is read before its time is over.
+        await wait_all_tasks_blocked(0.01)
         clock.jump(LIMIT_S)
     return results[0]
