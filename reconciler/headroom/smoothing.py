@@ -22,6 +22,7 @@ from reconciler.runtime.format import duration
 
 _PEAKS: Final = "predicted peaks of online workloads"
 _BELOW: Final = f", below {_PEAKS}"
+_LEFT: Final = f"what {_PEAKS} leave"
 
 
 class SmoothingConfig(Struct, frozen=True, kw_only=True):
@@ -114,7 +115,7 @@ def step_below(
     now: float,
     law: SmoothingConfig,
 ) -> SmoothedAmount:
-    """As `step`, where predicted peaks leave so much. ``samples``: the reading, and the same with that as its budget.
+    """As `step`, where predicted peaks leave so much, and never more. ``samples``: the reading, and with that budget.
 
     ``left`` None: the peaks are not known, nor is what could be used.
     """
@@ -122,8 +123,11 @@ def step_below(
     if left is None:
         return step(state, samples[1], now, replace(law, what=_PEAKS))
     state = step(state, samples[1], now, law)
+    if state.total > left:
+        # At once: the peak of an online pod that has just come is in none of the window's readings but the last.
+        return _promising(state, _capped(state.amounts, left), now, _LEFT)
     # The reason is that of the last change, and may have this already.
-    if there is None or left >= there or state.reason.endswith(_BELOW):
+    if there is None or left >= there or state.reason.endswith((_BELOW, _LEFT)):
         return state
     return replace(state, reason=f"{state.reason}{_BELOW}")
 
