@@ -313,7 +313,8 @@ class InterruptPlaces:
             return
         wanted = target_of(original, plan.avoid, plan.free, topology)
         if now != wanted and device:
-            last = before.ours[-1:] if before is not None else ()
+            # The place that is in force, not the last recorded: a kill may have come between the two.
+            last = (str(now),) if before is not None and now != original else ()
             place = MovedInterrupt(device=device, original=str(original), ours=(*last, str(wanted)))
             seen.moves[number] = (place, wanted)
 

@@ -315,6 +315,21 @@ async def test_a_refusal_after_a_kill_leaves_no_row_of_what_was_never_moved(kern
     assert read_rows(ledger, CODEC).by_number == {}
 
 
+async def test_kills_one_after_another_at_a_second_move_lose_no_original(kernel: Kernel, ledger: Ledger) -> None:
+    before, side = kernel.places(), make(kernel, ledger)
+    await turn(side, situation())
+    for _ in range(3):
+        kernel.dies = True
+        side = make(kernel, ledger)
+        side.planned(situation(CpuSet([1, 2, 3])))
+        with pytest.RaisesGroup(Crash, flatten_subgroups=True, allow_unwrapped=True):
+            await side.sweep()
+        kernel.dies = False
+    side = make(kernel, ledger)
+    await turn(side, situation(CpuSet()))
+    assert kernel.places() == before
+
+
 async def test_a_refused_move_is_seldom_tried_again_and_stays_reported(kernel: Kernel, ledger: Ledger) -> None:
     """A read-only /proc, or a machine without a free vector, must not fill the store's history."""
     kernel.refuses = {24: errno.EROFS, 25: errno.EROFS}
