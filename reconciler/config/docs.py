@@ -439,7 +439,9 @@ def preset_in_force(loaded: Loaded, node: NodeOffers | None) -> list[tuple[Prese
 
 def _preset_note(row: PresetRow, loaded: Loaded, node: NodeOffers | None) -> str | None:
     if row.setting not in loaded.preset:
-        return f"overridden in {', '.join(str(at) for name, at in loaded.origins.items() if name == row.setting)}"
+        at = loaded.origins.get(row.setting)
+        # Only the mode is neither of the level nor written: the window in force has the level.
+        return "the same in every window" if at is None else f"overridden in {at}"
     if row.listed and not value_at(loaded.config, row.listed):
         return f"no effect: {row.listed} is empty"
     if node is not None and (why := node.unused.get(row.setting)) is not None:

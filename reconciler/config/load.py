@@ -87,6 +87,7 @@ def in_window(loaded: Loaded, index: int | None, top: Schema | None = None) -> L
     """
     if index is None:
         return loaded
+    from reconciler.config import presets
     from reconciler.config.windows import moved
 
     base = loaded.config
@@ -104,7 +105,10 @@ def in_window(loaded: Loaded, index: int | None, top: Schema | None = None) -> L
             origins[own] = SourceLocation(f"window {name} ({at})")
     written = {setting: at for setting, at in loaded.origins.items() if setting.startswith("windows")}
     # The mode is the one that the level of the files has.
-    preset = (preset - {"mode"}) | (loaded.preset & {"mode"})
+    preset -= {"mode"}
+    if "mode" in loaded.preset:
+        assert base.protect is not None
+        origins["mode"] = SourceLocation(presets.preset_name(base.protect))
     return replace(loaded, config=config, origins={**origins, **written}, preset=frozenset(preset), window=name)
 
 

@@ -147,6 +147,26 @@ def test_settings_of_a_control_plane_have_their_origin_and_the_others_are_listed
     assert document["not_taken"] == left
 
 
+@pytest.mark.parametrize(
+    ("first", "source", "note"),
+    [
+        ("protect: observe\n", "protect: observe", "overridden in protect: observe"),
+        ("protect: cpu\n", "protect: cpu", "overridden in protect: cpu"),
+        ("mode: observe\nprotect: cpu\n", "{path}:1:7", "overridden in {path}:1:7"),
+        ("", "default", "the same in every window"),
+    ],
+)
+def test_the_mode_is_not_of_the_windows_level(run: Run, tmp_path: Path, first: str, source: str, note: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{first}windows: [{{name: always, when: 'daily 00:00-24:00 UTC', protect: full}}]\n")
+    mode = "enforce" if first == "protect: cpu\n" else "observe"
+    shown = run("config", "show", "mode", "--config", str(path)).out
+    assert shown == f"mode = {mode}   [{source.format(path=path)}]\n"
+    explained = run("config", "explain", "protect", "--config", str(path)).out
+    assert f"  preset: mode: enforce ({note.format(path=path)})\n" in explained
+    assert "  preset: policies.idle_buffer.enabled: true\n" in explained
+
+
 def test_the_window_in_force_and_the_next_change_are_shown(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("windows: [{name: always, when: 'daily 00:00-24:00 UTC', protect: full, limit_percent: 40}]\n")
