@@ -10,6 +10,7 @@ from reconciler.cli.exits import CliError, Exit
 
 if TYPE_CHECKING:
     from reconciler.config.load import Loaded
+    from reconciler.config.node_settings import KeptSettings
     from reconciler.settings.schema import Schema
 
 DEFAULT_CONFIG: Final = "/etc/bypassd/config.yaml"
@@ -65,12 +66,22 @@ def with_node_settings(
 
     ``top``: as of `load`.
     """
-    if loaded.config.apiserver.node_settings == "off":
+    kept = kept_settings(options, loaded)
+    if kept is None:
         return loaded, ()
-    from reconciler.config.node_settings import in_force, kept_in  # few nodes have some
+    from reconciler.config.node_settings import in_force  # few nodes have some
 
-    found = in_force(loaded, kept_in(_store_of(options, loaded)), top)
+    found = in_force(loaded, kept, top)
     return found.loaded, found.left
+
+
+def kept_settings(options: Namespace, loaded: "Loaded") -> "KeptSettings | None":
+    """The control plane's last settings of this node; None: none are wanted, or known."""
+    if loaded.config.apiserver.node_settings == "off":
+        return None
+    from reconciler.config.node_settings import kept_in  # as above
+
+    return kept_in(_store_of(options, loaded))
 
 
 def hidden_settings(options: Namespace, loaded: "Loaded") -> str | None:

@@ -446,9 +446,10 @@ class _Progress:
 def _load(options: Namespace, path: str) -> WindowedConfig:
     required = options.config is not None or path == options.against
     try:
-        return WindowedConfig(load.load(path, required=required))
+        loaded = load.load(path, required=required)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    return WindowedConfig(loaded, places.kept_settings(options, loaded))
 
 
 def _time(text: str | None) -> float | None:

@@ -11,12 +11,16 @@ from msgspec.structs import replace
 
 from reconciler.cli.exits import Exit
 from reconciler.cli.simulate import _Progress
+from reconciler.clients.kube_config import NodeSettings
 from reconciler.config.model import Config
+from reconciler.config.node_settings import KeptObject, KeptSettings, KeptValue, encode_kept
 from reconciler.interference.recording import HEAD, RecordingWriter
 from reconciler.policies.idle_buffer import IdleBufferConfig
 from reconciler.runtime.format import clock
 from state.evidence import Sample, SampleFrame
 from state.memory import NodeMemoryReading
+from state.schema import META, NODE_SETTINGS
+from state.store import Store, StoreBatch
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.interference.nodescript import BEGIN_S, Step, night, recording, steps, view
 
@@ -217,3 +221,23 @@ def test_each_frame_is_planned_in_the_window_of_its_time(replayed: Replay) -> No
     whole, none = replayed(items, SMALLER)["plans"], replayed(items)["plans"]
     assert none["pools"] == {}
     assert 0 < changed["pools"]["reclaimed"]["differ_s"] < whole["pools"]["reclaimed"]["differ_s"]
+
+
+def test_a_control_planes_settings_of_the_node_count_below_the_windows(replayed: Replay, tmp_path: Path) -> None:
+    store = Store(f"{tmp_path}/state.db")
+    values = (KeptValue("resourceUsedThresholdWithBE.cpuSuppressThresholdPercent", 40),)
+    kept = KeptSettings(
+        source=NodeSettings.KOORDINATOR, node="n1", objects=(KeptObject(title="NodeSLO n1", values=values),)
+    )
+    batch = StoreBatch()
+    batch.put(META, NODE_SETTINGS, encode_kept(kept))
+    store.apply(batch)
+    store.close()
+    items = list(steps(night(120)))
+    files = f"store: {{path: {tmp_path}/state.db}}\napiserver: {{node_settings: koordinator}}\n"
+    smaller, got = replayed(items, SMALLER)["plans"], replayed(items, files)["plans"]
+    assert got["pools"]["reclaimed"]["differ_s"] == smaller["pools"]["reclaimed"]["differ_s"] > 0
+    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s)) for at in (0, 60))
+    window = f"windows: [{{name: quiet, when: 'daily {change}-{begin} UTC', limit_percent: 65}}]"
+    part = replayed(items, files + window)["plans"]
+    assert 0 < part["pools"]["reclaimed"]["differ_s"] < smaller["pools"]["reclaimed"]["differ_s"]
