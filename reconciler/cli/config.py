@@ -1,7 +1,6 @@
 """``bypassctl config``: the configuration in force, where each value was written, and the schema of all settings."""
 
 import json
-import time
 from argparse import Namespace
 from typing import Final
 
@@ -30,8 +29,10 @@ def run(options: Namespace) -> int:
     try:
         top = section_of(Config)
         loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
-        now = time.time()
-        loaded = load.in_force(loaded, now, top)
+        if loaded.config.windows:
+            from reconciler.cli.windowed import moment_of  # only for a configuration that has some
+
+            loaded = moment_of(options.root).in_window(loaded, top)
     except ConfigError as exc:
         raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     loaded, left = places.with_node_settings(options, loaded, top)
@@ -47,9 +48,9 @@ def run(options: Namespace) -> int:
             ]
             settings = in_force(loaded, options.key, top)
             facts = {"files": list(loaded.files), "preset": preset, "not_taken": list(left), "settings": settings}
-            emit({**facts, "window": _window(loaded.config, now)}, options.output)
+            emit({**facts, "window": _window(options, loaded.config)}, options.output)
             return Exit.OK
-        window = _window_text(loaded.config, now)
+        window = _window_text(options, loaded.config)
         text = (
             show(loaded, options.key, top)
             if short
@@ -61,20 +62,20 @@ def run(options: Namespace) -> int:
     return Exit.OK
 
 
-def _window(config: Config, at: float) -> dict[str, object]:
+def _window(options: Namespace, config: Config) -> dict[str, object]:
     if not config.windows:
         return {}
-    from reconciler.cli.windowed import window_facts  # only for a configuration that has some
+    from reconciler.cli.windowed import moment_of, window_facts  # only for a configuration that has some
 
-    return window_facts(config, at)
+    return window_facts(config, moment_of(options.root))
 
 
-def _window_text(config: Config, at: float) -> str:
+def _window_text(options: Namespace, config: Config) -> str:
     if not config.windows:
         return ""
     from reconciler.cli.format import window_text  # as above
 
-    return window_text(_window(config, at))
+    return window_text(_window(options, config))
 
 
 def _nearest(key: str, top: Schema) -> str:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from argparse import Namespace
 from typing import Final
 
@@ -109,7 +108,10 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
     try:
         if loaded is None:
             loaded = load.load(places.config_path(options), required=options.config is not None)
-            loaded = _in_force(loaded, options.root)
+            if loaded.config.windows:
+                from reconciler.cli.windowed import moment_of  # as few nodes have some
+
+                loaded = moment_of(options.root).in_window(loaded)
             loaded, _ = places.with_node_settings(options, loaded)
         config, window, files, removed = loaded.config, loaded.window, loaded.files, loaded.removed
     except ConfigError as exc:
@@ -149,21 +151,6 @@ def inspect_node(options: Namespace, *, strict: bool = False, loaded: Loaded | N
         pods=pods,
         problems=problems,
     )
-
-
-def _in_force(loaded: Loaded, root: str) -> Loaded:
-    """In the window that holds now, or held when the copy of a node was made. Errors: `ConfigError`."""
-    if not loaded.config.windows:
-        return loaded
-    if root == "/":
-        return load.in_force(loaded, time.time())
-    from reconciler.cli.recorded import captured_at  # its decoders are needed for a copied node only
-
-    at, zone = captured_at(root)
-    try:
-        return load.in_force(loaded, time.time() if at is None else at, zone=zone)
-    except ValueError:
-        return load.in_force(loaded, time.time() if at is None else at, zone="UTC")
 
 
 def read_text(root: str, path: str) -> str | None:

@@ -6,7 +6,6 @@ the file meanwhile.
 """
 
 import os
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -21,7 +20,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import window_text
 from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.screen import emit, line, show
-from reconciler.cli.windowed import window_facts
+from reconciler.cli.windowed import moment_of, window_facts
 from reconciler.config import load
 from reconciler.config.docs import preset_in_force, shown
 from reconciler.config.level_line import with_level
@@ -201,13 +200,13 @@ def _blocks(options: Namespace, change: _LevelChange, node: NodeOffers, answer: 
     if config.mode is AgentMode.OBSERVE and config.protect is not Protection.OBSERVE:
         at = change.after.origins.get("mode")
         yield line(StyledText("nothing is written", "warn"), f": mode: observe{f' at {at}' if at else ''}; remove it")
-    yield from _window_blocks(config)
+    yield from _window_blocks(options, config)
     yield line(f"see what it writes: bypassctl diff{'' if options.dry_run else _undo(change)}")
 
 
-def _window_blocks(config: Config) -> Iterator[Block]:
+def _window_blocks(options: Namespace, config: Config) -> Iterator[Block]:
     """``config``: as the files have it."""
-    facts = window_facts(config, time.time())
+    facts = window_facts(config, moment_of(options.root))
     if not facts:
         return
     window = next((window for window in config.windows if window.name == facts["name"]), None)
@@ -236,13 +235,13 @@ def _show_levels(options: Namespace) -> int:
     levels = list(effects(node))
     if options.output == "table":
         show(_level_blocks(config, str(at) if at else "not set in a file", levels))
-        show(_window_blocks(config))
+        show(_window_blocks(options, config))
         return Exit.OK
     rows = [
         {"level": row.level.value, "adds": row.gives, "lacks": row.lacks, "waits_for": row.unlisted} for row in levels
     ]
     facts = {"protect": _name(config.protect), "origin": str(at) if at else None, "levels": rows}
-    emit({**facts, "window": window_facts(config, time.time())}, options.output)
+    emit({**facts, "window": window_facts(config, moment_of(options.root))}, options.output)
     return Exit.OK
 
 

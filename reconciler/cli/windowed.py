@@ -1,14 +1,21 @@
 """The configuration at a moment, by its windows of time, and the window in force."""
 
-from typing import TYPE_CHECKING, Any, final
+import os
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from msgspec.structs import replace
 
 from reconciler.config import load
 from reconciler.config.load import Loaded
 from reconciler.config.model import Config
+from reconciler.config.window_time import zone_of
 
 if TYPE_CHECKING:
     from reconciler.config.node_settings import KeptSettings
     from reconciler.config.window_time import Decision
+    from reconciler.config.windows import WindowTable
+    from reconciler.settings.schema import Schema
 
 
 @final
@@ -42,12 +49,48 @@ class WindowedConfig:
         return in_force(loaded, self._kept).loaded.config
 
 
-def window_facts(config: Config, at: float) -> dict[str, Any]:
+class NodeMoment(NamedTuple):
+    """A time, in seconds since the epoch, on a node whose files are below ``root``. ``zone`` None: as they have it."""
+
+    at: float
+    root: str = "/"
+    zone: str | None = None
+
+    def table(self, config: Config) -> "WindowTable":
+        """The windows in the node's zone."""
+        if self.root != "/":
+            config = replace(config, node=replace(config.node, root=os.path.abspath(self.root)))
+        return load.window_table(config, self.zone)
+
+    def in_window(self, loaded: Loaded, top: "Schema | None" = None) -> Loaded:
+        """The configuration in the window of then. ``top``: as of `load`."""
+        return load.in_window(loaded, self.table(loaded.config).decide(self.at).window, top)
+
+
+def moment_of(root: str) -> NodeMoment:
+    """Now; of a copy of a node when it was made. A zone whose data is not here is UTC.
+
+    Errors: `InputError` for a copy whose description is not what it should be.
+    """
+    if root == "/":
+        return NodeMoment(time.time())
+    from reconciler.cli.recorded import captured_at  # its decoders are needed for a copied node only
+
+    at, recorded_zone = captured_at(root)
+    zone = None if at is None else recorded_zone
+    try:
+        zone_of(zone, os.path.abspath(root))
+    except ValueError:
+        zone = "UTC"
+    return NodeMoment(time.time() if at is None else at, root, zone)
+
+
+def window_facts(config: Config, moment: NodeMoment) -> dict[str, Any]:
     """The window in force and the next change, as the daemon's document has them; empty without windows."""
     if not config.windows:
         return {}
-    table = load.window_table(config)
-    decision = table.decide(at)
+    table = moment.table(config)
+    decision = table.decide(moment.at)
     return {
         "name": table.name(decision.window),
         "until": decision.until,

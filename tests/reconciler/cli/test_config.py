@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from reconciler.cli.exits import Exit
+from reconciler.cli.recorded import ABOUT
+from reconciler.cli.windowed import moment_of
 from reconciler.clients.kube_config import NodeSettings
 from reconciler.config import load
 from reconciler.config.model import Config
@@ -145,6 +147,27 @@ def test_settings_of_a_control_plane_have_their_origin_and_the_others_are_listed
     document = json.loads(run("config", "explain", "policies.reclaimed", "--config", str(path), "-o", "json").out)
     assert document["settings"]["policies.reclaimed.budget.limit_percent"]["source"] == [origin]
     assert document["not_taken"] == left
+
+
+@pytest.mark.parametrize(("zone", "link", "named"), [("Asia/Kathmandu", "", "w"), ("", "Asia/Kathmandu", None)])
+def test_of_a_captured_node_the_window_is_that_of_its_time(
+    run: Run, tmp_path: Path, zone: str, link: str, named: str | None
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("windows: [{name: w, when: 'daily 10:00-11:00', limit_percent: 40}]\n")
+    about = tmp_path / ABOUT
+    about.parent.mkdir()
+    # 10:45 there, 05:00 in UTC.
+    document = {"version": "1", "node": "n", "at": 20_000 * 86_400.0 + 5 * 3600, "files": 1, "zone": zone}
+    about.write_text(json.dumps(document))
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/localtime").symlink_to(f"/usr/share/zoneinfo/{link or 'UTC'}")
+    for command in (("config", "show"), ("protect",)):
+        words = (*command, "--config", str(path), "--root", str(tmp_path), "-o", "json")
+        assert json.loads(run(*words).out)["window"]["name"] == named
+    # A tree without a description has the zone of its own files.
+    moment = moment_of(str(tmp_path / "none"))
+    assert (moment.zone, moment.at > 1.7e9) == (None, True)
 
 
 @pytest.mark.parametrize(
