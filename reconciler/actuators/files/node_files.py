@@ -291,7 +291,8 @@ class NodeFiles:
             return SettingState.WOULD_WRITE, ""
         if wanted.most_rise is not None and target - present > wanted.most_rise:
             return SettingState.WAITING, "not enough available memory for it"
-        ours = (*(() if before is None else before.ours[-1:]), target)
+        # The value that is in force, not the last recorded: that one may have been refused, or a kill came before it.
+        ours = (*(() if present == original else (present,)), target)
         rows = self._rows[self._access.catalog[name].kind]
         fresh = NodeFileState(original=original, ours=ours, policy=setting.policy)
         try:

@@ -1,5 +1,6 @@
 """The kernel's memory marks: what is written, what is left alone, and how all of it is undone, also after a crash."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -211,6 +212,18 @@ async def test_a_refusal_is_told_and_tried_again(kernel: Kernel, make: Make) -> 
     assert side.problems() == [f"{MIN_FREE}: EROFS", f"{SCALE}: EROFS"]
     kernel.refuses = 0
     assert await turn(side, situation()) == dict.fromkeys(OURS, "written")
+
+
+async def test_values_that_are_refused_one_after_another_lose_no_original(kernel: Kernel, make: Make) -> None:
+    """The first value stays in force while others are recorded and refused."""
+    side = make()
+    await turn(side, situation())
+    kernel.refuses = errno.EINVAL
+    for scale in (60, 70, 80):
+        assert (await turn(side, situation(replace(ON, scale_factor=scale))))[SCALE] == "refused"
+    kernel.refuses = 0
+    assert {result.undo for result in await make().restore()} == {RestoreOutcome.RESTORED}
+    assert kernel.values() == BEFORE
 
 
 async def test_a_kernel_without_them_is_told(kernel: Kernel, make: Make) -> None:
