@@ -360,9 +360,9 @@ class InterruptPlaces:
         return results
 
     def _next_s(self, situation: PlanSnapshot) -> float | None:
-        """A period also while an original waits for its place (its CPU may be offline)."""
+        """A period also while an original waits for its place (its CPU may be offline), or after a failure."""
         plan = situation.plan.interrupts
-        return _PERIOD_S if self._kept or (plan is not None and plan.avoid) else None
+        return _PERIOD_S if self._kept or self._failure or (plan is not None and plan.avoid) else None
 
     async def _save(self, places: Mapping[int, MovedInterrupt], dropped: str) -> bool:
         try:

@@ -370,6 +370,26 @@ async def test_an_original_that_is_refused_is_reported_and_tried_again(
     assert read_rows(ledger, CODEC).by_number == {}
 
 
+async def test_after_a_failed_listing_the_originals_are_not_left_behind(
+    kernel: Kernel, ledger: Ledger, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05  # files are written by a thread
+    before, side = kernel.places(), make(kernel, ledger)
+    await turn(side, situation())
+    directory, away = kernel.root / "proc/irq", kernel.root / "proc/away"
+    directory.rename(away)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(side.run)
+        side.planned(situation(CpuSet()))
+        while not side.problems():  # noqa: ASYNC110 - it is set, not announced
+            await trio.sleep(1)
+        away.rename(directory)
+        while side.problems():  # noqa: ASYNC110 - it is set, not announced
+            await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert kernel.places() == before
+
+
 async def test_a_machine_without_the_directory_says_so(tmp_path: Path, ledger: Ledger) -> None:
     side = make(Kernel(tmp_path), ledger)
     await turn(side, situation())
