@@ -51,6 +51,8 @@ def test_memory_settings_come_with_the_configuration_and_go_with_it(node: Direct
     with open("/proc/meminfo") as file:
         total = int(file.readline().split()[1]) << 10
     assert 0 < bound <= total * 9 // 10
+    # The soft limit is written first.
+    wait_for(lambda: node.read(besteffort, "memory", LIMIT) != NO_LIMIT, told=item.tail)
     assert bound < int(node.read(besteffort, "memory", LIMIT)) <= bound * 11 // 10
     wait_for(lambda: score(be) == "951", told=item.tail)
     state = item.state("sides", "budget")
