@@ -63,14 +63,15 @@ KERNEL = $(sort $(ALONE) $(shell grep -rlE 'mark\.(kernel|containerd)' tests --i
 DAEMON = $(filter-out $(ALONE),$(wildcard tests/daemon/test_*.py))
 # The one measures rates; the other waits for CPUs that nothing uses, a minute beside the other parts.
 ALONE = tests/daemon/test_network.py tests/daemon/test_headroom.py
-# Ask the kernel for facts, not for times or rates, and no containerd.
+# Ask the kernel for facts, not for times or rates, and no containerd. The daemon's own group has one name: its test runs
+# when no other daemon does.
 FACTS = $(filter-out tests/cgroupfs/test_pressure.py tests/cgroupfs/test_usage.py \
 	tests/artifact/test_image.py tests/reconciler/sources/test_cri.py,$(filter \
 	tests/architecture/% tests/artifact/% tests/cgroupfs/% tests/fakes/% tests/resctrl/% tests/state/% tests/test_deploy.py \
 	tests/reconciler/actuators/files/% tests/reconciler/actuators/processes/test_oom_score.py \
 	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py tests/reconciler/cli/test_doctor% tests/reconciler/cli/test_prove.py \
 	tests/reconciler/policies/% tests/reconciler/responses/% tests/reconciler/runtime/test_cgroup_namespace.py \
-	tests/reconciler/runtime/test_own_group.py tests/reconciler/sources/%,$(KERNEL)))
+	tests/reconciler/sources/%,$(KERNEL)))
 BESIDE = $(DAEMON) $(FACTS)
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
 .PHONY: $(PARTS)
