@@ -389,7 +389,7 @@ def test_three_thousand_changes_are_ordered_in_linear_time() -> None:
     assert len(changes) == 3_000
     assert len(order_changes(changes, known, V1).steps) == 3_000
     # Measured 25-30 ms.
-    assert least_cpu_s(lambda: order_changes(changes, known, V1), 0.3) < 0.3
+    assert least_cpu_s(lambda: order_changes(changes, known, V1), 0.1) < 0.1
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -32,10 +32,10 @@ from tests.cputime import least_cpu_s, longest_step_s
 from tests.fakes.marks import MARKS
 from tests.reconciler.nodes import node
 
-TEXT_S: Final = 0.03
-"""Ten times what the worst text takes."""
-STEP_S: Final = 0.1
-"""Ten times what the longest step takes."""
+TEXT_S: Final = 0.010
+"""What one text may take, by the least of several tries."""
+STEP_S: Final = 0.020
+"""What one step on the loop may take, measured alike."""
 ALL: Final = 256 * 1024
 """The API server's bound on all annotations of a pod."""
 OBJECT: Final = 1536 * 1024

@@ -84,8 +84,7 @@ def test_reading_all_groups_takes_less_than_a_millisecond(hierarchy: Hierarchy) 
 
     trio.run(scenario)
     groups.close()
-    # The least of all: others keep the machine busy.
-    assert min(times) < 0.001
+    assert sorted(times)[len(times) // 2] < 0.001
 
 
 def test_a_group_that_is_in_the_cpu_hierarchy_only_is_written_and_restored(
