@@ -147,7 +147,7 @@ complete -c bypassctl -n '_shtab_bypassctl_using events' -l follow -s f -d 'prin
 complete -c bypassctl -n '_shtab_bypassctl_using events' -l since -x -d 'from so long ago, such as 10m (default: 1h; with --follow: now)'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -l pod -xka "(_bypassctl_pods)" -d 'only events of this pod (as TARGET of why), or of a removed pod'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -s n -l namespace -xka "(_bypassctl_namespaces)" -d 'only events of pods of this namespace'
-complete -c bypassctl -n '_shtab_bypassctl_using events' -l type -xka "action alert daemon eviction failed foreign gap hold mode off plan verdict window write" -d 'only these, may be repeated: action, alert, daemon, eviction, failed, foreign, gap, hold, mode, off, plan, verdict, window, write'
+complete -c bypassctl -n '_shtab_bypassctl_using events' -l type -xka "action alert daemon eviction failed foreign gap hold mode off plan settings verdict window write" -d 'only these, may be repeated: action, alert, daemon, eviction, failed, foreign, gap, hold, mode, off, plan, settings, verdict, window, write'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -l output -s o -xka "table wide json yaml" -d 'table, wide, json or yaml (default: table)'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -l no-headers -d 'tables without their headings'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration (default: /etc/bypassd/config.yaml)'

@@ -46,6 +46,7 @@ _TYPES: Final = {
     "off": "off",
     "mode": "mode",
     "window": "window",
+    "settings": "settings",
     "start": "daemon",
     "stop": "daemon",
     "lost": "gap",

@@ -92,8 +92,8 @@ FORMATS: Final = (*SHORT_FORMATS, "msgpack")
 _WIDE: Final = frozenset({"pods", "events", "hold", "off", "diff", "plan"})
 """Commands whose ``wide`` has more than their ``table``."""
 EVENT_TYPES: Final = (
-    *("action", "alert", "daemon", "eviction", "failed", "foreign", "gap", "hold", "mode", "off", "plan", "verdict"),
-    *("window", "write"),
+    *("action", "alert", "daemon", "eviction", "failed", "foreign", "gap", "hold", "mode", "off", "plan"),
+    *("settings", "verdict", "window", "write"),
 )
 _FILES: Final = {
     "bash": "_shtab_compgen_files",

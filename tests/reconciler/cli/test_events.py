@@ -107,6 +107,7 @@ def test_a_daemon_with_too_much_to_do_is_waited_for(
     ("arguments", "numbers"),
     [
         (("--type", "plan"), [2]),
+        (("--type", "settings"), [4]),
         (("--pod", "old-1"), [1]),
         (("--pod", "ci/old-1"), [1]),
         (("-n", "shop"), [3]),
@@ -118,7 +119,8 @@ def test_choice(
 ) -> None:
     """The pod is no longer on the node: its events have its name."""
     plan = event(2, "plan", pod="", pod_uid=None)
-    Feed(daemon, monkeypatch, answer(event(1), plan, event(3, pod="shop/web-0", pod_uid="u0")))
+    settings = event(4, "settings", pod="", pod_uid=None)
+    Feed(daemon, monkeypatch, answer(event(1), plan, event(3, pod="shop/web-0", pod_uid="u0"), settings))
     ran = run("events", "--socket", daemon.socket, "-o", "json", *arguments)
     assert [row["number"] for row in lines(ran.out)] == numbers
 
