@@ -35,10 +35,8 @@ def _live(body: Row) -> Iterator[Row]:
         else:
             place = pod["title"] if inner is None else f"{pod['title']}/{inner['name'] or inner['id'][:12]}"
             path = pod["group"] if inner is None else inner["group"]
-        keys = ("knob", "wanted", "actual", "state", "detail", "policy", "reason")
-        # A daemon of an older version does not name the file.
-        file = fields.get("control_file", "")
-        yield {"place": place, "path": path, "control_file": file, **{key: fields[key] for key in keys}}
+        keys = ("control_file", "knob", "wanted", "actual", "state", "detail", "policy", "reason")
+        yield {"place": place, "path": path, **{key: fields[key] for key in keys}}
 
 
 def _read(options: Namespace, document: FetchedDocument) -> list[Row]:

@@ -133,8 +133,6 @@ def quoted(text: str) -> str:
     return "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in text.encode())
 
 
-UNKNOWN_SECTION: Final = 400
-"""Status of a request for a section that the daemon does not have."""
 _SEARCHED: Final = 10_000
 """Rows of the stored history in which those of a pod are looked for; as the daemon does."""
 Row = dict[str, Any]
@@ -157,7 +155,7 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     """The document, with at least the ``sections`` (none: all). With ``say``, a daemon that is down is reported.
 
     ``pod``: at least what is of the pods that it may mean (names, uids or container ids, with commas between them).
-    The store's document, and that of an older daemon, has all pods; the store's history only rows with those texts.
+    The store's document has all pods; its history only rows with those texts.
     Errors: `CliError` when neither the daemon nor the store is available, or this user may not use the socket.
     """
     where = places.find(options)
@@ -177,21 +175,9 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     return FetchedDocument(body, down)
 
 
-def fetch_named(options: Namespace, sections: Sequence[str], *, say: bool = True) -> FetchedDocument:
-    """As `fetch`, with the names of the pods: ``podnames`` if there is that section, else ``pods``."""
-    return fetch_newest(options, (*sections, "podnames"), (*sections, "pods"), say=say)
-
-
-def fetch_newest(
-    options: Namespace, sections: Sequence[str], older: Sequence[str], *, say: bool = True
-) -> FetchedDocument:
-    """As `fetch`; with the sections ``older`` from a daemon of an older version, which lacks one of ``sections``."""
-    try:
-        return fetch(options, sections, say=say)
-    except DaemonRefused as exc:
-        if exc.status != UNKNOWN_SECTION:
-            raise
-        return fetch(options, older, say=say)
+def fetch_named(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> FetchedDocument:
+    """As `fetch`, with the names of the pods: ``podnames`` of the daemon, ``pods`` of the store."""
+    return fetch(options, (*sections, "podnames"), say=say)
 
 
 def query(path: str, reader: str | None, target: str, *, timeout_s: float = ANSWER_S) -> Row:

@@ -345,7 +345,7 @@ def _signal(facts: Row) -> Iterator[Block]:
         if budget["reasons"].get(name, "off") != "off":
             before = {"cpus": "pods have ", "law": "budget law "}.get(name, "")
             yield field("", StyledText(f"{before}{budget['reasons'][name]}", "dim"))
-    if headroom := budget.get("headroom"):  # not in a store, nor of an older daemon
+    if headroom := budget.get("headroom"):  # not in a store
         yield field("headroom", headroom)
 
 
@@ -372,7 +372,6 @@ def _timeline(times: Row) -> Iterator[Cell]:
 
 def _setting(fields: Row) -> Iterator[Block]:
     settled = SettingState(fields["state"]).is_settled()
-    # A daemon of an older version does not name the file.
     control_file = fields.get("control_file") or (fields["file"] or {}).get("file")
     style = "ok" if settled else "dim" if fields["wanted"] is None or fields["state"] == "last known" else "warn"
     cells: list[Cell] = [StyledText(f"{fields['knob']:<11}", "head")]

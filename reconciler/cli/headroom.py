@@ -49,13 +49,13 @@ def _blocks(headroom: Row) -> list[Block]:
 
 
 def _law(law: Row | None) -> Iterator[Block]:
-    """``law``: None: of a store, or an older daemon."""
+    """``law``: None: of a store."""
     if law is not None:
         yield line(f"law {law['text']}")
 
 
 def _published(published: Row | None) -> Iterator[Block]:
-    """``published``: None: of a store, or an older daemon."""
+    """``published``: None: of a store."""
     if published is None:
         return
     if published["problem"]:

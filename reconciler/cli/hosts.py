@@ -18,12 +18,6 @@ _NAMES: Final = 4
 _SHOWN: Final = 200
 
 
-def of_agent(agent: Row) -> list[Row]:
-    """The rows of the section ``agent``; none from a daemon of an older version."""
-    rows: list[Row] = agent.get("host_workloads") or []
-    return rows
-
-
 def table(rows: Sequence[Row]) -> Table:
     """One line each."""
     lines: list[tuple[Cell, ...]] = [
@@ -74,14 +68,14 @@ def top_lines(rows: Sequence[Row], most: int) -> Iterator[list[Cell]]:
 
 def is_one(options: Namespace, name: str) -> bool:
     """Whether the running daemon has a host workload of this name."""
-    rows = of_agent(fetch(options, ("agent",), say=False).body["agent"])
+    rows = fetch(options, ("agent",), say=False).body["agent"].get("host_workloads", ())
     return any(row["name"] == name for row in rows)
 
 
 def show(options: Namespace, name: str) -> int:
     """``why``: what is read of it, and the verdicts in which it is. Errors: `CliError` for no such entry."""
     document = fetch(options, ("agent", "interference", "budget"), say=True)
-    rows = of_agent(document.body["agent"])
+    rows = document.body["agent"].get("host_workloads", ())
     row = next((row for row in rows if row["name"] == name), None)
     if row is None:
         known = ", ".join(row["name"] for row in rows) or "none is configured"

@@ -11,7 +11,7 @@ from typing import Final
 
 from cgroupfs.lines import lines_of
 from reconciler.cli.blocks import HEADINGS, MARK, Block, Cell, StyledText, Table, fitted, may_mean
-from reconciler.cli.document import FetchedDocument, Row, fetch_newest
+from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import blank, emit, line, on_terminal, plain, show
 from reconciler.runtime import format as fmt
@@ -85,10 +85,10 @@ def _wait(seconds: float) -> None:
 
 
 def _read(options: Namespace) -> tuple[list[Row], list[Row], list[Row]]:
-    document = fetch_newest(options, ("podlist", PARENTS, HOSTS), ("podlist",), say=False)
+    document = fetch(options, ("podlist", PARENTS, HOSTS), say=False)
     if not document.live:
         raise CliError(f"{document.down}; only a running daemon lists pods", Exit.UNREACHABLE)
-    return document.body["podlist"], document.body.get(PARENTS, []), document.body.get(HOSTS, [])
+    return document.body["podlist"], document.body[PARENTS], document.body[HOSTS]
 
 
 def _hosts(rows: Sequence[Row], options: Namespace) -> list[Row]:
@@ -96,11 +96,6 @@ def _hosts(rows: Sequence[Row], options: Namespace) -> list[Row]:
     if options.namespace is not None or options.pod_class is not None or options.pool is not None:
         return []
     return [row for row in rows if may_mean(options.prefix.removeprefix("host:"), row["name"])]
-
-
-def fetch_list(options: Namespace, sections: Sequence[str]) -> FetchedDocument:
-    """The ``sections``, and the directories above the pods where the daemon knows that section."""
-    return fetch_newest(options, (*sections, PARENTS), sections, say=False)
 
 
 def throttling_parents(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Row]:

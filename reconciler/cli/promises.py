@@ -14,7 +14,7 @@ _SUMS: Final = ("kept", "broken", "unknown", "missing")
 
 
 def add(total: Row, row: Row | None) -> None:
-    """Add the promises of an hour's row (None: of an older daemon) to ``total``, which is empty at first."""
+    """Add the promises of an hour's row (None: none were recorded) to ``total``, which is empty at first."""
     if row is None:
         return
     for resource in _RESOURCES:

@@ -194,9 +194,8 @@ def sums(hours: list[Row]) -> Row:
         "promises": {},
     }
     for row in hours:
-        for name in ("be_cpu_s", "minutes", "enforced", "held"):
+        for name in ("be_cpu_s", "minutes", "enforced", "held", "broken"):
             total[name] += row[name]
-        total["broken"] += row.get("broken", 0)  # a daemon of an older version does not count them
         for name, count in row["counts"].items():
             total["counts"][name] = total["counts"].get(name, 0) + count
         for side in ("with_be", "without_be"):
@@ -248,8 +247,7 @@ def figures(row: Row) -> Row:
     """One hour, or all, as the report shows it. Waits and throttling: CPUs of one online pod, on the mean and p95."""
     return {
         "be_cpu_hours": round(row["be_cpu_s"] / _HOUR_S, 4),
-        **{name: row[name] for name in ("minutes", "enforced", "held")},
-        "broken": row.get("broken", 0),
+        **{name: row[name] for name in ("minutes", "enforced", "held", "broken")},
         "with_be": _side(row["with_be"]),
         "without_be": _side(row["without_be"]),
         "counts": dict(row["counts"]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.document import UNKNOWN_SECTION, DaemonRefused, FetchedDocument, Row, fetch, standings
+from reconciler.cli.document import FetchedDocument, Row, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import unmeasured, value_text, window_text
 from reconciler.cli.screen import blank, field, line, present
@@ -28,8 +28,6 @@ _SECTIONS: Final = (
     "podnames",
     "classes",
 )
-_OLDER: Final = (*_SECTIONS[:-2], "directories", "pods")
-"""For a daemon of a version without the sums: its pods with all their settings."""
 CLASSES: Final = ("dedicated", "shared", "reclaimed", "system")
 _MOST: Final = 8
 USES_MILLI: Final = 5
@@ -43,35 +41,19 @@ _LONGEST: Final = 24
 
 def run(options: Namespace) -> int:
     """Show it. Not ready, or no daemon: `Exit.NOT_OK`."""
-    document = _fetched(options)
+    document = fetch(options, _SECTIONS)
     facts = summary(document)
     present(options.output, facts, _blocks(document, facts))
     return Exit.OK if facts["ready"] else Exit.NOT_OK
 
 
-def _fetched(options: Namespace) -> FetchedDocument:
-    try:
-        document = fetch(options, _SECTIONS)
-        if not document.live or "classes" in document.body:
-            return document
-    except DaemonRefused as exc:
-        if exc.status != UNKNOWN_SECTION:
-            raise
-    return fetch(options, _OLDER)
-
-
 def _sums(body: Row) -> list[Row]:
-    """The daemon's sums of each class, or the same from every pod."""
+    """The daemon's sums of each class; of the store, which has no states of settings, the number of pods."""
     if "classes" in body:
         rows: list[Row] = body["classes"]
         return rows
-    states = Counter(fields["state"] for _, _, fields in standings(body))
     counted = Counter(pod["class"] for pod in body["pods"])
-    refused = sum(len(pod.get("refusals", ())) for pod in body["pods"])
-    return [
-        {"class": None, "pods": 0, "refused": refused, "settings": states},
-        *({"class": name, "pods": count, "refused": 0, "settings": {}} for name, count in counted.items()),
-    ]
+    return [{"class": name, "pods": count, "refused": 0, "settings": {}} for name, count in counted.items()]
 
 
 def summary(document: FetchedDocument) -> Row:
@@ -305,7 +287,7 @@ def _budget(facts: Row) -> Iterator[Block]:
     for name, before in (("cpus", "pods have "), ("budget", ""), ("law", "budget law "), ("reclaimed", "")):
         if reason := budget["reasons"].get(name):
             yield field("", StyledText(f"{before}{reason}", "dim"))
-    if headroom := budget.get("headroom"):  # not in a store, nor of an older daemon
+    if headroom := budget.get("headroom"):  # not in a store
         yield field("headroom", headroom)
 
 

@@ -42,7 +42,7 @@ def fetch_pod(
     document = fetch(options, sections, say=say, pod=sought(wanted, options.root))
 
     def titles() -> list[str]:
-        body = fetch_named(options, (), say=False).body
+        body = fetch_named(options, say=False).body
         rows = (row for row in body.get("podnames") or body.get("pods", ()) if row.get("name"))
         return [f"{row['namespace']}/{row['name']}" for row in rows]
 

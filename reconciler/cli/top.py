@@ -18,10 +18,10 @@ from typing import Final, NamedTuple, final
 
 from reconciler.cli import places
 from reconciler.cli.blocks import StyledText, levels
-from reconciler.cli.document import Row, query
+from reconciler.cli.document import Row, fetch, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.livescreen import EndedError, LiveScreen
-from reconciler.cli.pods import PARENTS, fetch_list, pod_row, throttling_parents, wanted
+from reconciler.cli.pods import PARENTS, pod_row, throttling_parents, wanted
 from reconciler.cli.screen import emit, rendered
 from reconciler.cli.topframe import (
     CLASSES,
@@ -40,7 +40,8 @@ from reconciler.cli.watched import of_node
 from reconciler.runtime import streams
 
 INTERVALS: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_OFTEN: Final = ("podlist", "budget")
+OFTEN: Final = ("podlist", "budget", PARENTS)
+"""What each request asks for."""
 _SELDOM: Final = ("agent", "interference", "eviction")
 _SELDOM_S: Final = 5.0
 """Between two requests for what changes rarely and costs more."""
@@ -61,7 +62,7 @@ def run(options: Namespace) -> int:
         raise CliError(
             f"--interval {options.interval:g}: expected {INTERVALS[0]} to {INTERVALS[-1]:g} seconds", Exit.USAGE
         )
-    document = fetch_list(options, (*_OFTEN, "cpumap", *_SELDOM))
+    document = fetch(options, (*OFTEN, "cpumap", *_SELDOM), say=False)
     if not document.live:
         raise CliError(f"{document.down}; top needs the running daemon", Exit.UNREACHABLE)
     node = ShownNode(options, document.body)
@@ -96,8 +97,6 @@ class ShownNode:
         self.pods: list[Row] = []
         self._before: Mapping[str, Row] = {}
         self._parents: Sequence[Row] = ()
-        self.often = (*_OFTEN, PARENTS) if PARENTS in body else _OFTEN
-        """What each request asks for: an older daemon does not know all."""
         self.take(body)
 
     def ask(self, sections: Sequence[str]) -> Row:
@@ -107,7 +106,7 @@ class ShownNode:
     def take(self, body: Row) -> None:
         """Replace the sections that the answer has."""
         self.body = {**self.body, **body}
-        parents = body.get(PARENTS, ())
+        parents = body[PARENTS]
         throttling = throttling_parents(self._parents, parents)
         rows = [pod_row(pod, self._before.get(pod["uid"]), throttling) for pod in body["podlist"]]
         self._parents = parents
@@ -122,7 +121,7 @@ class ShownNode:
 def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
     interval_s = options.interval or _INTERVAL_S
     _sleep(interval_s)
-    node.take(node.ask(node.often))
+    node.take(node.ask(OFTEN))
     if options.output != "table":
         keys = ("at", "agent", "budget", "cpumap")
         fields = {**{key: node.body[key] for key in keys}, "watched": of_node(node.body), "pods": node.pods}
@@ -166,7 +165,7 @@ def _live(node: ShownNode, options: Namespace, screen: LiveScreen) -> None:
             schedule.answered(poller.took_s)
         if not choices.paused:
             if poller.idle and schedule.due():
-                poller.request([*node.often, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
+                poller.request([*OFTEN, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
             if choices.map == "load":
                 load.sample(schedule.cpu_interval_s)
         columns, rows = screen.size()

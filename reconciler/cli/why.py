@@ -93,7 +93,7 @@ def _directory(options: Namespace) -> tuple[FetchedDocument, Row] | None:
 
 
 def _hour(options: Namespace, document: FetchedDocument, pod: Row) -> Row:
-    """The last hour by the daemon; empty without one, for a pod that is gone, and from an older daemon."""
+    """The last hour by the daemon; empty without one, and for a pod that is gone."""
     where = places.find(options)
     if not document.live or where.socket is None or pod.get("gone"):
         return {}

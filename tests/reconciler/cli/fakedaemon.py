@@ -7,8 +7,34 @@ import os
 import socketserver
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from reconciler.cli.document import standings
+
+
+def _classes(document: dict[str, Any]) -> list[dict[str, Any]]:
+    states = Counter(fields["state"] for _, _, fields in standings(document))
+    counted = Counter(pod["class"] for pod in document["pods"])
+    refused = sum(len(pod.get("refusals", ())) for pod in document["pods"])
+    return [
+        {"class": None, "pods": 0, "refused": refused, "settings": states},
+        *({"class": name, "pods": count, "refused": 0, "settings": {}} for name, count in counted.items()),
+    ]
+
+
+def _names(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{key: pod[key] for key in ("uid", "namespace", "name")} for pod in document.get("pods", ())]
+
+
+_VIEWS: dict[str, Callable[[dict[str, Any]], list[dict[str, Any]]]] = {
+    "classes": _classes,
+    "podnames": _names,
+    "podparents": lambda _: [],
+    "hostlist": lambda _: [],
+}
+"""Views of the document that a daemon always has; the document's own of that name is before these."""
 
 
 class FakeDaemon:
@@ -27,7 +53,8 @@ class FakeDaemon:
             query = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)
             wanted = query["section"][0].split(",") if "section" in query else list(self.document)
             kept = {"schema", "kind", "source", "at", *wanted}
-            return 200, {key: value for key, value in self.document.items() if key in kept}
+            views = {name: view(self.document) for name, view in _VIEWS.items() if name in wanted}
+            return 200, views | {key: value for key, value in self.document.items() if key in kept}
         whole = f"{method} {path}"
         known = whole if whole in self.answers else whole.partition("?")[0]
         return self.answers.get(known, (404, {"error": f"nothing at {path}"}))

@@ -39,19 +39,6 @@ def test_holds_have_names_in_the_place_of_uids_and_paths(run: Run, held: FakeDae
     assert all(any(line.startswith(f"{title} ") for line in lines) for title in TARGETS.values())
 
 
-def test_an_older_daemon_has_the_names_among_its_pods(
-    run: Run, held: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del held.document["podnames"]
-    answer = held.answer
-
-    def older(method: str, path: str, body: bytes) -> tuple[int, object]:
-        return (400, {"error": "no section podnames"}) if "podnames" in path else answer(method, path, body)
-
-    monkeypatch.setattr(held, "answer", older)
-    assert "pod:ci/batch-7" in run("holds", "--socket", held.socket).out
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_release_takes_what_holds_prints(run: Run, held: FakeDaemon, target: str) -> None:
     held.answers |= {f"DELETE /holds/{target}": (200, {"released": target})}

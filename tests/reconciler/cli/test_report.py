@@ -37,6 +37,7 @@ def effect_row(hour: int, busy_milli: float = 11.0, **counts: int) -> dict[str, 
         "minutes": 60,
         "enforced": 60,
         "held": 0,
+        "broken": 0,
         "with_be": side(30, busy_milli),
         "without_be": side(),
         "counts": counts,
@@ -93,7 +94,7 @@ def test_promises_are_shown_by_hour_and_in_all(run: Run, daemon: FakeDaemon) -> 
     daemon.document["effect"] = rows
     command = ("report", "--since", "3h", "--socket", daemon.socket)
     facts = json.loads(run(*command, "-o", "json").out)
-    assert facts["hours"][0]["promises"] is None, "an older daemon counted none"
+    assert facts["hours"][0]["promises"] is None, "none were counted"
     cpu = facts["total"]["promises"]["cpu"]
     assert (cpu["kept"], cpu["broken"], cpu["missing_milli"], cpu["most_missing_milli"]) == (60, 30, 3000, 3000)
     assert cpu["promised_milli"] == pytest.approx(8000, rel=0.03)

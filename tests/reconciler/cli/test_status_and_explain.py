@@ -54,7 +54,7 @@ def test_status_and_why_of_a_be_pod_name_the_law_of_headroom(run: Run, daemon: F
     assert text in " ".join(run("why", "batch-7", "--socket", daemon.socket).out.split())
     assert "law recent" not in run("why", "web-0", "--socket", daemon.socket).out
     del daemon.document["budget"]["headroom"]
-    assert run("status", "--socket", daemon.socket).code == Exit.OK, "an older daemon has none"
+    assert run("status", "--socket", daemon.socket).code == Exit.OK, "a store has none"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> Non
     assert facts["settings"] == {"in place": 3, "written": 4}
 
 
-def test_a_daemon_without_sums_is_asked_for_its_pods(run: Run, daemon: FakeDaemon) -> None:
+def test_status_counts_pods_by_class_and_settings_by_state(run: Run, daemon: FakeDaemon) -> None:
     facts = json.loads(run("status", "--socket", daemon.socket, "-o", "json").out)
     assert facts["pods"] == dict(Counter(pod["class"] for pod in daemon.document["pods"]))
     assert sum(facts["settings"].values()) == sum(1 for _ in standings(daemon.document))

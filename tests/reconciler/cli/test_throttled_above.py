@@ -85,26 +85,6 @@ def test_wide_names_the_directory_and_who_set_its_quota(run: Run, throttled: Fak
     assert BESTEFFORT not in lines["web-0"]
 
 
-def test_an_older_daemon_without_the_section_lists_its_pods(
-    run: Run, throttled: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = throttled.answer
-
-    def older(method: str, path: str, body: bytes) -> tuple[int, object]:
-        if "podparents" in path:
-            return 400, {"error": "no section podparents"}
-        status, document = answer(method, path, body)
-        assert isinstance(document, dict)
-        for pod in document.get("podlist", ()):
-            pod.pop("parent", None)
-        return status, document
-
-    monkeypatch.setattr(throttled, "answer", older)
-    pods = listed(run, throttled)
-    assert {pod["throttled_above"] for pod in pods.values()} == {None}
-    assert pods["be-1"]["throttled_percent"] == 75.0
-
-
 def test_one_reading_and_a_quota_that_was_removed_are_no_throttling(run: Run, throttled: FakeDaemon) -> None:
     assert {pod["throttled_above"] for pod in listed(run, throttled, "--interval", "0").values()} == {None}
     before, after = parents(10.0, 0), parents(12.0, 12)

@@ -243,7 +243,7 @@ def test_without_a_terminal_it_is_one_plain_frame_with_rates_and_whole_lines(run
     assert "web-" + "x" * 200 in ran.out
     assert len(re.findall(r" 0\.50 .* batch/", ran.out)) == 10
     assert [text for text, _ in made.asked] == [
-        "GET /state?section=podlist,budget,cpumap,agent,interference,eviction,podparents",
+        "GET /state?section=podlist,budget,podparents,cpumap,agent,interference,eviction",
         "GET /state?section=podlist,budget,podparents",
     ]
 

@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -85,18 +85,6 @@ def test_every_status_names_its_file(shown_node: Shown, run: Run) -> None:
     files = {row["knob"]: row["control_file"] for row in json.loads(ran.out)["settings"]}
     assert files["cpu.weight"] == shown_node.file
     assert files["cpu.set"] == "cpuset.cpus"
-
-
-def test_an_older_daemon_does_not_name_it(daemon: FakeDaemon, run: Run) -> None:
-    def without(fields: Any) -> Any:
-        if isinstance(fields, dict):
-            return {key: without(value) for key, value in fields.items() if key != "control_file"}
-        return [without(value) for value in fields] if isinstance(fields, list) else fields
-
-    daemon.document = without(daemon.document)
-    assert run("diff", "--all", "--socket", daemon.socket).out.count("2 shares") >= 1
-    assert run("why", "batch-7", "--socket", daemon.socket).code == Exit.OK
-    assert run("dump", "--socket", daemon.socket).code == Exit.OK
 
 
 def test_files_alone_are_a_table_of_pods_with_wanted_and_actual_values(shown_node: Shown, run: Run) -> None:

@@ -121,9 +121,7 @@ def test_a_file_that_was_given_up_names_its_writer_and_what_takes_it_up_again(
     assert "nothing is left to write" not in run("why", "batch-7", "--socket", daemon.socket).out
 
 
-def test_the_hour_is_the_daemons_and_an_older_daemon_has_none(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hour_is_the_daemons(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
     assert facts_of(run, daemon, WEB)["hour"] == {}
     series = {"use_milli": [100, 950], "throttled_milli": [0, 0], "wait_milli": [None, None]}
