@@ -324,6 +324,10 @@ def test_the_plan_has_the_documented_keys_and_is_the_same_each_time(run: Run, li
         *fields["settings"][0],
         *fields["writes"][0],
         *fields["budget"],
+        *fields["resources"],
+        *fields["resources"]["memory"],
+        *fields["resources"]["starts"],
+        *fields["pods"][0],
     ):
         assert f"`{key}`" in text or f"`{key}[]`" in text or f" {key}" in text, key
 
