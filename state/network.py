@@ -1,5 +1,6 @@
 """What is wanted of the node's network interfaces: how BE's bandwidth is bounded, from configuration. Plain values."""
 
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -11,10 +12,44 @@ ONLINE_CLASS: Final = HANDLE | 0x10
 BE_CLASS: Final = HANDLE | 0x20
 GATHER: Final = "bypassd-be"
 """bypassd's device through which the packets of BE pods with a network namespace of their own are redirected."""
+RECEIVED_GATHER: Final = "bypassd-be-in"
+"""The one of packets to these pods."""
 PREFERENCE: Final = MAJOR
-"""Of the filters that lead them there (``pref 16976``)."""
+"""Of the filters that lead them there (``pref 16976``; ``16977`` for packets to pods).
+
+Both share the device's qdisc, and the kernel lists its u32 filters by preference, not by direction.
+"""
 SHARE: Final = "net.share"
 """The name in ``explain`` and in holds of a pod's place there; no control file's."""
+RECEIVED_SHARE: Final = "net.receive_share"
+"""The same of packets to the pod."""
+
+
+class Direction(StrEnum):
+    """Seen from the pod."""
+
+    SENT = "sent"
+    RECEIVED = "received"
+
+    @property
+    def other(self) -> "Direction":
+        """The opposite one."""
+        return Direction.RECEIVED if self is Direction.SENT else Direction.SENT
+
+    @property
+    def device(self) -> str:
+        """The device of bypassd's for this direction."""
+        return GATHER if self is Direction.SENT else RECEIVED_GATHER
+
+    @property
+    def preference(self) -> int:
+        """Of the filters that lead to it."""
+        return PREFERENCE if self is Direction.SENT else PREFERENCE + 1
+
+    @property
+    def knob(self) -> str:
+        """The name of a pod's place there."""
+        return SHARE if self is Direction.SENT else RECEIVED_SHARE
 
 
 class InterfaceRequest(Struct, frozen=True, kw_only=True):
@@ -32,7 +67,7 @@ class NetworkRequest(Struct, frozen=True, kw_only=True):
 
     ``classes``: sockets of BE pods have a class of their own, by which an interface classifies their packets;
     ``pods_by``: the interface whose BE share also limits pods with a network namespace of their own, empty: they are
-    unmanaged.
+    unmanaged; ``receive``: what these pods receive has a share of it, too.
     """
 
     interfaces: tuple[InterfaceRequest, ...] = ()
@@ -40,6 +75,7 @@ class NetworkRequest(Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     classes: bool = True
     pods_by: str = ""
+    receive: bool = False
 
 
 class LinkLimits(Struct, frozen=True, kw_only=True):

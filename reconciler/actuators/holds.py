@@ -13,7 +13,7 @@ from state.closing import NODE_MARK
 from state.cpu import CORE_COOKIE, INTERRUPTS, THREAD_POLICY
 from state.memory import OOM_SCORE
 from state.model import Hold
-from state.network import SHARE
+from state.network import Direction
 from state.printable import printable
 
 LONGEST_S: Final = 30 * 86400.0
@@ -24,7 +24,17 @@ _LONGEST_TARGET: Final = 4096
 _LONGEST_REASON: Final = 500
 _LONGEST_BY: Final = 100
 _KNOBS: Final = frozenset(
-    {*CATALOG, CORE_COOKIE, RESCTRL_GROUP, OOM_SCORE, THREAD_POLICY, INTERRUPTS, SHARE, NODE_MARK, *FILES}
+    {
+        *CATALOG,
+        CORE_COOKIE,
+        RESCTRL_GROUP,
+        OOM_SCORE,
+        THREAD_POLICY,
+        INTERRUPTS,
+        NODE_MARK,
+        *(each.knob for each in Direction),
+        *FILES,
+    }
 )
 OFF: Final = "off:"
 """Before the uid of a pod that was freed: such a hold exists beside one that a person made."""

@@ -14,7 +14,7 @@ from state.kinds import CGROUP
 from state.printable import printable
 from state.setting_state import SettingState
 
-BESIDE: Final = frozenset({"core.cookie", "resctrl.group", "oom.score", "net.share"})
+BESIDE: Final = frozenset({"core.cookie", "resctrl.group", "oom.score", "net.share", "net.receive_share"})
 """Settings outside of control files: no file can be shown."""
 _TIME_OF_CONFIG: Final = "kubernetes.io/config.seen"
 """The kubelet's own note, on every pod: it explains nothing."""

@@ -2,7 +2,8 @@
 
 An auxiliary actuator. The law is `reconciler.policies.network_control`; `reconciler.actuators.network.actuator` has the
 trees, rates and counters, and `actuators.network.pod_ceiling` the BE pods with a network namespace of their own. Where
-both limit BE pods of one interface, the law's ceiling is divided between them by use.
+both limit BE pods of one interface, the law's ceiling is divided between them by use. What these pods receive has a
+ceiling of its own, by the same law from what the interface receives.
 
 An interface that does not exist, or whose speed is unknown, limits nothing: its share would be a guess, and no law
 would ever correct it. A link that is down reports no speed; its last one counts until it is up again.
@@ -25,7 +26,7 @@ from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.actuator import NetworkActuator
 from reconciler.actuators.network.namespaces import NetworkNamespaces, RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Link, link_mbit
-from reconciler.actuators.network.pod_ceiling import PodEgressCeiling
+from reconciler.actuators.network.pod_ceiling import PodCeiling
 from reconciler.actuators.network.pod_compare import pods_of
 from reconciler.actuators.network.tc import NAME, ClassRates, RealTc, Tc
 from reconciler.actuators.network.tc_pods import PodTc, RealPodTc
@@ -33,7 +34,7 @@ from reconciler.actuators.network.undo import CODEC, restore_network
 from reconciler.policies.network_control import limits_of, split, step, use
 from state.kinds import NETWORK
 from state.ledger import Ledger
-from state.network import ByteCounters, InterfaceRequest, LinkLimits, NetworkRequest, Throughput
+from state.network import ByteCounters, Direction, InterfaceRequest, LinkLimits, NetworkRequest, Throughput
 from state.undo import RestoreResult
 
 _LOG: Final = get_log("network")
@@ -41,6 +42,7 @@ _LEFT_S: Final = 10.0
 """How often taking away is tried again that was refused."""
 _EARLY: Final = 0.9
 """Share of the interval: a reconcile pass that comes sooner does not run the law's next step."""
+_PODS: Final = (RealPodTc(Direction.SENT), RealPodTc(Direction.RECEIVED))
 
 
 class LinkState(Struct, frozen=True, kw_only=True):
@@ -70,7 +72,7 @@ class NetworkLoop:
     def __init__(
         self,
         tc: Tc,
-        pods: PodTc,
+        pods: Sequence[PodTc],
         spaces: Callable[[], NetworkNamespaces],
         ledger: Ledger,
         lane: trio.CapacityLimiter,
@@ -78,14 +80,16 @@ class NetworkLoop:
         speed: Callable[[str], int | None] = link_mbit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``lane``: the store's thread limiter."""
+        """``pods``: for what they send, and for what they receive; ``lane``: the store's thread limiter."""
         self.lines: dict[str, LinkState] = {}
         """By interface."""
+        self.received = LinkState()
+        """Of the interface through which pods leave: what it receives."""
         self._clock = clock
         self._kept = LedgerState(CODEC, ledger, lane)
         self._turns = PeriodicWorker(self._round, self._period_s)
         self._trees = NetworkActuator(tc, pods, self._kept, self._turns, speed=speed)
-        self._pods = PodEgressCeiling(pods, spaces, self._kept, self._turns, clock)
+        self._pods, self._receivers = (PodCeiling(each, spaces, self._kept, self._turns, clock) for each in pods)
         self._last: tuple[object, float] = None, 0.0
         self._links: dict[str, tuple[int, int]] = {}
         """By interface: its index, and the speed that its driver reported last."""
@@ -95,7 +99,10 @@ class NetworkLoop:
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
         """Status of BE pods with a network namespace of their own."""
-        return self._pods.standings
+        sent, received = self._pods.standings, self._receivers.standings
+        if not received:
+            return sent
+        return {path: {**sent.get(path, {}), **received.get(path, {})} for path in {**sent, **received}}
 
     def planned(self, situation: PlanSnapshot) -> None:
         """See `AuxiliaryActuator`. Wakes the task when the plan or the pods have changed."""
@@ -117,8 +124,10 @@ class NetworkLoop:
             if done is None:
                 return ()
             self._pods.forget_rates()
+            self._receivers.forget_rates()
             if only is None:
                 self.lines.clear()
+                self.received = LinkState()
             return done
 
     def status(self) -> Mapping[str, object]:
@@ -136,13 +145,29 @@ class NetworkLoop:
             }
             for name, line in sorted(self.lines.items())
         }
-        cables = {name: led.pod_uid for name, led in sorted(self._pods.cables.items())}
-        return {"interfaces": interfaces, "pods_devices": cables, "pods_in_host_network": self._pods.in_host}
+        fields = {
+            "interfaces": interfaces,
+            "pods_devices": _pods_of(self._pods),
+            "pods_in_host_network": self._pods.in_host,
+        }
+        line = self.received
+        if line == LinkState():
+            return fields
+        received = {
+            "link": line.link,
+            "be_floor": line.floor,
+            "be_ceiling": line.ceiling,
+            "online": line.used.online if line.used is not None else None,
+            "pods": line.used.pods if line.used is not None else None,
+            "state": line.problem or line.would or ("in place" if self._receivers.statuses else "no pod is limited"),
+        }
+        return {**fields, "received": received, "received_devices": _pods_of(self._receivers)}
 
     def problems(self) -> Sequence[str]:
         """See `AuxiliaryActuator`."""
         texts = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
-        return [*texts, *([self._pods.problem] if self._pods.problem else [])]
+        texts += [f"received: {self.received.problem}"] if self.received.problem else []
+        return [*texts, *(pods.problem for pods in (self._pods, self._receivers) if pods.problem)]
 
     # One round
 
@@ -159,16 +184,8 @@ class NetworkLoop:
             if enforce:
                 trees = set(wanted) if wish.classes else set()
                 await self._trees.drop(set(self._trees.roots) - trees)
-            if not wish.pods_by and enforce:
-                await self._pods.end()
-            elif wish.pods_by:
-                by = wish.pods_by
-                _, bounds, unknown = await self._known(wanted[by])
-                # Our device starts with what BE always gets: an unknown takes no risk.
-                rate = self.lines.get(by, LinkState()).pods_ceiling or (bounds.floor if bounds is not None else 0)
-                await self._pods.bring(
-                    situation, rate=rate, classes=wish.classes, enforce=enforce, by=by, unknown=unknown
-                )
+            for pods in (self._pods, self._receivers):
+                await self._bring(pods, situation, wish, enforce=enforce)
         except (SourceError, StoreError) as exc:
             _LOG.warning(str(exc))
         now, (last, at) = self._clock(), self._last
@@ -184,6 +201,36 @@ class NetworkLoop:
                 self.lines[name] = LinkState(problem=str(exc))
             if (message := self.lines[name].problem) and message != before.problem:
                 _LOG.warning(message, interface=name)
+        before = self.received
+        if not wish.receive or wish.pods_by not in wanted:
+            self.received = LinkState()
+            return
+        try:
+            self.received = await self._receive(wanted[wish.pods_by], before, enforce=enforce)
+        except SourceError as exc:
+            self.received = LinkState(problem=str(exc))
+        if (message := self.received.problem) and message != before.problem:
+            _LOG.warning(message, received=wish.pods_by)
+
+    async def _bring(self, pods: PodCeiling, situation: PlanSnapshot, wish: NetworkRequest, *, enforce: bool) -> None:
+        """Redirect packets of pods, in one direction, or stop that. Errors: `SourceError`, `StoreError`."""
+        by, sent = wish.pods_by, pods is self._pods
+        if not by or not (sent or wish.receive):
+            if enforce:
+                await pods.end()
+            return
+        _, bounds, unknown = await self._known(next(request for request in wish.interfaces if request.name == by))
+        line = self.lines.get(by, LinkState()) if sent else self.received
+        # Our device starts with what BE always gets: an unknown takes no risk.
+        await pods.bring(
+            situation,
+            rate=line.pods_ceiling or (bounds.floor if bounds is not None else 0),
+            most=bounds.ceiling if bounds is not None else 0,
+            classes=wish.classes,
+            enforce=enforce,
+            by=by,
+            unknown=unknown,
+        )
 
     async def _known(self, wish: InterfaceRequest) -> tuple[Link | None, LinkLimits | None, str]:
         """An interface and its bounds; else a text with what is unknown about it. Errors: `SourceError`."""
@@ -197,6 +244,32 @@ class NetworkLoop:
         if speed is None:
             return device, None, "its driver reports no speed; set link_mbit in the configuration"
         return device, limits_of(speed, wish.floor_percent, wish.ceiling_percent, wish.waterline_percent), ""
+
+    async def _receive(self, wish: InterfaceRequest, line: LinkState, *, enforce: bool) -> LinkState:
+        """Bring the ceiling of what pods receive to what is wanted now. Errors: `SourceError`.
+
+        What arrives for a pod beyond its queue and is dropped counts as online work's: it has used the link.
+        """
+        device, bounds, unknown = await self._known(wish)
+        if device is None or bounds is None:
+            return LinkState(problem=unknown)
+        ceiling = min(max(line.ceiling, bounds.floor), bounds.ceiling)
+        through = await self._receivers.through()
+        counted = ByteCounters(at=self._clock(), online=device.received, be=0, pods=through or 0)
+        used = use(line.counted, counted)
+        if enforce:
+            ceiling = step(ceiling, used.online if used is not None else None, bounds)
+            await self._receivers.limit(ceiling)
+        would = "" if enforce else f"would limit what BE pods receive to {bounds.floor} to {bounds.ceiling} bytes/s"
+        return LinkState(
+            link=bounds.link,
+            floor=bounds.floor,
+            ceiling=ceiling,
+            pods_ceiling=ceiling,
+            used=used,
+            counted=counted,
+            would=would,
+        )
 
     async def _line(
         self, wish: InterfaceRequest, line: LinkState, all_of_it: NetworkRequest, *, enforce: bool
@@ -249,13 +322,18 @@ def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:
     return wish, situation.enforce, "node" in situation.holds, pods
 
 
+def _pods_of(pods: PodCeiling) -> Mapping[str, str]:
+    """The uids of pods by their redirected device."""
+    return {name: redirect.pod_uid for name, redirect in sorted(pods.cables.items())}
+
+
 def _build(context: ActuatorContext) -> NetworkLoop:
     spaces = partial(RealNetworkNamespaces, context.hierarchy, files=context.files)
-    return NetworkLoop(RealTc(), RealPodTc(), spaces, context.ledger, context.store_lane)
+    return NetworkLoop(RealTc(), _PODS, spaces, context.ledger, context.store_lane)
 
 
 def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
-    return restore_network(RealTc(), RealPodTc(), context.ledger, context.only)
+    return restore_network(RealTc(), _PODS, context.ledger, context.only)
 
 
 ACTUATOR: Final = ActuatorKind(codecs={NETWORK: CODEC}, build=_build, undo=_undo)

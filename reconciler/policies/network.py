@@ -1,8 +1,8 @@
 """network: BE pods share a bounded part of the interfaces that the configuration names; online work has the rest.
 
 BE has a guaranteed floor and a ceiling that follows the use of online work (`reconciler.policies.network_control`).
-Opt-in; only traffic that leaves the node is bounded. BE's packets are limited at a point where they can still be
-classified:
+Opt-in; traffic that leaves the node is bounded, and with ``receive`` what reaches BE pods with a network namespace of
+their own. BE's packets are limited at a point where they can be classified:
 
 - Packets of BE pods in the host's network by the class id of their sockets (``net_cls.classid``, cgroup v1), at the
   named interface: bypassd adds an HTB tree with two classes, online, which has all traffic without a class, and BE. The
@@ -14,6 +14,8 @@ classified:
   in the pod's own device was the alternative: a share for each pod instead of one for all, set from inside a namespace
   in which others may undo it. Koordinator matches addresses (ipset) at the interface, which source NAT and overlays
   hide again.
+- Packets to those pods in the same way at the same place, through a second device. They have used the link already:
+  their senders reduce their rate because packets wait and are dropped, which UDP senders may not do.
 
 `reconciler.control.network_loop` runs it; restore removes all of it, and the kernel puts its default back.
 """
@@ -84,8 +86,15 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         str | None,
         Meta(description="the interface through which those pods leave; null: the first"),
     ] = None
+    receive: Annotated[
+        bool, Meta(description="limit what those pods receive, by the same percentages, as well as what they send")
+    ] = False
 
     def __post_init__(self) -> None:
+        if self.receive and not self.pods:
+            raise ValueError(
+                "receive is true; expected false where pods is false: only at their veth devices is a limit"
+            )
         names = [rule.name for rule in self.interfaces]
         if self.pods_by is not None and self.pods_by not in names:
             expected = ", ".join(names) or "null: interfaces is empty"
@@ -118,11 +127,14 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         dry_run=config.dry_run,
         classes=missing is None,
         pods_by=(config.pods_by or config.interfaces[0].name) if config.pods else "",
+        receive=config.receive,
     )
     names = ", ".join(rule.name for rule in config.interfaces)
     reason = f"BE traffic limited on {names}"
     if missing is not None:
         reason = f"BE traffic limited on {wish.pods_by}, except for pods in the host network: {missing}"
+    if wish.receive:
+        reason += f"; what BE pods receive by {wish.pods_by} too, except for pods in the host network"
     return replace(plan, network=wish, reasons={**plan.reasons, NAME: reason})
 
 

@@ -65,6 +65,34 @@ print(send(begin + seconds) / seconds)
 """
 
 
+_RECEIVER: Final = f"""
+import socket, sys, time
+server = socket.create_server(("", {_PORT}))
+server.settimeout(60)
+print("ready", flush=True)
+end = server.accept()[0]
+end.settimeout(60)
+def receive(until):
+    count = 0
+    while time.monotonic() < until:
+        count += len(end.recv(1 << 18))
+    return count
+seconds = float(sys.argv[1])
+receive(time.monotonic() + seconds / 2)
+print(receive(time.monotonic() + seconds) / seconds)
+"""
+_SOURCE: Final = f"""
+import socket, sys
+end = socket.create_connection((sys.argv[1], {_PORT}), 60)
+block = bytes(1 << 14)
+try:
+    while True:
+        end.send(block)
+except OSError:
+    pass
+"""
+
+
 class Netland:
     """Host, pods, switch and server as network namespaces.
 
@@ -180,6 +208,22 @@ class Netland:
         assert [sender.returncode for sender in senders] == [0] * len(senders)
         return [float(answer) / MBIT for answer in answers]
 
+    def receive(self, pod: NodePod, *, seconds: float = 1.0) -> float:
+        """Megabits a second that the server gets through to a pod with a network of its own."""
+        pause = pod.boxes[0].process
+        assert pause is not None
+        spaces = ("nsenter", f"--net=/proc/{pause.pid}/ns/net", "--")
+        (address,) = self.run(pause.pid, "hostname", "-I").split()
+        command = [*spaces, sys.executable, "-c", _RECEIVER, str(seconds)]
+        receiver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        source = subprocess.Popen([*self.inside(self.server), sys.executable, "-c", _SOURCE, address])
+        try:
+            return float(receiver.communicate(timeout=60)[0]) / MBIT
+        finally:
+            source.wait(timeout=60)
+
     def groups(self, pod: NodePod) -> list[str]:
         """The groups that a process of a pod's container is in, where this machine counts its processes."""
         return [self._node.path(pod.main.group, hierarchy) for hierarchy in ("cpuset", "cpu")]
@@ -187,7 +231,7 @@ class Netland:
     def traffic_control(self) -> Mapping[str, str]:
         """All there is of it in the host's namespace, by device; without counters and assigned numbers."""
         links = [line.split(": ")[1].split("@")[0] for line in self.run(self.host, "ip", "-o", "link").splitlines()]
-        row = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"))
+        row = (("qdisc",), ("class",), ("filter",), ("filter", "ingress"), ("filter", "egress"))
         return {name: "".join(self._shown(name, *parts) for parts in row) for name in links}
 
     def _shown(self, name: str, what: str, *more: str) -> str:

@@ -100,6 +100,25 @@ def test_be_pods_share_their_ceiling_and_online_pods_keep_theirs(
     assert "nothing to restore" in restore(item, land)
 
 
+def test_what_a_be_pod_receives_stays_below_its_ceiling(node: DirectoryNode, daemon: Make, land: Netland) -> None:
+    pod = node.add("be")
+    cable = land.join(pod)
+    clean = land.traffic_control()
+    without = land.receive(pod, seconds=LONG)
+    item = started(daemon, land, receive=True).up()
+    wait_for(lambda: network(item).get("received_devices") == {cable: pod.uid}, told=item.tail)
+    wait_for(lambda: network(item)["received"]["be_ceiling"] >= CEILING * 125_000, told=item.tail)
+    limited = land.receive(pod, seconds=LONG)
+    status = item.standing(pod.group, "net.receive_share")
+    assert (status["state"], status["wanted"]) == ("written", "BE share of what eth0 receives"), status
+    print(f"\nlink {LINK}: a BE pod receives {without:.1f}, with the agent {limited:.1f} of {CEILING:.0f}")
+    assert FLOOR / 2 < limited < 1.1 * CEILING
+    assert limited < without
+    item.kill()
+    restore(item, land)
+    assert land.traffic_control() == clean
+
+
 def test_pods_in_the_hosts_network_share_the_same_ceiling_where_there_is_net_cls(
     node: DirectoryNode, daemon: Make, land: Netland
 ) -> None:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError
 from reconciler.actuators.network.namespaces import NetworkNamespace
 from reconciler.actuators.network.netlink import Link
-from reconciler.actuators.network.tc_pods import IfbState, IngressState
+from reconciler.actuators.network.tc_pods import IfbState, VethFilters
 from state.model import Pod
-from state.network import GATHER
+from state.network import Direction
 
 HOST = 1
 """The inode of the namespace that the agent is in."""
@@ -41,10 +41,24 @@ class FakeSpaces:
         }
 
 
-class FakePodTc:
-    """`PodTc`. ``act`` is called before every change: it may raise."""
+def both_directions(sent: "FakePodTc | None" = None) -> "tuple[FakePodTc, FakePodTc]":
+    """What the actuator takes, on the same devices."""
+    sent = sent or FakePodTc()
+    return sent, FakePodTc(beside=sent)
 
-    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
+
+class FakePodTc:
+    """`PodTc`. ``act`` is called before every change: it may raise.
+
+    ``beside``: that of the other direction, on the same devices, whose queueing disciplines they share.
+    """
+
+    def __init__(self, act: Callable[[], None] = lambda: None, beside: "FakePodTc | None" = None) -> None:
+        self.direction = Direction.SENT if beside is None else Direction.RECEIVED
+        self.gather: str = self.direction.device
+        self.beside = beside
+        self.queues: list[int] = []
+        """The highest rate for which each queue was made."""
         self.links: dict[str, Link] = {"eth0": Link(index=2, name="eth0")}
         self.ends: dict[str, int] = {}
         """The inode of the namespace at a cable's other end."""
@@ -60,18 +74,29 @@ class FakePodTc:
         self.refuses = ""
         self._act = act
         self._next = 10
+        if beside is not None:
+            self.links, self.ends, self.disciplines = beside.links, beside.ends, beside.disciplines
+            beside.beside = self
+            self._next = 50
 
     def join(self, name: str, inode: int, kind: str = "veth") -> None:
         self.links[name] = Link(index=self._number(), name=name, kind=kind)
         self.ends[name] = inode
 
     def leave(self, name: str) -> None:
-        for table in (self.links, self.ends, self.disciplines, self.filters, self.others):
-            table.pop(name, None)
+        """A device disappears, with all that is on it."""
+        for side in (self, self.beside or self):
+            for table in (side.links, side.ends, side.disciplines, side.filters, side.others):
+                table.pop(name, None)
 
     def receive(self, name: str, count: int) -> None:
         link = self.links[name]
         self.links[name] = replace(link, received=link.received + count)
+
+    def deliver(self, name: str, count: int) -> None:
+        """The device sends this to the pod behind it."""
+        link = self.links[name]
+        self.links[name] = replace(link, sent=link.sent + count)
 
     def send(self, count: int) -> None:
         if "eth0" not in self.links:
@@ -102,29 +127,38 @@ class FakePodTc:
     def devices(self) -> dict[str, Link]:
         return dict(self.links)
 
-    def ingress(self, indices: Collection[int]) -> dict[int, IngressState]:
+    def filters_of(self, indices: Collection[int]) -> dict[int, VethFilters]:
         there = {link.index: link.name for link in self.links.values()}
-        return {index: self._entry(there[index]) if index in there else IngressState() for index in indices}
+        return {index: self._entry(there[index]) if index in there else VethFilters() for index in indices}
 
-    def _entry(self, name: str) -> IngressState:
+    def _entry(self, name: str) -> VethFilters:
         leads_to = self.filters.get(name)
-        alive = leads_to is not None and GATHER in self.links and self.links[GATHER].index == leads_to
-        return IngressState(
+        alive = leads_to is not None and self.gather in self.links and self.links[self.gather].index == leads_to
+        return VethFilters(
             kind=self.disciplines.get(name, ""),
             redirects_to=leads_to if leads_to is None or alive else 0,
-            foreign=self.others.get(name, ""),
+            foreign=self._foreign(name),
             redirected_bytes=self.gone_through,
+            other_side=self.beside is not None and name in self.beside.filters,
         )
 
-    def redirect(self, veth: str, index: int, ifb: int, slot: int) -> None:
+    def _foreign(self, name: str) -> str:
+        """Another program's: on this side, or, for received packets, on either."""
+        mine = self.others.get(name, "")
+        if self.direction is Direction.RECEIVED and self.beside is not None:
+            return mine or self.beside.others.get(name, "")
+        return mine
+
+    def redirect(self, veth: str, index: int, ifb: int, slot: int, most: int) -> None:
         name = self._name(index)
         assert name == veth
         if self.refuses:
             raise SourceError("network", self.refuses)
-        if name in self.others:
-            raise SourceError("network", self.others[name])
+        if foreign := self._foreign(name):
+            raise SourceError("network", foreign)
         self._act()
         self.slots[slot] = name
+        self.queues.append(most)
         if name not in self.disciplines:
             self._act()
             self.disciplines[name] = "clsact"
@@ -141,7 +175,8 @@ class FakePodTc:
         if name in self.filters:
             self._act()
             del self.filters[name]
-        if all_of_it and name in self.disciplines and name not in self.others:
+        shared = self.beside is not None and (name in self.beside.filters or name in self.beside.others)
+        if all_of_it and name in self.disciplines and name not in self.others and not shared:
             self._act()
             del self.disciplines[name]
 
@@ -149,17 +184,17 @@ class FakePodTc:
         return {name: self.links[name].index for name in self.filters}
 
     def ifb(self) -> IfbState | None:
-        link = self.links.get(GATHER)
+        link = self.links.get(self.gather)
         if link is None:
             return None
         if link.kind != "ifb":
-            return IfbState(index=link.index, problem=f"{GATHER} is there, a {link.kind} of somebody else")
+            return IfbState(index=link.index, problem=f"{self.gather} is there, a {link.kind} of somebody else")
         return IfbState(index=link.index, complete=self.up and self.classed)
 
     def make(self, rate: int) -> int:
-        if GATHER not in self.links:
+        if self.gather not in self.links:
             self._act()
-            self.links[GATHER] = Link(index=self._number(), name=GATHER, kind="ifb")
+            self.links[self.gather] = Link(index=self._number(), name=self.gather, kind="ifb")
             self.up = self.classed = False
             self.gone_through = 0
         self._act()
@@ -167,22 +202,26 @@ class FakePodTc:
         self.rates.append(rate)
         self._act()
         self.up = True
-        return self.links[GATHER].index
+        return self.links[self.gather].index
 
     def rate(self, index: int, rate: int) -> None:
-        if self._name(index) != GATHER:
-            raise SourceError("network", f"{GATHER}: ENOENT")
+        if self._name(index) != self.gather:
+            raise SourceError("network", f"{self.gather}: ENOENT")
         self._act()
         self.rates.append(rate)
 
     def sent_bytes(self, index: int) -> int | None:
-        return self.gone_through if self.classed and GATHER in self.links and self._name(index) == GATHER else None
+        return (
+            self.gone_through
+            if self.classed and self.gather in self.links and self._name(index) == self.gather
+            else None
+        )
 
     def unmake(self) -> bool:
-        if GATHER not in self.links or self.links[GATHER].kind != "ifb":
+        if self.gather not in self.links or self.links[self.gather].kind != "ifb":
             return False
         assert not self.filters, "packets would be led to a device that is gone, and dropped"
         self._act()
-        self.leave(GATHER)
+        self.leave(self.gather)
         self.slots.clear()
         return True

@@ -17,7 +17,7 @@ from reconciler.actuators.core_sched.tasks import CookieState
 from reconciler.actuators.files import node_files
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
 from reconciler.actuators.network import undo as network
-from reconciler.actuators.network.undo import NetworkState, Redirect
+from reconciler.actuators.network.undo import NetworkState, Redirect, Redirects
 from reconciler.actuators.processes import oom_score
 from reconciler.actuators.processes.value_records import ContainerRecord, ContainerRecords
 from reconciler.actuators.resctrl import undo as resctrl
@@ -58,13 +58,15 @@ KNOWN: Final[dict[RowCodec[Any], msgspec.Struct]] = {
     ),
     network.CODEC: NetworkState(
         roots={"eth0": "mq", "eth1": ""},
-        ifb=True,
-        redirects={
-            "veth0a1b2c3d": Redirect(index=17, pod_uid=UID, owns_qdisc=True, slot=1),
-            "veth4e5f6a7b": Redirect(
-                index=19, pod_uid="22222222-2222-4222-8222-222222222222", owns_qdisc=False, slot=2
-            ),
-        },
+        sent=Redirects(
+            ifb=True,
+            redirects={
+                "veth0a1b2c3d": Redirect(index=17, pod_uid=UID, owns_qdisc=True, slot=1),
+                "veth4e5f6a7b": Redirect(
+                    index=19, pod_uid="22222222-2222-4222-8222-222222222222", owns_qdisc=False, slot=2
+                ),
+            },
+        ),
     ),
 }
 """The rows beside control files."""

@@ -40,13 +40,13 @@ class NetworkActuator:
     def __init__(
         self,
         tc: Tc,
-        pods: PodTc,
+        pods: Sequence[PodTc],
         state: LedgerState[NetworkState],
         turns: PeriodicWorker,
         *,
         speed: Callable[[str], int | None] = link_mbit,
     ) -> None:
-        """``turns``: runs blocking work in its thread."""
+        """``pods``: of each direction; ``turns``: runs blocking work in its thread."""
         self._tc = tc
         self._pod_tc = pods
         self._speed = speed
@@ -62,14 +62,13 @@ class NetworkActuator:
     def leftover(self) -> bool:
         """Whether anything of ours is installed."""
         state = self._rows.now
-        return bool(state.roots or state.ifb or state.redirects)
+        return bool(state.roots or state.sent or state.received)
 
     async def undo(self, only: str | None = None) -> Sequence[RestoreResult] | None:
         """Remove everything, or one pod's redirects (uid); None: nothing is installed. Errors: `StoreError`."""
         state = self._rows.now
-        if not self.leftover or (
-            only is not None and all(redirect.pod_uid != only for redirect in state.redirects.values())
-        ):
+        redirects = (*state.sent.redirects.values(), *state.received.redirects.values())
+        if not self.leftover or (only is not None and all(redirect.pod_uid != only for redirect in redirects)):
             return None
         done, left = await self._worker.work(partial(undo, self._tc, self._pod_tc, state, only))
         await self._rows.save(left, dropped="restored")
@@ -83,7 +82,7 @@ class NetworkActuator:
         return await self._worker.work(partial(self._link_and_speed, name, ask_speed=ask_speed))
 
     def _link_and_speed(self, name: str, *, ask_speed: bool) -> tuple[Link | None, int | None]:
-        device = self._pod_tc.device(name)
+        device = self._pod_tc[0].device(name)
         return device, self._speed(name) if device is not None and ask_speed else None
 
     async def tree(self, index: int, name: str, rates: ClassRates, *, enforce: bool) -> TreeReading:

@@ -1,4 +1,6 @@
-"""Redirects the traffic of BE pods with a network namespace of their own to one IFB, where they share BE's bandwidth.
+"""Redirects the traffic of BE pods with a network namespace of their own to an IFB, where they share BE's bandwidth.
+
+One instance for the packets that they send, one for those that they receive.
 
 A reading finds each BE pod's veth devices and the filters on them. The due steps are derived from it
 (`actuators.network.pod_compare`), and are in the store before they are done. A reading is made when pods start and end;
@@ -19,11 +21,11 @@ from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.namespaces import NetworkNamespaces
-from reconciler.actuators.network.pod_compare import EgressSteps, ObservedLinks, PodEgress, decide, pods_of
-from reconciler.actuators.network.tc_pods import SLOTS, IfbState, IngressState, PodTc
-from reconciler.actuators.network.undo import NetworkState, Redirect, release, undo_pods
+from reconciler.actuators.network.pod_compare import LinkSteps, ObservedLinks, PodLinks, decide, pods_of
+from reconciler.actuators.network.tc_pods import SLOTS, IfbState, PodTc, VethFilters
+from reconciler.actuators.network.undo import NetworkState, Redirect, Redirects, release, undo_pods
 from state.model import Pod, PodClass, Setting
-from state.network import SHARE
+from state.network import Direction
 from state.setting_state import SettingState
 
 _LOG: Final = get_log("pod_ceiling")
@@ -31,12 +33,15 @@ NAME: Final = "network"
 FULL_READ_S: Final = 30.0
 _RETRY_S: Final = 2.0
 _BYPASS_BYTES: Final = 1 << 20
-"""Bytes out of a pod none of which our filter counted: more than can be in transit between two counts."""
+"""Bytes of a pod none of which our filter counted: more than can be in transit between two counts."""
 
 
 @final
-class PodEgressCeiling:
-    """The shared ceiling of BE pods with their own network. Everything in one task: that of `actuators.network`."""
+class PodCeiling:
+    """The shared ceiling, in one direction, of BE pods with their own network.
+
+    Everything in one task: that of `actuators.network`.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class PodEgressCeiling:
         self.in_host = 0
         """BE pods in the host's network, at the last reading."""
         self.problem = ""
+        self.direction: Final = tc.direction
         self._tc = tc
         self._namespaces = spaces
         self._rows = rows
@@ -60,7 +66,7 @@ class PodEgressCeiling:
         self._unknown = ""
         self._next_read = 0.0
         self._next_full_read = 0.0
-        self._ingress: Mapping[int, IngressState] = {}
+        self._filters: Mapping[int, VethFilters] = {}
         self._ifb: IfbState | None = None
         self._rate: int | None = None
         self._counted: dict[int, tuple[int, int]] = {}
@@ -68,7 +74,14 @@ class PodEgressCeiling:
     @property
     def cables(self) -> Mapping[str, Redirect]:
         """All veth devices whose packets are redirected to our IFB."""
-        return self._rows.now.redirects
+        return self._mine.redirects
+
+    @property
+    def _mine(self) -> Redirects:
+        return self._rows.now.of(self.direction)
+
+    async def _save(self, mine: Redirects) -> None:
+        await self._rows.save(self._rows.now.with_(self.direction, mine))
 
     @property
     def statuses(self) -> bool:
@@ -76,12 +89,20 @@ class PodEgressCeiling:
         return bool(self.cables) and self._ifb is not None
 
     async def bring(
-        self, situation: PlanSnapshot, *, rate: int, classes: bool, enforce: bool, by: str, unknown: str = ""
+        self,
+        situation: PlanSnapshot,
+        *,
+        rate: int,
+        most: int,
+        classes: bool,
+        enforce: bool,
+        by: str,
+        unknown: str = "",
     ) -> None:
         """Read when due, and do the due steps.
 
-        ``rate``: initial rate of our IFB, bytes per second; ``unknown``: why no rate is known; then all redirects are
-        removed.
+        ``rate`` and ``most``: initial and highest rate of our IFB, bytes per second; ``unknown``: why no rate is known;
+        then all redirects are removed.
         """
         unknown = unknown and f"{by}: {unknown}"
         key = pods_of(situation)
@@ -91,26 +112,38 @@ class PodEgressCeiling:
         # After all redirects were removed the earlier readings are no longer valid.
         full = self._clock() >= self._next_full_read or unknown != self._unknown
         if full:
-            self._ingress = {}
+            self._filters = {}
         try:
-            links = await self._worker.work(partial(self._read, dict(view), self._ingress))
+            links = await self._worker.work(partial(self._read, dict(view), self._filters))
         except SourceError as exc:
             self._set_problem(str(exc))
             self._next_read = self._clock() + _RETRY_S
             return
-        self._ingress = links.ingress
+        self._filters = links.filters
         silent = frozenset(self._bypassing(links) if full else ())
         self._pods, self._unknown, self._ifb = key, unknown, links.ifb
-        self.in_host = sum(egress.host for egress in links.egress.values())
-        waits = any(egress.pending for egress in links.egress.values())
-        steps = decide(view, links, self.cables, situation.holds, silent=silent, classes=classes, unknown=unknown)
-        done, problem = ({}, "") if not enforce else await self._execute(steps, links, rate)
+        self.in_host = sum(egress.host for egress in links.pods.values())
+        waits = any(egress.pending for egress in links.pods.values())
+        steps = decide(
+            view,
+            links,
+            self.cables,
+            situation.holds,
+            direction=self.direction,
+            beside=self._rows.now.of(self.direction.other).redirects,
+            silent=silent,
+            classes=classes,
+            unknown=unknown,
+        )
+        done, problem = ({}, "") if not enforce else await self._execute(steps, links, rate, most)
         self._set_problem(problem)
         if full:
             self._next_full_read = self._clock() + (_RETRY_S if problem else FULL_READ_S)
         self._next_read = min(self._next_full_read, self._clock() + _RETRY_S) if waits else self._next_full_read
         self.standings = {
-            view[uid].group.path: {SHARE: _status(view[uid], *_state_after(state, message, uid, done), by)}
+            view[uid].group.path: {
+                self.direction.knob: _status(view[uid], self.direction, *_state_after(state, message, uid, done), by)
+            }
             for uid, (state, message) in steps.states.items()
         }
 
@@ -118,7 +151,7 @@ class PodEgressCeiling:
         """The feature is off: remove everything."""
         self.standings, self.in_host = {}, 0
         self.forget_rates()
-        if not self.cables and not self._rows.now.ifb:
+        if not self._mine:
             self.problem = ""
             return
         done, left = await self._worker.work(partial(undo_pods, self._tc, self._rows.now))
@@ -156,7 +189,7 @@ class PodEgressCeiling:
 
     # One reading
 
-    def _read(self, pods: Mapping[str, Pod], unchanged: Mapping[int, IngressState]) -> ObservedLinks:
+    def _read(self, pods: Mapping[str, Pod], unchanged: Mapping[int, VethFilters]) -> ObservedLinks:
         """In the thread. ``unchanged``: states that need not be read again."""
         be = [pod for pod in pods.values() if pod.pod_class is PodClass.RECLAIMED]
         with self._namespaces() as spaces:
@@ -171,13 +204,13 @@ class PodEgressCeiling:
         for pod in be:
             space = namespaces.get(pod.uid)
             if space is None:
-                places[pod.uid] = PodEgress(pending=True)
+                places[pod.uid] = PodLinks(pending=True)
             elif pod.uid not in own_network:
-                places[pod.uid] = PodEgress(host=True)
+                places[pod.uid] = PodLinks(host=True)
             elif space.inode in shared:
-                places[pod.uid] = PodEgress(problem=f"shares its network namespace with {shared[space.inode]}")
+                places[pod.uid] = PodLinks(problem=f"shares its network namespace with {shared[space.inode]}")
             else:
-                places[pod.uid] = PodEgress(veths=cables[pod.uid])
+                places[pod.uid] = PodLinks(veths=cables[pod.uid])
         devices = self._tc.devices() if self.cables else {}
         present = {
             name for name, redirect in self.cables.items() if name in devices and devices[name].index == redirect.index
@@ -188,10 +221,10 @@ class PodEgressCeiling:
         cached = {
             index: entry for index, entry in unchanged.items() if ifb is not None and entry.redirects_to == ifb.index
         }
-        fresh = self._tc.ingress(sorted(indices - cached.keys()))
+        fresh = self._tc.filters_of(sorted(indices - cached.keys()))
         return ObservedLinks(
-            egress=places,
-            ingress={index: cached[index] if index in cached else fresh[index] for index in sorted(indices)},
+            pods=places,
+            filters={index: cached[index] if index in cached else fresh[index] for index in sorted(indices)},
             present=frozenset(present),
             ifb=ifb,
         )
@@ -200,39 +233,44 @@ class PodEgressCeiling:
         """The devices that sent packets of which our filter counted none since the last reading."""
         before, self._counted = self._counted, {}
         numbers = []
-        for place in links.egress.values():
+        for place in links.pods.values():
             for link in place.veths:
-                entry = links.ingress[link.index]
+                entry = links.filters[link.index]
                 if entry.redirects_to is None:
                     continue
-                received, passed = before.get(link.index, (link.received, 0))
-                self._counted[link.index] = link.received, entry.redirected_bytes
-                if link.received - received > _BYPASS_BYTES and entry.redirected_bytes <= passed:
+                # Received packets have passed our IFB before the device counts them, and those sent, after.
+                sent_by_pod = self.direction is Direction.SENT
+                total = link.received if sent_by_pod else link.sent
+                earlier, passed = before.get(link.index, (total, 0))
+                self._counted[link.index] = total, entry.redirected_bytes
+                in_transit = _BYPASS_BYTES if sent_by_pod else 2 * _BYPASS_BYTES
+                if total - earlier > in_transit and entry.redirected_bytes <= passed:
                     numbers.append(link.index)
         return numbers
 
     # The writes
 
-    async def _execute(self, steps: EgressSteps, links: ObservedLinks, rate: int) -> tuple[Mapping[str, str], str]:
+    async def _execute(
+        self, steps: LinkSteps, links: ObservedLinks, rate: int, most: int
+    ) -> tuple[Mapping[str, str], str]:
         """The result for each pod (empty: redirected), and the error that concerns all of them as a text."""
-        state = self._rows.now
         done: dict[str, str] = {}
         try:
             if steps.redirect:
                 if links.ifb is not None and links.ifb.problem:
                     raise SourceError(NAME, links.ifb.problem)  # noqa: TRY301  # as what the kernel refuses
-                steps = replace(steps, redirect=_with_slots(steps.redirect, state.redirects))
-                await self._rows.save(replace(state, ifb=True, redirects={**state.redirects, **steps.redirect}))
-            failed = await self._worker.work(partial(self._write, steps, rate, done))
+                steps = replace(steps, redirect=_with_slots(steps.redirect, self.cables))
+                await self._save(Redirects(ifb=True, redirects={**self.cables, **steps.redirect}))
+            failed = await self._worker.work(partial(self._write, steps, rate, most, done))
             finished = {*steps.release, *steps.forget, *failed} - {name for name, message in failed.items() if message}
             remaining = {name: redirect for name, redirect in self.cables.items() if name not in finished}
-            await self._rows.save(replace(self._rows.now, redirects=remaining))
+            await self._save(replace(self._mine, redirects=remaining))
         except (SourceError, StoreError) as exc:
             # A step that is in the store and was not done is found by the next reading.
             return {redirect.pod_uid: str(exc) for redirect in steps.redirect.values()}, str(exc)
         return done, "; ".join(f"{name}: {message}" for name, message in sorted(failed.items()) if message)
 
-    def _write(self, steps: EgressSteps, rate: int, done: dict[str, str]) -> dict[str, str]:
+    def _write(self, steps: LinkSteps, rate: int, most: int, done: dict[str, str]) -> dict[str, str]:
         """In the thread. The devices without a redirect now: with an error text if parts of ours may be left there."""
         failed: dict[str, str] = {}
         for name, redirect in sorted(steps.release.items()):
@@ -246,7 +284,7 @@ class PodEgressCeiling:
             index = self._ensure_ifb(rate)
             for name, redirect in sorted(steps.redirect.items()):
                 try:
-                    self._tc.redirect(name, redirect.index, index, redirect.slot)
+                    self._tc.redirect(name, redirect.index, index, redirect.slot, most)
                     done.setdefault(redirect.pod_uid, "")
                 except SourceError as exc:
                     done[redirect.pod_uid] = str(exc)
@@ -265,7 +303,7 @@ class PodEgressCeiling:
 
     def _set_problem(self, message: str) -> None:
         if message and message != self.problem:
-            _LOG.warning("cannot limit traffic of BE pods' own networks", reason=message)
+            _LOG.warning(f"cannot limit {self.direction} traffic of BE pods' own networks", reason=message)
         self.problem = message
 
 
@@ -291,10 +329,10 @@ def _state_after(
     return (SettingState.REFUSED, done[uid]) if done[uid] else (SettingState.WRITTEN, message)
 
 
-def _status(pod: Pod, state: SettingState, message: str, by: str) -> SettingStatus:
-    wanted = f"BE share of {by}"
+def _status(pod: Pod, direction: Direction, state: SettingState, message: str, by: str) -> SettingStatus:
+    wanted = f"BE share of {by}" if direction is Direction.SENT else f"BE share of what {by} receives"
     setting = Setting(
-        path=pod.group.path, knob=SHARE, value=None, policy=NAME, reason="shared by BE pods", pod_uid=pod.uid
+        path=pod.group.path, knob=direction.knob, value=None, policy=NAME, reason="shared by BE pods", pod_uid=pod.uid
     )
     actual = wanted if state.is_in_force() else None
     return SettingStatus(setting, state, wanted, actual, message, time.time())

@@ -20,11 +20,12 @@ from typing import Any, Final, Protocol, final
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
-from state.network import BE_CLASS, GATHER, HANDLE, ONLINE_CLASS
+from state.network import BE_CLASS, HANDLE, ONLINE_CLASS, Direction
 
 NAME: Final = "network"
 FILE: Final = "root qdisc"
 _TREE: Final = HANDLE | 0x1
+_GATHERS: Final = frozenset(direction.device for direction in Direction)
 _ROOT: Final = 0xFFFF_FFFF
 ALL_PROTOCOLS: Final = 0x0003
 _BPF: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
@@ -82,7 +83,7 @@ class Tc(Protocol):
         """The root qdisc of an interface; None if the interface does not exist."""
 
     def names(self) -> dict[str, RootQdisc]:
-        """The interfaces with a tree of ours at their root; without our IFB, which has one too."""
+        """The interfaces with a tree of ours at their root; without our IFBs, which have one too."""
 
     def install(self, index: int, rates: ClassRates) -> None:
         """Install or complete our tree. The root must be ours or a default."""
@@ -123,7 +124,7 @@ class RealTc:
             qdiscs = {
                 entry.get_attr("IFLA_IFNAME"): self._root(link, entry["index"])
                 for entry in link.get_links()
-                if entry["index"] in ours and entry.get_attr("IFLA_IFNAME") != GATHER
+                if entry["index"] in ours and entry.get_attr("IFLA_IFNAME") not in _GATHERS
             }
             return {name: root for name, root in qdiscs.items() if root is not None and root.ours}
 

@@ -5,15 +5,25 @@ redirects them to an IFB of ours, whose HTB queues them and which then returns t
 veth device has a class there, and the classes take turns, so that a pod gets no larger share by more connections. The
 packets keep their socket meanwhile (from Linux 4.19 on), so the sender is slowed down and no packet is dropped.
 
+Packets to a pod are *egress* there, and are redirected to a second IFB in the same way. It returns them to the device
+with a mark that has our filter pass them (``tc_skip_classify``), and the device's own root qdisc still applies: that of
+another program (the bandwidth CNI plug-in's tbf) stays in force. No sender here is slowed down by a queue, so each
+class queues bytes, not packets: the packets that a network card has merged are of up to 64 kB each. The alternatives:
+a qdisc at the root of each veth device has no bound in common and replaces that of others; ``police`` has one (by its
+index) but drops all bursts, and is a module that this kind of filter does not otherwise need; filters by address at the
+interface see no address behind an overlay, and every packet of online pods.
+
 The veth device of a pod is found from outside: the kernel numbers the namespaces that ours has devices into
 (RTM_GETNSID), and reports for each veth device the number of its peer's. No pod's namespace is entered.
 
 A filter is identified as ours by its preference and kind. The handle of an ingress qdisc is fixed by the kernel, so the
 caller records whether it was created with our filter. Another program's filter would never see the packets that ours
-redirects, nor ours those that it takes: so the two are never installed on one device.
+redirects, nor ours those that it takes: so the two are never installed on one side of a device. Received packets are
+not redirected beside one on the other side, either: such a data path may hand them past the device
+(``bpf_redirect_peer``), which no counter there shows.
 
-Source: tc-mirred(8), tc-u32(8), tc-htb(8), drivers/net/ifb.c, net/core/net_namespace.c (Linux 4.0); clsact came with
-4.5, before it there is ``ingress``.
+Source: tc-mirred(8), tc-u32(8), tc-htb(8), tc-bfifo(8), drivers/net/ifb.c, net/sched/act_api.c,
+net/core/net_namespace.c (Linux 4.0); clsact came with 4.5, before it there is ``ingress``.
 """
 
 import errno
@@ -26,12 +36,14 @@ from msgspec import Struct
 from cgroupfs.errors import SourceError
 from reconciler.actuators.network.netlink import Link, Links, NotOfferedError
 from reconciler.actuators.network.tc import ALL_PROTOCOLS, NAME, Connect, burst, connected, open_socket
-from state.network import BE_CLASS, GATHER, HANDLE, PREFERENCE
+from state.network import BE_CLASS, HANDLE, PREFERENCE, Direction
 
 _INGRESS: Final = 0xFFFF_FFF1
-_FILTER_PARENT: Final = {"clsact": 0xFFFF_FFF2, "ingress": 0xFFFF_0000}
-"""Parent of ingress filters, by the kind of qdisc."""
-_EGRESS: Final = 0xFFFF_FFF3
+_FILTER_PARENT: Final = {
+    Direction.SENT: {"clsact": 0xFFFF_FFF2, "ingress": 0xFFFF_0000},
+    Direction.RECEIVED: {"clsact": 0xFFFF_FFF3},
+}
+"""Parent of the filters of one direction, by the kind of qdisc."""
 _ALL: Final = HANDLE | 0x1
 _FIRST: Final = HANDLE | 0x100
 """Class of slot 0, which is never used."""
@@ -43,10 +55,16 @@ _MAX_RATE: Final = 125_000_000_000
 """Bytes per second, more than any link speed that the configuration accepts."""
 _QUEUE_PACKETS: Final = 1000
 """Packets, as on a network card. The kernel's default for an IFB, 32, drops at once if senders are not slowed down."""
+_QUEUE_S: Final = 0.025
+"""How long a received packet waits at most at BE's full ceiling: as the bandwidth CNI plug-in's default."""
+_LEAST_QUEUE: Final = 128 << 10
+"""Bytes: two merged packets. A smaller queue takes none while one waits."""
+_MOST_QUEUE: Final = 1 << 20
+"""Bytes, as on a network card; per pod."""
 
 
-class IngressState(Struct, frozen=True, kw_only=True):
-    """The ingress qdisc and filters of a veth device."""
+class VethFilters(Struct, frozen=True, kw_only=True):
+    """The ingress qdisc of a veth device, and its filters of one direction."""
 
     kind: str = ""
     """Kind of the ingress qdisc; empty: there is none."""
@@ -54,8 +72,8 @@ class IngressState(Struct, frozen=True, kw_only=True):
     """Index of the device that our filter redirects to, 0: a removed one; None: no filter of ours."""
     foreign: str = ""
     """A filter of another program, as text; empty: there is none."""
-    foreign_egress: bool = False
-    """Another program has egress filters on it."""
+    other_side: bool = False
+    """There are filters of the other direction, ours or another program's."""
     redirected_bytes: int = 0
     """Bytes that our filter has redirected."""
 
@@ -71,6 +89,10 @@ class IfbState(Struct, frozen=True, kw_only=True):
 class PodTc(Protocol):
     """The kernel calls of `actuators.network.pod_ceiling`. All raise `SourceError` if the kernel refuses."""
 
+    @property
+    def direction(self) -> Direction:
+        """Which packets."""
+
     def veths(self, spaces: Mapping[str, int]) -> dict[str, tuple[Link, ...]]:
         """The veth devices into each of these namespaces (name -> open file of it), by the same names."""
 
@@ -80,11 +102,13 @@ class PodTc(Protocol):
     def devices(self) -> dict[str, Link]:
         """All devices, by name."""
 
-    def ingress(self, indices: Collection[int]) -> dict[int, IngressState]:
-        """The ingress state of these devices; that of a removed device is empty."""
+    def filters_of(self, indices: Collection[int]) -> dict[int, VethFilters]:
+        """The filters of these devices; a removed device has none."""
 
-    def redirect(self, veth: str, index: int, ifb: int, slot: int) -> None:
+    def redirect(self, veth: str, index: int, ifb: int, slot: int, most: int) -> None:
         """Redirect the packets of a veth device to our IFB, where it has the class ``slot``.
+
+        ``most``: the highest rate that BE may have, bytes per second; the length of the queue follows from it.
 
         No filter of another program may be installed there.
         """
@@ -118,8 +142,16 @@ class PodTc(Protocol):
 class RealPodTc:
     """`PodTc` on the running kernel."""
 
-    def __init__(self, connect: Connect = open_socket, links: Callable[[], Links] = Links) -> None:
+    def __init__(
+        self,
+        direction: Direction = Direction.SENT,
+        connect: Connect = open_socket,
+        links: Callable[[], Links] = Links,
+    ) -> None:
         """``connect`` and ``links``: open sockets of the namespace to change."""
+        self.direction: Final = direction
+        self._device = direction.device
+        self._parents = _FILTER_PARENT[direction]
         self._connect = connect
         self._links = links
 
@@ -142,38 +174,41 @@ class RealPodTc:
         with self._links() as links:
             return {link.name: link for link in links.all()}
 
-    def ingress(self, indices: Collection[int]) -> dict[int, IngressState]:
+    def filters_of(self, indices: Collection[int]) -> dict[int, VethFilters]:
         if not indices:
             return {}
         with connected(self._connect, "pod veth pairs") as link:
             kinds = _ingress_qdiscs(link)
-            return {index: _ingress_state(link, index, kinds.get(index, "")) for index in indices}
+            return {index: self._filters(link, index, kinds.get(index, "")) for index in indices}
 
-    def redirect(self, veth: str, index: int, ifb: int, slot: int) -> None:
+    def redirect(self, veth: str, index: int, ifb: int, slot: int, most: int) -> None:
         with connected(self._connect, veth) as link, self._links() as links:
             _class(link, ifb, _FIRST + slot, "replace-class")
+            if self.direction is Direction.RECEIVED:
+                links.queue(ifb, _FIRST + slot, queue_bytes(most))
             # If u32 cannot match the input device (CONFIG_NET_CLS_IND), all share the default class.
             with suppress(NotOfferedError):
                 links.classify(ifb, HANDLE, PREFERENCE, slot, input_device=veth, class_id=_FIRST + slot)
-            present = _ingress_state(link, index, _ingress_qdiscs(link).get(index, ""))
+            present = self._filters(link, index, _ingress_qdiscs(link).get(index, ""))
             if present.foreign:
                 raise SourceError(NAME, f"{veth}: {present.foreign} belongs to another program")
             kind = present.kind
-            for candidate in () if kind else _FILTER_PARENT:
+            for candidate in () if kind else self._parents:
                 if _added(link, candidate, index):
                     kind = candidate
                     break
             if not kind:
-                raise SourceError(NAME, f"{veth}: this kernel has no clsact and no ingress (CONFIG_NET_SCH_INGRESS)")
+                missing = " and no ".join(self._parents)
+                raise SourceError(NAME, f"{veth}: this kernel has no {missing} (CONFIG_NET_SCH_INGRESS)")
             if present.redirects_to is not None:
-                _remove_filter(link, index, kind)
+                self._remove_filter(link, index, kind)
             with _requires(errno.ENOENT, "no u32 or no mirred (CONFIG_NET_CLS_U32, CONFIG_NET_ACT_MIRRED)"):
                 link.tc(
                     "add-filter",
                     "u32",
                     index,
-                    parent=_FILTER_PARENT[kind],
-                    prio=PREFERENCE,
+                    parent=self._parents[kind],
+                    prio=self.direction.preference,
                     protocol=ALL_PROTOCOLS,
                     target=0,
                     keys=["0x0/0x0+0"],
@@ -181,7 +216,7 @@ class RealPodTc:
                 )
 
     def remove_class(self, ifb: int, slot: int) -> None:
-        with connected(self._connect, GATHER) as link:
+        with connected(self._connect, self._device) as link:
             present = {entry["handle"] for entry in link.get_filters(index=ifb, parent=HANDLE)}
             if _TABLE | slot in present:
                 options = {"parent": HANDLE, "prio": PREFERENCE, "protocol": ALL_PROTOCOLS, "target": 0}
@@ -191,37 +226,37 @@ class RealPodTc:
 
     def release(self, index: int, *, all_of_it: bool) -> None:
         with connected(self._connect, str(index)) as link:
-            present = _ingress_state(link, index, _ingress_qdiscs(link).get(index, ""))
+            present = self._filters(link, index, _ingress_qdiscs(link).get(index, ""))
             if present.redirects_to is not None:
-                _remove_filter(link, index, present.kind)
-            if all_of_it and present.kind and not present.foreign and not present.foreign_egress:
+                self._remove_filter(link, index, present.kind)
+            if all_of_it and present.kind and not present.foreign and not present.other_side:
                 link.tc("del", present.kind, index)
 
     def redirected(self) -> dict[str, int]:
         with connected(self._connect, "interfaces") as link:
             kinds = _ingress_qdiscs(link)
-            ours = {
-                index for index, kind in kinds.items() if _ingress_state(link, index, kind).redirects_to is not None
-            }
+            ours = {index for index, kind in kinds.items() if self._filters(link, index, kind).redirects_to is not None}
         with self._links() as links:
             return {item.name: item.index for item in links.all() if item.index in ours} if ours else {}
 
     def ifb(self) -> IfbState | None:
-        result = self.device(GATHER)
+        result = self.device(self._device)
         if result is None or result.kind != "ifb":
             return _ifb_state(result, complete=False)
-        with connected(self._connect, GATHER) as link:
+        with connected(self._connect, self._device) as link:
             present = {each["handle"] for each in link.get_classes(index=result.index)}
         return _ifb_state(result, complete={_ALL, BE_CLASS} <= present)
 
     def make(self, rate: int) -> int:
-        with connected(self._connect, GATHER) as link:
-            if self.device(GATHER) is None:
+        with connected(self._connect, self._device) as link:
+            if self.device(self._device) is None:
                 with _requires(errno.EOPNOTSUPP, "no IFB (CONFIG_IFB, module ifb)"):
-                    link.link("add", ifname=GATHER, kind="ifb", txqlen=_QUEUE_PACKETS)
-            ifb_state = _ifb_state(self.device(GATHER), complete=False)
+                    link.link("add", ifname=self._device, kind="ifb", txqlen=_QUEUE_PACKETS)
+            ifb_state = _ifb_state(self.device(self._device), complete=False)
             if ifb_state is None or ifb_state.problem:
-                raise SourceError(NAME, ifb_state.problem if ifb_state is not None else f"{GATHER} disappeared again")
+                raise SourceError(
+                    NAME, ifb_state.problem if ifb_state is not None else f"{self._device} disappeared again"
+                )
             if not any(qdisc["handle"] == HANDLE for qdisc in link.get_qdiscs(index=ifb_state.index)):
                 link.tc("add", "htb", ifb_state.index, HANDLE, default=BE_CLASS)
             _rate(link, ifb_state.index, rate, "replace-class")
@@ -230,57 +265,85 @@ class RealPodTc:
             return ifb_state.index
 
     def rate(self, index: int, rate: int) -> None:
-        with connected(self._connect, GATHER) as link:
+        with connected(self._connect, self._device) as link:
             _rate(link, index, rate, "change-class")
 
     def sent_bytes(self, index: int) -> int | None:
-        with connected(self._connect, GATHER) as link:
+        with connected(self._connect, self._device) as link:
             for entry in link.get_classes(index=index):
                 if entry["handle"] == _ALL:
                     return int(entry.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
         return None
 
     def unmake(self) -> bool:
-        ifb_state = _ifb_state(self.device(GATHER), complete=False)
+        ifb_state = _ifb_state(self.device(self._device), complete=False)
         if ifb_state is None or ifb_state.problem:
             return False
-        with connected(self._connect, GATHER) as link:
+        with connected(self._connect, self._device) as link:
             link.link("del", index=ifb_state.index)
         return True
+
+    def _filters(self, link: Any, index: int, kind: str) -> VethFilters:
+        if not kind:
+            return VethFilters()
+        if kind not in self._parents:
+            return VethFilters(kind=kind, foreign=f"a queueing discipline {kind}")
+        redirects_to, foreign, passed = None, "", 0
+        for entry in link.get_filters(index=index, parent=self._parents[kind]):
+            if other := _foreign(entry, self.direction):
+                foreign = foreign or other
+                continue
+            # The kernel lists a u32 filter three times: its head, its table, and the filter itself, with its action.
+            redirects_to = redirects_to or 0
+            for action in _actions(entry):
+                redirects_to, passed = action
+        other_parent = _FILTER_PARENT[self.direction.other].get(kind)
+        others = list(link.get_filters(index=index, parent=other_parent)) if other_parent is not None else []
+        if self.direction is Direction.RECEIVED and not foreign:
+            foreign = next(
+                (
+                    f"{text} for packets from the pod"
+                    for entry in others
+                    if (text := _foreign(entry, self.direction.other))
+                ),
+                "",
+            )
+        return VethFilters(
+            kind=kind,
+            redirects_to=redirects_to,
+            foreign=foreign,
+            other_side=bool(others),
+            redirected_bytes=passed,
+        )
+
+    def _remove_filter(self, link: Any, index: int, kind: str) -> None:
+        more = {"parent": self._parents[kind], "prio": self.direction.preference, "protocol": ALL_PROTOCOLS}
+        link.tc("del-filter", "u32", index, target=0, **more)
+
+
+def queue_bytes(most: int) -> int:
+    """The length of a pod's queue of received packets, by the highest rate that BE may have, bytes per second."""
+    return min(max(int(most * _QUEUE_S), _LEAST_QUEUE), _MOST_QUEUE)
+
+
+def _foreign(entry: Any, direction: Direction) -> str:
+    """A filter of another program, as text; empty: it is ours."""
+    preference, kind = entry["info"] >> 16, entry.get_attr("TCA_KIND")
+    ours = preference == direction.preference and kind == "u32"
+    return "" if ours else f"a filter of another program ({kind}, pref {preference})"
 
 
 def _ifb_state(link: Link | None, *, complete: bool) -> IfbState | None:
     if link is None:
         return None
     if link.kind != "ifb":
-        return IfbState(index=link.index, problem=f"{GATHER} exists as a {link.kind or 'device'} of another program")
+        return IfbState(index=link.index, problem=f"{link.name} exists as a {link.kind or 'device'} of another program")
     return IfbState(index=link.index, complete=complete and link.up)
 
 
 def _ingress_qdiscs(link: Any) -> dict[int, str]:  # pyroute2 has no types
     """The kinds of the ingress qdiscs, by the index of their device: the kernel only lists all of them."""
     return {qdisc["index"]: qdisc.get_attr("TCA_KIND") for qdisc in link.get_qdiscs() if qdisc["parent"] == _INGRESS}
-
-
-def _ingress_state(link: Any, index: int, kind: str) -> IngressState:
-    if not kind:
-        return IngressState()
-    if kind not in _FILTER_PARENT:
-        return IngressState(kind=kind, foreign=f"a queueing discipline {kind}")
-    redirects_to, foreign, passed = None, "", 0
-    for entry in link.get_filters(index=index, parent=_FILTER_PARENT[kind]):
-        preference, filter_kind = entry["info"] >> 16, entry.get_attr("TCA_KIND")
-        if preference != PREFERENCE or filter_kind != "u32":
-            foreign = foreign or f"a filter of another program ({filter_kind}, pref {preference})"
-            continue
-        # The kernel lists a u32 filter three times: its head, its table, and the filter itself, which has an action.
-        redirects_to = redirects_to or 0
-        for action in _actions(entry):
-            redirects_to, passed = action
-    outgoing = kind == "clsact" and any(True for _ in link.get_filters(index=index, parent=_EGRESS))
-    return IngressState(
-        kind=kind, redirects_to=redirects_to, foreign=foreign, foreign_egress=outgoing, redirected_bytes=passed
-    )
 
 
 def _actions(item: Any) -> Sequence[tuple[int, int]]:
@@ -294,10 +357,6 @@ def _actions(item: Any) -> Sequence[tuple[int, int]]:
             passed = action.get_attr("TCA_ACT_STATS").get_attr("TCA_STATS_BASIC")["bytes"]
             pairs.append((int(to), int(passed)))
     return pairs
-
-
-def _remove_filter(link: Any, index: int, kind: str) -> None:
-    link.tc("del-filter", "u32", index, parent=_FILTER_PARENT[kind], prio=PREFERENCE, protocol=ALL_PROTOCOLS, target=0)
 
 
 def _added(link: Any, kind: str, index: int) -> bool:

@@ -4,7 +4,7 @@ Everything is in the ledger before it is done, and also carries marks of ours (`
 the store is lost. Packets redirected to a removed device are dropped: so filters are removed first, then their device.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -18,10 +18,11 @@ from reconciler.actuators.network.tc_pods import PodTc
 from state.entry import LedgerEntry, OriginalSource
 from state.kinds import NETWORK
 from state.ledger import Ledger
-from state.network import GATHER
+from state.network import Direction
 from state.undo import RestoreOutcome, RestoreResult
 
 FILTER: Final = "ingress filter"
+RECEIVED_FILTER: Final = "egress filter"
 DEVICE: Final = "device"
 
 
@@ -37,14 +38,33 @@ class Redirect(Struct, frozen=True, kw_only=True):
     slot: int = 0
 
 
-class NetworkState(Struct, frozen=True, kw_only=True):
-    """``roots``: by interface, the kind of root that our tree replaced; ``ifb``: our IFB may exist."""
+class Redirects(Struct, frozen=True, kw_only=True):
+    """Those of one direction, by veth device. ``ifb``: our IFB of it may exist."""
 
-    roots: Mapping[str, str] = {}
     ifb: bool = False
     redirects: Mapping[str, Redirect] = {}
 
+    def __bool__(self) -> bool:
+        return self.ifb or bool(self.redirects)
 
+
+class NetworkState(Struct, frozen=True, kw_only=True):
+    """``roots``: by interface, the kind of root that our tree replaced; then what is redirected from and to pods."""
+
+    roots: Mapping[str, str] = {}
+    sent: Redirects = Redirects()
+    received: Redirects = Redirects()
+
+    def of(self, direction: Direction) -> Redirects:
+        """The redirects of one direction."""
+        return self.sent if direction is Direction.SENT else self.received
+
+    def with_(self, direction: Direction, redirects: Redirects) -> "NetworkState":
+        """With these as the redirects of one direction."""
+        return replace(self, sent=redirects) if direction is Direction.SENT else replace(self, received=redirects)
+
+
+_FILTERS: Final = {Direction.SENT: FILTER, Direction.RECEIVED: RECEIVED_FILTER}
 _NONE: Final = "none"
 _INGRESS: Final = "ingress"
 """The original of a veth device that had an ingress qdisc already, to which our filter was added."""
@@ -53,26 +73,33 @@ _SLOT: Final = "slot "
 
 
 def _load(rows: Iterable[LedgerEntry]) -> NetworkState:
-    roots, redirects, ifb = {}, {}, False
+    roots: dict[str, str] = {}
+    devices: set[str] = set()
+    redirects: dict[str, dict[str, Redirect]] = {FILTER: {}, RECEIVED_FILTER: {}}
     for row in rows:
         if row.file == FILE:
             roots[row.path] = row.original or ""
-        elif row.file == DEVICE and row.path == GATHER:
-            ifb = True
-        elif row.file == FILTER and row.ours and (slot := digits(row.ours[-1].removeprefix(_SLOT))) is not None:
-            owns_qdisc = row.original == _NONE
-            redirects[row.path] = Redirect(index=row.inode, pod_uid=row.pod_uid or "", owns_qdisc=owns_qdisc, slot=slot)
-    return NetworkState(roots=roots, ifb=ifb, redirects=redirects)
+        elif row.file == DEVICE:
+            devices.add(row.path)
+        elif row.file in redirects and row.ours and (slot := digits(row.ours[-1].removeprefix(_SLOT))) is not None:
+            redirects[row.file][row.path] = Redirect(
+                index=row.inode, pod_uid=row.pod_uid or "", owns_qdisc=row.original == _NONE, slot=slot
+            )
+    state = NetworkState(roots=roots)
+    for direction, file in _FILTERS.items():
+        state = state.with_(direction, Redirects(ifb=direction.device in devices, redirects=redirects[file]))
+    return state
 
 
 def _dump(state: NetworkState) -> Iterable[LedgerEntry]:
     for name, kind in state.roots.items():
         yield _row(name, FILE, kind or None, _TREE)
-    if state.ifb:
-        yield _row(GATHER, DEVICE, _NONE, GATHER)
-    for name, redirect in state.redirects.items():
-        row = _row(name, FILTER, _NONE if redirect.owns_qdisc else _INGRESS, f"{_SLOT}{redirect.slot}")
-        yield replace(row, inode=redirect.index, pod_uid=redirect.pod_uid or None)
+    for direction, file in _FILTERS.items():
+        if state.of(direction).ifb:
+            yield _row(direction.device, DEVICE, _NONE, direction.device)
+        for name, redirect in state.of(direction).redirects.items():
+            row = _row(name, file, _NONE if redirect.owns_qdisc else _INGRESS, f"{_SLOT}{redirect.slot}")
+            yield replace(row, inode=redirect.index, pod_uid=redirect.pod_uid or None)
 
 
 def _row(name: str, field: str, original: str | None, ours: str) -> LedgerEntry:
@@ -93,14 +120,22 @@ def _row(name: str, field: str, original: str | None, ours: str) -> LedgerEntry:
 CODEC: Final = RowCodec(kind=NETWORK, load=_load, dump=_dump)
 
 
-def restore_network(tc: Tc, pods: PodTc, ledger: Ledger, only: str | None = None) -> list[RestoreResult]:
+def restore_network(tc: Tc, pods: Sequence[PodTc], ledger: Ledger, only: str | None = None) -> list[RestoreResult]:
     """Restore everything while no daemon runs, including what a lost store does not contain. Errors: `StoreError`."""
     return undo_rows(ledger, CODEC, lambda state: undo(tc, pods, state, only))
 
 
-def undo(tc: Tc, pods: PodTc, state: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
-    """Remove everything (``only``: one pod's part); returns the results and the remaining state. Errors: none."""
-    done, left = undo_pods(pods, state, only)
+def undo(
+    tc: Tc, pods: Sequence[PodTc], state: NetworkState, only: str | None = None
+) -> tuple[list[RestoreResult], NetworkState]:
+    """Remove everything (``only``: one pod's part); returns the results and the remaining state. Errors: none.
+
+    ``pods``: of each direction.
+    """
+    done, left = [], state
+    for each in pods:
+        results, left = undo_pods(each, left, only)
+        done += results
     if only is not None:
         return done, left
     trees = remove_trees(tc, state.roots)
@@ -109,8 +144,9 @@ def undo(tc: Tc, pods: PodTc, state: NetworkState, only: str | None = None) -> t
 
 
 def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
-    """Remove the redirects of all pods with a network namespace of their own, or of one. Errors: none."""
-    chosen = {name: redirect for name, redirect in state.redirects.items() if only in {None, redirect.pod_uid}}
+    """Remove one direction's redirects of all pods with a network namespace of their own, or of one. Errors: none."""
+    direction, recorded = pods.direction, state.of(pods.direction)
+    chosen = {name: redirect for name, redirect in recorded.redirects.items() if only in {None, redirect.pod_uid}}
     done = []
     if only is None:
         try:
@@ -118,37 +154,38 @@ def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tupl
         except SourceError as exc:
             # If the network stack cannot be read, nothing of ours is assumed on it, unless the store records it.
             unrecorded = {}
-            done += (
-                [restore_result(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if state.ifb and not chosen else []
-            )
+            if recorded.ifb and not chosen:
+                done.append(restore_result(direction.device, DEVICE, RestoreOutcome.REFUSED, str(exc)))
         chosen |= {name: Redirect(index=index, pod_uid="", owns_qdisc=True) for name, index in unrecorded.items()}
     done += [release(pods, name, redirect) for name, redirect in sorted(chosen.items())]
     refused = {result.path for result in done if not result.ok}
-    remaining = {name: redirect for name, redirect in state.redirects.items() if name not in chosen or name in refused}
-    left = replace(state, redirects=remaining)
+    remaining = {
+        name: redirect for name, redirect in recorded.redirects.items() if name not in chosen or name in refused
+    }
+    left = replace(recorded, redirects=remaining)
     if only is None and not refused:
         try:
             if pods.unmake():
-                done.append(restore_result(GATHER, DEVICE, RestoreOutcome.RESTORED))
+                done.append(restore_result(direction.device, DEVICE, RestoreOutcome.RESTORED))
             left = replace(left, ifb=False)
         except SourceError as exc:
-            done += [restore_result(GATHER, DEVICE, RestoreOutcome.REFUSED, str(exc))] if state.ifb else []
-    return done, left
+            if recorded.ifb:
+                done.append(restore_result(direction.device, DEVICE, RestoreOutcome.REFUSED, str(exc)))
+    return done, state.with_(direction, left)
 
 
 def release(pods: PodTc, name: str, redirect: Redirect) -> RestoreResult:
     """Remove one veth device's redirect. Errors: none."""
+    file = _FILTERS[pods.direction]
     try:
         device = pods.device(name)
         if device is None or device.index != redirect.index:
-            return restore_result(name, FILTER, RestoreOutcome.GONE)
-        entry = pods.ingress([redirect.index])[redirect.index]
+            return restore_result(name, file, RestoreOutcome.GONE)
+        entry = pods.filters_of([redirect.index])[redirect.index]
         pods.release(redirect.index, all_of_it=redirect.owns_qdisc)
     except SourceError as exc:
-        return restore_result(name, FILTER, RestoreOutcome.REFUSED, str(exc))
-    return restore_result(
-        name, FILTER, RestoreOutcome.ALREADY if entry.redirects_to is None else RestoreOutcome.RESTORED
-    )
+        return restore_result(name, file, RestoreOutcome.REFUSED, str(exc))
+    return restore_result(name, file, RestoreOutcome.ALREADY if entry.redirects_to is None else RestoreOutcome.RESTORED)
 
 
 def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -> list[RestoreResult]:

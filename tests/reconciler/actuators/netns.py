@@ -13,6 +13,7 @@ import pytest
 
 from reconciler.actuators.network.netlink import Links
 from reconciler.actuators.network.tc_pods import RealPodTc
+from state.network import Direction
 
 _NEW_NETWORK = 0x4000_0000
 
@@ -56,6 +57,6 @@ def plain(name: str) -> socket.socket:
     return made[0]
 
 
-def pod_tc(name: str) -> RealPodTc:
+def pod_tc(name: str, direction: Direction = Direction.SENT) -> RealPodTc:
     """The kernel's side of pods' cables, in a namespace."""
-    return RealPodTc(partial(library, name), lambda: Links(partial(plain, name)))
+    return RealPodTc(direction, partial(library, name), lambda: Links(partial(plain, name)))

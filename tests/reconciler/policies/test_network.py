@@ -42,6 +42,13 @@ def test_pods_with_a_network_of_their_own_need_no_class_ids(versions: dict[str, 
     assert reported is not wish.classes
 
 
+def test_what_pods_receive_is_limited_on_request() -> None:
+    desired = plan(VIEW, None, PoliciesConfig(network=replace(ON.network, receive=True)))
+    assert desired.plan.network is not None
+    assert desired.plan.network.receive
+    assert "what BE pods receive by eth0 too" in desired.plan.reasons["network"]
+
+
 def test_pods_leave_by_the_interface_that_is_said_or_else_the_first() -> None:
     two = (InterfaceRule(name="eth0"), InterfaceRule(name="eth1"))
     for by, text in ((None, "eth0"), ("eth1", "eth1")):
@@ -83,8 +90,9 @@ def test_nothing_is_wanted_where_it_cannot_work(view: object, config: PoliciesCo
         ('{"pods_by":"a"}', "pods_by is 'a'; expected one of the interfaces, null: interfaces is empty"),
         ('{"interfaces":[{"name":"a"}],"pods_by":"b"}', "pods_by is 'b'; expected one of the interfaces, a"),
         ('{"interfaces":[{"name":"an-interface-of-17"}]}', "length <= 15"),
+        ('{"pods":false,"receive":true}', "receive is true; expected false where pods is false"),
     ],
-    ids=["twice", "reversed", "no interface", "another", "name"],
+    ids=["twice", "reversed", "no interface", "another", "name", "receive"],
 )
 def test_a_wrong_section_says_what_was_expected(text: str, words: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=words):

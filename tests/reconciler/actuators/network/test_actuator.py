@@ -21,7 +21,7 @@ from state.network import HANDLE, InterfaceRequest, NetworkRequest
 from state.plan import NodePlan
 from state.store import Store
 from state.undo import RestoreOutcome, RestoreResult
-from tests.fakes.cables import FakePodTc, FakeSpaces
+from tests.fakes.cables import FakePodTc, FakeSpaces, both_directions
 from tests.reconciler.nodes import cpus, node
 
 MBIT = 125_000
@@ -105,7 +105,7 @@ def roots(store: Store) -> dict[str, str]:
 
 
 def restore_trees(tc: FakeTc, store: Store) -> list[RestoreResult]:
-    return restore_network(tc, FakePodTc(), Ledger(store))
+    return restore_network(tc, both_directions(), Ledger(store))
 
 
 class Running:
@@ -120,7 +120,7 @@ class Running:
             self.pods.links[name] = Link(index=number, name=name)
         self.network = NetworkLoop(
             tc,
-            self.pods,
+            both_directions(self.pods),
             lambda: FakeSpaces({}),
             Ledger(self.store),
             trio.CapacityLimiter(1),

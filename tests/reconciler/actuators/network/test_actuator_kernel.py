@@ -21,7 +21,7 @@ from reconciler.actuators.network.tc import ClassRates, RealTc, load_classifier
 from reconciler.actuators.network.undo import CODEC, restore_network
 from reconciler.control.network_loop import NetworkLoop
 from state.ledger import Ledger
-from state.network import BE_CLASS, HANDLE, InterfaceRequest, NetworkRequest
+from state.network import BE_CLASS, HANDLE, Direction, InterfaceRequest, NetworkRequest
 from state.store import Store
 from state.undo import RestoreOutcome
 from tests.fakes.cables import FakeSpaces
@@ -79,10 +79,10 @@ class Cable:
         self.left, self.right, self.group = f"/run/netns/{left}", f"/run/netns/{right}", group
         self.tc = RealTc(partial(library, left))
         self.store = Store(str(path / "state.db"))
-        self.pod_tc = pod_tc(left)
+        self.both = pod_tc(left), pod_tc(left, Direction.RECEIVED)
         self.network = NetworkLoop(
             self.tc,
-            self.pod_tc,
+            self.both,
             lambda: FakeSpaces({}),
             Ledger(self.store),
             trio.CapacityLimiter(1),
@@ -208,9 +208,9 @@ async def test_a_tree_of_which_only_a_part_was_made_is_completed_and_removed_wit
     assert again == root
     cable.tc.change(root.index, ClassRates(link=80 * MBIT, floor=8 * MBIT, ceiling=20 * MBIT))
     assert cable.tc.counted(root.index) is not None
-    done = restore_network(cable.tc, cable.pod_tc, Ledger(cable.store))
+    done = restore_network(cable.tc, cable.both, Ledger(cable.store))
     assert [(result.path, result.undo) for result in done] == [("v0", RestoreOutcome.RESTORED)]
-    assert restore_network(cable.tc, cable.pod_tc, Ledger(cable.store)) == []
+    assert restore_network(cable.tc, cable.both, Ledger(cable.store)) == []
     assert cable.tc.root("nothing") is None
 
 

@@ -15,7 +15,7 @@ from reconciler.actuators.network.undo import CODEC, NetworkState, restore_netwo
 from reconciler.control.network_loop import NetworkLoop
 from state.ledger import Ledger
 from state.model import Hold, Pod
-from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
+from state.network import GATHER, RECEIVED_GATHER, RECEIVED_SHARE, SHARE, InterfaceRequest, NetworkRequest
 from state.store import Store
 from state.undo import RestoreOutcome
 from tests.fakes.cables import HOST, FakePodTc, FakeSpaces
@@ -46,6 +46,7 @@ class World:
         self.steps = Steps()
         self.tc = FakeTc(eth0="mq")
         self.pods = FakePodTc(self.steps)
+        self.both = self.pods, FakePodTc(self.steps, beside=self.pods)
         self.spaces = FakeSpaces({"be": 100, "second": 101, "mine": 102})
         self.clock = Clock()
         self.path = path
@@ -58,7 +59,7 @@ class World:
         self.store = Store(str(self.path / "state.db"))
         self.network = NetworkLoop(
             self.tc,
-            self.pods,
+            self.both,
             lambda: self.spaces,
             Ledger(self.store),
             trio.CapacityLimiter(1),
@@ -84,7 +85,8 @@ class World:
 
     @property
     def clean(self) -> bool:
-        return (self.pods.filters, self.pods.disciplines, GATHER in self.pods.links) == ({}, {}, False)
+        gathers = {GATHER, RECEIVED_GATHER} & set(self.pods.links)
+        return (self.pods.filters, self.both[1].filters, self.pods.disciplines, gathers) == ({}, {}, {}, set())
 
     def state(self, uid: str) -> tuple[str, str]:
         status = self.network.standings[f"/kubepods/besteffort/pod{uid}"][SHARE]
@@ -103,7 +105,7 @@ async def test_be_pods_are_led_through_one_device_and_online_pods_are_not(world:
     assert world.pods.rates == [10 * MBIT], "an unknown takes no risk"
     assert world.state("be") == ("written", "veth-be")
     kept = read_rows(Ledger(world.store), CODEC)
-    assert (kept.ifb, {name: (led.pod_uid, led.owns_qdisc) for name, led in kept.redirects.items()}) == (
+    assert (kept.sent.ifb, {name: (led.pod_uid, led.owns_qdisc) for name, led in kept.sent.redirects.items()}) == (
         True,
         {"veth-be": ("be", True), "veth-second": ("second", True)},
     )
@@ -148,7 +150,7 @@ async def test_a_pod_that_goes_is_forgotten_and_one_that_is_online_now_is_let_go
     world.pods.leave("veth-be")
     world.spaces.inodes.pop("be")
     await world.round(online("second"), MINE)
-    assert read_rows(Ledger(world.store), CODEC).redirects == {}
+    assert read_rows(Ledger(world.store), CODEC).sent.redirects == {}
     assert (world.pods.filters, world.pods.disciplines) == ({}, {})
     assert world.pods.slots == {}
     assert GATHER in world.pods.links, "it is still wanted"
@@ -166,7 +168,7 @@ async def test_each_cable_has_a_class_of_its_own_and_the_next_one_takes_what_is_
     world.spaces.inodes["third"] = 103
     await world.round(online("be"), SECOND, MINE, pod("third"))
     assert world.pods.slots == {1: "veth-third", 2: "veth-second"}
-    assert {name: led.slot for name, led in read_rows(Ledger(world.store), CODEC).redirects.items()} == {
+    assert {name: led.slot for name, led in read_rows(Ledger(world.store), CODEC).sent.redirects.items()} == {
         "veth-second": 2,
         "veth-third": 1,
     }
@@ -210,7 +212,7 @@ async def test_a_filter_that_the_kernel_refuses_is_told_and_leaves_nothing(world
     world.pods.refuses = "this kernel has no u32"
     await world.round()
     assert world.state("be") == ("refused", "network: this kernel has no u32")
-    assert read_rows(Ledger(world.store), CODEC).redirects == {}
+    assert read_rows(Ledger(world.store), CODEC).sent.redirects == {}
     assert world.pods.disciplines == {}
 
 
@@ -267,7 +269,7 @@ async def test_all_are_let_go_while_the_interface_is_not_there_or_its_speed_is_t
         await world.round(wish=lost)
         assert world.pods.filters == {}
         assert world.pods.disciplines == {"veth-be": "clsact"}, "what was there before stays"
-        assert read_rows(Ledger(world.store), CODEC).redirects == {}
+        assert read_rows(Ledger(world.store), CODEC).sent.redirects == {}
         message = "eth0: no such interface" if lost is WISH else NO_SPEED
         assert (world.state("be"), world.network.problems()) == (("blocked", message), [message])
         world.pods.links["eth0"] = eth0
@@ -367,9 +369,9 @@ async def test_after_a_kill_at_any_step_restore_leaves_nothing_and_the_next_run_
             world.steps.left = None
             world.life()
             if restored:
-                assert all(result.ok for result in restore_network(world.tc, world.pods, Ledger(world.store)))
+                assert all(result.ok for result in restore_network(world.tc, world.both, Ledger(world.store)))
                 assert world.clean
-                assert restore_network(world.tc, world.pods, Ledger(world.store)) == []
+                assert restore_network(world.tc, world.both, Ledger(world.store)) == []
             else:
                 await world.round()
                 assert set(world.pods.filters) == set(world.pods.disciplines) == {"veth-be", "veth-second"}
@@ -384,7 +386,7 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
     world.store.close()
     (world.path / "state.db").unlink()
     world.life()
-    done = restore_network(world.tc, world.pods, Ledger(world.store))
+    done = restore_network(world.tc, world.both, Ledger(world.store))
     assert [result.path for result in done] == ["veth-be", "veth-second", GATHER]
     assert world.clean
 
@@ -392,6 +394,106 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
 async def test_a_discipline_that_was_there_before_stays(world: World) -> None:
     world.pods.disciplines["veth-be"] = "clsact"
     await world.round()
-    assert not read_rows(Ledger(world.store), CODEC).redirects["veth-be"].owns_qdisc
+    assert not read_rows(Ledger(world.store), CODEC).sent.redirects["veth-be"].owns_qdisc
     await world.network.restore()
     assert world.pods.disciplines == {"veth-be": "clsact"}
+
+
+RECEIVE = replace(WISH, receive=True)
+
+
+def received_state(network: NetworkLoop) -> object:
+    fields = network.status()["received"]
+    assert isinstance(fields, dict)
+    return fields["state"]
+
+
+async def test_what_be_pods_receive_has_a_ceiling_of_its_own_by_what_the_interface_receives(world: World) -> None:
+    received = world.both[1]
+    await world.round(wish=RECEIVE)
+    device = received.links[RECEIVED_GATHER].index
+    assert received.filters == {"veth-be": device, "veth-second": device}
+    assert (received.rates, received.queues) == ([10 * MBIT], [40 * MBIT] * 2), "an unknown takes no risk"
+    assert {knob: status.state for knob, status in world.network.standings["/kubepods/besteffort/podbe"].items()} == {
+        SHARE: "written",
+        RECEIVED_SHARE: "written",
+    }
+    for _ in range(12):
+        await world.round(wish=RECEIVE)
+    assert (world.pods.rates[-1], received.rates[-1]) == (40 * MBIT, 40 * MBIT)
+    taken = world.steps.taken
+    received.receive("eth0", 20 * MBIT)
+    await world.round(wish=RECEIVE)
+    assert world.steps.taken == taken, "nothing is changed where nothing changes"
+    received.receive("eth0", 65 * MBIT)
+    await world.round(wish=RECEIVE)
+    assert (world.pods.rates[-1], received.rates[-1]) == (40 * MBIT, 15 * MBIT), "each direction by its own use"
+    assert received_state(world.network) == "in place"
+    assert world.network.status()["received_devices"] == {"veth-be": "be", "veth-second": "second"}
+    await world.round(wish=WISH)
+    assert (received.filters, world.network.status().get("received")) == ({}, None)
+    assert set(world.pods.filters) == {"veth-be", "veth-second"}, "what they send is limited as before"
+    await world.round(wish=None)
+    assert world.clean
+    assert read_rows(Ledger(world.store), CODEC) == NetworkState()
+
+
+async def test_what_a_pod_receives_may_be_held_alone(world: World) -> None:
+    hold = Hold(target=f"file:/kubepods/besteffort/podbe:{RECEIVED_SHARE}", reason="mine", by="me")
+    await world.round(wish=RECEIVE, holds={hold.target: hold})
+    states = {knob: status.state for knob, status in world.network.standings["/kubepods/besteffort/podbe"].items()}
+    assert states == {SHARE: "written", RECEIVED_SHARE: "held"}
+    assert set(world.both[1].filters) == {"veth-second"}
+
+
+async def test_observe_mode_reports_the_limit_and_changes_nothing(world: World) -> None:
+    await world.round(wish=RECEIVE, enforce=False)
+    await world.round(wish=RECEIVE, enforce=False)
+    assert (world.steps.taken, world.clean) == (0, True)
+    status = world.network.standings["/kubepods/besteffort/podbe"][RECEIVED_SHARE]
+    assert (status.state, status.wanted, status.actual) == ("would write", "BE share of what eth0 receives", None)
+    assert received_state(world.network) == "would limit what BE pods receive to 1250000 to 5000000 bytes/s"
+
+
+async def test_received_packets_that_pass_by_our_filter_are_reported(world: World) -> None:
+    await world.round(wish=RECEIVE)
+    await world.round(wish=RECEIVE, seconds=40)
+    world.pods.deliver("veth-be", 3 << 20)
+    await world.round(wish=RECEIVE, seconds=40)
+    status = world.network.standings["/kubepods/besteffort/podbe"]
+    assert status[RECEIVED_SHARE].state == "blocked"
+    assert "bypassed by its packets" in status[RECEIVED_SHARE].detail
+    assert status[SHARE].state == "in place"
+
+
+async def test_a_kernel_without_a_side_for_received_packets_says_so(world: World) -> None:
+    world.both[1].refuses = "veth-be: this kernel has no clsact (CONFIG_NET_SCH_INGRESS)"
+    await world.round(wish=RECEIVE)
+    assert world.network.standings["/kubepods/besteffort/podbe"][RECEIVED_SHARE].state == "refused"
+    assert world.network.standings["/kubepods/besteffort/podbe"][SHARE].state == "written"
+    assert world.both[1].filters == {}
+
+
+async def test_after_a_kill_at_any_step_of_both_directions_restore_leaves_nothing(tmp_path: Path) -> None:
+    killed = 0
+    for left in range(1, 32, 3):
+        path = tmp_path / str(left)
+        path.mkdir()
+        world = World(path)
+        world.steps.left = left
+        with contextlib.suppress(Killed):
+            await world.round(wish=RECEIVE)
+            await world.round(online("be"), SECOND, MINE, wish=RECEIVE)
+            await world.round(wish=None)
+        killed += world.steps.taken == left
+        world.store.close()
+        world.steps.left = None
+        world.life()
+        if left % 2:
+            await world.round(wish=RECEIVE)
+            for side in world.both:
+                assert set(side.filters) == {"veth-be", "veth-second"}
+        assert all(result.ok for result in restore_network(world.tc, world.both, Ledger(world.store)))
+        assert world.clean
+        world.store.close()
+    assert killed > 8, "the steps have become fewer than what is tried"

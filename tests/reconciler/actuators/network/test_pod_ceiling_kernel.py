@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,18 +21,19 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.namespaces import RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Links
-from reconciler.actuators.network.tc_pods import IfbState, IngressState, RealPodTc
+from reconciler.actuators.network.tc_pods import IfbState, RealPodTc, VethFilters
 from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
 from reconciler.control.network_loop import NetworkLoop
 from state.ledger import Ledger
 from state.model import Container, ContainerKind, GroupRef, Phase
-from state.network import GATHER, SHARE, InterfaceRequest, NetworkRequest
+from state.network import GATHER, RECEIVED_GATHER, RECEIVED_SHARE, SHARE, Direction, InterfaceRequest, NetworkRequest
 from state.store import Store
 from state.undo import RestoreOutcome
 from tests.fakes.cables import FakeSpaces
 from tests.real_cgroups import mount_of, remove_tree
 from tests.reconciler.actuators.netns import ip, library, namespace, plain, pod_tc
 from tests.reconciler.actuators.network.test_actuator import FakeTc, Killed, situation
+from tests.reconciler.actuators.network.test_pod_ceiling import received_state
 from tests.reconciler.nodes import node, pod
 
 pytestmark = pytest.mark.kernel
@@ -45,7 +47,7 @@ class World:
         self.host, self.pod = namespace(stack, "host"), namespace(stack, "pod")
         ip("-n", self.host, "link", "add", "eth0", "type", "veth", "peer", "name", "far")
         ip("-n", self.host, "link", "add", "veth-be", "type", "veth", "peer", "name", "eth0", "netns", self.pod)
-        self.tc = pod_tc(self.host)
+        self.tc, self.received = self.both = pod_tc(self.host), pod_tc(self.host, Direction.RECEIVED)
         self.file = os.open(f"/run/netns/{self.pod}", os.O_RDONLY)
         stack.callback(os.close, self.file)
         self.path = path
@@ -60,14 +62,22 @@ class World:
         self.end()
         self.store = Store(str(self.path / "state.db"))
 
-    def network(self, pods: RealPodTc | None = None) -> NetworkLoop:
+    def network(self, pods: tuple[RealPodTc, RealPodTc] | None = None) -> NetworkLoop:
         # Its namespace's file is all that the kernel gets; the fake takes one number for both.
         spaces = FakeSpaces({"be": self.file})
         roots = FakeTc(eth0="noqueue")
-        return NetworkLoop(roots, pods or self.tc, lambda: spaces, Ledger(self.store), trio.CapacityLimiter(1))
+        return NetworkLoop(roots, pods or self.both, lambda: spaces, Ledger(self.store), trio.CapacityLimiter(1))
 
-    def counting(self, left: list[int]) -> "Counting":
-        return Counting(library(self.host), left)
+    def killed(self, left: list[int]) -> tuple[RealPodTc, RealPodTc]:
+        """The kernel, until so many changes are made."""
+
+        def counting() -> Counting:
+            return Counting(library(self.host), left)
+
+        sent, received = (
+            RealPodTc(direction, counting, lambda: Links(partial(plain, self.host))) for direction in Direction
+        )
+        return sent, received
 
     def tc_command(self, *message: str) -> str:
         done = subprocess.run(
@@ -80,11 +90,12 @@ class World:
         """Everything of traffic control, and the devices."""
         text = subprocess.run(["ip", "-n", self.host, "-br", "link"], capture_output=True, text=True, check=True).stdout
         text += self.tc_command("qdisc", "show")
-        for name in ("eth0", "veth-be", GATHER):
-            if name in text:
+        for name in ("eth0", "veth-be", GATHER, RECEIVED_GATHER):
+            if f"{name} " in text or f"{name}@" in text:
                 text += self.tc_command("class", "show", "dev", name)
                 text += self.tc_command("filter", "show", "dev", name)
                 text += self.tc_command("filter", "show", "dev", name, "ingress")
+                text += self.tc_command("filter", "show", "dev", name, "egress")
         return text
 
     @property
@@ -99,8 +110,8 @@ class World:
         assert ifb_state is not None
         return ifb_state.index
 
-    def entry(self) -> IngressState:
-        return self.tc.ingress([self.index])[self.index]
+    def entry(self) -> VethFilters:
+        return self.tc.filters_of([self.index])[self.index]
 
     @property
     def led(self) -> bool:
@@ -123,9 +134,11 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def wanted(*, on: bool = True) -> PlanSnapshot:
+def wanted(*, on: bool = True, receive: bool = False) -> PlanSnapshot:
     now = situation("eth0")
-    wish = NetworkRequest(interfaces=(InterfaceRequest(name="eth0", link_mbit=100),), classes=False, pods_by="eth0")
+    wish = NetworkRequest(
+        interfaces=(InterfaceRequest(name="eth0", link_mbit=100),), classes=False, pods_by="eth0", receive=receive
+    )
     return replace(now, view=node(pod("be")), plan=replace(now.plan, network=wish if on else None))
 
 
@@ -142,7 +155,7 @@ async def test_a_cable_is_found_from_outside_and_its_packets_are_led(world: Worl
     assert world.led
     assert (world.tc.ifb(), world.entry()) == (
         IfbState(index=world.gather, complete=True),
-        IngressState(kind="clsact", redirects_to=world.gather),
+        VethFilters(kind="clsact", redirects_to=world.gather),
     )
     classes = world.tc_command("class", "show", "dev", GATHER)
     assert "4250:1 root rate 10Mbit ceil 10Mbit" in classes
@@ -186,19 +199,18 @@ class Counting:
 
 async def test_after_a_kill_before_any_change_of_the_kernel_restore_gives_everything_back(world: World) -> None:
     ended = []
-    for steps in range(13):
+    for steps in range(1, 26, 2):
         left = [steps]
-        killed = RealPodTc(partial(world.counting, left), lambda: Links(partial(plain, world.host)))
-        network = world.network(killed)
+        network = world.network(world.killed(left))
         with contextlib.suppress(Killed):
-            await network._round(wanted())
+            await network._round(wanted(receive=True))
             await network._round(wanted(on=False))
             ended.append(steps)
         world.again()
-        assert all(result.ok for result in restore_network(FakeTc(), world.tc, Ledger(world.store)))
+        assert all(result.ok for result in restore_network(FakeTc(), world.both, Ledger(world.store)))
         assert world.dump() == world.clean, f"killed before change {steps + 1}"
     assert ended, "there are more steps than were tried"
-    assert len(ended) < 6, "the steps have become fewer than what is tried"
+    assert len(ended) < 4, "the steps have become fewer than what is tried"
 
 
 async def test_a_filter_of_somebody_else_is_left_alone_and_ours_goes_when_one_comes(world: World) -> None:
@@ -216,7 +228,7 @@ async def test_a_filter_of_somebody_else_is_left_alone_and_ours_goes_when_one_co
     standing = network.standings["/kubepods/besteffort/podbe"][SHARE]
     assert (standing.state, standing.detail) == ("blocked", "veth-be: a filter of another program (u32, pref 7)")
     with pytest.raises(SourceError, match="belongs to another program"):
-        world.tc.redirect("veth-be", world.index, world.gather, 1)
+        world.tc.redirect("veth-be", world.index, world.gather, 1, MBIT)
     await network.restore()
     assert "pref 7" in world.dump()
     world.tc_command("filter", "del", "dev", "veth-be", "ingress", "pref", "7")
@@ -242,7 +254,7 @@ async def test_a_lost_store_does_not_hide_what_stands(world: World) -> None:
     world.store.close()
     (world.path / "state.db").unlink()
     world.store = Store(str(world.path / "state.db"))
-    done = restore_network(FakeTc(), world.tc, Ledger(world.store))
+    done = restore_network(FakeTc(), world.both, Ledger(world.store))
     assert {result.path: result.undo for result in done} == {
         "veth-be": RestoreOutcome.RESTORED,
         GATHER: RestoreOutcome.RESTORED,
@@ -255,7 +267,7 @@ async def test_a_device_of_the_name_that_is_no_ifb_is_left(world: World) -> None
     network = world.network()
     await network._round(wanted())
     assert network.problems() == ["network: bypassd-be exists as a veth of another program"]
-    assert restore_network(FakeTc(), world.tc, Ledger(world.store)) == []
+    assert restore_network(FakeTc(), world.both, Ledger(world.store)) == []
     link = world.tc.device(GATHER)
     assert link is not None
     assert link.kind == "veth"
@@ -267,7 +279,7 @@ async def test_a_pod_that_goes_takes_its_cable_with_it(world: World) -> None:
     ip("-n", world.host, "link", "del", "veth-be")
     now = wanted()
     await network._round(replace(now, view=node()))
-    assert read_rows(Ledger(world.store), CODEC).redirects == {}
+    assert read_rows(Ledger(world.store), CODEC).sent.redirects == {}
     assert network.problems() == []
     assert "4250:101" not in world.tc_command("class", "show", "dev", GATHER)
     assert "input dev" not in world.tc_command("filter", "show", "dev", GATHER)
@@ -328,3 +340,120 @@ def test_the_namespace_of_a_pod_is_that_of_its_pause_process(tmp_path: Path) -> 
             assert os.fstat(file).st_ino == namespaces["a"].inode
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(file)
+
+
+def deliver(world: World, count: int) -> None:
+    """So many packets of 1,000 bytes of payload for the pod's address, without an answer."""
+    program = (
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
+        f"[s.sendto(bytes(1000), ('10.215.0.2', 9)) for _ in range({count})]"
+    )
+    done = subprocess.run(
+        ["ip", "netns", "exec", world.host, sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def connect(world: World) -> None:
+    """Addresses, and a neighbour entry: no other packet than the test's own is on the cable."""
+    ip("-n", world.host, "addr", "add", "10.215.0.1/24", "dev", "veth-be")
+    ip("-n", world.host, "link", "set", "veth-be", "up", "arp", "off")
+    ip("-n", world.pod, "link", "set", "eth0", "up", "arp", "off")
+
+
+def pod_received(world: World) -> int:
+    """Packets, in the pod's own namespace."""
+    return int(
+        subprocess.run(
+            ["ip", "netns", "exec", world.pod, "cat", "/sys/class/net/eth0/statistics/rx_packets"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+
+
+async def test_packets_to_a_pod_pass_our_device_once_and_then_the_qdisc_of_others(world: World) -> None:
+    world.tc_command(
+        "qdisc", "add", "dev", "veth-be", "root", "tbf", "rate", "1gbit", "burst", "64k", "latency", "25ms"
+    )
+    connect(world)
+    clean = world.dump()
+    network = world.network()
+    await network._round(wanted(receive=True))
+    gather = world.received.ifb()
+    assert gather is not None
+    entry = world.received.filters_of([world.index])[world.index]
+    assert (entry.kind, entry.redirects_to, entry.other_side) == ("clsact", gather.index, True)
+    assert world.led, "what it sends is limited as before"
+    assert "input dev veth-be" in world.tc_command("filter", "show", "dev", RECEIVED_GATHER)
+    (leaf,) = (
+        line for line in world.tc_command("qdisc", "show", "dev", RECEIVED_GATHER).splitlines() if "bfifo" in line
+    )
+    assert "parent 4250:101 limit 128Kb" in leaf
+    states = network.standings["/kubepods/besteffort/podbe"]
+    assert {knob: status.state for knob, status in states.items()} == {SHARE: "written", RECEIVED_SHARE: "written"}
+    before, arrived = world.received.filters_of([world.index])[world.index].redirected_bytes, pod_received(world)
+    deliver(world, 50)
+    deadline = time.monotonic() + 30
+    while pod_received(world) - arrived < 50:
+        assert time.monotonic() < deadline, world.tc_command("-s", "class", "show", "dev", RECEIVED_GATHER)
+        await trio.sleep(0.01)
+    passed = world.received.filters_of([world.index])[world.index].redirected_bytes - before
+    assert 50 * 1042 <= passed < 100 * 1042, "each packet once: what our device returns is not redirected again"
+    assert (world.received.sent_bytes(gather.index) or 0) >= 50 * 1042
+    counted = world.tc_command("-s", "qdisc", "show", "dev", "veth-be", "root")
+    assert int(counted.split("Sent ")[1].split()[0]) >= 50 * 1042, "the qdisc of another program applies as before"
+    assert all(result.ok for result in await network.restore())
+    assert world.dump() == clean
+
+
+async def test_a_burst_for_a_pod_waits_in_a_queue_of_bytes_and_the_rest_is_dropped(world: World) -> None:
+    connect(world)
+    network = world.network()
+    await network._round(wanted(receive=True))
+    gather = world.received.ifb()
+    assert gather is not None
+    world.received.rate(gather.index, 1_000)
+    deliver(world, 400)
+    (shown,) = (
+        text
+        for text in world.tc_command("-s", "qdisc", "show", "dev", RECEIVED_GATHER).split("qdisc ")
+        if "bfifo" in text
+    )
+    backlog = shown.split("backlog ")[1].split()[0]
+    assert int(backlog.removesuffix("b").replace("K", "000")) <= 128 << 10
+    assert int(shown.split("dropped ")[1].split(",")[0]) > 200
+    assert all(result.ok for result in await network.restore())
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "words"),
+    [
+        ("clsact", "egress", "a filter of another program (u32, pref 7)"),
+        ("clsact", "ingress", "a filter of another program (u32, pref 7) for packets from the pod"),
+        ("ingress", "", "a queueing discipline ingress"),
+    ],
+)
+async def test_received_packets_are_not_led_where_another_program_has_the_cable(
+    world: World, kind: str, side: str, words: str
+) -> None:
+    """That of the bandwidth plug-in is of kind ingress, and has no side for packets to the pod."""
+    world.tc_command("qdisc", "add", "dev", "veth-be", kind)
+    if side:
+        world.tc_command(
+            "filter", "add", "dev", "veth-be", side, "pref", "7", "protocol", "all", "u32", "match", "u32", "0", "0"
+        )
+    before = world.dump()
+    network = world.network()
+    await network._round(wanted(receive=True))
+    status = network.standings["/kubepods/besteffort/podbe"][RECEIVED_SHARE]
+    assert (status.state, status.detail) == ("blocked", f"veth-be: {words}")
+    assert received_state(network) == "no pod is limited"
+    await network.restore()
+    assert world.dump() == before
+    gather = world.received.make(MBIT)
+    with pytest.raises(SourceError, match="belongs to another program"):
+        world.received.redirect("veth-be", world.index, gather, 1, MBIT)
+    world.received.unmake()
+    assert world.dump() == before
