@@ -290,10 +290,17 @@ def test_each_right_at_the_api_server_is_listed_and_only_reading_pods_is_bound()
     assert [binding["roleRef"]["name"] for binding in of_kind("ClusterRoleBinding")] == ["bypassd-pods"]
 
 
-def test_the_page_has_a_row_for_each_privilege_path_and_right() -> None:
+def test_the_page_has_a_row_for_each_privilege_and_path() -> None:
     rows = {name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`([^`]+)`", line)}
     assert capabilities() - rows == set()
     assert host_paths().keys() - rows == set()
-    resources = {name for role in of_kind("ClusterRole") for rule in role["rules"] for name in rule["resources"]}
-    assert {name for name in resources if not any(name in row for row in rows)} == set()
     assert {"hostPID", "hostNetwork"} <= rows
+
+
+def test_the_page_of_credentials_has_each_right_of_each_role() -> None:
+    lines = [line for line in (ROOT / "docs/credentials.md").read_text().splitlines() if line.startswith("| `")]
+    for role in of_kind("ClusterRole"):
+        use = role["metadata"]["name"].removeprefix("bypassd-")
+        row = " ".join(line for line in lines if line.startswith(f"| `{use}` |"))
+        named = {word for rule in role["rules"] for key in ("verbs", "resources") for word in rule[key]}
+        assert {word for word in named if f"`{word}`" not in row} == set(), use
