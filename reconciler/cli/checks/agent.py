@@ -9,7 +9,7 @@ from typing import Final
 from cgroupfs.errors import StoreError
 from reconciler import __version__
 from reconciler.cli.asking import QueryResults
-from reconciler.cli.checks import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, bad, ok, warn
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number
 from reconciler.cli.status import DELAYS_US, USES_MILLI
 from reconciler.clients.kube_config import NodeSettings
@@ -72,28 +72,26 @@ def host_workloads(state: Mapping[str, object], *, watched: bool) -> CheckResult
     name, rows = "host workloads", state.get("host_workloads")
     known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     if not known:
-        return CheckResult(name, CheckState.WARN, "nothing is read of them yet", "bypassctl reload, if they are new")
+        return warn(name, "nothing is read of them yet", "bypassctl reload, if they are new")
     victims = [row for row in known if row.get("counts_as") == "victim"]
     if victims and not watched:
         text = f"{fmt.plural(len(victims), 'victim')} among them: measured, and not judged"
-        return CheckResult(name, CheckState.WARN, text, "interference: {enabled: true}")
+        return warn(name, text, "interference: {enabled: true}")
     texts = [f"{row.get('name')} ({row.get('match')}): {row['problem']}" for row in known if row.get("problem")]
     if not texts:
-        return CheckResult(name, CheckState.OK, f"{len(known)} are read; nothing is written to them")
+        return ok(name, f"{len(known)} are read; nothing is written to them")
     more = f"; and {len(texts) - _MOST} more" if len(texts) > _MOST else ""
     fix = "correct host_workloads.NAME.match, or remove the entry; cgroup v1 has no group of a stopped unit"
-    return CheckResult(name, CheckState.WARN, f"{'; '.join(texts[:_MOST])[: 4 * _SHOWN]}{more}", fix)
+    return warn(name, f"{'; '.join(texts[:_MOST])[: 4 * _SHOWN]}{more}", fix)
 
 
 def unobeyed_marks(state: Mapping[str, object]) -> CheckResult:
     """The marks of control planes' dialects that pods of this node have and bypassd does not obey."""
     found = state.get("unobeyed")
     if not isinstance(found, dict) or not found:
-        return CheckResult("marks", CheckState.OK, "no pod has a mark that is known and not obeyed")
+        return ok("marks", "no pod has a mark that is known and not obeyed")
     texts = [f"{key} ({fmt.plural(count, 'pod')})" for key, count in sorted(found.items()) if isinstance(count, int)]
-    return CheckResult(
-        "marks", CheckState.OK, f"not obeyed: {', '.join(texts)}; bypassctl why POD names the nearest setting"
-    )
+    return ok("marks", f"not obeyed: {', '.join(texts)}; bypassctl why POD names the nearest setting")
 
 
 def node_settings(state: Mapping[str, object]) -> Iterator[CheckResult]:
@@ -110,22 +108,20 @@ def node_settings(state: Mapping[str, object]) -> Iterator[CheckResult]:
     text += ": bypassctl config explain apiserver.node_settings"
     if isinstance(problem, str):
         fix = "bypassctl init credentials --test; until then the last settings stay"
-        yield CheckResult(name, CheckState.WARN, f"{printable(problem, _LONGEST_PROBLEM)}; {text}", fix)
+        yield warn(name, f"{printable(problem, _LONGEST_PROBLEM)}; {text}", fix)
     else:
-        yield CheckResult(name, CheckState.OK, text)
+        yield ok(name, text)
 
 
 def _fanotify(node: InspectedNode, results: QueryResults) -> CheckResult:
     if results.fanotify is None:
-        return CheckResult(
-            "fanotify", CheckState.OK, "copied node: not tested" if node.copied else "no cgroup hierarchy found"
-        )
+        return ok("fanotify", "copied node: not tested" if node.copied else "no cgroup hierarchy found")
     if not results.fanotify or results.fanotify_problem:
         fix = (
             "needs CAP_SYS_ADMIN in the initial user namespace and kernel 5.10; without it writers of files are unknown"
         )
-        return CheckResult("fanotify", CheckState.WARN, results.fanotify_problem, fix)
-    return CheckResult("fanotify", CheckState.OK, "identifies every writer of a control file")
+        return warn("fanotify", results.fanotify_problem, fix)
+    return ok("fanotify", "identifies every writer of a control file")
 
 
 def _inotify(node: InspectedNode) -> CheckResult:
@@ -133,32 +129,25 @@ def _inotify(node: InspectedNode) -> CheckResult:
     watches = limits["max_user_watches"]
     need = _BASE_WATCHES + len(node.pods) + 2 * len(node.containers)
     if watches is None:
-        return CheckResult("inotify", CheckState.WARN, f"limits unknown, {need} watches needed", "mount /proc")
+        return warn("inotify", f"limits unknown, {need} watches needed", "mount /proc")
     text = f"{need} watches of {watches}, {limits['max_user_instances']} instances, queue {limits['max_queued_events']}"
     if watches < 2 * need:
-        return CheckResult(
-            "inotify",
-            CheckState.WARN,
-            text,
-            f"sysctl fs.inotify.max_user_watches={max(8192, 4 * need)}, or bypassd polls",
-        )
+        return warn("inotify", text, f"sysctl fs.inotify.max_user_watches={max(8192, 4 * need)}, or bypassd polls")
     if (limits["max_user_instances"] or 0) < 16:
-        return CheckResult("inotify", CheckState.WARN, text, "sysctl fs.inotify.max_user_instances=128")
-    return CheckResult("inotify", CheckState.OK, text)
+        return warn("inotify", text, "sysctl fs.inotify.max_user_instances=128")
+    return ok("inotify", text)
 
 
 def _rights(node: InspectedNode) -> CheckResult:
     if node.copied:
-        return CheckResult("rights", CheckState.OK, "copied node: not needed")
+        return ok("rights", "copied node: not needed")
     missing = [name for bit, name in _CAPABILITIES.items() if not has_capability(node.root, bit)]
     if os.geteuid() != 0:
-        return CheckResult(
-            "rights", CheckState.BAD, f"permission denied: running as user {os.geteuid()}", "run with sudo"
-        )
+        return bad("rights", f"permission denied: running as user {os.geteuid()}", "run with sudo")
     if missing:
         fix = "grant the capabilities listed in bypassd.service"
-        return CheckResult("rights", CheckState.WARN, f"root without {', '.join(missing)}", fix)
-    return CheckResult("rights", CheckState.OK, f"root with {', '.join(_CAPABILITIES.values())}")
+        return warn("rights", f"root without {', '.join(missing)}", fix)
+    return ok("rights", f"root with {', '.join(_CAPABILITIES.values())}")
 
 
 def _store(node: InspectedNode) -> CheckResult:
@@ -168,43 +157,33 @@ def _store(node: InspectedNode) -> CheckResult:
         while not _is_directory(directory) and directory != "/":
             directory = os.path.dirname(directory)
     except PermissionError:
-        return CheckResult("store", CheckState.BAD, f"{node.store}: permission denied", "run with sudo")
+        return bad("store", f"{node.store}: permission denied", "run with sudo")
     if not os.access(directory, os.W_OK):
         fix = "make it writable, or set store.path: bypassd writes nothing that it cannot record"
-        return CheckResult("store", CheckState.BAD, f"{directory} is not writable", fix)
+        return bad("store", f"{directory} is not writable", fix)
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize < _FREE_BYTES:
         left = fmt.size(free.f_bavail * free.f_frsize)
-        return CheckResult(
-            "store",
-            CheckState.BAD,
-            f"{directory}: {left} left",
-            "free disk space: bypassd writes nothing that it cannot record",
+        return bad(
+            "store", f"{directory}: {left} left", "free disk space: bypassd writes nothing that it cannot record"
         )
     try:
         fields = read_dump(node.store, history=0)
     except NoStoreError:
-        return CheckResult("store", CheckState.OK, f"{node.store}: created at the first start")
+        return ok("store", f"{node.store}: created at the first start")
     except NewerSchemaError as exc:
-        return CheckResult("store", CheckState.BAD, str(exc), "install the newer version again")
+        return bad("store", str(exc), "install the newer version again")
     except StoreError as exc:
         fix = "start the daemon: it moves the file aside and adopts the values in force where it can identify them"
-        return CheckResult("store", CheckState.BAD, str(exc), fix)
+        return bad("store", str(exc), fix)
     if fields["newer"] is not None:
         fix = "run bypassctl restore, or install the newer version again"
-        return CheckResult("store", CheckState.BAD, str(fields["newer"]), fix)
+        return bad("store", str(fields["newer"]), fix)
     problems = fields["problems"]
     if isinstance(problems, list) and problems:
-        return CheckResult(
-            "store",
-            CheckState.WARN,
-            f"{node.store}: {problems[0]}",
-            "damaged rows are ignored; the daemon repairs them",
-        )
+        return warn("store", f"{node.store}: {problems[0]}", "damaged rows are ignored; the daemon repairs them")
     files = fields["files"]
-    return CheckResult(
-        "store", CheckState.OK, f"{node.store}: {fmt.plural(len(files) if isinstance(files, list) else 0, 'file')}"
-    )
+    return ok("store", f"{node.store}: {fmt.plural(len(files) if isinstance(files, list) else 0, 'file')}")
 
 
 def _is_directory(path: str) -> bool:
@@ -220,32 +199,29 @@ def _is_directory(path: str) -> bool:
 def _config(node: InspectedNode) -> CheckResult:
     if "config" in node.problems:
         lines = node.problems["config"].splitlines()
-        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        return CheckResult("config", CheckState.BAD, f"{lines[0]}{more}", "run bypassd check-config for all errors")
+        return bad("config", fmt.first_of(lines, 1), "run bypassd check-config for all errors")
     if node.removed_keys:
-        more = f" (and {len(node.removed_keys) - 1} more)" if len(node.removed_keys) > 1 else ""
         fix = "remove such keys; bypassd check-config names them all"
-        return CheckResult("config", CheckState.WARN, f"{node.removed_keys[0]}{more}", fix)
+        return warn("config", fmt.first_of([*map(str, node.removed_keys)], 1), fix)
     files = ", ".join(node.config_files) or "no file: defaults apply"
-    return CheckResult("config", CheckState.OK, f"mode {node.config.mode.value}; {files}")
+    return ok("config", f"mode {node.config.mode.value}; {files}")
 
 
 def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
     if node.socket is None:
-        return CheckResult("daemon", CheckState.OK, "copied node: none" if node.copied else "no socket configured")
+        return ok("daemon", "copied node: none" if node.copied else "no socket configured")
     if results.daemon == "ready":
         priority = _priority(node, results.daemon_pid)
         if priority == "usual":
             text = "ready, but without real-time priority: on a busy node containers start before their settings"
             fix = "CAP_SYS_NICE, RestrictRealtime=no, cpu.rt_runtime_us of its cgroup; or node.realtime_ms: 0"
-            return CheckResult("daemon", CheckState.WARN, text, fix)
+            return warn("daemon", text, fix)
         more = f" at {priority} priority" if priority else ""
-        return CheckResult("daemon", CheckState.OK, f"ready on {node.socket}{more}")
+        return ok("daemon", f"ready on {node.socket}{more}")
     if results.daemon is None and not results.daemon_reasons:
-        return CheckResult("daemon", CheckState.WARN, "not running", "systemctl enable --now bypassd")
-    return CheckResult(
+        return warn("daemon", "not running", "systemctl enable --now bypassd")
+    return bad(
         "daemon",
-        CheckState.BAD,
         "; ".join(results.daemon_reasons) or "not ready",
         "run with sudo"
         if any("permission denied" in reason for reason in results.daemon_reasons)
@@ -257,11 +233,10 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
 def _problems(problems: Sequence[str]) -> CheckResult:
     """What the daemon reads from the kernel's files all the time: the checks here see one moment of a few of them."""
     if not problems:
-        return CheckResult("problems", CheckState.OK, "the daemon reports none")
-    text = "; ".join(printable(problem, _LONGEST_PROBLEM) for problem in problems[:_PROBLEMS])
-    more = f" (and {len(problems) - _PROBLEMS} more)" if len(problems) > _PROBLEMS else ""
+        return ok("problems", "the daemon reports none")
+    text = fmt.first_of([printable(problem, _LONGEST_PROBLEM) for problem in problems], _PROBLEMS)
     fix = "bypassctl status; bypassctl why POD of a pod that is named; docs/runbooks.md has each source"
-    return CheckResult("problems", CheckState.WARN, f"{text}{more}", fix)
+    return warn("problems", text, fix)
 
 
 def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:
@@ -303,10 +278,9 @@ def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:
         if differing:
             fixes.append("wait half a minute for the daemon to follow the kubelet; else systemctl restart bypassd")
     if not differences:
-        return CheckResult("daemon state", CheckState.OK, "uses what this node has now")
-    more = f" (and {len(differences) - _MOST} more)" if len(differences) > _MOST else ""
+        return ok("daemon state", "uses what this node has now")
     fix = "; ".join(fixes) or "bypassctl reload; if it remains: systemctl restart bypassd"
-    return CheckResult("daemon state", CheckState.WARN, "; ".join(differences[:_MOST]) + more, fix)
+    return warn("daemon state", fmt.first_of(differences, _MOST), fix)
 
 
 def own_group(own: Mapping[str, object]) -> CheckResult:
@@ -315,17 +289,17 @@ def own_group(own: Mapping[str, object]) -> CheckResult:
     placement = own.get("placement")
     if own.get("problem"):
         fix = "systemctl restart bypassd; the unit needs a writable /sys/fs/cgroup (ProtectControlGroups=no)"
-        return CheckResult("daemon weight", CheckState.WARN, str(own["problem"])[:_SHOWN], fix)
+        return warn("daemon weight", str(own["problem"])[:_SHOWN], fix)
     if placement == "own":
-        return CheckResult("daemon weight", CheckState.OK, f"{group}: {shares} shares directly below the root")
+        return ok("daemon weight", f"{group}: {shares} shares directly below the root")
     if placement == "pod":
         text = (
             f"in a pod, {group}: competes with online pods by its CPU request; "
             "the systemd unit has a small weight of its own instead"
         )
-        return CheckResult("daemon weight", CheckState.OK, text)
+        return ok("daemon weight", text)
     if placement == "unknown":
-        return CheckResult("daemon weight", CheckState.OK, "no CPU group found for the daemon")
+        return ok("daemon weight", "no CPU group found for the daemon")
     where = "in the root of the CPU hierarchy" if placement == "root" else f"{shares} shares, shared with all of {top}"
     text = (
         f"{group}: {where}: each wake-up of the daemon may take milliseconds from an online task (p99.9 up to 4 times)"
@@ -334,7 +308,7 @@ def own_group(own: Mapping[str, object]) -> CheckResult:
         "systemctl edit bypassd: [Service] Slice=bypassd.slice, as the unit of this version has it; then systemctl "
         "restart bypassd. Without the unit: systemd-run --slice=bypassd.slice bypassd run. node.own_shares: below 1024"
     )
-    return CheckResult("daemon weight", CheckState.WARN, text, fix)
+    return warn("daemon weight", text, fix)
 
 
 def node_daemons(state: Mapping[str, object]) -> CheckResult:
@@ -347,13 +321,13 @@ def node_daemons(state: Mapping[str, object]) -> CheckResult:
             "another policies.node_daemons.groups; on cgroup v1 DefaultCPUAccounting=yes in /etc/systemd/system.conf "
             "gives services a group (after a reboot)"
         )
-        return CheckResult(name, CheckState.WARN, text[: 4 * _SHOWN], fix)
+        return warn(name, text[: 4 * _SHOWN], fix)
     busy = [row for row in rows if isinstance(row, dict) and _uses(row)] if isinstance(rows, list) else []
     if not busy:
         text = "no group of daemons directly below the root uses the CPU: those of services may be in the root group"
-        return CheckResult(name, CheckState.OK, text)
+        return ok(name, text)
     texts = []
-    warn = False
+    delays = False
     for row in busy[:_MOST]:
         managed = row.get("wanted") is not None
         credit = row.get("credit_us")
@@ -362,10 +336,10 @@ def node_daemons(state: Mapping[str, object]) -> CheckResult:
             text += f", waits {100 * waits:.0f} % of the time"
         if isinstance(credit, int):
             text += f", each wake-up may delay an online task by {fmt.duration(credit / 1e6)}"
-            warn = warn or (credit >= DELAYS_US and not managed)
+            delays = delays or (credit >= DELAYS_US and not managed)
         texts.append(text)
     fix = "policies.node_daemons: {enabled: true} holds its weight near twice what it needs (docs/cpu.md)"
-    return CheckResult(name, CheckState.WARN if warn else CheckState.OK, "; ".join(texts), fix if warn else "")
+    return warn(name, "; ".join(texts), fix) if delays else ok(name, "; ".join(texts))
 
 
 def _uses(row: Mapping[str, object]) -> bool:

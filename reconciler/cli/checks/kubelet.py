@@ -10,7 +10,7 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import AgentError, SourceError
 from cgroupfs.probe import cpus_in_effect
 from reconciler.cli.asking import QueryResults, release
-from reconciler.cli.checks import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, bad, ok, warn
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.config.model import EndpointSection
 from reconciler.control.controllers import directories, lacking, not_passed_on, without_prefix
@@ -52,7 +52,7 @@ def runtime(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
 def _kubelet(node: InspectedNode, results: QueryResults) -> CheckResult:
     kubelet_config = node.kubelet
     if not node.config.kubelet.enabled:
-        return CheckResult("kubelet", CheckState.OK, "not used (kubelet.enabled: false)")
+        return ok("kubelet", "not used (kubelet.enabled: false)")
     version = f"{results.kubelet_version or 'version unknown'}, " if not node.copied else ""
     who = (
         f"pid {kubelet_config.pid}"
@@ -65,38 +65,30 @@ def _kubelet(node: InspectedNode, results: QueryResults) -> CheckResult:
         who = f"{who}, inside {kubelet_config.inside}"
     words_ = f"{version}{who}, {kubelet_config.config_path or 'no configuration file'}"
     if kubelet_config.problems:
-        more = f" (and {len(kubelet_config.problems) - 1} more)" if len(kubelet_config.problems) > 1 else ""
         fix = "see kubelet.config_file and kubelet.executable"
-        return CheckResult("kubelet", CheckState.WARN, f"{words_}: {kubelet_config.problems[0]}{more}", fix)
+        return warn("kubelet", f"{words_}: {fmt.first_of(kubelet_config.problems, 1)}", fix)
     if kubelet_config.pid is None and not kubelet_config.sources:
-        return CheckResult(
-            "kubelet",
-            CheckState.WARN,
-            "no process and no configuration found",
-            "start the kubelet, or set kubelet.config_file",
-        )
-    return CheckResult("kubelet", CheckState.OK, words_)
+        return warn("kubelet", "no process and no configuration found", "start the kubelet, or set kubelet.config_file")
+    return ok("kubelet", words_)
 
 
 def _pods(node: InspectedNode) -> CheckResult:
     if node.layout is None:
         fix = "start the kubelet; with a --cgroup-root of its own, set node.cgroup_root"
-        return CheckResult("kubepods", CheckState.BAD, "no kubepods directory and no configured location", fix)
+        return bad("kubepods", "no kubepods directory and no configured location", fix)
     if node.hierarchy is not None and not os.path.isdir(node.hierarchy.trigger_directory(node.layout.kubepods)):
-        return CheckResult(
-            "kubepods", CheckState.WARN, f"{node.layout.kubepods} does not exist yet", "start the kubelet"
-        )
+        return warn("kubepods", f"{node.layout.kubepods} does not exist yet", "start the kubelet")
     pods, containers = len(node.pods), len(node.containers)
     text = f"{node.layout.kubepods}: {fmt.plural(pods, 'pod')}, {fmt.plural(containers, 'container')}"
     outside = groups_outside(node.hierarchy) if node.hierarchy is not None else []
     if outside:
         fix = "configure the same cgroup driver for kubelet and runtime (containerd: SystemdCgroup = true for runc)"
         message = f"{text}; {len(outside)} outside, such as {outside[0][:80]}…"
-        return CheckResult("kubepods", CheckState.WARN, message, fix)
+        return warn("kubepods", message, fix)
     if taken_out := _taken_out(node):
         fix = "the daemon puts it back in kubepods and below; above: systemctl set-property or Delegate= of that unit"
-        return CheckResult("kubepods", CheckState.WARN, f"{text}; {taken_out[0]}", fix)
-    return CheckResult("kubepods", CheckState.OK, text)
+        return warn("kubepods", f"{text}; {taken_out[0]}", fix)
+    return ok("kubepods", text)
 
 
 def _taken_out(node: InspectedNode) -> list[str]:
@@ -121,14 +113,10 @@ def _checkpoint(node: InspectedNode) -> CheckResult:
         fix = "bypassd keeps the last valid allocations; restart the kubelet if the problem persists"
         if exc.fault is CheckpointFault.MISSING:
             fix = "check kubelet.root_dir; without it exclusive CPUs are unknown"
-        return CheckResult("checkpoints", CheckState.WARN, str(exc), fix)
+        return warn("checkpoints", str(exc), fix)
     owners = sum(len(containers) for containers in state.entries.values()) + len(state.by_id)
     sum_ = "checksum OK" if state.verified else "no checksum"
-    return CheckResult(
-        "checkpoints",
-        CheckState.OK,
-        f"policy {state.policy.value}, {fmt.plural(owners, 'exclusive container')}, {sum_}",
-    )
+    return ok("checkpoints", f"policy {state.policy.value}, {fmt.plural(owners, 'exclusive container')}, {sum_}")
 
 
 def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
@@ -145,33 +133,30 @@ def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
     reclaimed = node.config.policies.reclaimed
     if policy != CpuPolicy.STATIC.value:
         by = "" if fault is None else " by the kubelet's configuration"
-        return CheckResult("CPU manager", CheckState.OK, f"CPU manager policy {policy}{by}: OK")
+        return ok("CPU manager", f"CPU manager policy {policy}{by}: OK")
     if state is None:
         reason = f" ({fault.value})" if fault is not None else ""
         words_ = f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable{reason}"
         fix = "see checkpoints; a running daemon keeps the last valid allocations, BE may run on newer ones"
-        return CheckResult("CPU manager", CheckState.WARN, words_, fix)
+        return warn("CPU manager", words_, fix)
     if reclaimed.besteffort_cpuset:
         fix = "set policies.reclaimed.besteffort_cpuset: false (the planner refuses it: container starts would fail)"
-        return CheckResult("CPU manager", CheckState.WARN, "static policy, but besteffort_cpuset is enabled", fix)
+        return warn("CPU manager", "static policy, but besteffort_cpuset is enabled", fix)
     version = release(results.kubelet_version)
     if version is not None and version < (1, 22) and reclaimed.form is not ReclaimedForm.QUOTA:
         fix = "no action needed: BE is limited by quota; policies.reclaimed.form: quota makes it explicit"
-        return CheckResult(
-            "CPU manager", CheckState.WARN, "static policy before 1.22 rewrites every CPU set every 10 s", fix
-        )
+        return warn("CPU manager", "static policy before 1.22 rewrites every CPU set every 10 s", fix)
     text = f"static policy, reserved {node.kubelet.reserved_cpus or 'none'}"
     wrong = _contradictions(node, state)
     if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         fix = (
             "run doctor again after 10 s; if it persists, restart that pod (kubernetes 120230); meanwhile BE work is "
             "kept off the CPUs where it runs"
         )
-        return CheckResult("CPU manager", CheckState.WARN, f"{text}; {wrong[0]}{more}", fix)
+        return warn("CPU manager", f"{text}; {fmt.first_of(wrong, 1)}", fix)
     owners = sum(map(len, state.entries.values())) + len(state.by_id)
     own = "exclusive CPUs are those of the kernel's files" if owners else "no container has exclusive CPUs"
-    return CheckResult("CPU manager", CheckState.OK, f"{text}; {own}")
+    return ok("CPU manager", f"{text}; {own}")
 
 
 def _contradictions(node: InspectedNode, state: CpuManagerState) -> list[str]:
@@ -216,26 +201,24 @@ def _bundle(node: InspectedNode, cid: str) -> Bundle | None:
 def _endpoint(node: InspectedNode, results: QueryResults) -> CheckResult:
     kubelet_ = node.config.kubelet
     if not kubelet_.enabled or kubelet_.endpoint is EndpointSection.OFF:
-        return CheckResult("kubelet /pods", CheckState.OK, "not used (kubelet.endpoint: off)")
+        return ok("kubelet /pods", "not used (kubelet.endpoint: off)")
     if node.copied:
-        return CheckResult("kubelet /pods", CheckState.OK, "copied node: not read")
+        return ok("kubelet /pods", "copied node: not read")
     if results.kubelet_body is not None:
         text = f"{results.kubelet_url}: {fmt.plural(len(results.kubelet_pods), 'pod')}"
         if results.kubelet_problem:
-            return CheckResult(
-                "kubelet /pods", CheckState.WARN, f"{text}; {results.kubelet_problem}", "see the named pod"
-            )
-        return CheckResult("kubelet /pods", CheckState.OK, text)
+            return warn("kubelet /pods", f"{text}; {results.kubelet_problem}", "see the named pod")
+        return ok("kubelet /pods", text)
     without = "batch requests and limits of BE pods are not known without it, nor applied"
     if results.kubelet_url is None:
         fix = f"set kubelet.address if it listens elsewhere; {without}"
-        return CheckResult("kubelet /pods", CheckState.WARN, "kubelet not reachable", fix)
+        return warn("kubelet /pods", "kubelet not reachable", fix)
     fix = (
         "make credentials (bypassctl init credentials --use kubelet, docs/credentials.md), or set kubelet.token_file "
         "and kubelet.ca_file, or enable its read-only port, or set kubelet.endpoint: off; "
         f"{without}"
     )
-    return CheckResult("kubelet /pods", CheckState.WARN, results.kubelet_problem, fix)
+    return warn("kubelet /pods", results.kubelet_problem, fix)
 
 
 # The runtime
@@ -246,10 +229,10 @@ def _signal(node: InspectedNode) -> CheckResult:
     bundles = [path for path in (*node.runtime.bundles, *node.runtime.nested) if os.path.isdir(path)]
     if node.runtime.problems:
         fix = "correct it, or set runtime.state_dir and runtime.runc_roots"
-        return CheckResult("runtime", CheckState.WARN, str(node.runtime.problems[0]), fix)
+        return warn("runtime", str(node.runtime.problems[0]), fix)
     if not states:
         fix = "set runtime.runc_roots; without it new containers are verified until their values are stable"
-        return CheckResult("runtime", CheckState.WARN, "no runc root found: no event when a container starts", fix)
+        return warn("runtime", "no runc root found: no event when a container starts", fix)
     sandboxed = {cid for cid in node.containers if node.runtime.sandbox(cid) is not None}
     containers = [cid for cid in node.containers if cid not in sandboxed]
     files = {cid: os.path.basename(path) for cid in containers if (path := node.runtime.state_file(cid)) is not None}
@@ -257,12 +240,10 @@ def _signal(node: InspectedNode) -> CheckResult:
     text = f"events from {', '.join(_shown(node, path) for path in states)}"
     if containers and not number:
         fix = "set runtime.runc_roots to where the runtime keeps <id>/state.json (runc) or <id>/status (crun)"
-        return CheckResult(
-            "runtime", CheckState.WARN, f"{text}, but none of {len(containers)} containers found there", fix
-        )
+        return warn("runtime", f"{text}, but none of {len(containers)} containers found there", fix)
     if not bundles:
         fix = "set runtime.state_dir; without bundles a container's spec is known late"
-        return CheckResult("runtime", CheckState.WARN, f"{text}; no bundles", fix)
+        return warn("runtime", f"{text}; no bundles", fix)
     text += f": {number} of {fmt.plural(len(containers), 'container')}"
     counts = Counter(files.values())
     if counts.keys() - {STATE_JSON}:
@@ -273,8 +254,8 @@ def _signal(node: InspectedNode) -> CheckResult:
         without = [cid[:_ID_SHOWN] for cid in containers if cid not in files]
         text += f"; without a runtime's file: {', '.join(without[:_MOST_SHOWN])}"
         fix = "none, unless runtime.runc_roots misses a root: their values are verified until they stay"
-        return CheckResult("runtime", CheckState.WARN, text, fix)
-    return CheckResult("runtime", CheckState.OK, text)
+        return warn("runtime", text, fix)
+    return ok("runtime", text)
 
 
 def _shown(node: InspectedNode, path: str) -> str:
@@ -283,25 +264,23 @@ def _shown(node: InspectedNode, path: str) -> str:
 
 def _cri(node: InspectedNode, results: QueryResults) -> CheckResult:
     if node.copied:
-        return CheckResult("CRI", CheckState.OK, "copied node: not read")
+        return ok("CRI", "copied node: not read")
     if results.cri_version is None:
         fix = "set runtime.sockets; without CRI and the kubelet's pod list, labels are unknown"
-        return CheckResult("CRI", CheckState.WARN, results.cri_problem or "no CRI socket", fix)
+        return warn("CRI", results.cri_problem or "no CRI socket", fix)
     version = results.cri_version
     text = f"{version.name} {version.version}, {version.api}, {fmt.plural(len(results.cri_pods), 'pod')}"
     sick = [f"{condition.type}: {condition.message}" for condition in results.cri_conditions if not condition.ok]
     if sick:
-        return CheckResult("CRI", CheckState.WARN, f"{text}; {'; '.join(sick)}", "see the runtime's log")
-    return CheckResult("CRI", CheckState.OK, text)
+        return warn("CRI", f"{text}; {'; '.join(sick)}", "see the runtime's log")
+    return ok("CRI", text)
 
 
 def _nri(node: InspectedNode, results: QueryResults) -> CheckResult:
     if any(os.path.exists(os.path.join(node.root, path)) for path in ("run/nri/nri.sock", "var/run/nri/nri.sock")):
-        return CheckResult(
-            "NRI", CheckState.WARN, "enabled in this runtime", "an NRI plugin can do this work; do not use both"
-        )
+        return warn("NRI", "enabled in this runtime", "an NRI plugin can do this work; do not use both")
     version = results.cri_version
     number = release(version.version) if version is not None else None
     if version is not None and version.name == "containerd" and number is not None and number >= (1, 7):
-        return CheckResult("NRI", CheckState.OK, f"containerd {version.version} supports it; disabled")
-    return CheckResult("NRI", CheckState.OK, "none: this node needs bypassd")
+        return ok("NRI", f"containerd {version.version} supports it; disabled")
+    return ok("NRI", "none: this node needs bypassd")

@@ -13,7 +13,7 @@ from cgroupfs.pressure import PressureResource, group_pressure_file, node_pressu
 from reconciler.actuators.core_sched.prctl import RealPrctl, unable
 from reconciler.actuators.network.netlink import link_mbit
 from reconciler.cli.asking import release
-from reconciler.cli.checks import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, CheckState, bad, ok, warn
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number, read_text
 from reconciler.policies.disk import DiskPolicyConfig
 from reconciler.policies.diskrules import by_device
@@ -38,27 +38,23 @@ def devices(node: InspectedNode) -> Iterator[CheckResult]:
     if disk.enabled:
         yield from _disks(node, disk)
         if there and not there & _THROTTLES:
-            yield CheckResult(
-                "disks", CheckState.WARN, "this kernel has no disk limits", "a kernel with CONFIG_BLK_DEV_THROTTLING"
-            )
+            yield warn("disks", "this kernel has no disk limits", "a kernel with CONFIG_BLK_DEV_THROTTLING")
     if network.enabled:
         if there and "net.classid" not in there:
             message = "BE pods in the host network are not limited" if network.pods else "no BE traffic is limited"
             fix = "mount cgroup v1's net_cls before the runtime starts, on a kernel with CONFIG_CGROUP_NET_CLASSID"
-            yield CheckResult("network", CheckState.WARN, f"no net_cls to identify BE packets: {message}", fix)
+            yield warn("network", f"no net_cls to identify BE packets: {message}", fix)
         if network.pods and (absent := _absent(node, _LEADING)):
             text = f"this kernel lacks {', '.join(absent)}: BE pods with their own network namespace are not limited"
-            yield CheckResult(
-                "network", CheckState.WARN, text, "install the distribution's package with additional kernel modules"
-            )
+            yield warn("network", text, "install the distribution's package with additional kernel modules")
         for interface in network.interfaces:
             places = os.path.join(node.root, "sys/class/net")
             if not os.path.isdir(os.path.join(places, interface.name)):
                 text = f"{interface.name}: no such interface: no limit applies"
-                yield CheckResult("network", CheckState.WARN, text, "correct policies.network.interfaces")
+                yield warn("network", text, "correct policies.network.interfaces")
             elif interface.link_mbit is None and link_mbit(interface.name, places) is None:
                 text = f"{interface.name}: its driver reports no speed: no limit applies"
-                yield CheckResult("network", CheckState.WARN, text, "set its link_mbit in policies.network.interfaces")
+                yield warn("network", text, "set its link_mbit in policies.network.interfaces")
 
 
 def _absent(node: InspectedNode, names: Iterable[str]) -> list[str]:
@@ -83,26 +79,26 @@ def _disks(node: InspectedNode, config: DiskPolicyConfig) -> Iterator[CheckResul
         try:
             disks[rule.name] = find_disk(rule.name, node.root)
         except SourceError as exc:
-            yield CheckResult("disk", CheckState.WARN, str(exc), "correct policies.disk.devices")
+            yield warn("disk", str(exc), "correct policies.disk.devices")
         else:
             yield _disk(rule.name, disks[rule.name], weighed=weighed)
     for message in by_device(config.devices, disks)[1]:
-        yield CheckResult("disk", CheckState.WARN, message, "list each disk once in policies.disk.devices")
+        yield warn("disk", message, "list each disk once in policies.disk.devices")
 
 
 def _disk(name: str, disk: Disk, *, weighed: bool) -> CheckResult:
     message = f"{name} is {disk.title}, scheduler {disk.scheduler or 'unknown'}"
     if weighed and disk.scheduler and disk.scheduler not in _WEIGHING:
         fix = f"weights need BFQ: echo bfq > /sys/block/{disk.kernel}/queue/scheduler (or iocost on cgroup v2)"
-        return CheckResult("disk", CheckState.WARN, message, fix)
-    return CheckResult("disk", CheckState.OK, message)
+        return warn("disk", message, fix)
+    return ok("disk", message)
 
 
 def memory(node: InspectedNode) -> Iterator[CheckResult]:
     """What there is, and what the memory policies need."""
     reading = _meminfo(node)
     if reading is None:
-        yield CheckResult("memory", CheckState.WARN, "unknown", "mount /proc; needs Linux 3.14 or later")
+        yield warn("memory", "unknown", "mount /proc; needs Linux 3.14 or later")
         return
     first = _memory(node, reading)
     policies = node.config.policies
@@ -134,13 +130,8 @@ def _memory(node: InspectedNode, reading: NodeMemoryReading) -> CheckResult:
         text += f"; pods may use {fmt.size(limit)}"
     if _kubepods_file(node, "memory.use_hierarchy") == "0":
         fix = "limits on directories have no effect: write 1 to memory.use_hierarchy of the root before creating groups"
-        return CheckResult(
-            "memory",
-            CheckState.WARN,
-            f"{text}; kubepods does not count the memory of its pods",
-            f"{fix}, or Linux 5.11",
-        )
-    return CheckResult("memory", CheckState.OK, text)
+        return warn("memory", f"{text}; kubepods does not count the memory of its pods", f"{fix}, or Linux 5.11")
+    return ok("memory", text)
 
 
 def _kubepods_file(node: InspectedNode, file: str) -> str | None:
@@ -165,9 +156,7 @@ def _limit(node: InspectedNode) -> int | None:
 def _protection(node: InspectedNode, version: int) -> Iterator[CheckResult]:
     if node.config.policies.memory_qos.enabled and version == 1:
         text = "cgroup v1 has no memory.min, .low, .high: only soft limits for BE pods"
-        yield CheckResult(
-            "memory protection", CheckState.WARN, text, "use cgroup v2; or limit BE work (policies.be_memory)"
-        )
+        yield warn("memory protection", text, "use cgroup v2; or limit BE work (policies.be_memory)")
 
 
 def _bound(node: InspectedNode, version: int, reading: NodeMemoryReading) -> Iterator[CheckResult]:
@@ -178,14 +167,12 @@ def _bound(node: InspectedNode, version: int, reading: NodeMemoryReading) -> Ite
     name = "memory limit"
     if version == 1 and not policies.be_memory.hard_percent:
         text = "soft limit: BE work is reclaimed only when the whole machine is short of memory"
-        yield CheckResult(name, CheckState.WARN, text, "set policies.be_memory.hard_percent: 5 to add a hard limit")
+        yield warn(name, text, "set policies.be_memory.hard_percent: 5 to add a hard limit")
     elif version == 2 and not reading.swap_bytes and not policies.be_memory.hard_percent:
         text = "no swap: BE work above memory.high is throttled until almost stopped, and keeps its memory"
-        yield CheckResult(name, CheckState.WARN, text, "set policies.be_memory.hard_percent: 10, or add swap")
+        yield warn(name, text, "set policies.be_memory.hard_percent: 10, or add swap")
     else:
-        yield CheckResult(
-            name, CheckState.OK, "memory.high" if version == 2 else "a soft limit and a hard limit above it"
-        )
+        yield ok(name, "memory.high" if version == 2 else "a soft limit and a hard limit above it")
 
 
 def _reclaim(node: InspectedNode, version: int, reading: NodeMemoryReading) -> Iterator[CheckResult]:
@@ -194,23 +181,17 @@ def _reclaim(node: InspectedNode, version: int, reading: NodeMemoryReading) -> I
         return
     name = "memory reclaim"
     if version == 2 and _kubepods_file(node, "memory.reclaim") is None and _kubepods_file(node, "memory.max"):
-        yield CheckResult(name, CheckState.WARN, "this kernel has no memory.reclaim", "Linux 5.19 or later")
+        yield warn(name, "this kernel has no memory.reclaim", "Linux 5.19 or later")
     elif (
         wanted.probe
         and version == 2
         and not group_pressure_file(node.hierarchy, node.layout.kubepods, PressureResource.MEMORY)
     ):
-        yield CheckResult(
-            name, CheckState.WARN, "no memory pressure per group: no proactive reclaim", "boot with psi=1"
-        )
+        yield warn(name, "no memory pressure per group: no proactive reclaim", "boot with psi=1")
     elif version == 1:
-        yield CheckResult(
-            name, CheckState.OK, "page cache only, and the whole cache of a container at once (cgroup v1)"
-        )
+        yield ok(name, "page cache only, and the whole cache of a container at once (cgroup v1)")
     else:
-        yield CheckResult(
-            name, CheckState.OK, "anonymous pages are swapped" if reading.swap_bytes else "page cache only: no swap"
-        )
+        yield ok(name, "anonymous pages are swapped" if reading.swap_bytes else "page cache only: no swap")
 
 
 def _migration(node: InspectedNode) -> Iterator[CheckResult]:
@@ -219,7 +200,7 @@ def _migration(node: InspectedNode) -> Iterator[CheckResult]:
         return
     if node.hierarchy.version("cpuset") == 1 and "cpu.mems_migrate" not in node.knobs:
         fix = "use a kernel with CONFIG_MIGRATION; or set policies.numa_memory.migrate: false"
-        yield CheckResult("page migration", CheckState.WARN, "no cpuset.memory_migrate on this node", fix)
+        yield warn("page migration", "no cpuset.memory_migrate on this node", fix)
 
 
 def _marks(node: InspectedNode) -> Iterator[CheckResult]:
@@ -229,16 +210,11 @@ def _marks(node: InspectedNode) -> Iterator[CheckResult]:
     text = ", ".join(f"{name} {value if value is not None else 'missing'}" for name, value in sorted(values.items()))
     writable = node.copied or all(os.access(f"/proc/sys/{name.replace('.', '/')}", os.W_OK) for name in MARKS)
     if None in values.values():
-        yield CheckResult("memory watermarks", CheckState.WARN, text, "Linux 4.6 or later, with /proc mounted")
+        yield warn("memory watermarks", text, "Linux 4.6 or later, with /proc mounted")
     elif not writable:
-        yield CheckResult(
-            "memory watermarks",
-            CheckState.WARN,
-            f"{text}: read-only",
-            "use a privileged container, or the systemd unit",
-        )
+        yield warn("memory watermarks", f"{text}: read-only", "use a privileged container, or the systemd unit")
     else:
-        yield CheckResult("memory watermarks", CheckState.OK, text)
+        yield ok("memory watermarks", text)
 
 
 _SHOWN: Final = ("cpuset", "cpu", "cpuacct", "memory", "pids", "blkio", "io")
@@ -267,34 +243,31 @@ def _kernel(node: InspectedNode) -> CheckResult:
     text = (read_text(node.root, "proc/sys/kernel/osrelease") or "").strip()
     version = release(text)
     if version is None:
-        return CheckResult(
-            "kernel", CheckState.WARN, "release unknown: cannot read proc/sys/kernel/osrelease", "mount /proc"
-        )
+        return warn("kernel", "release unknown: cannot read proc/sys/kernel/osrelease", "mount /proc")
     if version < (5, 10):
-        return CheckResult(
+        return warn(
             "kernel",
-            CheckState.WARN,
             f"{text}: older than the oldest tested release (5.10)",
             "5.10 or later identifies writers and has PSI",
         )
-    return CheckResult("kernel", CheckState.OK, text)
+    return ok("kernel", text)
 
 
 def _cpus(node: InspectedNode) -> CheckResult:
     try:
         topology = read_topology(node.root)
     except SourceError as exc:
-        return CheckResult("CPUs", CheckState.BAD, str(exc), "mount /sys")
+        return bad("CPUs", str(exc), "mount /sys")
     parts = [fmt.plural(len(topology.sockets()), "socket"), fmt.plural(len(topology.nodes()), "NUMA node")]
     parts.append("hyper-threads" if topology.smt else "no SMT")
-    return CheckResult("CPUs", CheckState.OK, f"{topology.online}: {', '.join(parts)}")
+    return ok("CPUs", f"{topology.online}: {', '.join(parts)}")
 
 
 def _cgroups(node: InspectedNode) -> Iterator[CheckResult]:
     hierarchy = node.hierarchy
     if hierarchy is None:
         fix = "mount the cgroup hierarchies (in a container: mount the host's /sys/fs/cgroup)"
-        yield CheckResult("cgroups", CheckState.BAD, node.problems["cgroups"], fix)
+        yield bad("cgroups", node.problems["cgroups"], fix)
         return
     versions = hierarchy.versions()
     parts = [
@@ -309,15 +282,11 @@ def _cgroups(node: InspectedNode) -> Iterator[CheckResult]:
     read_only = [] if node.copied else [name for name in _NEEDED if name in versions and not hierarchy.writable(name)]
     text = f"{hierarchy.mode.value}{driver}; {'; '.join(parts)}"
     if missing:
-        yield CheckResult(
-            "cgroups", CheckState.BAD, f"{text}; without {', '.join(missing)}", "mount or enable the controllers"
-        )
+        yield bad("cgroups", f"{text}; without {', '.join(missing)}", "mount or enable the controllers")
     elif read_only:
-        yield CheckResult(
-            "cgroups", CheckState.BAD, f"{text}; {', '.join(read_only)} read-only", "mount them read-write"
-        )
+        yield bad("cgroups", f"{text}; {', '.join(read_only)} read-only", "mount them read-write")
     else:
-        yield CheckResult("cgroups", CheckState.OK, text)
+        yield ok("cgroups", text)
 
 
 def _scheduler(node: InspectedNode) -> CheckResult:
@@ -325,18 +294,16 @@ def _scheduler(node: InspectedNode) -> CheckResult:
     name = "scheduler"
     there = node.knobs
     if not there:
-        return CheckResult(
-            name, CheckState.WARN, "unknown: no kubepods directory", "start the kubelet, then run doctor again"
-        )
+        return warn(name, "unknown: no kubepods directory", "start the kubelet, then run doctor again")
     text = ", ".join(message for knob, message in (_SCHEDULER | _DISTRIBUTIONS).items() if knob in there) or "neither"
     switch = (read_text(node.root, f"proc/sys/{_IDENTITY_SYSCTL.replace('.', '/')}") or "").strip()
     if "cpu.identity" in there and switch == "0":
-        return CheckResult(name, CheckState.WARN, f"{text} (disabled)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
+        return warn(name, f"{text} (disabled)", f"sysctl -w {_IDENTITY_SYSCTL}=1")
     lacking = [knob for knob in _SCHEDULER if knob not in there]
     if lacking:
         told = " and ".join(f"{_SCHEDULER[knob]}: Linux {CATALOG[knob].forms[1].since}" for knob in lacking)
-        return CheckResult(name, CheckState.WARN, text, f"{told} or later")
-    return CheckResult(name, CheckState.OK, text)
+        return warn(name, text, f"{told} or later")
+    return ok(name, text)
 
 
 def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
@@ -346,15 +313,11 @@ def _core_scheduling(node: InspectedNode) -> Iterator[CheckResult]:
         return
     why = unable(RealPrctl())
     if not why:
-        yield CheckResult(
-            "core scheduling", CheckState.OK, "here" if wanted else "available; policies.core_sched is disabled"
-        )
+        yield ok("core scheduling", "here" if wanted else "available; policies.core_sched is disabled")
     elif wanted:
-        yield CheckResult(
-            "core scheduling", CheckState.WARN, why, "set policies.core_sched.enabled: false, or use another kernel"
-        )
+        yield warn("core scheduling", why, "set policies.core_sched.enabled: false, or use another kernel")
     else:
-        yield CheckResult("core scheduling", CheckState.OK, f"not used; {why}")
+        yield ok("core scheduling", f"not used; {why}")
 
 
 def _no_psi(node: InspectedNode) -> CheckResult:
@@ -364,10 +327,10 @@ def _no_psi(node: InspectedNode) -> CheckResult:
     if "CONFIG_PSI=y" in built:
         off = "psi=0" in (read_text(node.root, "proc/cmdline") or "").split()
         fix = f"boot with psi=1{' instead of psi=0' if off else ''}: needed to distinguish interference from load"
-        return CheckResult("PSI", CheckState.WARN, "compiled in, but disabled", fix)
+        return warn("PSI", "compiled in, but disabled", fix)
     if built:
-        return CheckResult("PSI", CheckState.WARN, "not in this kernel", "use a kernel with CONFIG_PSI (4.20 or later)")
-    return CheckResult("PSI", CheckState.WARN, "none", "boot with psi=1: needed to distinguish interference from load")
+        return warn("PSI", "not in this kernel", "use a kernel with CONFIG_PSI (4.20 or later)")
+    return warn("PSI", "none", "boot with psi=1: needed to distinguish interference from load")
 
 
 def _psi(node: InspectedNode) -> CheckResult:
@@ -381,13 +344,8 @@ def _psi(node: InspectedNode) -> CheckResult:
     privileged = has_capability(node.root, _SYS_RESOURCE)
     text = f"node, {'groups' if groups else 'not per group'}, triggers {'any' if privileged else '2 s'} window"
     if not groups:
-        return CheckResult(
-            "PSI",
-            CheckState.WARN,
-            text,
-            "mount cgroup2 where the runtime uses it, or set interference.private_cgroup2: true",
-        )
-    return CheckResult("PSI", CheckState.OK, text)
+        return warn("PSI", text, "mount cgroup2 where the runtime uses it, or set interference.private_cgroup2: true")
+    return ok("PSI", text)
 
 
 def hardware_counters(node: InspectedNode) -> list[str]:
@@ -399,26 +357,21 @@ def hardware_counters(node: InspectedNode) -> list[str]:
 def _pmu(node: InspectedNode) -> CheckResult:
     there = hardware_counters(node)
     if not there:
-        return CheckResult(
-            "PMU",
-            CheckState.WARN,
-            "no hardware counters",
-            "in a VM: pass the PMU through; without it CPI is not measured",
-        )
-    return CheckResult("PMU", CheckState.OK, ", ".join(there))
+        return warn("PMU", "no hardware counters", "in a VM: pass the PMU through; without it CPI is not measured")
+    return ok("PMU", ", ".join(there))
 
 
 def _resctrl(node: InspectedNode) -> CheckResult:
     try:
         capability = read_capability(node.root)
     except AgentError as exc:
-        return CheckResult("resctrl", CheckState.WARN, str(exc), "cache and bandwidth are not partitioned")
+        return warn("resctrl", str(exc), "cache and bandwidth are not partitioned")
     if capability.status is not ResctrlStatus.READY:
         fix = {
             ResctrlStatus.NOT_MOUNTED: "mount -t resctrl resctrl /sys/fs/resctrl",
             ResctrlStatus.NO_KERNEL: "use a kernel with CONFIG_X86_CPU_RESCTRL",
         }.get(capability.status, "no action possible: this CPU has no resctrl; cache and bandwidth are not partitioned")
-        return CheckResult("resctrl", CheckState.WARN, capability.reason, fix)
+        return warn("resctrl", capability.reason, fix)
     parts = [f"{cache.name} {cache.ways} ways" for cache in capability.caches] + [
         bandwidth_capability.name for bandwidth_capability in capability.bandwidths
     ]
@@ -429,13 +382,8 @@ def _resctrl(node: InspectedNode) -> CheckResult:
     if ours or others:
         offered += f"; {ours} of bypassd, {others} of other programs"
     if others and capability.control_groups - 1 - others <= 0:
-        return CheckResult(
-            "resctrl",
-            CheckState.WARN,
-            offered,
-            "all control groups are used by other programs: none left for pod classes",
-        )
-    return CheckResult("resctrl", CheckState.OK, offered)
+        return warn("resctrl", offered, "all control groups are used by other programs: none left for pod classes")
+    return ok("resctrl", offered)
 
 
 def _resctrl_groups(root: str) -> tuple[int, int]:

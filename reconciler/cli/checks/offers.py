@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from cgroupfs.errors import AgentError
 from cgroupfs.pressure import PressureResource, group_pressure_file
-from reconciler.cli.checks import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, ok, warn
 from reconciler.cli.nodeview import InspectedNode, read_text
 from reconciler.config.load import value_at
 from reconciler.config.model import Config
@@ -60,10 +60,10 @@ def protection(node: InspectedNode) -> Iterator[CheckResult]:
     texts += map(_text, found)
     configured = [effect for effect in found if level in LEVELS and effect.level in LEVELS[: LEVELS.index(level) + 1]]
     if fixes := [_lacks(effect) for effect in configured if effect.lacks]:
-        yield CheckResult("protect", CheckState.WARN, "; ".join(texts), "; ".join(fixes))
+        yield warn("protect", "; ".join(texts), "; ".join(fixes))
         return
     texts += [_lacks(effect) for effect in found if effect.lacks][:1]
-    yield CheckResult("protect", CheckState.OK, "; ".join(texts))
+    yield ok("protect", "; ".join(texts))
 
 
 def _overridden(config: Config) -> Iterator[str]:

@@ -13,7 +13,7 @@ from cgroupfs.lines import status_mask
 from cgroupfs.pressure import PressureResource, node_pressure_file, read_pressure
 from cgroupfs.private import POINT, private_tree
 from reconciler.cli.asking import QueryResults, token_life
-from reconciler.cli.checks import CheckResult, CheckState
+from reconciler.cli.checks import CheckResult, CheckState, ok, warn
 from reconciler.cli.checks.machine import hardware_counters
 from reconciler.cli.checks.offers import pressure_of_groups
 from reconciler.cli.nodeview import InspectedNode, read_text
@@ -76,16 +76,11 @@ def _rules(node: InspectedNode, results: QueryResults, rules: Mapping[str, RuleC
     if enforced and node.config.mode is not AgentMode.ENFORCE:
         text += f" (mode is {node.config.mode.value}: no action is taken)"
     if not blind:
-        return CheckResult(
-            "interference",
-            CheckState.OK,
-            f"{text}; all their signals are available",
-        )
+        return ok("interference", f"{text}; all their signals are available")
     message = ", ".join(f"{name} (no {signal})" for name, signal in blind.items())
     fixes = dict.fromkeys(lacking[signal] for signal in blind.values())
-    return CheckResult(
+    return warn(
         "interference",
-        CheckState.WARN,
         f"{text}; not available: {message}",
         f"{'; '.join(fixes)}; or set enabled: false for these rules",
     )
@@ -163,7 +158,7 @@ def _run_queue(node: InspectedNode, results: QueryResults) -> Iterator[CheckResu
     fix = "grant the daemon CAP_NET_ADMIN and the host's network and PID namespaces, on a kernel with CONFIG_TASKSTATS"
     if read_text(node.root, "proc/self/schedstat") is None:
         text, fix = f"{problem}; no schedstat either: run queue wait of pods is unknown", f"{fix} or CONFIG_SCHED_INFO"
-    yield CheckResult("run queue", CheckState.WARN, text, fix)
+    yield warn("run queue", text, fix)
 
 
 def _pressure_events(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
@@ -172,10 +167,10 @@ def _pressure_events(node: InspectedNode, results: QueryResults) -> Iterator[Che
         text = f"memory and CPU pressure, within {results.pressure_window_s:g} s"
         if results.daemon_pid is not None and not _holds(results, _SYS_RESOURCE):
             text += "; the daemon lacks CAP_SYS_RESOURCE: within 2 s, or refused by kernels before 6.5"
-        yield CheckResult("pressure events", CheckState.OK, text)
+        yield ok("pressure events", text)
     elif results.pressure_problem:
         text = f"none: {results.pressure_problem}; polled each {node.config.interference.sample_s:g} s"
-        yield CheckResult("pressure events", CheckState.WARN, text, "psi=1 and CAP_SYS_RESOURCE; polling works too")
+        yield warn("pressure events", text, "psi=1 and CAP_SYS_RESOURCE; polling works too")
 
 
 def _private(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
@@ -190,7 +185,7 @@ def _private(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult
         fix = (
             "allow the system calls: SystemCallFilter=mount umount2 in a drop-in of the unit; else see the daemon's log"
         )
-        yield CheckResult("private cgroup2", CheckState.WARN, f"the daemon has not mounted {POINT}", fix)
+        yield warn("private cgroup2", f"the daemon has not mounted {POINT}", fix)
 
 
 def _probes(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
@@ -200,7 +195,7 @@ def _probes(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
     ]
     if others and not node.copied and not all(_holds(results, bit) for bit in _SETUID):
         fix = "add CapabilityBoundingSet=CAP_SETUID CAP_SETGID to a drop-in of the unit (docs/probes.md)"
-        yield CheckResult("probes", CheckState.WARN, f"{', '.join(others)}: the daemon cannot switch users", fix)
+        yield warn("probes", f"{', '.join(others)}: the daemon cannot switch users", fix)
     kubelet = node.config.kubelet
     asks = kubelet.enabled and kubelet.endpoint is not EndpointSection.OFF
     if (
@@ -210,7 +205,7 @@ def _probes(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
     ):
         why = "the kubelet's pod list is not available" if asks else "the kubelet's pod list is not used"
         fix = "see kubelet /pods above" if asks else "kubelet.endpoint: auto"
-        yield CheckResult("probes", CheckState.WARN, f"{{ip}} has no value: {why}", fix)
+        yield warn("probes", f"{{ip}} has no value: {why}", fix)
 
 
 def _target(probe: object) -> object:
@@ -226,9 +221,7 @@ def _recording(node: InspectedNode, results: QueryResults) -> Iterator[CheckResu
     directory = node.config.interference.record.directory
     if directory is not None and not node.copied and not _writable(results, directory):
         inside = os.path.join(os.path.dirname(node.store), "recordings")
-        yield CheckResult(
-            "recording", CheckState.WARN, f"{directory} is not writable", f"use a directory such as {inside}"
-        )
+        yield warn("recording", f"{directory} is not writable", f"use a directory such as {inside}")
 
 
 def _moving(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
@@ -244,7 +237,7 @@ def _moving(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
     if missing:
         text = f"BE share adjusted by {there[0]} only" if there else "BE share stays at level low"
         fix = "; ".join(dict.fromkeys(missing.values()))
-        yield CheckResult("cache share", CheckState.WARN, f"{text}: no {' and no '.join(missing)} measured", fix)
+        yield warn("cache share", f"{text}: no {' and no '.join(missing)} measured", fix)
 
 
 def _pool_sizes(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]:
@@ -254,7 +247,7 @@ def _pool_sizes(node: InspectedNode, results: QueryResults) -> Iterator[CheckRes
         fixes = "; ".join(dict.fromkeys(lacking[signal] for signal in missing))
         fix = f"{fixes}; or no target for it in policies.shared.provision.pid"
         text = f"{', '.join(missing)} cannot be measured: online pools do not shrink"
-        yield CheckResult("pool sizes", CheckState.WARN, text, fix)
+        yield warn("pool sizes", text, fix)
 
 
 # The API server
@@ -294,7 +287,7 @@ def _eviction(node: InspectedNode, results: QueryResults) -> CheckResult:
         (lacking if why else usable).append(f"{means}: {why}" if why else _how(node, means))
     text += f"; by {', '.join(usable)}" if usable else "; no usable method"
     if not lacking:
-        return CheckResult("eviction", CheckState.OK, text)
+        return ok("eviction", text)
     state = CheckState.WARN if usable or dry else CheckState.BAD
     fix = "fix the connection (a disruption budget that cannot be asked refuses), or remove api/cri from "
     fix += "eviction.means.order"
@@ -305,18 +298,18 @@ def _closing(node: InspectedNode, results: QueryResults) -> CheckResult:
     """What keeps new BE pods away while evictions are enforced for a shortage."""
     config = node.config.closing
     if not config.enabled:
-        return CheckResult("closing", CheckState.OK, "off: an evicted pod's replacement may come back at once")
+        return ok("closing", "off: an evicted pod's replacement may come back at once")
     problem = "" if node.copied else results.mark_problem
     if config.mark is NodeMark.NONE or (config.mark is NodeMark.AUTO and problem):
         reason = f" ({problem})" if problem else ""
-        return CheckResult("closing", CheckState.OK, f"in a shortage headroom 0, and no mark on the node{reason}")
+        return ok("closing", f"in a shortage headroom 0, and no mark on the node{reason}")
     what = "condition BypassdClosed" if config.mark is NodeMark.CONDITION else f"taint {config.mark.taint}"
     also = "; it keeps online pods away, too" if config.mark is NodeMark.NO_SCHEDULE else ""
     if not problem:
-        return CheckResult("closing", CheckState.OK, f"in a shortage headroom 0, and {what} on the node{also}")
+        return ok("closing", f"in a shortage headroom 0, and {what} on the node{also}")
     use = "condition" if config.mark is NodeMark.CONDITION else "taint"
     fix = f"bind its role: bypassctl init credentials --use {use} (docs/kubernetes.md); or closing.mark: none"
-    return CheckResult("closing", CheckState.WARN, f"in a shortage headroom 0, but no {what}: {problem}", fix)
+    return warn("closing", f"in a shortage headroom 0, but no {what}: {problem}", fix)
 
 
 def _unusable(means: EvictionMethodName, results: QueryResults) -> str:
@@ -342,9 +335,7 @@ def _notice(node: InspectedNode, results: QueryResults) -> Iterator[CheckResult]
     pods = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), "pods")
     if not node.copied and os.path.isdir(pods) and not _writable(results, pods):
         fix = f"add ReadWritePaths={pods} to a drop-in of the unit"
-        yield CheckResult(
-            "notices", CheckState.WARN, f"{pods} is not writable: eviction notices in pod volumes are impossible", fix
-        )
+        yield warn("notices", f"{pods} is not writable: eviction notices in pod volumes are impossible", fix)
 
 
 # The daemon's own rights
