@@ -8,7 +8,7 @@ from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.control import who
 from reconciler.cli.document import Row, Unreachable, ask, fetch
-from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.exits import Exit
 from reconciler.cli.screen import blank, line, present
 from reconciler.runtime import format as fmt
 from reconciler.runtime.streams import complain
@@ -106,7 +106,7 @@ def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON
 
 
 def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
-    """Build the sinks here. Errors: `CliError` for a wrong configuration; `InputError` for no such sink."""
+    """Build the sinks here. Errors: `ConfigError`; `InputError` for no such sink."""
     # Only here: the daemon mostly answers, and all this takes a while to load.
     import os
 
@@ -116,12 +116,8 @@ def _directly(options: Namespace) -> Sequence[Mapping[str, object]]:
     from reconciler.alerts.sinks.base import SinkContext
     from reconciler.config import load
     from reconciler.config.environment import read_kubelet
-    from reconciler.settings.binder import ConfigError
 
-    try:
-        config = load.load(places.config_path(options), required=options.config is not None).config
-    except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    config = load.load(places.config_path(options), required=options.config is not None).config
     kubelet = read_kubelet(config)
     ground = SinkContext(
         node=kubelet.node_name or os.uname().nodename, root=config.node.root, kubelets=kubelet.kubeconfig

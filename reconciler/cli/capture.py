@@ -22,7 +22,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.gather import ArchiveWriter, CaptureCollector, open_sink
 from reconciler.cli.nodeview import InspectedNode, inspect_node, read_text
 from reconciler.cli.recorded import CaptureInfo, CriAnswers, UsageReading
-from reconciler.cli.screen import emit, line, show
+from reconciler.cli.screen import line, present
 from reconciler.config.window_time import local_name
 from reconciler.runtime import format as fmt
 from state.reader import NoStoreError, open_readonly
@@ -39,15 +39,13 @@ def run(options: Namespace) -> int:
     target = options.target or time.strftime(f"bypassd-capture-{name}-%Y%m%d-%H%M%S.tar.gz")
     with open_sink(target) as sink:
         about = take(node, sink, options, name)
-    if options.output != "table":
-        emit({"target": target, **msgspec.to_builtins(about)}, options.output)
-        return Exit.OK
     size = f", {fmt.size(os.path.getsize(target))}" if os.path.isfile(target) else ""
     lines = [line(f"{target}: {fmt.plural(about.files, 'file')}{size}; ", StyledText("secrets are masked", "ok"))]
     lines += [line(f"kubelet: {about.kubelet}"), line(f"runtime: {about.cri}")]
     lines += [line(StyledText("! ", "warn"), problem) for problem in about.problems]
     where = target if os.path.isfile(target) else f"{target.rstrip('/')}/"
-    show([*lines, line(f"What the agent would do there: bypassctl plan --root {where}")])
+    lines.append(line(f"What the agent would do there: bypassctl plan --root {where}"))
+    present(options.output, {"target": target, **msgspec.to_builtins(about)}, lines)
     return Exit.OK
 
 

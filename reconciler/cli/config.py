@@ -12,7 +12,6 @@ from reconciler.config.docs import explain, in_force, preset_in_force, show
 from reconciler.config.model import Config
 from reconciler.config.presets import NodeOffers
 from reconciler.runtime.streams import complain_lines, write
-from reconciler.settings.binder import ConfigError
 from reconciler.settings.schema import Schema, section_of, settings
 
 _MOST: Final = 8
@@ -26,15 +25,12 @@ def run(options: Namespace) -> int:
         if options.output not in {"table", "json"}:
             raise CliError("config schema: the schema is JSON", Exit.USAGE)
         return _schema(options.key)
-    try:
-        top = section_of(Config)
-        loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
-        if loaded.config.windows:
-            from reconciler.cli.windowed import moment_of  # only for a configuration that has some
+    top = section_of(Config)
+    loaded = load.load(places.config_path(options), required=options.config is not None, top=top)
+    if loaded.config.windows:
+        from reconciler.cli.windowed import moment_of  # only for a configuration that has some
 
-            loaded = moment_of(options.root).in_window(loaded, top)
-    except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+        loaded = moment_of(options.root).in_window(loaded, top)
     loaded, left = places.with_node_settings(options, loaded, top)
     hidden = places.hidden_settings(options, loaded)
     complain_lines([*loaded.removed, *([] if hidden is None else [hidden])])

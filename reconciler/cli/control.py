@@ -202,7 +202,7 @@ def _afterwards(options: Namespace) -> Row:
     """The holds and the mode; where a daemon that ends just now has no answer, none. The hold is released already."""
     try:
         return fetch_named(options, ("agent", "holds"), say=False).body
-    except CliError:
+    except AgentError:
         return {"agent": {}, "holds": [], "pods": []}
 
 

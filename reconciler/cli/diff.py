@@ -8,7 +8,7 @@ from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text
-from reconciler.cli.screen import emit, line, show
+from reconciler.cli.screen import line, present
 from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
 
@@ -20,11 +20,9 @@ def run(options: Namespace) -> int:
     if options.namespace is not None:
         rows = [row for row in rows if row["place"].startswith(f"{options.namespace}/")]
     differing = [row for row in rows if not (_state(row).is_in_force() or _state(row).is_absent())]
-    if options.output in {"table", "wide"}:
-        show(_blocks(rows, differing, every=options.all))
-    else:
-        shown = rows if options.all else [row for row in rows if not _state(row).is_in_force()]
-        emit({"source": document.body["source"], "differing": len(differing), "settings": shown}, options.output)
+    shown = rows if options.all else [row for row in rows if not _state(row).is_in_force()]
+    facts = {"source": document.body["source"], "differing": len(differing), "settings": shown}
+    present(options.output, facts, _blocks(rows, shown, differing))
     return Exit.NOT_OK if differing else Exit.OK
 
 
@@ -40,15 +38,14 @@ def _live(body: Row) -> Iterator[Row]:
 
 
 def _read(options: Namespace, document: FetchedDocument) -> list[Row]:
-    from reconciler.cli.kernel import compare_settings  # models: only where the kernel is read
+    from reconciler.cli.limits import compare_settings  # models: only where the kernel is read
 
     titles = {pod["uid"]: pod["title"] for pod in document.body["pods"]}
     where = places.find(options)
     return compare_settings(document.body["settings"], titles, options.root, where.store)
 
 
-def _blocks(rows: list[Row], differing: list[Row], *, every: bool) -> Iterator[Block]:
-    shown = rows if every else [row for row in rows if not _state(row).is_in_force()]
+def _blocks(rows: list[Row], shown: list[Row], differing: list[Row]) -> Iterator[Block]:
     cells: list[tuple[Cell, ...]] = [
         (
             row["knob"],

@@ -11,7 +11,7 @@ from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.checks import CheckResult, CheckState, agent, kubelet, machine, offers, watching
 from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
-from reconciler.cli.screen import emit, line, present, show
+from reconciler.cli.screen import line, present
 from reconciler.runtime import format as fmt
 
 _OF_ROOT: Final = frozenset(
@@ -43,14 +43,12 @@ def _proven(node: InspectedNode, output: str) -> int:
     from reconciler.cli import prove
 
     proofs = prove.prove(node)
-    if output == "table":
-        styles = {"holds": "ok", "fails": "bad", "unknown": "warn"}
-        cells: list[tuple[Cell, ...]] = [
-            (StyledText(state, styles[state]), name, found) for state, name, found in prove.rows(proofs)
-        ]
-        show([Table(("", "TRIAL", "FOUND"), cells)])
-    else:
-        emit({"proofs": [proof._asdict() for proof in proofs]}, output)
+    styles = {"holds": "ok", "fails": "bad", "unknown": "warn"}
+    cells: list[tuple[Cell, ...]] = [
+        (StyledText(state, styles[state]), name, found) for state, name, found in prove.rows(proofs)
+    ]
+    document = {"proofs": [proof._asdict() for proof in proofs]}
+    present(output, document, [Table(("", "TRIAL", "FOUND"), cells)])
     return Exit.NOT_OK if any(proof.state is prove.ProofState.FAILS for proof in proofs) else Exit.OK
 
 

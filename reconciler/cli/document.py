@@ -175,6 +175,14 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     return FetchedDocument(body, down)
 
 
+def fetch_live(options: Namespace, sections: Sequence[str], what: str) -> Row:
+    """The document of the running daemon. ``what``: the end of the message where none runs. Errors: `CliError`."""
+    document = fetch(options, sections, say=False)
+    if not document.live:
+        raise CliError(f"{document.down}; {what}", Exit.UNREACHABLE)
+    return document.body
+
+
 def fetch_named(options: Namespace, sections: Sequence[str] = (), *, say: bool = True) -> FetchedDocument:
     """As `fetch`, with the names of the pods: ``podnames`` of the daemon, ``pods`` of the store."""
     return fetch(options, (*sections, "podnames"), say=say)

@@ -8,7 +8,7 @@ from reconciler.cli.blocks import Block, Table
 from reconciler.cli.document import Row, fetch, standings
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import exact_text, file_text, group_title, value_text
-from reconciler.cli.screen import blank, emit, head, line, show
+from reconciler.cli.screen import blank, head, line, present
 from reconciler.runtime import format as fmt
 
 _KEYS: Final = ("schema", "kind", "source", "at")
@@ -58,10 +58,8 @@ def run(options: Namespace) -> int:
         for name in sections:
             if name not in body:
                 raise CliError(f"--section {name}: only available from a running daemon", Exit.USAGE)
-    if tables:
-        show(_blocks(body, _PlaceNames(body), sections))
-        return Exit.OK
-    emit({key: value for key, value in body.items() if not sections or key in {*_KEYS, *sections}}, options.output)
+    facts = {key: value for key, value in body.items() if not sections or key in {*_KEYS, *sections}}
+    present(options.output, facts, _blocks(body, _PlaceNames(body), sections) if tables else ())
     return Exit.OK
 
 

@@ -25,9 +25,9 @@ def table(rows: Sequence[Row]) -> Table:
             str(_KINDS.get(row["counts_as"], row["counts_as"])),
             str(row["cpus"] or fmt.NONE),
             fmt.cpus(row["use_milli"]),
-            _percent(row["wait_percent"]),
-            _percent(row["cpu_pressure_percent"]),
-            fmt.NONE if row["memory_bytes"] is None else fmt.size(row["memory_bytes"]),
+            fmt.percent(row["wait_percent"]),
+            fmt.percent(row["cpu_pressure_percent"]),
+            fmt.size(row["memory_bytes"]),
             str(row["processes"]),
             _named(row),
         )
@@ -59,7 +59,7 @@ def top_lines(rows: Sequence[Row], most: int) -> Iterator[list[Cell]]:
     for row in busiest[:most]:
         text = (
             f"{_KINDS.get(row['counts_as'], row['counts_as']):<6} {fmt.cpus(row['use_milli']):>6} CPU  "
-            f"wait {_percent(row['wait_percent']):>6}  {_named(row)}"
+            f"wait {fmt.percent(row['wait_percent']):>6}  {_named(row)}"
         )
         yield [StyledText("host      ", "dim"), text]
     if len(rows) > most:
@@ -108,11 +108,13 @@ def _blocks(facts: Row) -> Iterator[Block]:
         more = f" and {row['read'] - len(row['groups'])} more" if row["read"] > len(row["groups"]) else ""
         yield field("groups", ", ".join(printable(path, _SHOWN) for path in row["groups"]) + more)
     yield field("runs on", f"{fmt.plural(row['processes'], 'process', 'processes')}, CPUs {row['cpus'] or 'not known'}")
-    throttled = f", throttled in {_percent(row['throttled_percent'])} of periods" if row["throttled_percent"] else ""
-    yield field("uses", f"{fmt.cpus(row['use_milli'])} CPU, {_size(row['memory_bytes'])} of memory{throttled}")
-    yield field("waits", f"{_percent(row['wait_percent'])} of its time for a CPU ({fmt.cpus(row['wait_milli'])} tasks)")
+    throttled = f", throttled in {fmt.percent(row['throttled_percent'])} of periods" if row["throttled_percent"] else ""
+    yield field("uses", f"{fmt.cpus(row['use_milli'])} CPU, {fmt.size(row['memory_bytes'])} of memory{throttled}")
+    yield field(
+        "waits", f"{fmt.percent(row['wait_percent'])} of its time for a CPU ({fmt.cpus(row['wait_milli'])} tasks)"
+    )
     pressures = [(kind, row[f"{kind}_pressure_percent"]) for kind in ("cpu", "memory", "io")]
-    known = [f"{kind} {_percent(value)}" for kind, value in pressures if value is not None]
+    known = [f"{kind} {fmt.percent(value)}" for kind, value in pressures if value is not None]
     yield field("pressure", ", ".join(known) or "not measured: no pressure files of its own")
     if row["disk_read_bps"] is not None:
         yield field("disk", f"reads {fmt.rate(row['disk_read_bps'])}, writes {fmt.rate(row['disk_write_bps'] or 0)}")
@@ -128,11 +130,3 @@ def _blocks(facts: Row) -> Iterator[Block]:
 def _named(row: Row) -> str:
     text = f"{_PREFIX}{row['name']}"
     return f"{text} ({row['problem']})" if row["problem"] else text
-
-
-def _percent(value: float | None) -> str:
-    return fmt.NONE if value is None else fmt.percent(value)
-
-
-def _size(value: float | None) -> str:
-    return fmt.NONE if value is None else fmt.size(value)

@@ -175,10 +175,10 @@ def _until_written(parts: Sequence[str], only: str | None, name: str) -> int:
         raise
     except CliError as exc:
         code = _failed(str(exc), exc.code, exc.lines)
-    except InputError as exc:
-        code = _failed(str(exc), Exit.USAGE)
     except AgentError as exc:
-        code = _failed(str(exc), Exit.REFUSED)
+        # Of a configuration (`reconciler.settings.binder.ConfigError`), whose class few commands import: each mistake.
+        problems = getattr(exc, "problems", ())
+        code = _failed(str(exc), Exit.USAGE if problems or isinstance(exc, InputError) else Exit.REFUSED, problems)
     streams.finish()
     return code
 

@@ -19,7 +19,7 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, WritePlan, order_changes
 from cgroupfs.probe import cpus_in_effect, offered
 from reconciler.actuators.holds import active, holding
-from reconciler.cli.kernel import read_value, wanted_text
+from reconciler.cli.limits import read_value, wanted_text
 from reconciler.cli.nodeview import NO_MARKS, class_rules, read_text
 from reconciler.cli.nodeview import InspectedNode as Node
 from reconciler.cli.recorded import RecordedNode

@@ -36,7 +36,7 @@ class AgentPaths(NamedTuple):
 
 
 def find(options: Namespace) -> AgentPaths:
-    """Both places. Errors: `CliError` for a configuration that names them and is wrong."""
+    """Both places. Errors: `CliError`, and `ConfigError` for a configuration that names them and is wrong."""
     root = options.root
     socket: str | None = DEFAULT_SOCKET
     reader: str | None = DEFAULT_READER
@@ -202,10 +202,6 @@ def _configured(options: Namespace) -> tuple[str | None, str | None, str]:
     if (simple := _simple(options)) is not None:
         return simple
     from reconciler.config import load  # 50 ms, only where the configuration names places
-    from reconciler.settings.binder import ConfigError
 
-    try:
-        config = load.load(config_path(options)).config
-    except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    config = load.load(config_path(options)).config
     return config.http.socket, config.http.reader_socket, config.store.path

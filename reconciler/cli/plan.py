@@ -38,7 +38,6 @@ from reconciler.cli.unpack import unpack
 from reconciler.config import load
 from reconciler.placement.claims import cpu_claims, plain
 from reconciler.runtime import format as fmt
-from reconciler.settings.binder import ConfigError
 from state.cache import RESCTRL_GROUP
 from state.cpu import CORE_COOKIE, INTERRUPTS, THREAD_POLICY
 from state.machine import describe as machine_text
@@ -218,10 +217,7 @@ def run(options: Namespace) -> int:
     """Plan and show. Errors: `CliError` when there is nothing to plan for."""
     if options.pods is not None and options.machine is None:
         raise CliError("--pods requires --machine", Exit.USAGE)
-    try:
-        document = _node(options) if options.machine is None else _machine(options)
-    except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    document = _node(options) if options.machine is None else _machine(options)
     present(options.output, document, blocks(document))
     return Exit.OK
 

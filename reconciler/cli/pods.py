@@ -11,7 +11,7 @@ from typing import Final
 
 from cgroupfs.lines import lines_of
 from reconciler.cli.blocks import HEADINGS, MARK, Block, Cell, StyledText, Table, fitted, may_mean
-from reconciler.cli.document import Row, fetch
+from reconciler.cli.document import Row, fetch_live
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import blank, emit, line, on_terminal, plain, show
 from reconciler.runtime import format as fmt
@@ -85,10 +85,8 @@ def _wait(seconds: float) -> None:
 
 
 def _read(options: Namespace) -> tuple[list[Row], list[Row], list[Row]]:
-    document = fetch(options, ("podlist", PARENTS, HOSTS), say=False)
-    if not document.live:
-        raise CliError(f"{document.down}; only a running daemon lists pods", Exit.UNREACHABLE)
-    return document.body["podlist"], document.body[PARENTS], document.body[HOSTS]
+    body = fetch_live(options, ("podlist", PARENTS, HOSTS), "only a running daemon lists pods")
+    return body["podlist"], body[PARENTS], body[HOSTS]
 
 
 def _hosts(rows: Sequence[Row], options: Namespace) -> list[Row]:
@@ -247,9 +245,9 @@ def pod_cells(row: Row) -> dict[str, Cell]:
         "CPUS": row["cpus"] or fmt.NONE,
         "QUOTA": fmt.cpus(row["quota_milli"]),
         "USE": fmt.cpus(row["use_milli"]),
-        "THROT": _percent(_throttled(row), ABOVE if _by_parent(row) else ""),
+        "THROT": fmt.percent(_throttled(row)) + (ABOVE if _by_parent(row) else ""),
         "BY": _by(row),
-        "WAIT": _percent(row["wait_percent"]),
+        "WAIT": fmt.percent(row["wait_percent"]),
         "UID": row["uid"],
         "POD": row["title"],
     }
@@ -260,10 +258,6 @@ def _by(row: Row) -> str:
         return "own" if row["throttled_percent"] else fmt.NONE
     parent = row["throttled_above"]
     return f"{parent['path']}: {parent['quota_by'].partition(' (')[0]}"
-
-
-def _percent(value: float | None, mark: str = "") -> str:
-    return fmt.NONE if value is None else f"{fmt.percent(value)}{mark}"
 
 
 def _redraw(blocks: list[Block]) -> None:

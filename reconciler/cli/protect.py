@@ -19,7 +19,7 @@ from reconciler.cli.control import order
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import window_text
 from reconciler.cli.nodeview import inspect_node
-from reconciler.cli.screen import emit, line, show
+from reconciler.cli.screen import line, present
 from reconciler.cli.windowed import moment_of, window_facts
 from reconciler.config import load
 from reconciler.config.docs import preset_in_force, shown
@@ -27,7 +27,7 @@ from reconciler.config.level_line import with_level
 from reconciler.config.model import AgentMode, Config, Protection
 from reconciler.config.presets import ROWS, LevelEffect, NodeOffers, effects
 from reconciler.runtime.whole_files import replace_file
-from reconciler.settings.binder import ConfigError, Text
+from reconciler.settings.binder import Text
 from reconciler.settings.yaml import MAX_BYTES
 
 _NONE: Final = "none"
@@ -64,37 +64,27 @@ def run(options: Namespace) -> int:
                 raise CliError(f"{change.file}: edited meanwhile; nothing is written; run it again", Exit.REFUSED)
             _write(change.file, change.new)
         answer = _reload(options, change)
-    if options.output == "table":
-        show(_blocks(options, change, node, answer))
-    else:
-        emit(
-            {
-                "protect": options.level,
-                "file": change.file,
-                "written": not options.dry_run and change.new != change.old,
-                **answer,
-                "changed": {name: {"from": was, "to": now} for name, was, now in _differences(change)},
-                "notes": _notes(change.after, node),
-            },
-            options.output,
-        )
+    facts = {
+        "protect": options.level,
+        "file": change.file,
+        "written": not options.dry_run and change.new != change.old,
+        **answer,
+        "changed": {name: {"from": was, "to": now} for name, was, now in _differences(change)},
+        "notes": _notes(change.after, node),
+    }
+    present(options.output, facts, _blocks(options, change, node, answer))
     return Exit.OK
 
 
 def _planned(path: str, level: Protection) -> _LevelChange:
-    """The change, checked as the daemon will. Errors: `CliError` with every problem."""
-    try:
-        before = load.load(path)
-    except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    """The change, checked as the daemon will. Errors: `ConfigError` with every problem; `CliError`."""
+    before = load.load(path)
     at = before.origins.get("protect")
     file = at.file if at is not None else path
     old = _content(file)
     try:
         new = with_level((old or b"").decode(), level, at.line if at is not None else 0)
         after = load.load(path, edited=Text(file, new))
-    except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
     except ValueError as exc:
         raise CliError(f"{at or file}: {exc}", Exit.REFUSED) from exc
     if after.config.protect is not level:
@@ -225,23 +215,18 @@ def _undo(change: _LevelChange) -> str:
 
 
 def _show_levels(options: Namespace) -> int:
-    try:
-        loaded = load.load(places.config_path(options), required=options.config is not None)
-    except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    loaded = load.load(places.config_path(options), required=options.config is not None)
     config = loaded.config
     node = offers_of(inspect_node(options, loaded=loaded))
     at = loaded.origins.get("protect")
     levels = list(effects(node))
-    if options.output == "table":
-        show(_level_blocks(config, str(at) if at else "not set in a file", levels))
-        show(_window_blocks(options, config))
-        return Exit.OK
     rows = [
         {"level": row.level.value, "adds": row.gives, "lacks": row.lacks, "waits_for": row.unlisted} for row in levels
     ]
-    facts = {"protect": _name(config.protect), "origin": str(at) if at else None, "levels": rows}
-    emit({**facts, "window": window_facts(config, moment_of(options.root))}, options.output)
+    facts: dict[str, object] = {"protect": _name(config.protect), "origin": str(at) if at else None, "levels": rows}
+    facts["window"] = window_facts(config, moment_of(options.root))
+    text = _level_blocks(config, str(at) if at else "not set in a file", levels)
+    present(options.output, facts, (*text, *_window_blocks(options, config)))
     return Exit.OK
 
 

@@ -14,7 +14,7 @@ from reconciler.cli.control import RESTORE_S, other_holds, release_command, titl
 from reconciler.cli.document import Row, Unreachable, ask, fetch_named
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import file_text, short_path
-from reconciler.cli.screen import blank, emit, line, show
+from reconciler.cli.screen import blank, line, present, show
 from reconciler.cli.targets import fetch_pod
 from reconciler.runtime import format as fmt
 
@@ -43,12 +43,7 @@ def run_restore(options: Namespace) -> int:
         raise
     if trials is not None:
         answer |= {"trials": trials._asdict()}
-    if options.output == "table":
-        hold = answer.get("hold")
-        others = [] if hold is None else other_holds(fetch_named(options, ("holds",), say=False).body, hold["target"])
-        show(_blocks(answer, others, only=None if options.pod is None else pod))
-    else:
-        emit(answer, options.output)
+    present(options.output, answer, _blocks(options, answer, None if options.pod is None else pod))
     if problem := answer.get("problem"):
         more = "; the files were restored anyway" if answer["recorded"] is False else ""
         print(f"bypassctl: {problem}{more}", file=sys.stderr)
@@ -111,7 +106,7 @@ def _nothing(answer: dict[str, Any]) -> str:
     return "no file known to be written by bypassd" if answer.get("lost") else "nothing to restore"
 
 
-def _blocks(answer: dict[str, Any], others: list[Row], *, only: Row | None) -> Iterator[Block]:
+def _blocks(options: Namespace, answer: dict[str, Any], only: Row | None) -> Iterator[Block]:
     files = answer["files"]
     rows: list[tuple[Cell, ...]] = []
     for file in sorted(files, key=lambda item: (item["undo"] in _FINE, item["path"], item["file"])):
@@ -144,7 +139,9 @@ def _blocks(answer: dict[str, Any], others: list[Row], *, only: Row | None) -> I
         resume = "as its configuration says" if observes else "resume: bypassctl reload"
         yield line(f"The daemon is now in mode {answer['mode']}; {resume}")
     elif answer["through"] == "daemon":
-        yield from _held(answer.get("hold"), others, only or {})
+        hold = answer.get("hold")
+        others = [] if hold is None else other_holds(fetch_named(options, ("holds",), say=False).body, hold["target"])
+        yield from _held(hold, others, only or {})
 
 
 def _why_left(files: list[dict[str, Any]]) -> str:

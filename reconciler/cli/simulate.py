@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from reconciler.cli import places
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.promise_replay import PromiseReplay, headroom_blocks
-from reconciler.cli.replay import PlanReplay, plan_blocks, plan_frame
+from reconciler.cli.replay import PlanReplay, PromiseReplay, headroom_blocks, plan_blocks, plan_frame
 from reconciler.cli.screen import blank, head, line, present
 from reconciler.cli.windowed import WindowedConfig
 from reconciler.config import load
@@ -31,7 +30,6 @@ from reconciler.interference.nodesteps import NodeStep
 from reconciler.interference.recording import LearnedState, RecordedItem, read
 from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState, decide
 from reconciler.runtime import format as fmt
-from reconciler.settings.binder import ConfigError
 from state.evidence import SampleFrame, Verdict
 from state.summary import resource_facts
 
@@ -445,10 +443,7 @@ class _Progress:
 
 def _load(options: Namespace, path: str) -> WindowedConfig:
     required = options.config is not None or path == options.against
-    try:
-        loaded = load.load(path, required=required)
-    except ConfigError as exc:
-        raise CliError(str(exc), Exit.USAGE, lines=exc.problems) from exc
+    loaded = load.load(path, required=required)
     return WindowedConfig(loaded, places.kept_settings(options, loaded))
 
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, final
 
 from reconciler.cli import places
 from reconciler.cli.blocks import StyledText, levels
-from reconciler.cli.document import Row, fetch, query
+from reconciler.cli.document import Row, fetch_live, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.livescreen import EndedError, LiveScreen
 from reconciler.cli.pods import PARENTS, pod_row, throttling_parents, wanted
@@ -62,10 +62,7 @@ def run(options: Namespace) -> int:
         raise CliError(
             f"--interval {options.interval:g}: expected {INTERVALS[0]} to {INTERVALS[-1]:g} seconds", Exit.USAGE
         )
-    document = fetch(options, (*OFTEN, "cpumap", *_SELDOM), say=False)
-    if not document.live:
-        raise CliError(f"{document.down}; top needs the running daemon", Exit.UNREACHABLE)
-    node = ShownNode(options, document.body)
+    node = ShownNode(options, fetch_live(options, (*OFTEN, "cpumap", *_SELDOM), "top needs the running daemon"))
     out = sys.stdout
     terminal = out is not None and out.isatty() and os.environ.get("TERM") not in {None, "", "dumb"}
     if options.once or options.output != "table" or not terminal:

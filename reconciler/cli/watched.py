@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
-from reconciler.cli.document import Row, fetch, in_namespace
+from reconciler.cli.document import Row, fetch, fetch_live, in_namespace
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import blank, emit, head, line, present
 from reconciler.runtime import format as fmt
@@ -243,10 +243,7 @@ def run_interference(options: Namespace) -> int:
 
     Errors: `CliError` when detection is disabled, or no daemon runs.
     """
-    document = fetch(options, ("interference",), say=False)
-    if not document.live:
-        raise CliError(f"{document.down}; interference is known to a running daemon only", Exit.UNREACHABLE)
-    seen: Row = document.body.get("interference") or {}
+    seen: Row = fetch_live(options, ("interference",), "only a running daemon knows it").get("interference") or {}
     if not seen:
         if options.output != "table":
             emit({"interference": None}, options.output)
@@ -295,8 +292,7 @@ def _records(seen: Row) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for name, record in records.items():
         mode = "enforced" if record["enforcing"] else "dry run"
-        since = fmt.NONE if record["since_s"] is None else fmt.clock(record["since_s"])
-        rows.append((name, mode, since, str(record["demotions"]), record["text"]))
+        rows.append((name, mode, fmt.clock(record["since_s"]), str(record["demotions"]), record["text"]))
     yield Table(("RULE", "MODE", "SINCE", "FAILED", "RECORD"), rows, frozenset({3}))
 
 

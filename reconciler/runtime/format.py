@@ -22,9 +22,9 @@ def number(value: float) -> str:
     return _trimmed(value, 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3)
 
 
-def percent(value: float) -> str:
+def percent(value: object) -> str:
     """``10.5 %``."""
-    return f"{number(value)} %"
+    return f"{number(value)} %" if isinstance(value, int | float) else NONE
 
 
 def size(count: object) -> str:
