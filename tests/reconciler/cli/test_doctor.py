@@ -176,7 +176,7 @@ def test_an_obstacle_is_bad_with_exit_code_1(run: Run, good: LiveNode) -> None:
     answer = json.loads(ran.out)
     bad = {finding["check"]: finding for finding in answer["findings"] if finding["state"] == "bad"}
     assert bad.keys() == {"config", "store"}
-    assert "(and 1 more)" in bad["config"]["found"]
+    assert "; and 1 more" in bad["config"]["found"]
     assert answer["bad"] == 2
     assert "2 error" in run("doctor", "--root", good.root).out
 
@@ -441,7 +441,7 @@ def test_keys_of_an_earlier_version_are_a_warning_with_what_applies(good: LiveNo
     found, text, fix = states(good.root)["config"]
     assert found is CheckState.WARN
     key = "config.yaml:1:26: policies.idle_buffer.grow_after_s: no longer a setting, ignored; always 1s"
-    assert text.endswith(f"{key} (and 1 more)")
+    assert text.endswith(f"{key}; and 1 more")
     assert "check-config" in fix
 
 

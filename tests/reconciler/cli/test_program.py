@@ -26,6 +26,7 @@ from reconciler.cli.main import COMMANDS, main, parser
 from reconciler.cli.nodeview import InspectedNode
 from reconciler.config import load
 from reconciler.config.model import Config
+from reconciler.settings.binder import ConfigError
 from state.schema import DEFAULT_PATH
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
@@ -253,7 +254,7 @@ def test_later_files_of_places_count_and_a_section_twice_is_the_loaders_error(tm
     options = Namespace(config=str(path), socket=None, store=None, root="/")
     assert places.find(options).socket == "/b.sock"
     more.write_text("http:\n  socket: /b.sock\nhttp:\n  socket: /c.sock\n")
-    with pytest.raises(CliError):
+    with pytest.raises(ConfigError):
         places.find(options)
 
 
