@@ -1,19 +1,25 @@
-"""Makes the shells' completion files in deploy/completion from the command line's own declaration.
+"""Completion of the shells: the files in deploy/completion, and the names that they ask the program for.
 
-``python -m reconciler.cli.completion`` (in the project's directory) writes them again; a test compares them.
+``python -m reconciler.cli.completion`` (in the project's directory) makes the files from the command line's own
+declaration; a test compares them. ``bypassctl __complete KIND PREFIX [WORD...]`` prints names, one a line; it is hidden
+from the help.
 
-Names of pods and holds are of `reconciler.cli.candidates`. The shells read them as lines and never expand them, and the
-program is the one of the search path, never a file that is only named so.
+Names are their authors' choice, and shells expand words: only names of harmless characters are printed, the shells read
+them as lines and never expand them, and the program is the one of the search path, never a file that is only named so.
+Nothing is printed, and never an error, where the daemon does not answer at once or this user may not ask it.
 """
 
-from typing import Final
+import os
+import re
+import signal
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-import shtab
-
-from reconciler.cli.candidates import KINDS
-from reconciler.cli.main import parser
-from reconciler.config.model import Config
-from reconciler.settings.schema import section_of, settings
+from cgroupfs.errors import AgentError
+from reconciler.cli import places
+from reconciler.cli.document import Row, query
+from reconciler.runtime import streams
 
 FILES: Final = {
     "bash": "deploy/completion/bypassctl.bash",
@@ -76,6 +82,10 @@ end
 
 def completion(shell: str) -> str:
     """One shell's file."""
+    import shtab  # a tool of development
+
+    from reconciler.cli.main import parser
+
     if shell == "fish":
         functions = "\n".join(f"function _bypassctl_{kind}; _bypassctl_names {kind}; end" for kind in KINDS)
         before = f"set -g _bypassctl_settings {' '.join(_keys())}\n{_FISH}{functions}\n"
@@ -92,7 +102,127 @@ def completion(shell: str) -> str:
 
 def _keys() -> list[str]:
     """Every setting and section."""
+    from reconciler.config.model import Config
+    from reconciler.settings.schema import section_of, settings
+
     return sorted(path for path, _ in settings(section_of(Config)))
+
+
+KINDS: Final = ("pods", "held", "holds", "namespaces", "pools", "sections")
+SECTIONS: Final = (
+    *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
+    *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
+    *("classes", "podlist", "cpumap", "nodehour", "effect", "podnames", "podparents", "hostlist"),
+)
+"""Sections and views of `reconciler.daemon.status`, which a start of the completion has no time to import."""
+_SAFE: Final = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:-]{0,319}")
+_MOST: Final = 500
+_LONGEST_WORDS: Final = 200
+_ANSWER_S: Final = 0.7
+_ALL_S: Final = 1.0
+_PLACES: Final = {"--socket": "socket", "--config": "config", "--store": "store", "--root": "root"}
+_NAMESPACE: Final = ("-n", "--namespace")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the names that begin with PREFIX; the WORDs are the command line so far. Always 0."""
+    kind, prefix, *words = [*arguments, "", ""][: 2 + _LONGEST_WORDS]
+    if kind not in KINDS:
+        return 0
+    before = signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.setitimer(signal.ITIMER_REAL, _ALL_S)
+    try:
+        options, namespace = _read(words)
+        names = _FINDERS[kind](options, prefix, namespace)
+        found = sorted({name for name in names if name.startswith(prefix) and _SAFE.fullmatch(name)})[:_MOST]
+    except (AgentError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    streams.write("".join(f"{name}\n" for name in found))
+    return 0
+
+
+def _read(words: Sequence[str]) -> tuple[Namespace, str | None]:
+    """The options that say where the daemon is, and the namespace, of an unfinished command line."""
+    options = Namespace(socket=None, config=None, store=None, root="/")
+    namespace = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        if name in _PLACES and value:
+            setattr(options, _PLACES[name], value)
+        elif name in _NAMESPACE and value:
+            namespace = value
+    return options, namespace
+
+
+def _ask(options: Namespace, sections: str) -> Row:
+    where = places.find(options)
+    if where.socket is None:
+        return {}
+    return query(where.socket, where.reader, f"/state?section={sections}", timeout_s=_ANSWER_S)
+
+
+def _of(rows: Iterable[Mapping[str, Any]], namespace: str | None) -> Iterator[Mapping[str, Any]]:
+    return (row for row in rows if row["name"] and namespace in {None, row["namespace"]})
+
+
+def _pods(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+    for row in _of(_ask(options, "podnames")["podnames"], namespace):
+        # Without a namespace and a begin, a name alone would be printed beside the same one with its namespace.
+        if namespace is not None or prefix:
+            yield row["name"]
+        if namespace is None:
+            yield f"{row['namespace']}/{row['name']}"
+
+
+def _held(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+    """What can be held."""
+    yield "node"
+    if prefix.startswith("knob:"):
+        from cgroupfs.knobs import CATALOG  # only for these
+
+        yield from (f"knob:{name}" for name in CATALOG)
+    elif prefix.startswith("pod:"):
+        yield from (f"pod:{name}" for name in _pods(options, prefix.removeprefix("pod:"), namespace))
+    else:
+        yield from ("pod:", "knob:")
+
+
+def _holds(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+    """The present holds, as `holds` prints them."""
+    del prefix
+    from reconciler.cli.targets import of_namespace, titled
+
+    holds = titled({"holds": [], **_ask(options, "holds,podnames")})
+    yield from (hold["title"] for hold in holds if of_namespace(hold, namespace))
+
+
+def _namespaces(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+    del prefix, namespace
+    return (row["namespace"] for row in _of(_ask(options, "podnames")["podnames"], None))
+
+
+def _pools(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+    del prefix, namespace
+    return (name for name in _ask(options, "pools")["pools"] if not name.startswith("dedicated/"))
+
+
+def _sections(options: Namespace, prefix: str, namespace: str | None) -> Sequence[str]:
+    del options, prefix, namespace
+    return SECTIONS
+
+
+_FINDERS: Final[Mapping[str, Callable[[Namespace, str, str | None], Iterable[str]]]] = {
+    "pods": _pods,
+    "held": _held,
+    "holds": _holds,
+    "namespaces": _namespaces,
+    "pools": _pools,
+    "sections": _sections,
+}
 
 
 def main() -> None:

@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None, name: str = PROGRAM) -> int:
     with streams.prepared():
         try:
             if parts[:1] == [COMPLETE]:
-                return cast(Callable[[Sequence[str]], int], load("reconciler.cli.candidates:run"))(parts[1:])
+                return cast(Callable[[Sequence[str]], int], load("reconciler.cli.completion:run"))(parts[1:])
             return _until_written(parts, parts[0] if known else None, name)
         except streams.OutputError as exc:
             streams.give_up()

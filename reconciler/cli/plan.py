@@ -22,6 +22,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import HierarchyMode
 from reconciler import __version__
 from reconciler.cli import places
+from reconciler.cli.archive import unpack
 from reconciler.cli.asking import query_node
 from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.capture import reading
@@ -34,7 +35,6 @@ from reconciler.cli.podsfile import LAYOUT, plan_machine, read_pods_file
 from reconciler.cli.recorded import CriAnswers, RecordedNode, read_recorded
 from reconciler.cli.screen import blank, field, head, line, present
 from reconciler.cli.status import CLASSES
-from reconciler.cli.unpack import unpack
 from reconciler.config import load
 from reconciler.placement.claims import cpu_claims, plain
 from reconciler.runtime import format as fmt

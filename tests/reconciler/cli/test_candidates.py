@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.cli.candidates import SECTIONS
+from reconciler.cli.completion import SECTIONS
 from reconciler.daemon import status
 from tests.fakes.terminal import PROJECT
 from tests.reconciler.cli.conftest import Run

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from reconciler.cli.archive import open_sink
 from reconciler.cli.exits import CliError
-from reconciler.cli.gather import open_sink
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to another user")

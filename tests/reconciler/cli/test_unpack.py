@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import InputError
-from reconciler.cli import unpack as module
+from reconciler.cli import archive as module
+from reconciler.cli.archive import open_sink, unpack
 from reconciler.cli.exits import CliError
-from reconciler.cli.gather import open_sink
 from reconciler.cli.plan import _unpacked
-from reconciler.cli.unpack import unpack
 
 Make = Callable[[tarfile.TarFile], None]
 
