@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from reconciler.cli import places
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.control import who
 from reconciler.cli.document import Row, Unreachable, ask, fetch
 from reconciler.cli.exits import Exit
-from reconciler.cli.screen import blank, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, present
 from reconciler.runtime import format as fmt
 from reconciler.runtime.streams import complain
 

@@ -24,12 +24,11 @@ from reconciler import __version__
 from reconciler.cli import masks, places, recorded
 from reconciler.cli.archive import CAPTURED, LARGEST_CONTROL, ArchiveWriter, open_sink
 from reconciler.cli.asking import QueryResults, query_node
-from reconciler.cli.blocks import StyledText
 from reconciler.cli.document import fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node, read_text
 from reconciler.cli.recorded import CaptureInfo, CriAnswers, UsageReading
-from reconciler.cli.screen import line, present
+from reconciler.cli.screen import StyledText, line, present
 from reconciler.config.window_time import local_name
 from reconciler.runtime import format as fmt
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, read_file

@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
-from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import DaemonRefused, Row, Unreachable, ask, fetch, fetch_named, quoted
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import line, present
+from reconciler.cli.screen import Block, StyledText, Table, line, present
 from reconciler.cli.targets import fetch_pod, of_namespace, plain_uid, titled, uid_in
 from reconciler.runtime import format as fmt
 

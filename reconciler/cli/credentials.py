@@ -22,11 +22,10 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError, InputError, SourceError, errno_name
 from reconciler.cli.asking import denied, token_life
-from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.rights import ACCOUNT, RIGHTS, AccessRight, RightsUse, manifest
-from reconciler.cli.screen import line, show
+from reconciler.cli.screen import StyledText, Table, line, show
 from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, OWN_MARK, own_identity, watches_pods
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession

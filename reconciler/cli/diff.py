@@ -4,11 +4,10 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from reconciler.cli import places
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text
-from reconciler.cli.screen import line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, line, present
 from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
 

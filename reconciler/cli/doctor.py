@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from reconciler.cli.asking import query_node
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.checks import CheckResult, CheckState, agent, kubelet, machine, offers, watching
 from reconciler.cli.exits import Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
-from reconciler.cli.screen import line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, line, present
 from reconciler.runtime import format as fmt
 
 _OF_ROOT: Final = frozenset(

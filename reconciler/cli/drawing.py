@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.cli.blocks import Block, Line, StyledText
-from reconciler.cli.screen import blank, line
+from reconciler.cli.screen import Block, Line, StyledText, blank, line
 from reconciler.runtime import format as fmt
 
 if TYPE_CHECKING:

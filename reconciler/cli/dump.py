@@ -4,11 +4,10 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from reconciler.cli.blocks import Block, Table
 from reconciler.cli.document import Row, fetch, standings
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import exact_text, file_text, group_title, value_text
-from reconciler.cli.screen import blank, head, line, present
+from reconciler.cli.screen import Block, Table, blank, head, line, present
 from reconciler.runtime import format as fmt
 
 _KEYS: Final = ("schema", "kind", "source", "at")

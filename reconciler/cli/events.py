@@ -8,11 +8,10 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
-from reconciler.cli.blocks import StyledText, Table
 from reconciler.cli.document import DaemonRefused, Row, Unreachable, query, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import before_text, file_text, short_path
-from reconciler.cli.screen import emit, line, show
+from reconciler.cli.screen import StyledText, Table, emit, line, show
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
 from state.printable import printable_json

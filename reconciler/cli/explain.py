@@ -4,10 +4,9 @@ import pwd
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row
 from reconciler.cli.format import before_text, file_text, setting_text, short_path, unmeasured, value_text
-from reconciler.cli.screen import blank, field, head, line
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, head, line
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.runtime import format as fmt
 from state.kinds import CGROUP

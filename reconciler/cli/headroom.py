@@ -4,11 +4,10 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 
-from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import value_text
-from reconciler.cli.screen import blank, line, present
+from reconciler.cli.screen import Block, StyledText, Table, blank, line, present
 from reconciler.runtime import format as fmt
 
 

@@ -4,10 +4,9 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import field, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, field, line, present
 from reconciler.runtime import format as fmt
 from state.printable import printable
 

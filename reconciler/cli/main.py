@@ -14,8 +14,8 @@ from typing import Final, NoReturn, cast
 
 from cgroupfs.errors import AgentError, InputError
 from reconciler import __version__
-from reconciler.cli import blocks
 from reconciler.cli import options as opts
+from reconciler.cli import screen
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.options import PROGRAM, CliCommand
 from reconciler.runtime import streams
@@ -164,8 +164,8 @@ def _until_written(parts: Sequence[str], only: str | None, name: str) -> int:
         options = parser(only, name).parse_args(parts)
         # What cannot be read without it, the command itself reports.
         join_host_cgroups()
-        blocks.HEADINGS["printed"] = not getattr(options, "no_headers", False)
-        blocks.WHOLE_NAMES["shown"] = getattr(options, "output", None) == "wide"
+        screen.HEADINGS["printed"] = not getattr(options, "no_headers", False)
+        screen.WHOLE_NAMES["shown"] = getattr(options, "output", None) == "wide"
         command = cast(Callable[[Namespace], int], load(f"reconciler.cli.{options.runs}"))
         code = _run(command, options)
     except SystemExit as exc:

@@ -24,7 +24,6 @@ from reconciler import __version__
 from reconciler.cli import places
 from reconciler.cli.archive import unpack
 from reconciler.cli.asking import query_node
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.capture import reading
 from reconciler.cli.drawing import as_sets, draw, marks, placement
 from reconciler.cli.exits import CliError, Exit
@@ -33,7 +32,7 @@ from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.offline import OfflineSetting, PlanResult, plan_node
 from reconciler.cli.podsfile import LAYOUT, plan_machine, read_pods_file
 from reconciler.cli.recorded import CriAnswers, RecordedNode, read_recorded
-from reconciler.cli.screen import blank, field, head, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, head, line, present
 from reconciler.cli.status import CLASSES
 from reconciler.config import load
 from reconciler.placement.claims import cpu_claims, plain

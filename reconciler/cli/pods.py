@@ -10,10 +10,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from cgroupfs.lines import lines_of
-from reconciler.cli.blocks import HEADINGS, MARK, Block, Cell, StyledText, Table, fitted, may_mean
 from reconciler.cli.document import Row, fetch_live
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import blank, emit, line, on_terminal, plain, show
+from reconciler.cli.screen import (
+    HEADINGS,
+    MARK,
+    Block,
+    Cell,
+    StyledText,
+    Table,
+    blank,
+    emit,
+    fitted,
+    line,
+    may_mean,
+    on_terminal,
+    plain,
+    show,
+)
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
 

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import Row
-from reconciler.cli.screen import blank, head
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, head
 from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES, Buckets
 from reconciler.runtime import format as fmt
 

@@ -13,13 +13,12 @@ from typing import Final, NamedTuple
 from cgroupfs.bounded import read_file
 from cgroupfs.errors import errno_name
 from reconciler.cli import places
-from reconciler.cli.blocks import Block, StyledText
 from reconciler.cli.checks.offers import offers_of
 from reconciler.cli.control import order
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import window_text
 from reconciler.cli.nodeview import inspect_node
-from reconciler.cli.screen import line, present
+from reconciler.cli.screen import Block, StyledText, line, present
 from reconciler.cli.windowed import moment_of, window_facts
 from reconciler.config import load
 from reconciler.config.docs import preset_in_force, shown

@@ -19,9 +19,8 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from cgroupfs.naming import Driver, Layout, QosClass
 from reconciler.cli import promises
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import blank, head, line
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, head, line
 from reconciler.cli.windowed import WindowedConfig
 from reconciler.config.model import Config
 from reconciler.control.planner import plan_node

@@ -12,10 +12,9 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places, promises
-from reconciler.cli.blocks import Block, StyledText, Table
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import blank, field, head, present
+from reconciler.cli.screen import Block, StyledText, Table, blank, field, head, present
 from reconciler.runtime import format as fmt
 
 _HOUR_S: Final = 3600

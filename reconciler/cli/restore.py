@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cgroupfs.errors import SourceError
 from reconciler.cli import places
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.control import RESTORE_S, other_holds, release_command, title_of, who
 from reconciler.cli.document import Row, Unreachable, ask, fetch_named
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import file_text, short_path
-from reconciler.cli.screen import blank, line, present, show
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, present, show
 from reconciler.cli.targets import fetch_pod
 from reconciler.runtime import format as fmt
 

@@ -1,36 +1,252 @@
-"""Output of a command: tables and lines for people, documents for programs, the same for every command.
+"""What a command shows: lines, fields and tables with styles, or a document for programs; the same for every command.
 
-A terminal gets styles and wrapped lines; a pipe plain text without wrapping, so that grep and awk work on it.
+A terminal gets styles and wrapped lines; a pipe plain text without wrapping, so that grep and awk work on it. Long
+names are shortened in the middle on a terminal, as systemctl does with units, and accepted so where a pod is named: its
+start has the workload, and by its end the pods of a workload differ.
 """
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TextIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple, TextIO
 
 from cgroupfs.bounded import digits
-from reconciler.cli.blocks import (
-    BELOW,
-    LABEL,
-    NARROW,
-    RESET,
-    Block,
-    Cell,
-    Field,
-    Line,
-    StyledText,
-    Table,
-    codes,
-    columns_of,
-    fitted,
-    goes_below,
-    has_headings,
-    text_of,
-    wrapped,
-)
 from reconciler.cli.exits import CliError, Exit
 from reconciler.runtime import streams
 from reconciler.runtime.streams import guarded
+from state.printable import LONGEST, printable
+
+MARK: Final = "..."
+"""In place of the middle. No name of a pod has it (DNS labels); shells leave it as it is, and every terminal has it."""
+LEAST: Final = 12
+"""Columns that a shortened name has at least: with fewer, many pods would have the same."""
+
+
+def shortened(text: str, width: int) -> str:
+    """A text in at most ``width`` columns, or `LEAST` if that is more."""
+    width = max(width, LEAST)
+    if len(text) <= width:
+        return text
+    end = (width - len(MARK)) // 2
+    # A dot before the mark would be taken for a part of it.
+    return f"{text[: width - len(MARK) - end].rstrip('.')}{MARK}{text[-end:]}"
+
+
+def start_of(text: str) -> str:
+    """What each name begins with that ``text`` may mean."""
+    return text.partition(MARK)[0]
+
+
+def may_mean(text: str, name: str) -> bool:
+    """Whether ``text`` is the start of a name, or the whole name shortened."""
+    start, _, end = text.partition(MARK)
+    short = start and end and len(name) > len(text) and name.startswith(start) and name.endswith(end)
+    return name.startswith(text) or bool(short)
+
+
+STYLES: Final = {
+    "ok": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "dim": "dim",
+    "head": "bold",
+    "key": "reverse",
+    # A drawing's CPUs; where BE work runs too, the pool's colour is ink instead of ground.
+    "pool reserved": "black on yellow",
+    "pool reserved be": "bold yellow",
+    "pool interrupt": "white on magenta",
+    "pool interrupt be": "bold magenta",
+    "pool shared": "black on green",
+    "pool shared be": "bold green",
+    "pool named": "black on cyan",
+    "pool named be": "bold cyan",
+    "pool dedicated": "white on red",
+    "pool dedicated be": "bold red",
+    "pool reclaimed": "bold",
+    "pool reclaimed be": "bold",
+    "pool several": "reverse",
+}
+_CODES: Final = {"bold": 1, "dim": 2, "underline": 4, "reverse": 7}
+_COLOURS: Final = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+RESET: Final = "\x1b[0m"
+
+
+@lru_cache(maxsize=128)
+def codes(style: str, *, colours: bool) -> str:
+    """The sequence that begins a style; empty for none. Without ``colours`` only bold, dim, underlined and reverse.
+
+    Source: ECMA-48, 8.3.117 (SGR). ``underline`` may follow a style's name.
+    """
+    name, _, more = style.partition(" +")
+    numbers = []
+    ground = 0
+    for word in [*STYLES.get(name, "").split(), *more.split()]:
+        if word == "on":
+            ground = 10
+        elif word in _CODES:
+            numbers.append(_CODES[word])
+        elif colours:
+            numbers.append(30 + ground + _COLOURS.index(word))
+    if ground and not colours:
+        numbers.append(_CODES["reverse"])
+    return f"\x1b[{';'.join(map(str, numbers))}m" if numbers else ""
+
+
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_PLAIN: Final = "_.-=+*#@"
+_UNKNOWN: Final = "?"
+
+
+def sparkline(values: Sequence[float | None], width: int = 30) -> str:
+    """At most ``width`` characters, the newest at the end; each is the largest of the values that it is made from.
+
+    Zero is the lowest mark and the largest value the highest. Without blocks in the output's encoding, ASCII.
+    """
+    if not values:
+        return ""
+    size = -(-len(values) // width)
+    # From the end, so that the newest mark does not change its part with every value.
+    parts = [values[max(0, end - size) : end] for end in range(len(values), 0, -size)][::-1]
+    largest = [max((value for value in part if value is not None), default=None) for part in parts]
+    top = max((value for value in largest if value is not None), default=0.0) or 1.0
+    marks = levels()
+    return "".join(
+        _UNKNOWN if value is None else marks[min(len(marks) - 1, int(value / top * len(marks)))] for value in largest
+    )
+
+
+def levels() -> str:
+    """Marks from the lowest to the highest, in the output's encoding."""
+    try:
+        _BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return _PLAIN
+    return _BLOCKS
+
+
+LABEL: Final = 9
+"""Columns of a label."""
+HEADINGS: Final = {"printed": True}
+"""Whether tables have their headings: ``--no-headers``."""
+WHOLE_NAMES: Final = {"shown": False}
+"""Whether names keep their length on a terminal, too: ``-o wide``."""
+NARROW: Final = 20
+"""Columns of a terminal: with less the last column of a table gets lines of its own."""
+BELOW: Final = 4
+"""Blanks before them."""
+
+
+class StyledText(NamedTuple):
+    """Text with a meaning: ``ok``, ``warn``, ``bad``, ``dim``, ``head``."""
+
+    text: str
+    style: str
+
+
+Cell = str | StyledText
+
+
+class Line(NamedTuple):
+    """One line, wrapped below its own indent where it is too long."""
+
+    cells: tuple[Cell, ...]
+    indent: int = 0
+
+
+class Field(NamedTuple):
+    """A label and what there is to say; wrapped beside the label, not below it."""
+
+    label: str
+    cells: tuple[Cell, ...]
+
+
+class Table(NamedTuple):
+    """Rows under headings. Columns keep their width; the last one is wrapped. ``right``: numbers.
+
+    ``headings``: whether they are printed. ``names``: a column of names, which are shortened where a terminal has no
+    room for them.
+    """
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+    right: frozenset[int] = frozenset()
+    headings: bool = True
+    names: int | None = None
+
+
+Block = Line | Field | Table
+
+
+def fitted(table: Table, width: int | None) -> Table:
+    """The table with its names shortened to a terminal of ``width`` columns; drawing a table begins with it.
+
+    Another column than the last leaves at least `NARROW` columns to the last, which is wrapped.
+    """
+    column = table.names
+    if width is None or column is None or not table.rows or WHOLE_NAMES["shown"]:
+        return table
+    last = len(table.columns) - 1
+    rows = [*([table.columns] if has_headings(table) else []), *table.rows]
+    widths = [max(len(text_of(row[number])) for row in rows) for number in range(last + 1)]
+    left = sum(widths[:-1]) + 2 * last
+    if column != last:
+        room = max(NARROW, width - left + widths[column] - min(widths[last], NARROW))
+    else:
+        room = width - (BELOW if goes_below(left, width, widths[last]) else left)
+    # Another one than the last is not wrapped: there its words are one name.
+    return table._replace(
+        rows=[
+            (*row[:column], _short(row[column], room, words=column == last), *row[column + 1 :]) for row in table.rows
+        ]
+    )
+
+
+def _short(cell: Cell, room: int, *, words: bool) -> Cell:
+    text = text_of(cell)
+    if len(text) <= room:
+        return cell
+    short = " ".join(shortened(word, room) for word in text.split(" ")) if words else shortened(text, room)
+    return cell._replace(text=short) if isinstance(cell, StyledText) else short
+
+
+def columns_of(text: str) -> int:
+    """The columns of a terminal that a text takes: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width  # 1 MiB of tables
+
+    return sum(2 if east_asian_width(sign) in "WF" else not combining(sign) for sign in text)
+
+
+def has_headings(table: Table) -> bool:
+    """Whether this table's headings are printed."""
+    return table.headings and HEADINGS["printed"]
+
+
+def text_of(cell: Cell) -> str:
+    """The text of a cell, without its style, as it may be shown."""
+    return printable(cell.text if isinstance(cell, StyledText) else cell, LONGEST)
+
+
+def goes_below(left: int, width: int | None, widest: int) -> bool:
+    """Whether a table's last column gets lines of its own: beside the others its ``widest`` cell has no room."""
+    return width is not None and width - left < min(NARROW, widest)
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """Text in lines of at most ``width``, broken at blanks; a longer word stays whole."""
+    if width is None or len(text) <= width:
+        return [text]
+    lines: list[str] = []
+    line = ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line]
 
 
 def line(*cells: Cell, indent: int = 0) -> Line:

@@ -18,10 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.cli import places
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.replay import PlanReplay, PromiseReplay, headroom_blocks, plan_blocks, plan_frame
-from reconciler.cli.screen import blank, head, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, head, line, present
 from reconciler.cli.windowed import WindowedConfig
 from reconciler.config import load
 from reconciler.config.model import Config

@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import FetchedDocument, Row, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import unmeasured, value_text, window_text
-from reconciler.cli.screen import blank, field, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, line, present
 from reconciler.cli.targets import titled
 from reconciler.cli.watched import closing_cells, node_cells, of_node
 from reconciler.runtime import format as fmt

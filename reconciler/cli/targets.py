@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any, Final
 
 from cgroupfs.lines import lines_of
-from reconciler.cli.blocks import MARK, may_mean, start_of
 from reconciler.cli.document import FetchedDocument, Row, fetch, fetch_named, quoted
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.screen import MARK, may_mean, start_of
 from state.printable import printable
 
 FORMS: Final = "name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path"

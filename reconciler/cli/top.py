@@ -17,12 +17,11 @@ from contextlib import suppress
 from typing import Final, NamedTuple, final
 
 from reconciler.cli import places
-from reconciler.cli.blocks import StyledText, levels
 from reconciler.cli.document import Row, fetch_live, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.livescreen import EndedError, LiveScreen
 from reconciler.cli.pods import PARENTS, pod_row, throttling_parents, wanted
-from reconciler.cli.screen import emit, rendered
+from reconciler.cli.screen import StyledText, emit, levels, rendered
 from reconciler.cli.topframe import (
     CLASSES,
     MAPS,

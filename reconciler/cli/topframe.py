@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.cli.blocks import Cell, StyledText, shortened
 from reconciler.cli.document import Row
 from reconciler.cli.drawing import RECLAIMED, marks, node_rows, placement
 from reconciler.cli.pods import ABOVE, AMOUNTS, parent_texts, pod_cells, sort_rows
+from reconciler.cli.screen import Cell, StyledText, shortened
 from reconciler.cli.watched import SHOWN, STYLES, node_cells, of_node
 from reconciler.runtime import format as fmt
 from state.printable import printable

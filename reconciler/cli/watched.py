@@ -4,10 +4,9 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reconciler.cli.blocks import Block, Cell, StyledText, Table
 from reconciler.cli.document import Row, fetch, fetch_live, in_namespace
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import blank, emit, head, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, emit, head, line, present
 from reconciler.runtime import format as fmt
 from reconciler.runtime.streams import complain
 

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
-from reconciler.cli.blocks import Block, Cell, StyledText, sparkline
 from reconciler.cli.control import release_command, title_of
 from reconciler.cli.document import FetchedDocument, Row, fetch, query, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.explain import collect, collect_directory, detail_blocks, pod_processes, title_blocks
 from reconciler.cli.format import setting_text, window_text
 from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, PodLimits, measured, throttlers
-from reconciler.cli.screen import field, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, field, line, present, sparkline
 from reconciler.cli.targets import fetch_pod
 from reconciler.cli.watched import OUTCOMES, closing_cells
 from reconciler.runtime import format as fmt

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.cli.blocks import STYLES, Block, Field, Line, StyledText, Table, codes, columns_of
 from reconciler.cli.drawing import as_sets, draw, marks, placement
-from reconciler.cli.screen import plain, show
+from reconciler.cli.screen import STYLES, Block, Field, Line, StyledText, Table, codes, columns_of, plain, show
 from state.machine import parse
 from state.topology import Topology, uniform
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reconciler.cli import blocks
-from reconciler.cli.blocks import LEAST, MARK, StyledText, Table, fitted, may_mean, shortened
+from reconciler.cli import screen
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import plain
+from reconciler.cli.screen import LEAST, MARK, StyledText, Table, fitted, may_mean, plain, shortened
 from reconciler.cli.targets import find_pod, sought
 from tests.fakes.livenode import BATCH, WEB
 from tests.fakes.terminal import CLI, OnTerminal
@@ -109,7 +108,7 @@ def test_names_in_another_column_leave_the_last_one_its_room() -> None:
     heads, first, *_ = plain([table], 80).splitlines()
     assert len(first) <= 80
     assert may_mean(first.split()[0], TITLE)
-    assert heads.index("RULE") >= 80 - blocks.NARROW - 1
+    assert heads.index("RULE") >= 80 - screen.NARROW - 1
 
 
 def test_without_a_terminal_or_with_wide_or_without_a_column_of_names_all_are_whole(
@@ -118,7 +117,7 @@ def test_without_a_terminal_or_with_wide_or_without_a_column_of_names_all_are_wh
     table = Table(("STATE", "POD"), ROWS, names=1)
     assert fitted(table, None) is table
     assert fitted(table._replace(names=None), 40).rows is ROWS
-    monkeypatch.setitem(blocks.WHOLE_NAMES, "shown", True)
+    monkeypatch.setitem(screen.WHOLE_NAMES, "shown", True)
     assert fitted(table, 40) is table
 
 

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.cli.blocks import Field, Line, StyledText, Table
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import exact_text, file_text
 from reconciler.cli.main import COMMANDS, parser
 from reconciler.cli.options import EXAMPLES
-from reconciler.cli.screen import plain
+from reconciler.cli.screen import Field, Line, StyledText, Table, plain
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 

@@ -20,10 +20,10 @@ import shtab
 from reconciler import __version__
 from reconciler.cli import completion, document, exits, places, screen
 from reconciler.cli.asking import QueryResults, _ask_daemon
-from reconciler.cli.blocks import Line, StyledText, Table
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.main import COMMANDS, main, parser
 from reconciler.cli.nodeview import InspectedNode
+from reconciler.cli.screen import Line, StyledText, Table
 from reconciler.config import load
 from reconciler.config.model import Config
 from reconciler.settings.binder import ConfigError

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import trio
 
-from reconciler.cli import blocks
+from reconciler.cli import screen
 from reconciler.cli import top as module
-from reconciler.cli.blocks import StyledText, codes
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import parser
 from reconciler.cli.pods import pod_row
-from reconciler.cli.screen import rendered
+from reconciler.cli.screen import StyledText, codes, rendered
 from reconciler.cli.top import CpuLoad, obey
 from reconciler.cli.topframe import CLASSES, SORTS, Choices, Line, Page, TopFacts, frame, glyphs, shown_pods
 from tests.fakes.terminal import CLI, OnTerminal
@@ -22,8 +21,8 @@ from tests.page.made import SECTIONS, VIEWS, MadeNode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
-UTF8 = glyphs(blocks._BLOCKS)
-ASCII = glyphs(blocks._PLAIN)
+UTF8 = glyphs(screen._BLOCKS)
+ASCII = glyphs(screen._PLAIN)
 
 
 def document(pods: int) -> dict[str, Any]:

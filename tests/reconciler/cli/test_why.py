@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from reconciler.cli import why
-from reconciler.cli.blocks import sparkline
 from reconciler.cli.exits import Exit
 from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, ChainGroup, chain, owner, throttlers
-from reconciler.cli.screen import plain
+from reconciler.cli.screen import plain, sparkline
 from reconciler.config.model import AgentMode
 from state.dump import EVENT_DEFAULTS
 from state.entry import US
@@ -251,7 +250,7 @@ def test_a_group_without_a_counter_is_no_throttler() -> None:
 def test_a_sparkline_has_a_mark_for_each_part(
     values: tuple[float | None, ...], marks: str | int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.blocks.levels", lambda: "_.-=+*#@")
+    monkeypatch.setattr("reconciler.cli.screen.levels", lambda: "_.-=+*#@")
     line = sparkline(values)
     assert len(line) == marks if isinstance(marks, int) else line.replace("+", "=") == marks
 
