@@ -1,7 +1,7 @@
-"""Unary gRPC calls over a unix socket: all that CRI needs, for a tenth of what gRPC's own library costs.
+"""Unary gRPC calls over a unix socket: all that CRI needs, for a fifth of the memory of gRPC's own library.
 
-That library takes 17 MiB of a daemon that may have 50, and never releases them; the HTTP/2 library is there already,
-for the web server. What is added here: framing, status, deadlines, and connecting again.
+That library's import takes 11 MiB of a daemon that may have 50, this module and h2 two. What is added here to h2:
+framing, status, deadlines, and connecting again.
 
 **Repeated calls.** A kept connection may be broken unnoticed. A call that loses such a connection is repeated once on a
 new one; so this is only for calls that are harmless when repeated.

@@ -1,7 +1,7 @@
 """Run and wait times of tasks from the kernel, by process: taskstats over a netlink socket of the agent's own.
 
 One reply sums all threads of a process, those that have ended included, in 2 µs and some 50 ns a thread; the socket is
-plain, as the usual library costs seventy times as much a request and 25 MiB to import. Run times and waiting are there
+plain, as the usual library costs seventy times as much a request and 13 MiB to import. Run times and waiting are there
 with delay accounting (``kernel.task_delayacct``) on or off. Waiting counts everything between "may run" and "runs", a
 group stopped by its own quota included (measured on 6.18: one spinner at 20 % waits 80 %).
 
