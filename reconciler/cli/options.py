@@ -456,8 +456,3 @@ def common_options(item: argparse.ArgumentParser, command: CliCommand) -> None:
     ):
         # Read by the generator of the completion files; it is not part of argparse.
         vars(action)["complete"] = _FILES
-
-
-def sentence(text: str) -> str:
-    """A help text as the first line of a description."""
-    return f"{text[0].upper()}{text[1:]}."

@@ -229,6 +229,11 @@ def text_of(cell: Cell) -> str:
     return printable(cell.text if isinstance(cell, StyledText) else cell, LONGEST)
 
 
+def style_of(cell: Cell) -> str:
+    """The style of a cell; empty for none."""
+    return cell.style if isinstance(cell, StyledText) else ""
+
+
 def goes_below(left: int, width: int | None, widest: int) -> bool:
     """Whether a table's last column gets lines of its own: beside the others its ``widest`` cell has no room."""
     return width is not None and width - left < min(NARROW, widest)
@@ -301,7 +306,7 @@ def rendered(cells: Iterable[Cell], *, colours: bool) -> tuple[str, int]:
     for cell in cells:
         text = text_of(cell)
         width += columns_of(text)
-        code = codes(cell.style, colours=colours) if text and isinstance(cell, StyledText) else ""
+        code = codes(style_of(cell), colours=colours) if text else ""
         parts.append(f"{code}{text}{RESET}" if code else text)
     return "".join(parts), width
 
@@ -350,7 +355,7 @@ def _beside(
     before: list[Cell], cells: Iterable[Cell], width: int | None, *, least: int = NARROW
 ) -> Iterator[list[Cell]]:
     """The cells behind others, in as many lines as they need, each below the first cell and ``least`` columns wide."""
-    shown = [(text_of(cell), cell.style if isinstance(cell, StyledText) else "") for cell in cells]
+    shown = [(text_of(cell), style_of(cell)) for cell in cells]
     left = sum(columns_of(text_of(cell)) for cell in before)
     whole = "".join(text for text, _ in shown)
     begin = 0

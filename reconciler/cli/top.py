@@ -21,13 +21,12 @@ from reconciler.cli.document import Row, fetch_live, query
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.livescreen import EndedError, LiveScreen
 from reconciler.cli.pods import PARENTS, pod_row, throttling_parents, wanted
-from reconciler.cli.screen import StyledText, emit, levels, rendered
+from reconciler.cli.screen import emit, levels, rendered, text_of
 from reconciler.cli.topframe import (
     CLASSES,
     MAPS,
     SORTS,
     Choices,
-    Line,
     Page,
     TopFacts,
     first_row,
@@ -126,16 +125,12 @@ def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
     columns = shutil.get_terminal_size().columns
     choices = Choices(sort=options.sort, map="pools")
     lines = frame(node.facts(interval_s, {}), choices, Page(columns, whole=not terminal), glyphs(levels()))
-    streams.write("".join(f"{_plain(line)}\n" for line in lines))
+    streams.write("".join(f"{''.join(map(text_of, line)).rstrip()}\n" for line in lines))
     return Exit.OK
 
 
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
-
-
-def _plain(line: Line) -> str:
-    return "".join(cell.text if isinstance(cell, StyledText) else cell for cell in line).rstrip()
 
 
 # Live

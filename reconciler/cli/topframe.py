@@ -11,7 +11,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.cli.document import Row
 from reconciler.cli.drawing import RECLAIMED, marks, node_rows, placement
 from reconciler.cli.pods import ABOVE, AMOUNTS, parent_texts, pod_cells, sort_rows
-from reconciler.cli.screen import Cell, StyledText, shortened
+from reconciler.cli.screen import Cell, StyledText, shortened, style_of, text_of
 from reconciler.cli.watched import SHOWN, STYLES, node_cells, of_node
 from reconciler.runtime import format as fmt
 from state.printable import printable
@@ -153,7 +153,7 @@ def cut(cells: Sequence[Cell], width: int, mark: str) -> Line:
     result: Line = []
     room = width
     for cell in cells:
-        text, style = _text(cell), _style_of(cell)
+        text, style = text_of(cell), style_of(cell)
         if len(text) <= room:
             result.append(cell)
             room -= len(text)
@@ -162,7 +162,7 @@ def cut(cells: Sequence[Cell], width: int, mark: str) -> Line:
             result.append(StyledText(text[: room - 1] + mark, style))
         elif result:
             last = result.pop()
-            result.append(StyledText(_text(last)[:-1] + mark, _style_of(last)))
+            result.append(StyledText(text_of(last)[:-1] + mark, style_of(last)))
         break
     return result
 
@@ -348,19 +348,11 @@ def _beside(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]:
 
 
 def _length(cells: Sequence[Cell]) -> int:
-    return sum(len(_text(cell)) for cell in cells)
-
-
-def _text(cell: Cell) -> str:
-    return cell.text if isinstance(cell, StyledText) else cell
+    return sum(len(text_of(cell)) for cell in cells)
 
 
 def _plain(cell: Cell) -> Cell:
-    return StyledText(plain_ascii(_text(cell)), _style_of(cell))
-
-
-def _style_of(cell: Cell) -> str:
-    return cell.style if isinstance(cell, StyledText) else ""
+    return StyledText(plain_ascii(text_of(cell)), style_of(cell))
 
 
 # The pods
@@ -373,7 +365,7 @@ def table(pods: Sequence[Row], choices: Choices, page: Page, height: int | None,
         yield [StyledText("no such pod: Esc removes the filter, c the class" if chosen else "no pods", "dim")]
         return
     names = [plain_ascii(row["title"]) for row in pods]
-    sizes = {name: max(len(plain_ascii(_text(pod_cells(row)[name]))) for row in pods) for name in ("POOL", "CPUS")}
+    sizes = {name: max(len(plain_ascii(text_of(pod_cells(row)[name]))) for row in pods) for name in ("POOL", "CPUS")}
     columns = [(name, max(size, sizes.get(name, 0)) if page.whole else size) for name, size in _COLUMNS]
     need = min(max(map(len, names)), _NAME)
     for name in _DROPPED_FIRST:
@@ -393,7 +385,7 @@ def table(pods: Sequence[Row], choices: Choices, page: Page, height: int | None,
         cells = pod_cells(row)
         line: Line = []
         for name, size in columns:
-            text, style = plain_ascii(_text(cells[name])), _style_of(cells[name])
+            text, style = plain_ascii(text_of(cells[name])), style_of(cells[name])
             text = text if len(text) <= size or page.whole else text[: size - 1] + signs.cut
             line += [StyledText(text.rjust(size) if name in AMOUNTS else text.ljust(size), style), "  "]
         yield [*line, title if page.whole else shortened(title, page.width - left)]
