@@ -4,6 +4,7 @@ The text is read by its own rules. ``New file `PATH`:``, ``In `PATH`, below `LIN
 before a block of code. A block of ``sh`` is a command, and a block of ``text`` is in the output of the command before.
 """
 
+import ast
 import json
 import re
 import shlex
@@ -192,6 +193,51 @@ def test_each_addition_is_as_small_as_its_title_promises() -> None:
     new, changed = added(SINK)
     assert SINK.endswith("one file, one line")
     assert (len(new), changed) == (1, [("reconciler/alerts/sinks/table.py", 1)])
+
+
+def test_every_file_that_the_page_names_exists_or_is_made() -> None:
+    made = {step.path for steps in SECTIONS.values() for step in steps}
+    named = set(re.findall(r"`([\w/]+\.py)`", PAGE.read_text()))
+    assert len(named) > 20
+    assert [file for file in sorted(named - made) if not (ROOT / file).exists()] == []
+
+
+def annotations(function: ast.FunctionDef) -> list[str]:
+    """What its parameters are annotated with, but ``self`` and the configuration, which is each policy's own."""
+    return [ast.unparse(parameter.annotation) for parameter in function.args.args if parameter.annotation][:-1]
+
+
+@pytest.mark.parametrize(
+    ("title", "name", "protocol"), [(POLICY, "for_pod", "ForPod"), (FILE, "decide_resources", "ResourceAllocator")]
+)
+def test_a_function_of_a_policy_has_the_parameters_that_it_is_called_with(title: str, name: str, protocol: str) -> None:
+    """They are not read in the copy's type check, which takes a minute."""
+    policy = next(step for step in SECTIONS[title] if step.kind == "new" and "/policies/" in step.path)
+    base = ast.parse((ROOT / "reconciler/policies/base.py").read_text())
+    calls = {
+        node.name: member
+        for node in base.body
+        if isinstance(node, ast.ClassDef)
+        for member in node.body
+        if isinstance(member, ast.FunctionDef) and member.name == "__call__"
+    }
+    (function,) = [
+        node for node in ast.parse(policy.text).body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    assert annotations(function) == annotations(calls[protocol])
+
+
+def test_every_parser_of_the_page_is_fed_with_damaged_input() -> None:
+    steps = [step for steps in SECTIONS.values() for step in steps if step.path.endswith(".py")]
+    parsers = [
+        name
+        for step in steps
+        if not step.path.startswith("tests/")
+        for name in re.findall(r"^def ((?:parse|read|decode|load)_\w+)", step.text, re.MULTILINE)
+    ]
+    fed = "".join(step.text for step in steps if step.path == "tests/damaged/parsers.py")
+    assert [name for name in parsers if f":{name}" not in fed] == []
+    assert parsers
 
 
 @pytest.mark.slow
