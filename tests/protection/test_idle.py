@@ -35,7 +35,11 @@ def test_the_document_has_the_tables_of_waiting_of_the_record() -> None:
     document = (DOCS / "cpu.md").read_text()
     waiting, placement, files = tables(FOUND).split("\n\n")
     assert waiting in document
-    assert quota_table(FOUND) in document
+    for kernel in FOUND.groups:
+        none, quota = (FOUND.waits[kernel, form]["light"]["waited"] for form in ("besteffort", "besteffort quota"))
+        shown = f"{100 * quota:.2f} instead of {100 * none:.2f} % on {kernel.title}" in " ".join(document.split())
+        assert shown == (kernel.title in {"5.10 v1", "6.12 v2"})
+    assert quota_table(FOUND).count("\n") == 6
     assert placement.count("\n") == 7
     assert files.count("\n") == 6
     assert {kernel.title for kernel in FOUND.groups} == {"5.10 v1", "5.10 v2", "6.1 v1", "6.1 v2", "6.12 v2"}
