@@ -29,7 +29,8 @@ def _python(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": root,
-        "PYTEST_ADDOPTS": "-q -p no:randomly -p no:cacheprovider -o addopts=",
+        "PYTEST_ADDOPTS": "-q -p no:cacheprovider -o addopts=",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)

@@ -22,8 +22,8 @@ from reconciler.cli.main import _command_first
 from reconciler.daemon import main as daemon
 from tests.bench import __main__ as bench
 from tests.node import __main__ as demo
+from tests.sourcetrees import ROOT, nodes
 
-ROOT: Final = Path(__file__).parents[1]
 DOCUMENTS: Final = (
     ROOT / "README.md",
     ROOT / "deploy/alert-rules.yaml",
@@ -213,7 +213,7 @@ def literals() -> Iterator[Line]:
     """Command lines in the program's own texts: messages, fixes, help."""
     for path in sorted((ROOT / "reconciler").rglob("*.py")):
         text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if "bypassctl " in text else ():
+        for node in nodes(path) if "bypassctl " in text else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for found in re.finditer(r"(?:^|[`(]|run |: |; )bypassctl ([a-z]+)\b([^`\n;:,()]*)", node.value):
                     options_ = " ".join(re.findall(r"--[a-z-]+", found[2]))

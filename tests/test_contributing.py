@@ -6,6 +6,7 @@ before a block of code. A block of ``sh`` is a command, and a block of ``text`` 
 
 import ast
 import json
+import os
 import re
 import shlex
 import shutil
@@ -128,6 +129,12 @@ class Copy:
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, root / name)
         self.output = ""
+        # A module that the steps do not change is as old as the one it was copied from, and so is its byte code.
+        cache = os.environ.get("PYTHONPYCACHEPREFIX", f"{sys.prefix}/bytecode")
+        self.bytecode = Path(f"{cache}{root}")
+        self.bytecode.parent.mkdir(parents=True, exist_ok=True)
+        self.bytecode.symlink_to(f"{cache}{ROOT}")
+        self.environment = {**os.environ, "PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": "1"}
 
     def apply(self, step: Step) -> None:
         """Put a block where it belongs."""
@@ -149,9 +156,15 @@ class Copy:
         parts = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
         if "pytest" in parts:
             parts += ["-p", "no:cacheprovider", "-m", "not kernel and not containerd"]
-        done = subprocess.run(parts, cwd=self.root, capture_output=True, text=True, timeout=100, check=False)
+        done = self.started(parts)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
+
+    def started(self, parts: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a program in the copy."""
+        return subprocess.run(
+            parts, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=100, check=False
+        )
 
     def follow(self, *titles: str, commands: bool = True) -> None:
         """Do all that sections say, and compare what they show; without ``commands`` only the files are made."""
@@ -169,9 +182,11 @@ class Copy:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Copy:
+def copy(tmp_path: Path) -> Iterator[Copy]:
     """A copy of the project."""
-    return Copy(tmp_path)
+    made = Copy(tmp_path)
+    yield made
+    made.bytecode.unlink()
 
 
 def test_each_addition_is_as_small_as_its_title_promises() -> None:
@@ -256,9 +271,7 @@ def test_a_policy_on_a_new_file_is_planned_written_and_restored(copy: Copy) -> N
     defrag.parent.mkdir(parents=True)
     defrag.write_text("always defer defer+madvise [madvise] never\n")
     (copy.root / "act.py").write_text(ACT)
-    done = subprocess.run(
-        [sys.executable, "act.py", str(node)], cwd=copy.root, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = copy.started([sys.executable, "act.py", str(node)])
     assert done.stdout.splitlines() == [
         "written 2 always [defer] defer+madvise madvise never",
         "[('file', '1', ('2',))]",
@@ -282,9 +295,7 @@ def test_a_detector_judges_its_new_signal(copy: Copy) -> None:
         "trio.run(reader.read, view, sheet, 0.0);"
         "print(sheet.get(NODE, 'load.blocked') >= 0, reader.problems())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=copy.root, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = copy.started([sys.executable, "-c", code])
     assert done.stdout == "True {}\n", done.stderr
 
 

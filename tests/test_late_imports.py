@@ -4,27 +4,21 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("cgroupfs", "resctrl", "state", "reconciler")
-TREES = {
-    path.relative_to(ROOT): ast.parse(path.read_text())
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
+from tests.sourcetrees import ROOT, nodes, product, tree
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+def imported(node: ast.AST) -> Iterator[str]:
     """The modules that import statements directly below a node name."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom) and child.module is not None:
+            yield child.module
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
 
 
-def late(tree: ast.Module) -> Iterator[str]:
+def late(path: Path) -> Iterator[str]:
     """The modules that are imported inside functions."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for inner in ast.walk(node):
                 yield from imported(inner)
@@ -32,15 +26,15 @@ def late(tree: ast.Module) -> Iterator[str]:
 
 def test_nothing_is_imported_late_that_is_loaded_already() -> None:
     twice = [
-        (str(path), module)
-        for path, tree in TREES.items()
-        for module in late(tree)
-        if module in {".".join(path.with_suffix("").parts), *imported(tree)}
+        (str(path.relative_to(ROOT)), module)
+        for path in product()
+        for module in late(path)
+        if module in {".".join(path.relative_to(ROOT).with_suffix("").parts), *imported(tree(path))}
     ]
-    assert len(TREES) > 300
+    assert len(product()) > 300
     assert twice == []
 
 
 def test_modules_are_loaded_by_name_in_one_place_only() -> None:
-    users = [str(path) for path, tree in TREES.items() if "importlib" in imported(tree)]
+    users = [str(path.relative_to(ROOT)) for path in product() if "importlib" in imported(tree(path))]
     assert users == ["reconciler/runtime/lazy.py"]

@@ -6,9 +6,7 @@ The same words are checked in the prose of the documents: README.md, CHANGELOG.m
 """
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +15,8 @@ import pytest
 from reconciler.cli.main import COMMANDS, parser
 from reconciler.config.model import Config
 from reconciler.settings.schema import section_of, settings
+from tests.sourcetrees import ROOT, comments, nodes
 
-ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
     *("cgroupfs", "resctrl", "state"),
     *(
@@ -73,14 +71,10 @@ def prose(document: str) -> Iterator[tuple[int, str]]:
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """The string literals of a module, docstrings included; of an f-string its fixed parts. And the comments."""
-    source = path.read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    yield from comments(path)
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -99,13 +93,10 @@ def test_texts_of_a_room_use_technical_words(room: str) -> None:
 
 def remarks(path: Path) -> Iterator[tuple[int, str]]:
     """The docstrings and comments of a module."""
-    source = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    yield from comments(path)
 
 
 def test_the_docstrings_and_comments_of_tests_use_technical_words() -> None:

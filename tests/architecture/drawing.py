@@ -16,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.sourcetrees import ROOT, nodes
+
 SVG: Final = ROOT / "docs" / "architecture.svg"
 BASE: Final = ("cgroupfs", "resctrl", "state")
 CAPTIONS: Final[Mapping[str, str]] = {
@@ -85,7 +86,7 @@ def imports() -> list[Arrow]:
             source = _room(path.relative_to(ROOT).with_suffix("").parts)
             if source is None:
                 continue
-            names = _imported(ast.parse(path.read_text(encoding="utf-8")))
+            names = _imported(path)
             targets = {_room(tuple(name.split("."))) for name in names} - {source}
             arrows.update(Arrow(source, target) for target in targets if target is not None)
     return sorted(arrows)
@@ -100,8 +101,8 @@ def _room(parts: Sequence[str]) -> str | None:
     return parts[1]
 
 
-def _imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imported(path: Path) -> Iterator[str]:
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -4,20 +4,17 @@ import ast
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler")
+from tests.sourcetrees import ROOT, nodes, product
 
 
 @cache
 def sources() -> Mapping[str, Path]:
     """The files, by module name."""
     found = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for path in product():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
@@ -25,11 +22,11 @@ def sources() -> Mapping[str, Path]:
 def imports() -> Mapping[str, frozenset[str]]:
     """By module, the modules that it imports."""
     known = sources()
-    return {name: frozenset(_imported(ast.parse(path.read_text()), known)) - {name} for name, path in known.items()}
+    return {name: frozenset(_imported(path, known)) - {name} for name, path in known.items()}
 
 
-def _imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterable[str]:
-    for node in ast.walk(tree):
+def _imported(path: Path, known: Mapping[str, Path]) -> Iterable[str]:
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"

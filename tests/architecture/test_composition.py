@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.imports import ROOT, circles, imports, sources, within
+from tests.architecture.imports import circles, imports, sources, within
+from tests.sourcetrees import ROOT, nodes
 
 DAEMON = ROOT / "reconciler/daemon"
 AGENT = DAEMON / "agent.py"
@@ -18,7 +19,7 @@ COMPOSING = (
 
 
 def _constructor() -> ast.FunctionDef:
-    for node in ast.walk(ast.parse(AGENT.read_text())):
+    for node in nodes(AGENT):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             return node
     raise AssertionError("the agent has no constructor")
@@ -81,9 +82,9 @@ def test_each_room_is_made_of_those_before_it() -> None:
 
 def _patched(path: Path) -> Iterator[str]:
     """Assignments to an attribute of another object than ``self``, and no module's."""
-    tree = ast.parse(path.read_text())
-    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    for node in ast.walk(tree):
+    walked = nodes(path)
+    modules = {alias.name for node in walked if isinstance(node, ast.Import) for alias in node.names}
+    for node in walked:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and not _is_self(node.value):
             if ast.unparse(node.value) in modules:
                 continue

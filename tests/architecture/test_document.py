@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import drawing
+from tests.sourcetrees import ROOT
 
-ROOT = drawing.ROOT
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PACKAGES = sorted((ROOT / "reconciler").rglob("__init__.py"))
 ROOMS = sorted(path.parent.name for path in (ROOT / "reconciler").glob("*/__init__.py"))

@@ -18,8 +18,8 @@ import pytest
 from tests.architecture.scenes import container_start, foreign_write, reload, whole_eviction
 from tests.e2e.mounts import hierarchies
 from tests.fakes.node import HIERARCHIES
+from tests.sourcetrees import ROOT, tree
 
-ROOT: Final = Path(__file__).parents[2]
 TEXT: Final = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 JOURNEYS: Final[dict[str, Callable[[str], list[str]]]] = {
     "A container's start, to its last write": container_start,
@@ -40,7 +40,7 @@ def section(title: str) -> str:
 @cache
 def functions(file: str) -> frozenset[str]:
     """The functions of a module and the methods of its classes."""
-    body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+    body = tree(ROOT / file).body
     classes = [node for node in body if isinstance(node, ast.ClassDef)]
     methods = {
         f"{each.name}.{node.name}"

@@ -6,9 +6,7 @@ a file, a file's name and a value have two.
 
 import ast
 import builtins
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +14,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.sourcetrees import ROOT, comments, nodes
+
 PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests")
 FOLDERS: Final = ("cgroupfs", "resctrl", "state", "reconciler", "tests", "deploy")
 ROOMS: Final = tuple(sorted(path.parent.name for path in ROOT.glob("reconciler/*/__init__.py")))
@@ -64,12 +63,12 @@ def sources() -> tuple[Path, ...]:
 
 @cache
 def module(path: Path) -> Module:
-    """Read once, in one walk: the trees of over a thousand modules are 350 MiB, which nothing needs afterwards."""
-    parsed = ast.parse(path.read_text(encoding="utf-8"))
+    walked = nodes(path)
+    body = walked[0].body  # type: ignore[attr-defined]  # the module
     every: set[str] = set()
     imports: set[str] = set()
     texts: list[tuple[int, str]] = []
-    for node in ast.walk(parsed):
+    for node in walked:
         every.update(_defined(node))
         match node:
             case ast.Import(names=imported):
@@ -79,9 +78,9 @@ def module(path: Path) -> Module:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 texts.append((node.lineno, text))
     return Module(
-        top=frozenset(name for node in parsed.body for inner in _shallow(node) for name in _defined(inner)),
+        top=frozenset(name for node in body for inner in _shallow(node) for name in _defined(inner)),
         every=frozenset(every),
-        classes=tuple(node.name for node in parsed.body if isinstance(node, ast.ClassDef)),
+        classes=tuple(node.name for node in body if isinstance(node, ast.ClassDef)),
         imports=frozenset(imports),
         texts=tuple(texts),
     )
@@ -171,7 +170,7 @@ def written(path: Path) -> Iterator[Place]:
     """The comments and docstrings of a source, each line by itself."""
     source = path.read_text(encoding="utf-8")
     if any(_may_name(line.partition("#")[2]) for line in source.splitlines()):
-        yield from _comments(path, source)
+        yield from (Place(path, line, text) for line, text in comments(path))
     for start, text in module(path).texts:
         yield from (Place(path, start + number, line) for number, line in enumerate(text.splitlines()))
 
@@ -179,13 +178,6 @@ def written(path: Path) -> Iterator[Place]:
 def _may_name(text: str) -> bool:
     """Whether it would name something if it were a comment: only then its file is taken apart, which takes long."""
     return any(pattern.search(text) for pattern in (_NAME, _MODULE, _FILE))
-
-
-def _comments(path: Path, source: str) -> Iterator[Place]:
-    with io.StringIO(source) as lines:
-        for token in tokenize.generate_tokens(lines.readline):
-            if token.type == tokenize.COMMENT:
-                yield Place(path, token.start[0], token.string)
 
 
 def documents() -> Iterator[Place]:

@@ -14,8 +14,8 @@ from reconciler.cli.nodeview import has_capability
 from reconciler.responses.means.notice import _handles
 from reconciler.runtime.own_group import cpu_group
 from reconciler.sources.host_processes import find_host_process
+from tests.sourcetrees import ROOT, nodes, product
 
-ROOT = Path(__file__).parents[2]
 SEPARATORS = ("\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\r\t")
 
 
@@ -122,17 +122,16 @@ MAY_SPLIT = {
 def test_no_module_splits_lines_in_another_way() -> None:
     """Also not by a file that is opened with universal line ends."""
     split, opened = set(), []
-    for room in ("cgroupfs", "resctrl", "state", "reconciler"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if not isinstance(node, ast.Call):
-                    continue
-                if isinstance(node.func, ast.Attribute) and node.func.attr == "splitlines":
-                    split.add(str(path.relative_to(ROOT)))
-                if isinstance(node.func, ast.Name) and node.func.id == "open":
-                    names = {keyword.arg for keyword in node.keywords}
-                    mode = node.args[1].value if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) else "r"
-                    if mode == "r" and "newline" not in names:
-                        opened.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    for path in product():
+        for node in nodes(path):
+            if not isinstance(node, ast.Call):
+                continue
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "splitlines":
+                split.add(str(path.relative_to(ROOT)))
+            if isinstance(node.func, ast.Name) and node.func.id == "open":
+                names = {keyword.arg for keyword in node.keywords}
+                mode = node.args[1].value if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) else "r"
+                if mode == "r" and "newline" not in names:
+                    opened.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert split == MAY_SPLIT.keys()
     assert opened == []

@@ -20,9 +20,9 @@ from cgroupfs import cpuset
 from tests.damaged import corpus
 from tests.damaged.harness import JSON, Parser
 from tests.damaged.parsers import EXCEPTED, LEFT_TO_SAFEFILES, PARSERS, TAKE_PIPES
+from tests.examples import SEARCH
+from tests.sourcetrees import ROOT, product, tree
 
-ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("cgroupfs", "resctrl", "state", "reconciler")
 SHOWN: Final = 20
 # The shorter one holds as soon as CPU lists keep their own messages short, too.
 LONGEST_MESSAGE: Final = 5_000 if hasattr(cpuset, "LONGEST_LIST") else 10_000_000
@@ -78,23 +78,35 @@ def test_a_good_input_is_read(parser: Parser, tmp_path: Path) -> None:
         parser.feed(good, tmp_path)
 
 
-def texts(parser: Parser) -> st.SearchStrategy[bytes]:
-    """Any bytes, and good ones with a few places changed."""
-    good = st.sampled_from(parser.good) if parser.good else st.just(b"")
-    edits = st.lists(
-        st.tuples(
-            st.floats(0, 1), st.integers(0, 8), st.binary(max_size=6) | st.sampled_from([b"9" * 4301, b"[" * 1100])
-        ),
-        max_size=4,
-    )
-    return st.binary(max_size=200) | st.text(max_size=100).map(_encoded) | st.builds(_edited, good, edits)
+Edits = list[tuple[float, int, bytes]]
+EDITS: Final[st.SearchStrategy[Edits]] = st.lists(
+    st.tuples(st.floats(0, 1), st.integers(0, 8), st.binary(max_size=6) | st.sampled_from([b"9" * 4301, b"[" * 1100])),
+    min_size=1,
+    max_size=4,
+)
+
+
+@cache
+def drawn() -> tuple[list[bytes], list[Edits]]:
+    """Any bytes, and changes in a few places of good ones: the same for every parser, as to draw them takes longest."""
+    texts: list[bytes] = []
+    edits: list[Edits] = []
+
+    @settings(max_examples=400 if SEARCH else 50, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.binary(max_size=200) | st.text(max_size=100).map(_encoded), EDITS)
+    def draw(text: bytes, changed: Edits) -> None:
+        texts.append(text)
+        edits.append(changed)
+
+    draw()
+    return texts, edits
 
 
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _edited(good: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
+def _edited(good: bytes, edits: Edits) -> bytes:
     for place, gone, new in edits:
         at = int(place * len(good))
         good = good[:at] + new + good[at + gone :]
@@ -103,12 +115,13 @@ def _edited(good: bytes, edits: list[tuple[float, int, bytes]]) -> bytes:
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_only_documented_errors_for_any_bytes(parser: Parser, tmp_path: Path) -> None:
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(texts(parser))
-    def holds(data: bytes) -> None:
-        assert leak(parser, lambda: parser.feed(data, tmp_path)) is None
-
-    holds()
+    texts, edits = drawn()
+    changed = [
+        _edited(parser.good[number % len(parser.good)], some) for number, some in enumerate(edits) if parser.good
+    ]
+    for data in {*texts, *changed}:
+        text = leak(parser, lambda data=data: parser.feed(data, tmp_path))  # type: ignore[misc]
+        assert text is None, f"{data!r}: {text}"
 
 
 # What is no file
@@ -166,18 +179,17 @@ def functions() -> tuple[str, ...]:
 
 
 def _functions() -> Iterator[str]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if path.stem.endswith("_pb2"):
-                continue
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield f"{module}:{node.name}"
-                elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    for inner in node.body:
-                        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
-                            yield f"{module}:{node.name}.{inner.name}"
+    for path in product():
+        if path.stem.endswith("_pb2"):
+            continue
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in tree(path).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{module}:{node.name}"
+            elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                for inner in node.body:
+                    if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                        yield f"{module}:{node.name}.{inner.name}"
 
 
 def test_no_parser_is_missing_here() -> None:

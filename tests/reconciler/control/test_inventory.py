@@ -1,8 +1,8 @@
 """The inventory has one way in for readings, and the view of the moment has all of them."""
 
 import ast
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -23,8 +23,8 @@ from state.model import CpuPolicy, GroupRef, KubeletView, NodeCpu, NodeView, Num
 from state.topology import uniform
 from tests.fakes.marks import MARKS
 from tests.reconciler.nodes import cpus
+from tests.sourcetrees import ROOT, nodes, product
 
-PRODUCT = Path(__file__).parents[3] / "reconciler"
 NEWS: NewReadings = {
     "topology": uniform(cores=4, threads=1),
     "kubelet": KubeletView(policy=CpuPolicy.STATIC),
@@ -98,9 +98,10 @@ def test_the_answer_is_the_next_state_and_the_one_before_stays_as_it_was(invento
 
 def test_no_other_module_assigns_an_attribute_of_the_inventory() -> None:
     texts = [
-        f"{path.relative_to(PRODUCT)}:{target.lineno}"
-        for path in PRODUCT.rglob("*.py")
-        for statement in ast.walk(ast.parse(path.read_text()))
+        f"{path.relative_to(ROOT)}:{target.lineno}"
+        for path in product()
+        if re.search(r"\b(knowledge|inventory)\b", path.read_text())
+        for statement in nodes(path)
         if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
         for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
         if isinstance(target, ast.Attribute) and ast.unparse(target.value).split(".")[-1] in {"knowledge", "inventory"}
