@@ -89,12 +89,12 @@ class RunQueueMemory(Struct, frozen=True, kw_only=True):
 
 
 class _Bad(NamedTuple):
-    """Excess of a window whose share of waiting is too high; None: not measured."""
+    """A window, the newest 0, whose share of waiting is too high and whose waits are long; None: not measured."""
 
+    number: int
     wait: float
     delay: float | None
     throttled: float | None
-    milli: float | None
 
 
 def _length(config: RunQueueConfig, sight: VictimView) -> float:
@@ -154,11 +154,16 @@ def _throttled(config: RunQueueConfig, sight: VictimView, index: int) -> float |
     return None if window is None else window.high
 
 
-def _details(config: RunQueueConfig, sight: VictimView, index: int, wait: float) -> _Bad:
+def _in_window(config: RunQueueConfig, sight: VictimView, signal: str, index: int) -> float | None:
     length = _length(config, sight)
     end = sight.now - index * length
-    delay, milli = (_mean(sight, name, end - length, end) for name in ("cpu.delay", "cpu.wait_milli"))
-    return _Bad(wait, delay, _throttled(config, sight, index), milli)
+    return _mean(sight, signal, end - length, end)
+
+
+def _hurting(config: RunQueueConfig, sight: VictimView, index: int, wait: float) -> _Bad | None:
+    """None: the waits are too short. On a busy node that is the usual case, so the delay is read first."""
+    delay = _in_window(config, sight, "cpu.delay", index)
+    return _Bad(index, wait, delay, _throttled(config, sight, index)) if _hurts(config, wait, delay) else None
 
 
 def evaluate(
@@ -190,8 +195,7 @@ def _opinion(
         # The usual case.
         parts = partial(_words, seen[0], None, limit, "")
         return DetectorVerdict(verdict=Verdict.OK, text=parts, severity=severity(seen[0], limit))
-    high = [_details(config, sight, index, wait) for index, wait in too_high]
-    high = [item for item in high if _hurts(config, item)]
+    high = [item for index, wait in too_high if (item := _hurting(config, sight, index, wait)) is not None]
     own = [item for item in high if item.throttled is not None and item.throttled > config.throttled_percent]
     untold = [item for item in high if item.throttled is None or (item.delay is None and item not in own)]
     bad = [item for item in high if item not in own and item not in untold]
@@ -202,7 +206,8 @@ def _opinion(
     gap = None
     if len(bad) >= config.bad:
         verdict = Verdict.INTERFERED
-        milli = [item.milli for item in bad if item.milli is not None]
+        means = [_in_window(config, sight, "cpu.wait_milli", item.number) for item in bad]
+        milli = [value for value in means if value is not None]
         gap = sum(milli) / len(milli) if milli else None
     elif own:
         wait = max(item.wait for item in own)
@@ -227,11 +232,9 @@ def _own_words(wait: float, cut: float) -> str:
     return f"own quota: waits {percent(wait)} of the time, throttled in {percent(cut)} of its periods"
 
 
-def _hurts(config: RunQueueConfig, bad: _Bad) -> bool:
+def _hurts(config: RunQueueConfig, wait: float, delay: float | None) -> bool:
     """Whether the wait is significant: long waits, or shorter ones that are a large part of short requests."""
-    if bad.delay is None:
-        return True
-    return bad.delay > config.delay_us / (_SHORTER if bad.wait > config.severe_percent else 1)
+    return delay is None or delay > config.delay_us / (_SHORTER if wait > config.severe_percent else 1)
 
 
 def _limit(config: RunQueueConfig, healthy: Moments) -> float:
