@@ -121,6 +121,19 @@ class HarmWatch:
             return max(config.interval_s, config.calm_interval_s)
         return harm.interval_s(state, terms.top_milli, now, config)
 
+    def is_calm(self, now: float) -> bool:
+        """Whether BE work has all that it may, and has had it for a while without harm: the rounds are rarer, too."""
+        pools, state = self._reconciler.pools, self._state
+        terms = pools.harm if pools is not None else None
+        return (
+            state is not None
+            and terms is not None
+            and terms.in_force
+            and state.unknown_since is None
+            and self.decides(now)
+            and self.interval_s(now) > self.config().harm.interval_s
+        )
+
     async def round(self, now: float) -> None:
         """Measure, step the law, and mark the node when the result differs."""
         if 0.0 <= now - self._at < self.config().harm.interval_s / 2:

@@ -49,8 +49,10 @@ _LOG: Final = get_log("sampler")
 _ASLEEP_MILLI: Final = 20
 _CALM: Final = 2
 """While BE work sleeps, a sample is due after so many intervals: when it wakes up, its law follows within 2 s. Until
-then its weight, its idle class and its quota hold.
+then its weight, its idle class and its quota hold. The same while the harm law, whose rounds go on, takes nothing.
 """
+_SETTLED_S: Final = 5.0
+"""After a container's arrival until its threads' class is surely read: before, a law may depend on the next sample."""
 
 
 @final
@@ -138,23 +140,24 @@ class Sampler:
                 await slices.checkpoint()
             await self.harm.round(now)
             await self.daemons.round(now)
-            intervals = [_CALM * self._sample_s if self.is_calm else self._sample_s]
+            intervals = [self._interval_s(now)]
             intervals += [burst_s] if (burst_s := self.bursts.interval_s()) is not None else []
             intervals += [config.interval_s] if fast else []
             intervals += [self.harm.interval_s(now)] if harmful else []
             due = beat_after(min(intervals))
             await trio.sleep_until(due)
 
-    @property
-    def is_calm(self) -> bool:
-        """Whether no law needs each second's sample: BE work sleeps, nothing starts or is lent, all is readable."""
+    def _interval_s(self, now: float) -> float:
+        return _CALM * self._sample_s if self.is_calm(now) else self._sample_s
+
+    def is_calm(self, now: float) -> bool:
+        """Whether no law needs each second's sample: BE work sleeps or has all it may, nothing starts or is lent."""
         reconciler = self._reconciler
         policies, plan = reconciler.policies, reconciler.plan
         return (
             plan is not None
             and self.problem is None
-            and self.harm.state is None
-            and not self._reclaimed_works()
+            and (self._harm_is_calm(now) if self._reclaimed_works() else self.harm.state is None)
             and not (plan.starts.pods or plan.starts.created)
             and not self.bursts.has_customers
             and not policies.node_daemons.enabled
@@ -162,9 +165,17 @@ class Sampler:
             and not (policies.shared.enabled and policies.shared.measured)
         )
 
+    def _harm_is_calm(self, now: float) -> bool:
+        reconciler = self._reconciler
+        return (
+            self.harm.is_calm(now)
+            and not reconciler.policies.capacity.enabled
+            and not reconciler.inventory.arrived_within(_SETTLED_S, now)
+        )
+
     def _is_due(self, now: float) -> bool:
         """Whether the counters are wanted now: by the second's sample, the bursts, or to leave the idle buffer."""
-        second = now - self._sampled_at >= self._sample_s * 0.9
+        second = now - self._sampled_at >= self._interval_s(now) * 0.9
         return second or self.bursts.interval_s() is not None or self._before is not None or self.problem is not None
 
     def tick(self, now: float, *, fast: bool) -> None:

@@ -132,6 +132,29 @@ async def test_it_rises_to_the_top_and_the_quota_ends(node: LiveNode) -> None:
         assert not rounds.limited
 
 
+async def test_the_nodes_counters_are_read_half_as_often_while_the_law_takes_nothing(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        agent, sampler = rounds.agent, rounds.agent.accounts.sampler
+        sampler.harm = rounds.watch
+        await rounds.next(150)
+        agent.control.inventory.take(cpu=NodeCpu(busy_milli=0, online_milli=0, reclaimed_milli=500, idle={}, age_s=0.0))
+        assert sampler.is_calm(rounds.now)
+        policies = agent.control.reconciler.policies
+        agent.control.reconciler.policies = replace(policies, capacity=CapacityConfig(enabled=True))
+        assert not sampler.is_calm(rounds.now)
+        agent.control.reconciler.policies = policies
+        assert sampler.is_calm(rounds.now)
+        rounds.waits.now = None
+        await rounds.next()
+        assert not sampler.is_calm(rounds.now)
+        rounds.waits.now = CALM
+        await rounds.next(150)
+        assert sampler.is_calm(rounds.now)
+        rounds.waits.now = HARM
+        await rounds.next(3)
+        assert not sampler.is_calm(rounds.now)
+
+
 async def test_only_pods_that_share_cpus_with_be_are_measured(node: LiveNode) -> None:
     async with watching(node) as rounds:
         await rounds.next(2)
