@@ -15,7 +15,7 @@ from cgroupfs.log import get_log
 from reconciler.detectors.base import VictimView
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.evaluate import RuleState, evaluate, ready
-from reconciler.detectors.rule import RuleConfig, VictimSelector, effective
+from reconciler.detectors.rule import SHIPPED, RuleConfig, VictimSelector, effective
 from reconciler.detectors.suspects import SIGNALS as SUSPECT_SIGNALS
 from reconciler.detectors.suspects import rank
 from reconciler.detectors.table import DETECTORS
@@ -25,6 +25,7 @@ from reconciler.responses.ladder import EscalationChange, EscalationMemory, Rule
 from reconciler.responses.measure import demands_of
 from reconciler.responses.promotion import EvidenceMemory, ModeChange, Moment, RuleRecord, observe, record_facts
 from reconciler.responses.steps import SIGNALS as STEP_SIGNALS
+from reconciler.signals.catalog import NODE_AND_POOLS
 from reconciler.signals.history import STALE_S, History
 from state.evidence import (
     HOST,
@@ -212,7 +213,20 @@ class InterferenceEngine:
             return frozenset()
         entries = [entry for rule in self.rules.values() for group in rule.when for entry in group]
         texts = {signal for entry in entries for signal in DETECTORS[entry.name].signals(entry.config)}
+        if any(map(self._is_own, self.rules)):
+            # It may name any subject; a lack of disk shows in the delay of the node's disks, too.
+            texts |= NODE_AND_POOLS | {"disk.delay"}
         return frozenset(texts | set(SUSPECT_SIGNALS) | set(STEP_SIGNALS))
+
+    def finds_network(self) -> bool:
+        """Whether a rule may find that its victim lacks the network."""
+        network = ContendedResource.NETWORK
+        return any(rule.resource is network or self._is_own(name) for name, rule in self.rules.items())
+
+    def _is_own(self, name: str) -> bool:
+        """Whether the rule is other than a shipped one in what it reads: its detectors, or the node as a victim."""
+        rule, shipped = self.rules[name], SHIPPED.get(name)
+        return rule.victims.node or shipped is None or rule.when != shipped.when
 
     def enforces(self, name: str) -> bool:
         """Whether a rule enforces, in the agent's mode ``enforce``: by the configuration, or by evidence."""

@@ -313,7 +313,8 @@ class InterferenceMonitor:
     def _wanted(self, config: Config) -> frozenset[str]:
         policies = config.policies
         by_policies = cache_signals(policies.cache) | policies.shared.signals
-        return self.engine.wanted() | signals_of(config.eviction) | by_policies
+        by_eviction = signals_of(config.eviction, network=self.engine.finds_network())
+        return self.engine.wanted() | by_eviction | by_policies
 
     async def _frame(self, config: Config, view: NodeView, plan: NodePlan | None) -> SampleFrame:
         now = self._clock()

@@ -28,7 +28,8 @@ class SignalDefinition(Struct, frozen=True, kw_only=True):
 class ReaderRow(Struct, frozen=True, kw_only=True):
     """A reader: its name, the path of its ``build`` function, what it measures.
 
-    ``defined``: the signals of which it is the first reader. ``needs``: readers that must run before it.
+    ``defined``: the signals of which it is the first reader. ``needs``: readers that must run before it. ``of``: the
+    subjects that it measures, where other readers measure the same signals of pods.
     """
 
     name: str
@@ -36,19 +37,27 @@ class ReaderRow(Struct, frozen=True, kw_only=True):
     signals: tuple[str, ...]
     defined: tuple[SignalDefinition, ...]
     needs: tuple[str, ...] = ()
+    of: Literal["node", "pool"] | None = None
 
 
 def _s(name: str, unit: Unit, of: tuple[Of, ...], summary: str) -> SignalDefinition:
     return SignalDefinition(name=name, unit=unit, of=of, summary=summary)
 
 
-def _reader(name: str, path: str, *signals: str | SignalDefinition, needs: tuple[str, ...] = ()) -> ReaderRow:
+def _reader(
+    name: str,
+    path: str,
+    *signals: str | SignalDefinition,
+    needs: tuple[str, ...] = (),
+    of: Literal["node", "pool"] | None = None,
+) -> ReaderRow:
     return ReaderRow(
         name=name,
         path=path,
         signals=tuple(signal if isinstance(signal, str) else signal.name for signal in signals),
         defined=tuple(signal for signal in signals if not isinstance(signal, str)),
         needs=needs,
+        of=of,
     )
 
 
@@ -145,6 +154,7 @@ READERS: Final = (
         "disk.ops",
         _s("disk.busy", "percent", ("node",), "time in which the busiest disk had requests"),
         _s("disk.delay", "ms", ("node",), "mean time of a request on the busiest disk"),
+        of="node",
     ),
     _reader(
         "nodememory",
@@ -205,6 +215,7 @@ READERS: Final = (
         "load.runnable",
         "memory.use",
         needs=("cpu", "runqueue"),
+        of="pool",
     ),
     _reader(
         "besteffort",
@@ -238,3 +249,19 @@ READERS: Final = (
 """In the order in which they run."""
 
 SIGNALS: Final = _signals(READERS)
+
+
+def wanted_by(row: ReaderRow) -> frozenset[str]:
+    """The names in a set of wanted signals for which this reader runs.
+
+    A signal that pods have is wanted of pods, and of the node or a pool only by a name such as ``cpu.use@pool``.
+    """
+    if row.of is None:
+        return frozenset(row.signals)
+    return frozenset(f"{name}@{row.of}" if "pod" in SIGNALS[name].of else name for name in row.signals)
+
+
+NODE_AND_POOLS: Final = frozenset(
+    name for row in READERS if row.of is not None for name in wanted_by(row) if name.endswith(f"@{row.of}")
+)
+"""All such names: what a rule may read that names another subject than a pod."""

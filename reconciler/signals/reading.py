@@ -10,7 +10,7 @@ from types import FunctionType, coroutine
 from typing import Any, Final, NamedTuple, TypeVar, final
 
 from reconciler.runtime.registry import Registry
-from reconciler.signals.catalog import READERS
+from reconciler.signals.catalog import READERS, wanted_by
 from reconciler.signals.readers import Reader, ReaderContext, SampleContext, SampleSheet, SharedReaders
 
 T = TypeVar("T")
@@ -88,14 +88,14 @@ _BUILDERS: Final[Registry[Callable[[SharedReaders], Reader]]] = Registry(
 def build(
     wanted: Collection[str], means: ReaderContext, before: Sequence[MeteredReader] = ()
 ) -> tuple[MeteredReader, ...]:
-    """The readers of these signals, and those that they depend on.
+    """The readers of these signals (see `wanted_by`), and those that they depend on.
 
     ``before``: those in use. A reader that is still needed is kept with its past, unless ``means`` differs now; the
     caller closes those that are not in the result.
     """
     chosen: set[str] = set()
     for row in READERS:
-        if not set(row.signals).isdisjoint(wanted):
+        if not wanted_by(row).isdisjoint(wanted):
             chosen |= {row.name, *row.needs}
     shared = next((reader.shared for reader in before if reader.shared.means == means), None) or SharedReaders(means)
     kept = {reader.name: reader for reader in before if reader.shared is shared}

@@ -89,8 +89,11 @@ def initial_state(frame: SampleFrame, past: EvictionHistory = EvictionHistory())
     return EvictionPlanState(started_s=frame.at_s, past=past)
 
 
-def signals_of(config: EvictionConfig) -> frozenset[str]:
-    """All signals that this needs: those of the triggers that are on, and what pods hold."""
+def signals_of(config: EvictionConfig, *, network: bool = True) -> frozenset[str]:
+    """All signals that this needs: those of the triggers that are on, and what pods hold.
+
+    ``network``: a rule may request an eviction for a lack of it.
+    """
     if not config.enabled:
         return frozenset()
     wanted = {"cpu.use", "memory.rss", "memory.use"}
@@ -100,7 +103,8 @@ def signals_of(config: EvictionConfig) -> frozenset[str]:
             if name == "pool_load":
                 wanted.add("cpu.wait_milli")
     if config.triggers.interference.enabled:
-        wanted |= {"disk.read", "disk.write", "memory.bandwidth", "net.receive", "net.transmit"}
+        wanted |= {"disk.read", "disk.write", "memory.bandwidth"}
+        wanted |= {"net.receive", "net.transmit"} if network else set()
     return frozenset(wanted)
 
 

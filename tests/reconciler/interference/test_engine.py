@@ -17,6 +17,7 @@ from reconciler.interference.engine import EngineState, Evaluation, Interference
 from reconciler.interference.recording import HEAD, RecordingWriter
 from reconciler.responses.config import LadderConfig
 from reconciler.settings.binder import Text, bind
+from reconciler.signals.catalog import NODE_AND_POOLS
 from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleFrame, Verdict
 from state.measures import Response, Restrictions
 from state.model import PodClass
@@ -272,6 +273,25 @@ def test_only_the_signals_that_somebody_goes_by_are_asked_for() -> None:
     brain = InterferenceEngine(config(**{name: RuleConfig(enabled=False) for name in SHIPPED if name != "cpu"}))
     assert {"cpu.wait", "cpu.delay", "cpu.use", "be.budget"} <= brain.wanted()
     assert "memory.pressure" not in brain.wanted()
+
+
+@pytest.mark.parametrize(
+    ("rules", "elsewhere", "network"),
+    [
+        ({}, False, False),
+        ({"cpu": ENFORCED}, False, False),
+        ({"cpu": RuleConfig(victims=VictimSelector(node=True))}, True, True),
+        ({"mine": RuleConfig(when=((DetectorEntry(threshold=ThresholdConfig(of="pool", above=5.0)),),))}, True, True),
+        ({"io": RuleConfig(resource=ContendedResource.NETWORK)}, False, True),
+    ],
+)
+def test_the_node_and_the_pools_are_measured_where_a_rule_may_name_them(
+    rules: dict[str, RuleConfig], elsewhere: bool, network: bool
+) -> None:
+    brain = InterferenceEngine(config(**rules))
+    assert ({"cpu.use@node", "cpu.wait@pool", "disk.delay"} <= brain.wanted()) is elsewhere
+    assert brain.wanted().isdisjoint(NODE_AND_POOLS) is not elsewhere
+    assert brain.finds_network() is network
 
 
 def test_a_rule_of_a_shipped_name_changes_only_what_it_says() -> None:

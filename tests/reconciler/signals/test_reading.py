@@ -51,6 +51,10 @@ def test_only_what_is_wanted_is_made_with_what_it_rests_on(tmp_path: Path) -> No
     assert [reader.name for reader in build(["cpu.delay"], means)] == ["cpu", "runqueue"]
     assert [reader.name for reader in build(["io.pressure"], means)] == ["cpu", "psi"]
     assert [reader.name for reader in build(["load.runnable"], means)] == ["cpu", "runqueue", "node", "pools"]
+    # What pods have is measured of the node or of pools only where that is wanted.
+    assert [reader.name for reader in build(["cpu.use", "disk.read"], means)] == ["cpu", "disk"]
+    assert [reader.name for reader in build(["disk.read@node"], means)] == ["node"]
+    assert [reader.name for reader in build(["cpu.use@pool"], means)] == ["cpu", "runqueue", "pools"]
     assert {reader.name for reader in build(tuple(SIGNALS), means)} == ROWS.keys()
 
 
@@ -59,7 +63,7 @@ def test_whoever_is_still_wanted_keeps_its_past_unless_the_means_are_others(tmp_
     before = build(["cpu.use", "oom.kills"], means)
     after = build(["cpu.use", "cpu.delay"], _again(means), before)
     kept = {reader.name: reader for reader in before}
-    assert [reader.name for reader in after] == ["cpu", "runqueue", "node", "pools"]
+    assert [reader.name for reader in after] == ["cpu", "runqueue"]
     assert after[0] is kept["cpu"]
     other = build(["cpu.use"], _again(means, private_cgroup2=True), before)
     assert other[0] is not kept["cpu"]
