@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import whole
 from cgroupfs.codecs import Version
-from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, translated
+from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, cgroup_error, translated
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.knobs import CATALOG
@@ -212,10 +212,12 @@ class UsageReader:
             return None
         directory = self._hierarchy.directory(controller, path)
         try:
-            with translated(f"{directory}/{file}", "read"):
-                return self._ops.read(directory, file)
-        except CgroupGoneError:
-            return None
+            return self._ops.read(directory, file)
+        except OSError as exc:
+            error = cgroup_error(f"{directory}/{file}", exc, "read")
+            if isinstance(error, CgroupGoneError):
+                return None
+            raise error from exc
 
     def _number(self, controller: str, path: str, file: str) -> int | None:
         text = self._text(controller, path, file)

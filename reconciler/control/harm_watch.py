@@ -6,18 +6,17 @@ While BE work sleeps it measures once a second, to learn what each pod waits wit
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol, final
 
-import trio
-
-from cgroupfs.naming import QosClass
 from cgroupfs.usage import UsageReader
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies import harm
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.harm import HarmSample, HarmState
 from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judge, quiet_since
+from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import TICK
 from state.cpu import HarmReading, HarmTerms
-from state.model import Pod, PodClass, Pools
+from state.model import Pod, Pools
+from state.pod_index import index_of
 
 _CHOOSE_S: Final = 1.0
 """Seconds between two choices of the pods that share CPUs with BE work."""
@@ -138,7 +137,7 @@ class HarmWatch:
         """Measure, step the law, and mark the node when the result differs."""
         if 0.0 <= now - self._at < self.config().harm.interval_s / 2:
             return
-        elapsed_s, self._at = now - self._at, now
+        elapsed_s, self._at, slices = now - self._at, now, TimeSlice()
         pools = self._reconciler.pools
         terms = pools.harm if pools is not None else None
         if pools is None or terms is None or not self._reconciler.policies.reclaimed.enabled:
@@ -155,8 +154,8 @@ class HarmWatch:
             most_pods=config.pods_per_round,
             most_processes=config.processes_per_round,
         )
-        # Half of the round's work: an online task that waits for this CPU runs in between.
-        await trio.lowlevel.checkpoint()
+        # Half of the round's work: with many pods an online task that waits for this CPU runs in between.
+        await slices.checkpoint()
         if self._reconciler.pools is not pools:
             # Planned again meanwhile.
             pools = self._reconciler.pools
@@ -278,19 +277,13 @@ class HarmWatch:
     def _use(self, now: float) -> int | None:
         """BE work's CPU since the last round, of pods outside of the besteffort directory too; None: unknown."""
         inventory = self._reconciler.inventory
-        outside, inside = list[str](), list[str]()
-        for pod in inventory.pods.values():
-            reclaimed, below = pod.pod_class is PodClass.RECLAIMED, pod.qos is QosClass.BESTEFFORT
-            if reclaimed and not below:
-                outside.append(pod.group.path)
-            elif below and not reclaimed:
-                inside.append(pod.group.path)
+        index = index_of(inventory.table)
         total = self._usage.cpu_ns(inventory.besteffort)
-        if total is None or len(outside) + len(inside) > _OUTSIDE_MOST:
+        if total is None or len(index.outside) + len(index.beside) > _OUTSIDE_MOST:
             self._used = None
             return None
-        total += sum(self._usage.cpu_ns(path) or 0 for path in outside)
-        total -= sum(self._usage.cpu_ns(path) or 0 for path in inside)
+        total += sum(self._usage.cpu_ns(pod.group.path) or 0 for pod in index.outside)
+        total -= sum(self._usage.cpu_ns(pod.group.path) or 0 for pod in index.beside)
         before, self._used = self._used, (now, total)
         if before is None or now <= before[0] or total < before[1]:
             return None

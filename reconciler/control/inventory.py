@@ -154,6 +154,7 @@ class Inventory:
         ``scheduler``: as in the view. ``pods``: the table to fill.
         """
         self.layout = layout
+        self._besteffort, self._burstable = layout.qos(QosClass.BESTEFFORT), layout.qos(QosClass.BURSTABLE)
         self.pods: dict[str, Pod] = {} if pods is None else pods
         self._table: FixedTable[str, Pod] = FixedTable({})
         """A copy of them for views."""
@@ -211,7 +212,7 @@ class Inventory:
     @property
     def besteffort(self) -> str:
         """The besteffort directory's group path."""
-        return self.layout.qos(QosClass.BESTEFFORT)
+        return self._besteffort
 
     def owner(self, container_id: str) -> str | None:
         """The uid of a container's pod, as of the last reading."""
@@ -316,8 +317,8 @@ class Inventory:
             topology=readings.topology,
             versions=self._versions,
             kubepods=self.layout.kubepods,
-            besteffort=self.besteffort,
-            burstable=self.layout.qos(QosClass.BURSTABLE),
+            besteffort=self._besteffort,
+            burstable=self._burstable,
             pods=self.table,
             kubelet=readings.kubelet,
             cpu=readings.cpu,

@@ -138,6 +138,8 @@ class InterferenceMonitor:
         self._config: Config | None = None
         self._signals: frozenset[str] = frozenset()
         """Those that are measured, by that configuration."""
+        self._cached = self._followed = False
+        """Whether the cache policy, and the sizes of pools, need samples."""
         self._resting: Config | None = None
         self._looking = trio.Lock()
         self.engine = InterferenceEngine(config().interference, kept.brain, evicts=config().eviction.serves_rules)
@@ -311,10 +313,10 @@ class InterferenceMonitor:
                 await reader.aclose()
 
     def _wanted(self, config: Config) -> frozenset[str]:
-        policies = config.policies
-        by_policies = cache_signals(policies.cache) | policies.shared.signals
+        cached, followed = cache_signals(config.policies.cache), config.policies.shared.signals
+        self._cached, self._followed = bool(cached), bool(followed)
         by_eviction = signals_of(config.eviction, network=self.engine.finds_network())
-        return self.engine.wanted() | by_eviction | by_policies
+        return self.engine.wanted() | by_eviction | cached | followed
 
     async def _frame(self, config: Config, view: NodeView, plan: NodePlan | None) -> SampleFrame:
         now = self._clock()
@@ -494,9 +496,8 @@ class InterferenceMonitor:
             for identifier, why in self.decision.over.items():
                 self._evictor.withdraw(identifier, why)
         self.frame = frame
-        followed = bool(config.policies.shared.signals)
-        if followed or cache_signals(config.policies.cache):
-            self._samples.put(frame, followed=followed)
+        if self._followed or self._cached:
+            self._samples.put(frame, followed=self._followed)
 
     # Remembering
 
