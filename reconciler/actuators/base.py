@@ -309,11 +309,16 @@ class PeriodicWorker:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sweep, for ever."""
         task_status.started()
+        rests_until = -math.inf
         while True:
             period_s = self._period_s(self.situation) if self.situation is not None else None
-            await self._wake_up.wait(math.inf if period_s is None else period_s)
+            await self._wake_up.wait(math.inf if period_s is None else self._gap_s + period_s)
+            if trio.current_time() < rests_until:
+                await trio.sleep_until(rests_until)
+                # What was announced meanwhile is in the situation that this sweep uses.
+                self._wake_up.clear()
             await self.sweep()
-            await trio.sleep(self._gap_s)
+            rests_until = trio.current_time() + self._gap_s
 
     async def sweep(self) -> None:
         """Act once on the newest situation; without one nothing is done."""
