@@ -1,0 +1,107 @@
+"""What the daemon does again and again beside BE work stays little: calls of product functions, which no load changes.
+
+On Linux before 6.6 each of them may delay an online task (docs/performance.md). A bound that a change exceeds is a
+reason to look for what is computed again; that it may be raised is a decision.
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import pytest
+import yaml
+
+from reconciler.config.load import load
+from reconciler.daemon.agent import Agent
+from reconciler.interference.monitor import InterferenceMonitor, MonitorState
+from reconciler.interference.service import InterferenceService
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals import growth, runqueue
+from tests.fakes.livenode import LiveNode
+
+ROOT: Final = f"{Path(__file__).parents[2]}/"
+PRODUCT: Final = ("cgroupfs/", "reconciler/", "resctrl/", "state/")
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Calls of the product's functions by name, generators' resumptions included."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.removeprefix(ROOT).startswith(PRODUCT):
+            calls[f"{frame.f_code.co_filename.removeprefix(ROOT)}:{frame.f_code.co_qualname}"] += 1
+
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+PROC: Final = {
+    "stat": "cpu 1 0 1 9 0 0 0 0\ncpu0 1 0 1 9 0 0 0 0\n",
+    "meminfo": "MemTotal: 8000000 kB\nMemFree: 4000000 kB\nMemAvailable: 6000000 kB\nInactive(file): 9 kB\n",
+    "vmstat": "oom_kill 0\npgsteal_kswapd 1\npgsteal_direct 1\nworkingset_refault 1\n",
+    "schedstat": "version 15\ncpu0 0 0 0 0 0 0 5 5 5\n",
+}
+
+
+def _config(node: LiveNode) -> dict[str, object]:
+    return {
+        "protect": "full",
+        "operator_file": None,
+        "node": {"root": node.root},
+        "kubelet": {"endpoint": "off"},
+        "runtime": {"cri": "off"},
+        "store": {"path": node.config.store.path},
+    }
+
+
+def _monitor(service: InterferenceService) -> InterferenceMonitor:
+    return InterferenceMonitor(
+        service._base,
+        service._record,
+        service._control,
+        config=lambda: service._config,
+        means=service._means,
+        tell=lambda *_: None,
+        kept=MonitorState(),
+    )
+
+
+async def test_a_plan_a_sample_and_a_pass_of_the_monitor_take_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No slice of work is ever over, and any two readings are far enough apart: a busy machine changes no count.
+    monkeypatch.setattr(TimeSlice, "is_over", property(lambda _: False))
+    for module in (growth, runqueue):
+        monkeypatch.setattr(module, "SHORTEST_S", 0.0)
+    node = LiveNode(tmp_path)
+    for name, text in PROC.items():
+        node.put(f"proc/{name}", text)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(_config(node)))
+    agent = Agent(load(str(path)).config, node.place())
+    try:
+        await node.look(agent)
+        monitor, sampler, now = _monitor(agent.interference), agent.accounts.sampler, time.monotonic()
+        for second in range(3):
+            with counted() as sample:
+                sampler.tick(now + second, fast=False)
+            with counted() as plan:
+                agent.control.reconciler._tick()
+            with counted() as judged:
+                await monitor.evaluate()
+        for reader in monitor._readers:
+            await reader.aclose()
+    finally:
+        agent.close()
+    assert sampler.problem is None
+    for calls, most in ((sample, 200), (plan, 420), (judged, 940)):
+        assert calls.total() <= most, "\n".join(f"{count} {name}" for name, count in calls.most_common(40))
