@@ -118,6 +118,8 @@ class Psi:
         self._clock = clock
         self._grew = CounterDelta()
         self._places: dict[str, _PressureFile] = {}
+        self._node_again_at = 0.0
+        """The node has no pressure before: it has some from its boot on, or never."""
         self._problems: dict[str, str] = {}
 
     def problems(self) -> Mapping[str, str]:
@@ -140,8 +142,9 @@ class Psi:
         pods = scene.view.pods
         if self._private is not None:
             self._private.update(pods, now)
-        for resource in wanted:
-            self._read_node(resource, sheet)
+        absent = [self._read_node(resource, sheet, now) for resource in wanted]
+        if absent and all(absent) and now >= self._node_again_at:
+            self._node_again_at = now + _LOOK_AGAIN_S
         slices = TimeSlice()
         places: dict[str, _PressureFile] = {}
         missing = 0
@@ -160,15 +163,24 @@ class Psi:
                 for signal in (_SOME[resource], _FULL[resource]):
                     self._problems.setdefault(signal, _REMEDY["pods"])
 
-    def _read_node(self, resource: PressureResource, sheet: SampleSheet) -> None:
+    def _read_node(self, resource: PressureResource, sheet: SampleSheet, now: float) -> bool:
+        """True: the kernel has none."""
+        if now < self._node_again_at:
+            self._without(resource)
+            return True
         totals = self._totals(self._node, str(resource), resource)
         if totals is None:
-            return
+            return self._problems.get(_SOME[resource]) == _REMEDY["boot"]
         grew = self._grew.grown(("node", resource), self._clock(), tuple(totals))
         if grew is not None:
             # The node as a whole has no full one of the CPU: the line is there, and always zero.
             full = None if resource is PressureResource.CPU else _percent(grew, 1)
             sheet.enter(NODE, {_SOME[resource]: _percent(grew, 0), _FULL[resource]: full})
+        return False
+
+    def _without(self, resource: PressureResource) -> None:
+        for signal in (_SOME[resource], _FULL[resource]):
+            self._problems[signal] = _REMEDY["boot"]
 
     def _read_pod(self, pod: Pod, directory: str, wanted: Sequence[PressureResource], sheet: SampleSheet) -> bool:
         counts: list[int | None] = []
@@ -216,8 +228,7 @@ class Psi:
             self._problems[f"{resource}.pressure"] = f"{directory}/{file}: {exc}"
         except OSError as exc:
             if directory == self._node or exc.errno in {errno.EOPNOTSUPP, errno.ENOSYS}:
-                for signal in (_SOME[resource], _FULL[resource]):
-                    self._problems[signal] = _REMEDY["boot"]
+                self._without(resource)
         return None
 
     def _place(self, pod: Pod, now: float) -> _PressureFile:

@@ -7,6 +7,7 @@ import pytest
 from cgroupfs.files import REAL
 from reconciler.signals.podcpu import Throttling
 from reconciler.signals.psi import Psi, parse_totals
+from state.evidence import NODE
 from state.model import Pod
 from tests.reconciler.signals.podtree import Tree, read, scene, values
 
@@ -132,6 +133,17 @@ def test_own_throttling_is_no_pressure_and_lowers_the_confidence(tmp_path: Path)
     assert (samples["cpu.pressure"].value, samples["cpu.pressure"].confidence) == pytest.approx((20.0, 0.25))
     assert (samples["cpu.pressure_full"].value, samples["cpu.pressure_full"].confidence) == pytest.approx((0.0, 0.1))
     assert (samples["memory.pressure"].value, samples["memory.pressure"].confidence) == (50.0, 1.0)
+
+
+def test_a_node_without_pressure_is_asked_again_after_half_a_minute(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, 2)
+    reader = _psi(tree)
+    for at in (100.0, 101.0, 129.0, 131.0, 132.0):
+        tree.now = at
+        sheet = read(reader, scene(tree), at)
+        assert ("psi=1" in reader.problems().get("memory.pressure", "")) == (at < 131)
+        _node(tree, memory=(int(at) * 100_000, 0))
+    assert sheet.get(NODE, "memory.pressure") == pytest.approx(20.0)
 
 
 def test_an_old_kernel_tells_no_full_cpu_pressure_and_why(tmp_path: Path) -> None:
