@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, final
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.kept import FdCache
 from reconciler.policies.base import containers_of
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.cooperative import TimeSlice
@@ -46,6 +47,8 @@ _WAITS: Final = 1.0
 """Up to this share of waiting, in percent, the throttling of a pod is not read: two files each."""
 _WHOLE: Final = -1
 """In place of a pid: the pod as a whole."""
+_KEPT_OPEN: Final = 256
+"""Files of groups with a quota that stay open between two rounds."""
 _FORGET_S: Final = 30.0
 """A process that was not read for so long is forgotten."""
 
@@ -72,6 +75,7 @@ class OnlineWait:
         self._processes = PodProcesses(hierarchy, files)
         self._proc = f"{root.rstrip('/')}/proc"
         self._files = files
+        self._kept = FdCache(_KEPT_OPEN) if files is REAL else None
         self._open = taskstats
         self._clock = clock
         self._bandwidth = "cpu" if hierarchy.version("cpu") == 1 else UNIFIED
@@ -89,7 +93,9 @@ class OnlineWait:
         """Read in the last round."""
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Give the socket and all descriptors back."""
+        if self._kept is not None:
+            self._kept.close()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -102,6 +108,8 @@ class OnlineWait:
         A pod is in the result from its second reading on.
         """
         now = self._clock()
+        if self._kept is not None:
+            self._kept.rotate()
         self._prepare(now)
         self._forget(pods, now)
         found: dict[str, PodWaiting] = {}
@@ -273,10 +281,10 @@ class OnlineWait:
         ]
         if not limited:
             return False
-        stopped = False
+        stopped, reads = False, self._files if self._kept is None else self._kept
         for group in (pod.group, *(container.group for container in limited)):
             try:
-                text = self._files.read(self._hierarchy.directory(self._bandwidth, group.path), "cpu.stat")
+                text = reads.read(self._hierarchy.directory(self._bandwidth, group.path), "cpu.stat")
             except OSError:
                 continue
             hits = parse_cpu_stat(text).hit
