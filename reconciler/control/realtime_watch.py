@@ -1,6 +1,6 @@
 """Finds BE containers with real-time threads: neither the idle class of their pod nor a quota holds such threads back.
 
-Only a container with CAP_SYS_NICE, or a real-time limit of its own, can have them. Called once a second; reads some
+Only a container with CAP_SYS_NICE, or a real-time limit of its own, can have them. Called with each sample; reads some
 threads each time, those of pods that have run since, in turn: a thread that sleeps holds nothing up. Nothing is
 written: a policy that a thread has was given on purpose.
 """

@@ -1,4 +1,4 @@
-"""The agent's one clock: CPU use once a second, idle buffer or harm law ten times a second while there is BE work.
+"""The agent's one clock: CPU use each second or two, idle buffer or harm law ten times a second while there is BE work.
 
 One task instead of many sleeping ones. It reads counters, runs the pure control laws, and marks the node dirty when a
 result has changed; the worker does the rest.

@@ -351,7 +351,8 @@ def test_switched_off_nothing_is_judged_and_the_past_is_kept() -> None:
     assert [turn.uid for turn in planner.memory.past.turns] == [order.uid]
     assert signals_of(EvictionConfig()) == frozenset()
     assert {"memory.total", "memory.available", "memory.rss"} <= signals_of(memory())
-    assert signals_of(memory()) - signals_of(memory(), network=False) == {"net.receive", "net.transmit"}
+    every = EvictionConfig(enabled=True)
+    assert signals_of(every) - signals_of(every, network=False) == {"net.receive", "net.transmit"}
 
 
 def test_a_trigger_that_is_blind_says_so_once() -> None:
