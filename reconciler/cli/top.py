@@ -1,7 +1,7 @@
 """``bypassctl top``: CPUs, pods, the BE budget and verdicts, live on a terminal; elsewhere one plain frame.
 
 The daemon answers a request and does nothing in between: without a ``top`` it has no cost. Its answers are fetched by a
-thread, so that keys are obeyed meanwhile. The load of the CPUs is read from /proc/stat by this program.
+thread, so that keys are obeyed meanwhile.
 """
 
 import os
@@ -46,8 +46,6 @@ _SELDOM_S: Final = 5.0
 _INTERVAL_S: Final = 2.0
 _GENTLE: Final = 20
 """The default interval is at least so many times as long as an answer takes: of many pods, or on a busy node."""
-_LOAD_S: Final = 0.5
-"""Between two readings of the CPUs' load, which cost the daemon nothing."""
 _FIRST_S: Final = 0.5
 """After the first answer: two answers make a rate."""
 _LONGEST_FILTER: Final = 100
@@ -108,9 +106,9 @@ class ShownNode:
         self.pods = [row for row in rows if wanted(row, self._options)]
         self._before = {pod["uid"]: pod for pod in body["podlist"]}
 
-    def facts(self, interval_s: float, busy: Mapping[int, float], problem: str = "") -> TopFacts:
+    def facts(self, interval_s: float, problem: str = "") -> TopFacts:
         """For a frame."""
-        return TopFacts(self.body, self.pods, self.body["cpumap"], busy, interval_s, problem)
+        return TopFacts(self.body, self.pods, self.body["cpumap"], interval_s, problem)
 
 
 def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
@@ -124,7 +122,7 @@ def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
         return Exit.OK
     columns = shutil.get_terminal_size().columns
     choices = Choices(sort=options.sort, map="pools")
-    lines = frame(node.facts(interval_s, {}), choices, Page(columns, whole=not terminal), glyphs(levels()))
+    lines = frame(node.facts(interval_s), choices, Page(columns, whole=not terminal), glyphs(levels()))
     streams.write("".join(f"{''.join(map(text_of, line)).rstrip()}\n" for line in lines))
     return Exit.OK
 
@@ -142,7 +140,6 @@ def _live(node: ShownNode, options: Namespace, screen: LiveScreen) -> None:
     choices = Choices(sort=options.sort, map=MAPS[0] if colours else MAPS[1])
     schedule = RequestSchedule(options.interval)
     poller = Poller(node.ask, screen.waker)
-    load = CpuLoad(options.root)
     problem = ""
     while True:
         answer = poller.take()
@@ -154,16 +151,13 @@ def _live(node: ShownNode, options: Namespace, screen: LiveScreen) -> None:
             problem = ""
             node.take(answer)
             schedule.answered(poller.took_s)
-        if not choices.paused:
-            if poller.idle and schedule.due():
-                poller.request([*OFTEN, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
-            if choices.map == "load":
-                load.sample(schedule.cpu_interval_s)
+        if not choices.paused and poller.idle and schedule.due():
+            poller.request([*OFTEN, *(["cpumap"] if choices.map != "off" else []), *schedule.seldom()])
         columns, rows = screen.size()
-        lines = frame(node.facts(schedule.interval_s, load.busy, problem), choices, Page(columns, rows), signs)
+        lines = frame(node.facts(schedule.interval_s, problem), choices, Page(columns, rows), signs)
         drawn = [rendered(line, colours=colours) for line in lines]
         screen.draw([text for text, _ in drawn], [width for _, width in drawn])
-        wait_s = _FOREVER_S if choices.paused else schedule.wait_s(busy=not poller.idle, load=choices.map == "load")
+        wait_s = _FOREVER_S if choices.paused else schedule.wait_s(busy=not poller.idle)
         for key in screen.wait(wait_s):
             following = obey(key, choices, len(shown_pods(node.pods, choices)), rows)
             if following is None:
@@ -230,11 +224,6 @@ class RequestSchedule:
         self._at = self._begun + min(self.interval_s, _FIRST_S)
         self._seldom_at = self._begun + _SELDOM_S
 
-    @property
-    def cpu_interval_s(self) -> float:
-        """Between two readings of the load."""
-        return min(self.interval_s, _LOAD_S)
-
     def due(self) -> bool:
         """Whether a request is due; then the next one is an interval later."""
         now = time.monotonic()
@@ -258,10 +247,9 @@ class RequestSchedule:
         self._seldom_at = now + _SELDOM_S
         return _SELDOM
 
-    def wait_s(self, *, busy: bool, load: bool) -> float:
+    def wait_s(self, *, busy: bool) -> float:
         """Until something is to be done. ``busy``: a request is under way, whose answer ends the wait."""
-        until = _FOREVER_S if busy else max(0.0, self._at - time.monotonic())
-        return min(until, self.cpu_interval_s) if load else until
+        return _FOREVER_S if busy else max(0.0, self._at - time.monotonic())
 
     def change(self, *, longer: bool) -> None:
         """The next interval of `INTERVALS`."""
@@ -318,36 +306,3 @@ class Poller:
             self._answers.put(answer)
             with suppress(OSError):
                 os.write(self._waker, b"\0")
-
-
-@final
-class CpuLoad:
-    """Percent of each CPU that was busy between two readings of /proc/stat; empty where it cannot be read."""
-
-    def __init__(self, root: str) -> None:
-        self._path = os.path.join(root, "proc/stat")
-        self._ticks: Mapping[int, tuple[int, int]] = {}
-        self._at = 0.0
-        self.busy: dict[int, float] = {}
-
-    def sample(self, least_s: float) -> None:
-        """Read again, at the earliest ``least_s`` after the last time."""
-        from reconciler.signals.cpu import parse_stat  # the models: only for a live view
-
-        now = time.monotonic()
-        # A little earlier is in time: otherwise each second reading would be left out.
-        if now - self._at < 0.9 * least_s:
-            return
-        self._at = now
-        try:
-            with open(self._path, encoding="ascii", newline="\n") as file:
-                ticks = parse_stat(file.read())
-        except (OSError, ValueError):
-            self.busy = {}
-            return
-        for cpu, (busy, idle) in ticks.items():
-            before = self._ticks.get(cpu)
-            passed = 0 if before is None else busy + idle - sum(before)
-            if before is not None and passed > 0:
-                self.busy[cpu] = max(0.0, min(100.0, 100.0 * (busy - before[0]) / passed))
-        self._ticks = ticks

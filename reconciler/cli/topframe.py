@@ -73,7 +73,7 @@ class Choices(NamedTuple):
 
 
 class TopFacts(NamedTuple):
-    """``pods``: rows of `pods.listed`. ``cpus``: the document's ``cpumap``. ``busy``: percent by CPU.
+    """``pods``: rows of `pods.listed`. ``cpus``: the document's ``cpumap``.
 
     ``problem``: why they are old; empty when they are not.
     """
@@ -81,7 +81,6 @@ class TopFacts(NamedTuple):
     body: Row
     pods: Sequence[Row]
     cpus: Sequence[Row]
-    busy: Mapping[int, float]
     interval_s: float
     problem: str = ""
 
@@ -254,7 +253,7 @@ def cpu_map(facts: TopFacts, kind: str, width: int, signs: Glyphs) -> Iterator[L
     if "dedicated" in pools:
         letters["dedicated"] = StyledText("D", "pool dedicated")
     rows = {row["cpu"]: row for row in facts.cpus}
-    mark = _load_mark(rows, letters, facts.busy, signs) if kind == "load" else _pool_mark(rows, letters)
+    mark = _load_mark(rows, letters, signs) if kind == "load" else _pool_mark(rows, letters)
     pools_line, mixed = list(_legend(facts.cpus, letters, kind, signs)), _mixed(facts.cpus, kind)
     if mixed is not None and _length(pools_line) + len(mixed.text) <= width:
         yield [*pools_line, mixed]
@@ -304,11 +303,11 @@ def _pool_mark(rows: Mapping[int, Row], letters: Mapping[str, StyledText]) -> Ca
 
 
 def _load_mark(
-    rows: Mapping[int, Row], letters: Mapping[str, StyledText], busy: Mapping[int, float], signs: Glyphs
+    rows: Mapping[int, Row], letters: Mapping[str, StyledText], signs: Glyphs
 ) -> Callable[[int], StyledText]:
     def mark(cpu: int) -> StyledText:
         _, style, shared = _style(rows[cpu], letters)
-        known = busy.get(cpu, rows[cpu]["busy_percent"])
+        known = rows[cpu]["busy_percent"]
         top = len(signs.levels) - 1
         sign = _UNKNOWN if known is None else signs.levels[min(top, max(0, int(known * (top + 1) / 100)))]
         ink = style if style == "dim" else f"{style} be"

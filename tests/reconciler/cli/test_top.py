@@ -14,7 +14,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.main import parser
 from reconciler.cli.pods import pod_row
 from reconciler.cli.screen import StyledText, codes, rendered
-from reconciler.cli.top import CpuLoad, obey
+from reconciler.cli.top import obey
 from reconciler.cli.topframe import CLASSES, SORTS, Choices, Line, Page, TopFacts, frame, glyphs, shown_pods
 from tests.fakes.terminal import CLI, OnTerminal
 from tests.page.made import SECTIONS, VIEWS, MadeNode
@@ -54,7 +54,7 @@ def facts(pods: int, *, cpus: int = 32) -> TopFacts:
             }
             for cpu in range(cpus)
         ]
-    return TopFacts(body, [pod_row(pod, None, {}) for pod in body["podlist"]], body["cpumap"], {}, 2.0)
+    return TopFacts(body, [pod_row(pod, None, {}) for pod in body["podlist"]], body["cpumap"], 2.0)
 
 
 def texts(lines: Sequence[Line]) -> list[str]:
@@ -93,8 +93,7 @@ def test_each_cpu_is_at_its_place_with_its_pool_or_its_load() -> None:
         ["0", "RDDD|SSSS", "16", "SSss|BBBB"],
         ["1", "RDDD|SSSS", "17", "SSss|BBBB"],
     ]
-    busy = {cpu: 100.0 * (cpu % 2) for cpu in range(32)}
-    load = shown(node._replace(busy=busy), 80)
+    load = shown(node._replace(cpus=[row | {"busy_percent": 100 * (row["cpu"] % 2)} for row in node.cpus]), 80)
     assert [line.split() for line in load[start + 1 : start + 3]] == [
         ["0", "▁▁▁▁|▁▁▁▁", "16", "▁▁▁▁|▁▁▁▁"],
         ["1", "████|████", "17", "████|████"],
@@ -315,21 +314,6 @@ def test_a_terminal_that_obeys_no_sequences_gets_one_plain_frame(daemon: FakeDae
     ) as program:
         assert program.ended() == 0
         assert b"\x1b" not in b"".join(program.written)
-
-
-def test_load_is_the_busy_part_between_two_readings(tmp_path: Any) -> None:
-    stat = tmp_path / "proc/stat"
-    stat.parent.mkdir()
-    stat.write_text("cpu  0\ncpu0 100 0 0 100 0 0 0\ncpu1 0 0 0 100 0 0 0\nintr 1\n")
-    load = CpuLoad(str(tmp_path))
-    load.sample(0.0)
-    assert load.busy == {}
-    stat.write_text("cpu  0\ncpu0 175 0 0 125 0 0 0\ncpu1 0 0 0 200 0 0 0\nintr 1\n")
-    load.sample(0.0)
-    assert load.busy == {0: 75.0, 1: 0.0}
-    stat.write_text("no such lines\n")
-    load.sample(0.0)
-    assert load.busy == {}, "the daemon's own figure is shown then"
 
 
 def test_the_default_interval_grows_with_the_time_of_an_answer_and_a_chosen_one_does_not() -> None:
