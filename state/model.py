@@ -512,44 +512,29 @@ def usable_cpus(online: CpuSet, kubepods: CpuSet | None) -> CpuSet:
     return online & kubepods if kubepods and online & kubepods else online
 
 
-class NodeView(Struct, frozen=True, kw_only=True, dict=True):
-    """The node at one moment. The only input of policies.
+class NodeReadings(Struct, frozen=True, kw_only=True):
+    """What the sources have handed in, the newest of each.
 
-    ``versions`` maps a controller's name to 1 or 2 (absent: not mounted); ``kubepods``, ``besteffort`` and
-    ``burstable`` are group paths; ``actual`` holds the values last read of groups that matter to a decision (QoS and
-    pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
     ``reclaimed_ceiling_milli`` is the idle buffer's ceiling of BE now; None: it sets none. ``reclaimed_memory_bytes``:
     the same of the law that bounds BE memory. ``uses``: CPU use and throttling by group path, of the groups that a
     policy asks for. ``lent_us``: quotas above the limit that a burst law lends for now, by group path (µs of the
     group's period). ``knobs``: names of the knobs that this kernel offers; empty: not read yet. ``numa_memory``: of
     machines with more than one NUMA node. ``irq_cpus``: CPUs that serve the interrupts of the interfaces that the
-    config names. ``disks``: those that the config names, by that name. ``measures``: demands of responses to
-    interference now. ``indicators``: by pod uid, for sizes of pools; empty while no pool's size follows them.
-    ``arrived``: when a container was first seen, by its id, of those that the runtime was still making then.
+    config names. ``measures``: demands of responses to interference now.
     ``commands``: when the runtime was last called for a BE container, by its id.
     ``harm``: the harm law's ceiling of BE; None: nothing is measured for it. ``idle_threads``: group paths of the
     containers whose threads are all in the idle class, on kernels where that is effective beyond their own group.
     ``realtime``: uids of BE pods with real-time threads.
-    ``scheduler``: what of this kernel's scheduler decides which idle class is used.
     ``be_bonus``: by uid of a BE pod, how much its requests count when the BE budget is divided, percent; missing: 100.
     ``daemons``: the other groups directly below the root of the CPU hierarchy.
     ``kubepods_cpus``: the CPUs in effect in the kubepods directory; empty: could not be read; None: was not read.
-    ``quota_floors``: by group path, where a group inside a container forbids the wanted quota.
     ``owners``: by ``uid/container``, the owners of exclusive CPUs whose CPU sets contradict that, for longer than the
     kubelet takes to correct them.
     """
 
     topology: Topology
-    versions: Mapping[str, int]
-    kubepods: str
-    besteffort: str
-    burstable: str
-    pods: Mapping[str, Pod] = {}
     kubelet: KubeletView = KubeletView()
     cpu: NodeCpu | None = None
-    actual: Mapping[tuple[str, str], Value] = {}
-    sources: tuple[SourceStatus, ...] = ()
-    now: float = 0.0
     reclaimed_ceiling_milli: int | None = None
     node_memory: NodeMemoryReading | None = None
     reclaimed_memory_bytes: int | None = None
@@ -559,19 +544,42 @@ class NodeView(Struct, frozen=True, kw_only=True, dict=True):
     knobs: frozenset[str] = frozenset()
     numa_memory: NumaMemory | None = None
     irq_cpus: CpuSet = EMPTY
-    disks: Mapping[str, Disk] = {}
     measures: Restrictions = Restrictions()
-    indicators: Mapping[str, PodIndicators] = {}
-    arrived: Mapping[str, float] = {}
     be_bonus: Mapping[str, int] = {}
     harm: HarmReading | None = None
     idle_threads: frozenset[str] = frozenset()
     realtime: frozenset[str] = frozenset()
-    scheduler: KernelScheduler = KernelScheduler()
     daemons: Daemons = Daemons()
     kubepods_cpus: CpuSet | None = None
-    quota_floors: Mapping[str, QuotaFloor] = {}
     owners: Mapping[str, OwnerCpus] = {}
+
+
+class NodeView(NodeReadings, frozen=True, kw_only=True, dict=True):
+    """The node at one moment. The only input of policies.
+
+    ``versions`` maps a controller's name to 1 or 2 (absent: not mounted); ``kubepods``, ``besteffort`` and
+    ``burstable`` are group paths; ``actual`` holds the values last read of groups that matter to a decision (QoS and
+    pod directories always, containers where read), keyed by (group path, knob); ``now`` is the monotonic clock.
+    ``disks``: those that the config names, by that name.
+    ``indicators``: by pod uid, for sizes of pools; empty while no pool's size follows them.
+    ``arrived``: when a container was first seen, by its id, of those that the runtime was still making then.
+    ``scheduler``: what of this kernel's scheduler decides which idle class is used.
+    ``quota_floors``: by group path, where a group inside a container forbids the wanted quota.
+    """
+
+    versions: Mapping[str, int]
+    kubepods: str
+    besteffort: str
+    burstable: str
+    pods: Mapping[str, Pod] = {}
+    actual: Mapping[tuple[str, str], Value] = {}
+    sources: tuple[SourceStatus, ...] = ()
+    now: float = 0.0
+    disks: Mapping[str, Disk] = {}
+    indicators: Mapping[str, PodIndicators] = {}
+    arrived: Mapping[str, float] = {}
+    scheduler: KernelScheduler = KernelScheduler()
+    quota_floors: Mapping[str, QuotaFloor] = {}
 
     @cached_property
     def cpus(self) -> CpuSet:

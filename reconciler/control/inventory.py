@@ -10,11 +10,10 @@ from operator import is_
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypedDict, Unpack, final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.codecs import Value
-from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError
 from cgroupfs.naming import Layout, QosClass
 from reconciler.pods.assemble import ContainerInput, PodInput, assemble
@@ -36,6 +35,7 @@ from state.model import (
     KubeletView,
     LastClass,
     NodeCpu,
+    NodeReadings,
     NodeView,
     NumaMemory,
     Pod,
@@ -68,34 +68,14 @@ class PodChange(NamedTuple):
         return self.pod != self.before
 
 
-class NodeReadings(Struct, frozen=True, kw_only=True):
-    """What the sources have handed in, the newest of each; the fields are those of `NodeView`."""
+class InventoryReadings(NodeReadings, frozen=True, kw_only=True):
+    """With what no plan reads. ``hosts``: host workloads, whose use is in `NodeReadings.cpu`."""
 
-    topology: Topology
-    kubelet: KubeletView = KubeletView()
-    cpu: NodeCpu | None = None
-    reclaimed_ceiling_milli: int | None = None
-    node_memory: NodeMemoryReading | None = None
-    reclaimed_memory_bytes: int | None = None
-    uses: Mapping[str, GroupUse] = {}
-    lent_us: Mapping[str, int] = {}
-    commands: Mapping[str, float] = {}
-    knobs: frozenset[str] = frozenset()
-    numa_memory: NumaMemory | None = None
-    irq_cpus: CpuSet = EMPTY
-    measures: Restrictions = Restrictions()
-    be_bonus: Mapping[str, int] = {}
-    harm: HarmReading | None = None
-    idle_threads: frozenset[str] = frozenset()
-    realtime: frozenset[str] = frozenset()
-    daemons: Daemons = Daemons()
     hosts: HostWorkloads = HostWorkloads()
-    kubepods_cpus: CpuSet | None = None
-    owners: Mapping[str, OwnerCpus] = {}
 
 
 class NewReadings(TypedDict, total=False):
-    """Some of the fields of `NodeReadings`."""
+    """Some of the fields of `InventoryReadings`."""
 
     topology: Topology
     kubelet: KubeletView
@@ -158,7 +138,7 @@ class Inventory:
         self.pods: dict[str, Pod] = {} if pods is None else pods
         self._table: FixedTable[str, Pod] = FixedTable({})
         """A copy of them for views."""
-        self._readings = NodeReadings(topology=topology)
+        self._readings = InventoryReadings(topology=topology)
         self._rules = rules
         self._disks = disks
         self._scheduler = scheduler or KernelScheduler()
@@ -180,7 +160,7 @@ class Inventory:
         self._arrived: dict[str, float | None] = {}
 
     @property
-    def readings(self) -> NodeReadings:
+    def readings(self) -> InventoryReadings:
         """The newest of each source."""
         return self._readings
 
@@ -199,7 +179,7 @@ class Inventory:
         """As in the view."""
         return 1000 * len(usable_cpus(self._readings.topology.online, self._readings.kubepods_cpus))
 
-    def take(self, **news: Unpack[NewReadings]) -> NodeReadings:
+    def take(self, **news: Unpack[NewReadings]) -> InventoryReadings:
         """What a source has read: it counts from now on, and everything else stays. The only way in for readings."""
         self._readings = replace(self._readings, **news)
         return self._readings
@@ -309,39 +289,20 @@ class Inventory:
         floors: Mapping[str, QuotaFloor] = MappingProxyType({}),
     ) -> NodeView:
         """The node as it is known now. ``actual`` and ``floors`` are the actuator's."""
-        readings = self._readings
         self._arrived = {
             cid: now if at is None else at for cid, at in self._arrived.items() if at is None or now - at < _ARRIVALS_S
         }
+        known = {name: getattr(self._readings, name) for name in NodeReadings.__struct_fields__}
         return NodeView(
-            topology=readings.topology,
+            **known,
             versions=self._versions,
             kubepods=self.layout.kubepods,
             besteffort=self._besteffort,
             burstable=self._burstable,
             pods=self.table,
-            kubelet=readings.kubelet,
-            cpu=readings.cpu,
             actual=dict(actual),
             now=now,
-            reclaimed_ceiling_milli=readings.reclaimed_ceiling_milli,
-            node_memory=readings.node_memory,
-            reclaimed_memory_bytes=readings.reclaimed_memory_bytes,
-            uses=readings.uses,
-            knobs=readings.knobs,
             disks=self._disks(),
-            lent_us=readings.lent_us,
-            commands=readings.commands,
-            numa_memory=readings.numa_memory,
-            irq_cpus=readings.irq_cpus,
-            measures=readings.measures,
-            be_bonus=readings.be_bonus,
-            harm=readings.harm,
-            idle_threads=readings.idle_threads,
-            realtime=readings.realtime,
-            daemons=readings.daemons,
-            kubepods_cpus=readings.kubepods_cpus,
-            owners=readings.owners,
             scheduler=self._scheduler,
             quota_floors=dict(floors),
             indicators=self._indicators(),

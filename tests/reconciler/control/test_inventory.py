@@ -10,7 +10,7 @@ from msgspec.structs import fields
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import Driver, Layout, QosClass
-from reconciler.control.inventory import Inventory, NewReadings, NodeReadings
+from reconciler.control.inventory import Inventory, InventoryReadings, NewReadings
 from reconciler.pods.selectors import ClassRules
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
@@ -74,7 +74,7 @@ def inventory_of(awaited: Callable[[str], bool]) -> Inventory:
 
 
 def test_what_can_be_handed_in_is_what_the_view_has() -> None:
-    names = {field.name for field in fields(NodeReadings)}
+    names = {field.name for field in fields(InventoryReadings)}
     assert names == get_type_hints(NewReadings).keys() == NEWS.keys()
     assert names - UNPLANNED <= {field.name for field in fields(NodeView)}
 
