@@ -13,7 +13,7 @@ Source: Koordinator's resctrl-qos and its pod annotation, rubik's dynCache, kern
 
 from typing import Annotated, ClassVar, Final
 
-from msgspec import Meta
+from msgspec import Meta, convert
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
@@ -106,26 +106,12 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     A response to interference leaves BE a part of its share only.
     """
     del previous
-    wish = CacheRequest(
-        dedicated=config.dedicated,
-        shared=config.shared,
+    wish = replace(
+        convert(config, CacheRequest, from_attributes=True),
         reclaimed=config.reclaimed,
         system=config.system if config.system != ClassShare() else None,
-        layout=config.layout,
-        mode=config.mode,
-        levels=config.levels,
-        law=config.law,
         caches=("L2", "L3") if config.l2 else ("L3",),
-        avoid_shared=config.avoid_shared,
-        pods=config.pods,
-        bandwidth_mbps=config.bandwidth_mbps,
         slow_bandwidth_mbps=config.slow_bandwidth_mbps or None,
-        mount=config.mount,
-        mount_options=config.mount_options,
-        monitor=config.monitor,
-        dwell_s=config.dwell_s,
-        sweep_s=config.sweep_s,
-        dry_run=config.dry_run,
     )
     reason = _reason(wish)
     part = view.measures.cache_percent

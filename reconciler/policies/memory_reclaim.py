@@ -8,7 +8,7 @@ cgroup v1 all page cache of a container is dropped at once.
 
 from typing import Annotated, ClassVar, Final
 
-from msgspec import Meta
+from msgspec import Meta, convert
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
@@ -64,19 +64,7 @@ def decide_resources(
     if version is None:
         reason = "no memory controller is mounted on this node"
         return replace(plan, reasons={**plan.reasons, NAME: reason})
-    wish = ReclaimRequest(
-        dry_run=config.dry_run,
-        probe=config.probe and version == 2,
-        relieve=config.relieve,
-        interval_s=config.interval_s,
-        pressure_percent=config.pressure_percent,
-        probe_percent=config.probe_percent,
-        rest_s=config.rest_s,
-        swap_percent=config.swap_percent,
-        most_bytes=config.most_bytes,
-        least_bytes=config.least_bytes,
-        leave_bytes=config.leave_bytes,
-    )
+    wish = replace(convert(config, ReclaimRequest, from_attributes=True), probe=config.probe and version == 2)
     kinds = [name for name, on in (("unused memory", wish.probe), ("page cache on shortage", wish.relieve)) if on]
     reason = f"reclaims from BE containers: {' and '.join(kinds)}" if kinds else "not supported by this kernel"
     memory = replace(plan.memory, reclaim=wish)
