@@ -458,13 +458,9 @@ async def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     rows = read_rows(context.ledger, CODEC).rows
     if context.only is not None or not rows:
         return ()
-    api = context.api()
-    try:
+    async with context.api() as api:
         # The object that was marked, whatever name this node has today.
         done = [await remove(NodeClient(api, row.path.rpartition("/")[2]), row) for row in rows.values()]
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CONFLICT_S):
-            await api.aclose()
     left = {row.field: row for row, result in zip(rows.values(), done, strict=True) if result.undo not in _GONE}
     if len(left) != len(rows):
         write_rows(context.ledger, CODEC, MarkRows(rows=left), dropped="restored")

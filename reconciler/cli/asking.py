@@ -21,7 +21,7 @@ from reconciler.clients.http import HttpResponse, HttpSession
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.token_life import TokenLife, life_of, token_of
-from reconciler.config.environment import cri_client, cri_socket, kubelet_peer, node_name
+from reconciler.config.environment import api_client, cri_client, cri_socket, kubelet_peer, node_name
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.safe_files import check_program
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, INSTRUCTIONS, RealPerf
@@ -203,25 +203,17 @@ def _ask_kernel(node: InspectedNode, results: QueryResults) -> None:
 
 async def ask_api(node: InspectedNode, results: QueryResults) -> None:
     """Whether bypassd could evict a pod: a review of rights, which changes nothing."""
-    api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
-    try:
+    async with api_client(node.config, node.kubelet) as api:
         results.api_problem = await denied(api, "create", "pods/eviction", timeout_s=_API_S)
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
-            await api.aclose()
 
 
 async def _ask_mark(node: InspectedNode, results: QueryResults) -> None:
     """Whether bypassd could mark this node's object, by a review of rights."""
-    api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
     resource = "nodes/status" if node.config.closing.mark is NodeMark.CONDITION else "nodes"
     wanted = (("get", "nodes"), ("patch", resource))
     name = node_name(node.kubelet)
-    try:
+    async with api_client(node.config, node.kubelet) as api:
         problems = [await denied(api, verb, kind, timeout_s=_API_S, name=name) for verb, kind in wanted]
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
-            await api.aclose()
     results.mark_problem = next(filter(None, problems), "")
 
 

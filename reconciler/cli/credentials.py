@@ -284,16 +284,12 @@ async def test_access(node: InspectedNode, config: ApiServer) -> list[AccessTest
     uses = {*_uses(node)}
     if not (config.kubeconfig or watches_pods(config, root=node.root, kubelets=node.kubelet.kubeconfig)):
         uses.discard(RightsUse.PODS)
-    api = KubeApi(config, root=node.root, kubelets=node.kubelet.kubeconfig)
-    try:
+    async with KubeApi(config, root=node.root, kubelets=node.kubelet.kubeconfig) as api:
         tests = [await _list_pods(api, node, RightsUse.PODS in uses)]
         reviewed = [right for right in RIGHTS if right.use not in {RightsUse.KUBELET, RightsUse.RENEWAL}]
         tests += [await _review(api, right, node_name(node.kubelet), right.use in uses) for right in reviewed]
         tests += [test async for test in _token_tests(api, node, config)]
         tests.append(await _get_node(api, node))
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
-            await api.aclose()
     tests.append(await _kubelet(node, config))
     return tests
 

@@ -20,7 +20,7 @@ from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.screen import line, show
-from reconciler.clients.kube import KubeApi
+from reconciler.config.environment import api_client
 from reconciler.control.node_headroom import PublishedNote, decode_note
 from reconciler.headroom.publisher import PublishError
 from reconciler.headroom.targets import withdraw_from
@@ -77,7 +77,7 @@ def _unmark(store_path: str, node: InspectedNode) -> None:
     store = Store(store_path, boot=boot_id("/"), version=__version__, node=os.uname().nodename, must_record=False)
     try:
         ledger = Ledger(store)
-        api = partial(KubeApi, node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
+        api = partial(api_client, node.config, node.kubelet)
         done = trio.run(_unmarked, OfflineContext(root="/", ledger=ledger, api=api))
         ledger.flush()
     finally:
@@ -104,15 +104,12 @@ def _noted(store_path: str) -> PublishedNote | None:
 
 
 async def _withdraw(node: InspectedNode, note: PublishedNote) -> None:
-    api = KubeApi(node.config.apiserver, root=node.root, kubelets=node.kubelet.kubeconfig)
-    try:
-        with trio.fail_after(_TIMEOUT_S):
-            await withdraw_from(note.target, api, note.node)
-    except trio.TooSlowError as exc:
-        raise PublishError(f"no answer of the API server within {_TIMEOUT_S:.0f} s") from exc
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
-            await api.aclose()
+    async with api_client(node.config, node.kubelet) as api:
+        try:
+            with trio.fail_after(_TIMEOUT_S):
+                await withdraw_from(note.target, api, note.node)
+        except trio.TooSlowError as exc:
+            raise PublishError(f"no answer of the API server within {_TIMEOUT_S:.0f} s") from exc
 
 
 def _forget(store_path: str) -> None:

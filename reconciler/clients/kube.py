@@ -7,7 +7,7 @@ do.
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, final
+from typing import Final, Self, final
 
 import msgspec
 import trio
@@ -165,8 +165,14 @@ class KubeApi:
             return True
         return True
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
     async def aclose(self) -> None:
-        """Close the connection; the client stays usable."""
+        """Close the connection, within a second and shielded (`HttpSession.aclose`); the client stays usable."""
         session, self._session = self._session, None
         if session is not None:
             await session.aclose()
