@@ -296,10 +296,9 @@ class CaptureCollector:
             return
         try:
             if rule is None:
-                text = _text_of(os.path.join(self._root, path), largest)
+                content = _bytes(os.path.join(self._root, path), largest)
             else:
                 content = read_file(f"/{path}", rule, root=self._root, largest=largest)
-                text = content.decode("utf-8", "surrogateescape")
         except UntrustedFileError as exc:
             self.problems.append(f"/{path}: {exc.strerror}")
             return
@@ -310,6 +309,7 @@ class CaptureCollector:
                 self.problems.append(f"/{path}: {errno_name(exc.errno)}")
             return
         try:
+            text = content.decode("utf-8", "surrogateescape")
             self.put(path, masked(text) if masked is not None else text)
         except ValueError as exc:
             self.problems.append(f"/{path}: not captured, cannot be masked: {exc}")
@@ -360,10 +360,6 @@ def _above(kubepods: str) -> Iterator[str]:
     while path != "/":
         path = path.rpartition("/")[0] or "/"
         yield path
-
-
-def _text_of(path: str, largest: int) -> str:
-    return _bytes(path, largest).decode("utf-8", "surrogateescape")
 
 
 def _bytes(path: str, largest: int) -> bytes:

@@ -243,7 +243,7 @@ def _print(events: Iterable[Row], options: Namespace) -> None:
     # Of one pod each write is wanted; of a node the quotas of all BE pods, each second, hide everything else.
     runs = _runs(events) if options.output == "table" and options.pod is None else ([event] for event in events)
     rows: list[tuple[Any, ...]] = [
-        (_stamp(run[0]["at"]), StyledText(run[0]["type"].ljust(8), _STYLES.get(run[0]["type"], "")), _folded(run))
+        (fmt.clock(run[0]["at"]), StyledText(run[0]["type"].ljust(8), _STYLES.get(run[0]["type"], "")), _folded(run))
         for run in runs
     ]
     if rows:
@@ -281,15 +281,8 @@ def _folded(run: list[Row]) -> str:
         return _subject(run[0])
     groups = len({(event["pod"], event["path"]) for event in run})
     where = "to the same group" if groups == 1 else f"in {groups} groups"
-    return f"{_subject(run[0])}; {len(run) - 1} more such {_writes(len(run))} {where} until {_stamp(run[-1]['at'])}"
-
-
-def _writes(count: int) -> str:
-    return "write" if count == 2 else "writes"
-
-
-def _stamp(at: float) -> str:
-    return fmt.clock(at)
+    such = f"{len(run) - 1} more such {'write' if len(run) == 2 else 'writes'}"
+    return f"{_subject(run[0])}; {such} {where} until {fmt.clock(run[-1]['at'])}"
 
 
 def _subject(event: Row) -> str:

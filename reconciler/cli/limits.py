@@ -178,12 +178,15 @@ def measured(limits: PodLimits, files: Sequence[Row], seconds: float = SAMPLE_S)
     for row in groups:
         if row["quota_milli"] is not None:
             row["quota_by"] = owner(row["role"], ours.get(row["path"]), unlimited=unlimited)
-    waits = [waited - before.waits[thread] for thread, waited in after.waits.items() if thread in before.waits]
+    earlier = before.waits
+    waits = [max(0, waited - earlier[thread]) for thread, waited in after.waits.items() if thread in earlier]
     interval_s = after.at_s - before.at_s
     return {
         "seconds": interval_s,
         "groups": groups,
-        "wait_milli": round(sum(map(_positive, waits)) / interval_s / 1e6) if waits and interval_s > 0 else None,
+        "wait_milli": round(sum(wait for wait in waits if wait > 0) / interval_s / 1e6)
+        if waits and interval_s > 0
+        else None,
         "threads": len(after.waits),
     }
 
@@ -224,10 +227,6 @@ def directories(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
 
 def _role_above(path: str) -> str:
     return "QoS class" if "/" in path[1:] else "all pods"
-
-
-def _positive(number: int) -> int:
-    return max(0, number)
 
 
 def owner(role: str, row: Row | None, *, unlimited: bool) -> str:

@@ -247,7 +247,8 @@ def plan_machine(topology: Topology, described: list[DescribedPod], config: Conf
     if steps is None:
         problems = [*problems, f"no steady state after {_MOST_STEPS} plans: this is the last of them"]
     standings = tuple(
-        OfflineSetting(setting, "wanted", _text(setting.value), None, "") for setting in desired.settings.values()
+        OfflineSetting(setting, "wanted", "no limit" if setting.value is None else str(setting.value), None, "")
+        for setting in desired.settings.values()
     )
     texts = [f"{pod.title}: {problem}" for pod in pods.values() for problem in pod.classification.problems]
     rest = "steady state" if steps is not None else "no steady state"
@@ -283,10 +284,6 @@ def _lasting(desired: Desired) -> object:
     pools = replace(desired.plan.pools, budget_at=0.0, unknown_since=None, reasons={}, sizes={})
     settings = {key: setting.value for key, setting in desired.settings.items()}
     return replace(desired.plan, pools=pools, reasons={}), sizes, settings
-
-
-def _text(value: object) -> str:
-    return "no limit" if value is None else str(value)
 
 
 def _pod(pod: DescribedPod, rules: ClassRules) -> Pod:

@@ -101,10 +101,6 @@ _REASONS: Final = {
 """Texts for `state.undo.RestoreOutcome`."""
 
 
-def _nothing(answer: dict[str, Any]) -> str:
-    return "no file known to be written by bypassd" if answer.get("lost") else "nothing to restore"
-
-
 def _blocks(options: Namespace, answer: dict[str, Any], only: Row | None) -> Iterator[Block]:
     files = answer["files"]
     rows: list[tuple[Cell, ...]] = []
@@ -123,7 +119,8 @@ def _blocks(options: Namespace, answer: dict[str, Any], only: Row | None) -> Ite
     if rows:
         yield blank()
     counts = Counter(entry["undo"] for entry in files)
-    text = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or _nothing(answer)
+    nothing = "no file known to be written by bypassd" if answer.get("lost") else "nothing to restore"
+    text = ", ".join(f"{count} {undo}" for undo, count in counts.items()) or nothing
     yield line(f"{fmt.plural(len(files), 'file')}: {text}" if files else text)
     if removed := answer.get("trials", {}).get("removed"):
         yield line(_removed(removed))

@@ -19,6 +19,7 @@ from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from cgroupfs.log import get_log
 from reconciler.actuators.holds import LONGEST_S, MOST, OFF, active, check_target, tidied
+from reconciler.control.hour_rows import uptime_s
 from reconciler.runtime.format import duration
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
@@ -31,10 +32,6 @@ _LOOK_S: Final = 30.0
 """Longest sleep. The wall clock may be set while the task sleeps, and the sleep's clock stops in a suspend."""
 _DRIFT_S: Final = 2.0
 """The wall clock's end follows when it is further off than this: a clock that is slewed writes no row each time."""
-
-
-def _boot_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def read_holds(store: Store) -> dict[str, Hold]:
@@ -120,7 +117,7 @@ class HoldManager:
         *,
         boot_id: str = "",
         wall: Callable[[], float] = time.time,
-        boot: Callable[[], float] = _boot_s,
+        boot: Callable[[], float] = uptime_s,
     ) -> None:
         """``publish`` is called with the holds in force, by target, when they are others than before.
 

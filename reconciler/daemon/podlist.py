@@ -18,8 +18,9 @@ from reconciler.actuators.holds import pod_hold
 from reconciler.control.pod_minutes import directories_above
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.pod_problems import PodProblems
+from reconciler.policies.base import containers_of
 from state.measures import Restrictions
-from state.model import Container, ContainerKind, Pod, PodClass
+from state.model import Pod, PodClass
 from state.setting_state import SettingState
 
 BUCKETS: Final[Mapping[SettingState, str]] = {
@@ -179,7 +180,10 @@ def state_of(agent: Agent, pod: Pod, measures: Restrictions, *, broken: bool = F
 def _counters(agent: Agent, pod: Pod) -> dict[str, dict[str, object]]:
     """By group, "" for the pod's own. A group that was removed meanwhile is missing."""
     rows: dict[str, dict[str, object]] = {}
-    for key, path in (("", pod.group.path), *((container.id, container.group.path) for container in _apps(pod))):
+    for key, path in (
+        ("", pod.group.path),
+        *((container.id, container.group.path) for container in containers_of(pod)),
+    ):
         if (row := _read_counters(agent, path)) is not None:
             rows[key] = row
     return rows
@@ -198,13 +202,9 @@ def _read_counters(agent: Agent, path: str) -> dict[str, object] | None:
     }
 
 
-def _apps(pod: Pod) -> list[Container]:
-    return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
-
-
 def _cpus(agent: Agent, pod: Pod) -> str | None:
     """The CPUs on which the pod's containers may run now, by the kernel; None: not known."""
-    sets = [_value(agent, container.group.path, "cpu.set") for container in _apps(pod)]
+    sets = [_value(agent, container.group.path, "cpu.set") for container in containers_of(pod)]
     known = [cpus for cpus in sets if isinstance(cpus, CpuSet) and cpus]
     return str(CpuSet.union(known)) if known else None
 
@@ -216,7 +216,7 @@ def pod_quota_milli(agent: Agent, pod: Pod) -> int | None:
     the besteffort directory is bounded there.
     """
     quotas = [_quota_milli(agent, pod.group.path)]
-    paths = [container.group.path for container in _apps(pod)]
+    paths = [container.group.path for container in containers_of(pod)]
     if any("cpu.quota" in agent.writes.judge.statuses.by_group.get(path, {}) for path in paths):
         parts = [_quota_milli(agent, path) for path in paths]
         quotas.append(None if None in parts else sum(milli for milli in parts if milli is not None))

@@ -19,12 +19,12 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from reconciler.placement.pool_members import request_milli
+from reconciler.placement.seats import cpus_of
 from state.cpu import PodIndicators, PodIsolation
 from state.model import ContainerKind, Pod
 
 PREFIX: Final = "isolation/"
 SIGNALS: Final = frozenset({"cpu.use", "cpu.wait_milli"})
-_CPU: Final = 1000
 _STALE_S: Final = 15.0
 _ROW: Final = 10
 """Samples further apart than so many times the smallest distance are not in a row."""
@@ -150,7 +150,7 @@ def admit(
     for uid in sorted(
         (uid for uid, state in states.items() if state.isolated), key=lambda uid: (uid not in first, uid)
     ):
-        for size in sorted({_cpus(limit_milli(pods[uid])), _cpus(request_milli(pods[uid]))}, reverse=True):
+        for size in sorted({cpus_of(limit_milli(pods[uid])), cpus_of(request_milli(pods[uid]))}, reverse=True):
             following = {**sizes, uid: size}
             if len(following) <= most_pods and sum(following.values()) <= most and fits(following):
                 sizes = following
@@ -171,7 +171,3 @@ def limit_milli(pod: Pod) -> int:
     if any(limit is None for limit in limits):
         return request
     return max(request, sum(limit for limit in limits if limit is not None))
-
-
-def _cpus(milli: int) -> int:
-    return max(1, -(-milli // _CPU))
