@@ -214,7 +214,9 @@ def test_every_file_that_the_page_names_exists_or_is_made() -> None:
     made = {step.path for steps in SECTIONS.values() for step in steps}
     named = set(re.findall(r"`([\w/]+\.py)`", PAGE.read_text()))
     assert len(named) > 20
-    assert [file for file in sorted(named - made) if not (ROOT / file).exists()] == []
+    # The table of libraries names files below its packages.
+    tops = (ROOT, ROOT / "reconciler")
+    assert [file for file in sorted(named - made) if not any((top / file).exists() for top in tops)] == []
 
 
 def annotations(function: ast.FunctionDef) -> list[str]:
