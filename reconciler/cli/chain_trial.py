@@ -266,8 +266,6 @@ def configuration(private: str) -> dict[str, object]:
         "interference": {
             "enabled": True,
             "sample_s": 0.2,
-            "settle_s": 0,
-            "responses": {"effect_s": 60},
             "rules": {"cpu": rule, "memory": off, "cache": off, "io": off},
         },
         "alerts": {"sinks": {"prove": {"batch_delay_s": 0, "file": {"path": f"{private}/{_ALERTS}"}}}},
@@ -301,12 +299,16 @@ async def _run(hierarchy: Hierarchy, config: "Config", private: str) -> None:
     import trio
 
     from reconciler.daemon.agent import Agent
+    from reconciler.detectors.config import InterferenceConfig
+    from reconciler.responses.config import LadderConfig
     from reconciler.runtime.supervisor import Supervisor
     from reconciler.sources.kubelet_config import KubeletConfig
     from reconciler.sources.node import NodeEnvironment
     from reconciler.sources.runtime_roots import RuntimeDirs
     from state.topology_sysfs import read_topology
 
+    # In this process, which is the trial's: it has no time for a past, and its one step is not evaluated.
+    InterferenceConfig.settle_s, LadderConfig.effect_s = 0.0, 60.0
     place = NodeEnvironment(
         root="/",
         hierarchy=hierarchy,

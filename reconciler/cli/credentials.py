@@ -121,7 +121,7 @@ def run(options: Namespace) -> int:
     elif not config.enabled or config.identity is ApiIdentity.KUBELET:
         show([line("not used by the configuration: see apiserver.enabled and apiserver.identity")])
     show([line("a running daemon uses it within seconds; no restart is needed")])
-    return _tested(node, ApiServer(kubeconfig=options.to, timeout_s=config.timeout_s))
+    return _tested(node, ApiServer(kubeconfig=options.to))
 
 
 def _uses(node: InspectedNode) -> list[RightsUse]:

@@ -417,7 +417,7 @@ def _closing(closing: Row) -> Iterator[Block]:
         if closing["state"] != "in place" and closing["detail"]:
             yield line(StyledText(closing["detail"], "dim"), indent=2)
     elif closing.get("spent"):
-        words = "the node is open to new BE pods: it was closed for closing.longest_s, and the shortage lasts"
+        words = "the node is open to new BE pods: it was closed for 4 hours, and the shortage lasts"
         yield line(StyledText(words, "warn"))
 
 

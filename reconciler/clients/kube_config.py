@@ -1,7 +1,7 @@
 """Connection to the API server, as far as an operator has to configure it. Only configured features use it."""
 
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -90,7 +90,10 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             extra=_RESTART,
         ),
     ] = False
-    timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="timeout of a request", extra=_RESTART)] = 10.0
+
+    # Constants: no two nodes need them to differ.
+    # A loaded API server answers within seconds; then the request is repeated.
+    timeout_s: ClassVar[float] = 10.0
 
     def __post_init__(self) -> None:
         if (self.client_cert_file is None) != (self.client_key_file is None):

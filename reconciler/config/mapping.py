@@ -396,9 +396,7 @@ KATALYST: Final = Source(
         "evictionConfig.memoryPressureEvictionConfig.rssOveruseRateThreshold": Row(
             "eviction.triggers.rss_overuse.ratio", _same
         ),
-        "evictionConfig.memoryPressureEvictionConfig.gracePeriod": _none(
-            "the pod's own: eviction.means.default_grace_s"
-        ),
+        "evictionConfig.memoryPressureEvictionConfig.gracePeriod": _none("the pod's own"),
         "evictionConfig.rootfsPressureEvictionConfig.enableRootfsPressureEviction": Row(
             "eviction.triggers.disk.enabled", _flag, _EVICTS
         ),
@@ -447,8 +445,8 @@ VOLCANO: Final = Source(
         "globalConfig.cpuThrottlingConfig.cpuThrottlingThreshold": Row(
             "policies.reclaimed.budget.limit_percent", _percent
         ),
-        "globalConfig.cpuThrottlingConfig.cpuJitterLimitPercent": _none("policies.reclaimed.budget.grow_percent"),
-        "globalConfig.cpuThrottlingConfig.cpuRecoverLimitPercent": _none("policies.reclaimed.budget.grow_percent"),
+        "globalConfig.cpuThrottlingConfig.cpuJitterLimitPercent": _none("a tenth of the CPUs per step, a constant"),
+        "globalConfig.cpuThrottlingConfig.cpuRecoverLimitPercent": _none("a tenth of the CPUs per step, a constant"),
         "globalConfig.nodeLabelConfig.nodeColocationEnable": _none("protect of this file"),
         "globalConfig.nodeLabelConfig.nodeOverSubscriptionEnable": _none("headroom.publish: node"),
     },

@@ -206,24 +206,12 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             extra=_RESTART,
         ),
     ] = False
-    timeout_s: Annotated[
-        float,
-        Meta(
-            ge=0.05,
-            le=60,
-            description="timeout for the kubelet's answer or its next part; 10 times that in all",
-            extra=_RESTART,
-        ),
-    ] = 3.0
-    period_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=3600,
-            description="interval of reading the pod list; also read when an unknown pod appears",
-            extra=_RESTART,
-        ),
-    ] = 10.0
+
+    # Constants: no two nodes need them to differ.
+    # A kubelet of this node that is silent for longer hangs; a whole answer has 10 times that.
+    timeout_s: ClassVar[float] = 3.0
+    # Cgroups show new pods at once, and an unknown one is looked up: this finds changed labels and resizes.
+    period_s: ClassVar[float] = 10.0
 
     def __post_init__(self) -> None:
         if (self.client_cert_file is None) != (self.client_key_file is None):
@@ -249,7 +237,10 @@ class RuntimeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cri: Annotated[FeatureSwitch, Meta(description="use the CRI socket; auto: if one answers", extra=_RESTART)] = (
         FeatureSwitch.AUTO
     )
-    timeout_s: Annotated[float, Meta(ge=0.05, le=60, description="timeout of a CRI request", extra=_RESTART)] = 2.0
+
+    # Constants: no two nodes need them to differ.
+    # A runtime of this node that is silent for longer hangs.
+    timeout_s: ClassVar[float] = 2.0
 
     def __post_init__(self) -> None:
         for path in (*self.sockets, *self.runc_roots):
@@ -294,10 +285,10 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     path: Annotated[str, Meta(description="the state file; its directory also holds the lock", extra=_PATH_RESTART)] = (
         "/var/lib/bypassd/state.db"
     )
-    history: Annotated[
-        int,
-        Meta(ge=100, le=1_000_000, description="writes and foreign changes stored for explain", extra=_RESTART),
-    ] = 10_000
+
+    # Constants: no two nodes need them to differ.
+    # Weeks of a busy node's writes, in some MiB.
+    history: ClassVar[int] = 10_000
 
 
 HostName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:\[\]-]{1,253}$")]

@@ -43,9 +43,6 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     enabled: Annotated[bool, Meta(description="monitor online pods; each rule's mode decides about responses")] = False
     sample_s: Annotated[float, Meta(ge=0.2, le=60, description="interval of sampling and evaluation")] = 1.0
-    settle_s: Annotated[
-        float, Meta(ge=0, le=3600, description="no response for this long after the start: history is missing")
-    ] = 30.0
     private_cgroup2: Annotated[
         bool,
         Meta(
@@ -61,10 +58,14 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         Mapping[str, Probe],
         Meta(description="latency probes by name, for the signal service.latency", extra={"secret": True}),
     ] = {}
-    perf: PerfConfig = PerfConfig()
     responses: LadderConfig = LadderConfig()
     promotion: PromotionConfig = PromotionConfig()
     record: RecordConfig = RecordConfig()
+
+    # Constants: no two nodes need them to differ.
+    perf: ClassVar[PerfConfig] = PerfConfig()
+    # Detectors compare with a past of half a minute, which a start does not have.
+    settle_s: ClassVar[float] = 30.0
 
     def __post_init__(self) -> None:
         if self.probes:

@@ -96,14 +96,7 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "predicted peaks of online workloads leave, which is less, and lasts through the peak of the day"
         ),
     ] = HeadroomLaw.RECENT
-    report_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two changes of the headroom")] = 30.0
     window_s: Annotated[float, Meta(ge=1, le=86400, description="window of the mean; at least one report_s")] = 120.0
-    min_step_milli: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="smallest increase of a NUMA node's headroom")
-    ] = 300
-    max_step_milli: Annotated[
-        int, Meta(ge=1, le=8_192_000, description="largest increase per step; decreases are not limited")
-    ] = 4000
     file: Annotated[
         str | None,
         Meta(
@@ -125,6 +118,12 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stale_after_s: ClassVar[float] = 3.0
     # Katalyst's: pods are not lost for a restart of the agent.
     unknown_hold_s: ClassVar[float] = 240.0
+    # As often as a scheduler reads it; each change is a write of the node's object.
+    report_s: ClassVar[float] = 30.0
+    # A smaller rise lets no further pod fit, and is a write of the node's object.
+    min_step_milli: ClassVar[int] = 300
+    # A batch scheduler fills what is offered within one report; falls are not limited.
+    max_step_milli: ClassVar[int] = 4000
 
     @property
     def smoothing(self) -> SmoothingConfig:

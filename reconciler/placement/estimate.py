@@ -15,9 +15,9 @@ why:
 """
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from state.cpu import GroupUse, Uses
@@ -26,20 +26,19 @@ from state.model import Container, ContainerKind, Pod
 _FADED: Final = 0.5
 
 
-class EstimateConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The estimated need of a pool."""
+class EstimateConfig(Struct, frozen=True, kw_only=True):
+    """The numbers of the estimate. No two nodes need them to differ."""
 
-    margin_percent: Annotated[int, Meta(ge=0, le=400, description="margin added to the CPU use of online pods")] = 25
-
-    # Constants: no two nodes need them to differ.
     # A peak counts half after this: online load repeats within minutes.
-    half_life_s: ClassVar[float] = 300.0
+    half_life_s: float = 300.0
     # A new pod's use says nothing yet.
-    ramp_up_s: ClassVar[float] = 30.0
+    ramp_up_s: float = 30.0
     # Fifteen readings of a second.
-    stale_after_s: ClassVar[float] = 15.0
+    stale_after_s: float = 15.0
     # Of a container with neither use nor request: one CPU, as an unlimited service uses at its start.
-    fallback_milli: ClassVar[int] = 1000
+    fallback_milli: int = 1000
+    # Katalyst's quarter: a pool sized by its exact use queues at every burst.
+    margin_percent: int = 25
 
 
 class DemandEstimate(NamedTuple):

@@ -41,11 +41,6 @@ class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "request"
         ),
     ] = False
-    samples: Annotated[int, Meta(ge=1, le=1000, description="samples in a row above the limits before isolation")] = 3
-    sample_s: Annotated[float, Meta(ge=0.5, le=3600, description="smallest time between two samples that count")] = 5.0
-    release_s: Annotated[
-        float, Meta(ge=0, le=86_400, description="time without a sample above the limits before it ends")
-    ] = 120.0
     cpus_percent: Annotated[_Percent, Meta(description="CPUs of isolated pods together, of the online pools' CPUs")] = (
         20
     )
@@ -59,6 +54,12 @@ class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     minimum_milli: ClassVar[int] = 1000
     # Where most pods would be isolated, isolation separates nothing.
     pods_percent: ClassVar[_Percent] = 50
+    # A burst of one sample is over before its pod has moved.
+    samples: ClassVar[int] = 3
+    # So that the samples in a row last a quarter of a minute.
+    sample_s: ClassVar[float] = 5.0
+    # Each move costs caches; loads of online pods return within minutes.
+    release_s: ClassVar[float] = 120.0
 
 
 class IsolatedPods(NamedTuple):

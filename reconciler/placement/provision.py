@@ -151,8 +151,10 @@ class ProvisionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     target_percent: Annotated[
         int, Meta(ge=5, le=100, description="target use of a pool's CPUs, for pid and dynamic_quota")
     ] = 60
-    estimate: EstimateConfig = EstimateConfig()
     pid: PidConfig = PidConfig()
+
+    # Constants: no two nodes need them to differ.
+    estimate: ClassVar[EstimateConfig] = EstimateConfig()
 
 
 class PidIndicator(NamedTuple):

@@ -37,11 +37,6 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The size of an online pool."""
 
     headroom_percent: Annotated[_Percent, Meta(description="margin added to a pool's demand")] = 10
-    headroom_milli: Annotated[
-        int,
-        Meta(ge=0, le=1_000_000, description="smallest margin"),
-    ] = 1000
-    minimum_cpus: Annotated[int, Meta(ge=1, le=1024, description="smallest pool size in CPUs")] = 2
 
     # Constants: no two nodes need them to differ.
     # Katalyst's: a pool in need grows at once by what a service may start.
@@ -60,6 +55,10 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # Constants: no two nodes need them to differ.
     # A pool that ends in the middle of a core shares the core's caches with its neighbour.
     whole_cores: ClassVar[bool] = True
+    # A share of a small demand is less than one thread can use.
+    headroom_milli: ClassVar[int] = 1000
+    # Katalyst's: a core with two threads.
+    minimum_cpus: ClassVar[int] = 2
 
 
 class NextSizes(NamedTuple):

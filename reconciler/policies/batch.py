@@ -52,9 +52,9 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """Which of a BE pod's extended resources are enforced."""
 
     weight: Annotated[bool, Meta(description="CPU shares from the batch CPU request, of pod and container")] = True
-    quota: Annotated[bool, Meta(description="CPU quota from the batch CPU limit, of the container")] = True
-    pod_quota: Annotated[
-        bool, Meta(description="CPU quota of the pod directory, if all its containers have a limit")
+    quota: Annotated[
+        bool,
+        Meta(description="CPU quota from the batch CPU limit, of the container, and of a pod all of whose have one"),
     ] = True
     memory: Annotated[bool, Meta(description="memory limit from the batch memory limit, of the container")] = True
 
@@ -86,7 +86,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
             settings += _memory(pod, container, value, view, plan, reason=f"batch memory limit of {size(value)}")
     if config.weight and requested:
         settings += _pod_weight(pod, requested, view, plan)
-    if config.quota and config.pod_quota:
+    if config.quota:
         settings += _pod_quota(pod, view, plan.pools)
     return settings
 

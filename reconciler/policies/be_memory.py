@@ -48,7 +48,6 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(ge=1, le=90, description="reserve as a share of the node's memory"),
     ] = 10
     reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50, description="the same in bytes; the larger applies")] = 0
-    interval_s: Annotated[float, Meta(ge=1, le=600, description="seconds between two measurements")] = 5.0
     floor_percent: Annotated[
         int, Meta(ge=0, le=90, description="minimum for BE work of the node's memory, even under pressure")
     ] = 10
@@ -70,6 +69,8 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     grow_percent: ClassVar[int] = 1
     # Without pressure, before each step up.
     grow_after_s: ClassVar[float] = 60.0
+    # Pages that BE work frees show in MemAvailable within seconds.
+    interval_s: ClassVar[float] = 5.0
 
 
 class MemorySample(Struct, frozen=True, kw_only=True):

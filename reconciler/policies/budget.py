@@ -51,21 +51,9 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     limit_percent: Annotated[
         int, Meta(ge=1, le=100, description="target use of BE's CPUs, online and BE work together")
     ] = 65
-    floor_milli: Annotated[int, Meta(ge=MILLI_MIN, le=1_000_000, description="minimum BE budget")] = 100
     floor_percent: Annotated[
         Percent, Meta(description="the same as a share of all CPUs of the node; the larger applies")
     ] = 2
-    grow_percent: Annotated[
-        int, Meta(ge=1, le=100, description="largest increase per step, as a share of the node's CPUs")
-    ] = 10
-    arrival_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=600,
-            description="time for which a new online container's CPU request is kept free; 0: off",
-        ),
-    ] = 5.0
 
     # Constants: no two nodes need them to differ.
     # Smaller changes are noise, and each is a write of a quota.
@@ -76,6 +64,12 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stale_after_s: ClassVar[float] = 3.0
     # A kubelet or a daemon under load misses readings for some seconds; BE work must not collapse for that.
     unknown_hold_s: ClassVar[float] = 30.0
+    # A BE pod that gets less cannot answer its probes, however small the node is; `floor_percent` of it, if more.
+    floor_milli: ClassVar[int] = 100
+    # Volcano's tenth: a full step must not overshoot the limit before the next reading.
+    grow_percent: ClassVar[int] = 10
+    # Readings follow a start by two seconds, and most programs are up by then.
+    arrival_s: ClassVar[float] = 5.0
 
 
 class Budget(Struct, frozen=True, kw_only=True):

@@ -85,9 +85,6 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
         bool,
         Meta(description="a monitoring group per pod for occupancy and bandwidth, in turns if there are too few"),
     ] = True
-    sweep_s: Annotated[
-        float, Meta(ge=0.5, le=300, description="interval of the search for threads that exec added")
-    ] = 2.0
 
     # Constants: no two nodes need them to differ.
     # Pods of the system are not limited.
@@ -98,6 +95,8 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     law: ClassVar[LevelControl] = LevelControl()
     # A turn of a pod, where monitoring groups are fewer than pods: several readings of ten seconds.
     dwell_s: ClassVar[float] = 30.0
+    # A program that exec started has the default share until then.
+    sweep_s: ClassVar[float] = 2.0
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CachePolicyConfig) -> NodePlan:

@@ -57,23 +57,14 @@ class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
     enabled: Annotated[
         bool, Meta(description="write a capacity file for BE pods with bypassd/capacity: volume:NAME")
     ] = False
-    file: Annotated[str, Meta(description="name of the file in the pod's volume")] = "capacity.json"
-    notice_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=5,
-            description="a pod with a capacity file is squeezed or frozen this long after notice in it; 0: at once",
-        ),
-    ] = 2.0
 
     # Constants: no two nodes need them to differ.
     # The least of the last five minutes: a batch program plans its next piece of work with it.
     window_s: ClassVar[float] = 300.0
-
-    def __post_init__(self) -> None:
-        if not is_name(self.file):
-            raise ValueError(f"file: expected a name of letters, digits, '.', '_' and '-'; got {self.file!r}")
+    # Programs in pods open it by this name.
+    file: ClassVar[str] = "capacity.json"
+    # A framework flushes or shrinks a pool within two seconds; interference lasts no longer for it.
+    notice_s: ClassVar[float] = 2.0
 
 
 def volume_of(pod: Pod) -> str | None:

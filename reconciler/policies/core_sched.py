@@ -17,7 +17,7 @@ work.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -52,9 +52,10 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         CookieGroups,
         Meta(description="who forms a group: BE pods (reclaimed), online pods, too (class), each online pod (pod)"),
     ] = CookieGroups.RECLAIMED
-    sweep_s: Annotated[
-        float, Meta(ge=0.5, le=300, description="interval of the search for processes that exec added")
-    ] = 5.0
+
+    # Constants: no two nodes need them to differ.
+    # A program that exec started has no cookie until then; a search reads every BE process.
+    sweep_s: ClassVar[float] = 5.0
 
 
 class CoreGroup(NamedTuple):

@@ -1,9 +1,8 @@
 """dedicated: the CPUs that the kubelet gave to one container alone are adopted, never fought, never handed out."""
 
 from collections import Counter
-from typing import Annotated, Final
+from typing import Final
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
@@ -24,17 +23,10 @@ class DedicatedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     kubelet has recovered.
     """
 
-    infer: Annotated[
-        bool,
-        Meta(
-            description="without a usable checkpoint: exclusive CPUs are a Guaranteed pod's CPU set that no other "
-            "container shares"
-        ),
-    ] = True
-
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: DedicatedConfig) -> Pools:
     """Adopt the checkpoint; while it is held or unknown, add what was exclusive before and what the cgroups show."""
+    del config
     kubelet = view.kubelet
     owned: dict[str, CpuSet] = {}
     for uid, containers in kubelet.exclusive.items():
@@ -47,7 +39,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: De
             if previous is not None and key not in previous.placed:
                 owned[key] = owned.get(key, EMPTY) | cpus
         reason = f"kept from the last valid checkpoint: {kubelet.problem or 'checkpoint unreadable'}"
-        if kubelet.policy is CpuPolicy.UNKNOWN and config.infer:
+        if kubelet.policy is CpuPolicy.UNKNOWN:
             for key, cpus in _inferred(view, pools.online_cpus).items():
                 if key not in owned:
                     owned[key] = cpus

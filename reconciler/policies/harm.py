@@ -71,24 +71,6 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "without BE work",
         ),
     ] = 5.0
-    wait_milli: Annotated[
-        float,
-        Meta(
-            ge=0.1,
-            le=64_000,
-            description="the same in thousandths: tasks that wait on average; harm is above all limits",
-        ),
-    ] = 5.0
-    wait_us: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=1_000_000,
-            description="the same per time that a task began to run, in microseconds, where the kernel counts these",
-        ),
-    ] = 100.0
-    raise_percent: Annotated[int, Meta(ge=1, le=100, description="a step up, as a share of BE's CPUs")] = 10
-    calm_s: Annotated[float, Meta(ge=0, le=600, description="seconds without harm before each step up")] = 1.0
 
     # Constants: no two nodes need them to differ.
     # Harm of so many times all limits cannot be noise: it needs no second sample.
@@ -117,6 +99,14 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     compare_s: ClassVar[float] = 10.0
     # Of repeated cuts, before that; see `_MOST_PAUSE`.
     compare_after_s: ClassVar[float] = 60.0
+    # So little waiting of a busy pod is noise; harm is above all three limits.
+    wait_milli: ClassVar[float] = 5.0
+    # And the mean wait before a task runs, in microseconds, where the kernel counts these.
+    wait_us: ClassVar[float] = 100.0
+    # Ten steps to the top: a step must not hide the next harm.
+    raise_percent: ClassVar[int] = 10
+    # Ten samples without harm before each step.
+    calm_s: ClassVar[float] = 1.0
 
 
 class HarmSample(Struct, frozen=True, kw_only=True):

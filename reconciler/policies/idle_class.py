@@ -27,7 +27,7 @@ Thread side: `reconciler.actuators.processes.idle_threads` sets it and records t
 which sleeps.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -59,10 +59,10 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         bool,
         Meta(description="`group` also where besteffort's least weight does the same (from Linux 6.6 on)"),
     ] = False
-    sweep_s: Annotated[
-        float,
-        Meta(ge=1, le=3600, description="interval of searches for threads not forked by known ones"),
-    ] = 10.0
+
+    # Constants: no two nodes need them to differ.
+    # Threads inherit the class; only those moved in by others are found so late.
+    sweep_s: ClassVar[float] = 10.0
 
     def __post_init__(self) -> None:
         if self.enabled and not (self.group or self.threads):

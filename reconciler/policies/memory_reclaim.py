@@ -32,17 +32,6 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
         bool,
         Meta(description="drop page cache when a NUMA node is nearly out of memory, largest first"),
     ] = True
-    interval_s: Annotated[float, Meta(ge=1, le=3600, description="seconds between two measurements")] = 6.0
-    pressure_percent: Annotated[
-        float,
-        Meta(ge=0.01, le=50, description="memory pressure (share of time) above which nothing is reclaimed"),
-    ] = 0.1
-    probe_percent: Annotated[
-        float, Meta(ge=0.01, le=10, description="largest share of a container's memory reclaimed per step")
-    ] = 1.0
-    leave_bytes: Annotated[int, Meta(ge=0, le=_BYTES, description="a container is not reclaimed below this")] = (
-        100 << 20
-    )
 
     # Constants: no two nodes need them to differ.
     # After a container waited for memory: senpai's back-off.
@@ -53,6 +42,14 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
     most_bytes: ClassVar[int] = 256 << 20
     # Of page cache: less is not worth a write.
     least_bytes: ClassVar[int] = 64 << 20
+    # Senpai's.
+    interval_s: ClassVar[float] = 6.0
+    # Senpai's target of memory pressure.
+    pressure_percent: ClassVar[float] = 0.1
+    # Senpai's largest step: a wrong one costs one part in a hundred in refaults.
+    probe_percent: ClassVar[float] = 1.0
+    # Senpai's floor: what a small program needs to run at all.
+    leave_bytes: ClassVar[int] = 100 << 20
 
 
 def decide_resources(

@@ -20,7 +20,7 @@ their own. BE's packets are limited at a point where they can be classified:
 `reconciler.control.network_loop` runs it; restore removes all of it, and the kernel puts its default back.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -72,9 +72,6 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """Which interfaces, and how often the ceiling follows."""
 
     enabled: Annotated[bool, Meta(description="limit the traffic that BE pods send")] = False
-    interval_s: Annotated[
-        float, Meta(ge=0.1, le=60, description="interval of adjusting the BE limit to online traffic")
-    ] = 1.0
     interfaces: Annotated[
         tuple[InterfaceRule, ...],
         Meta(description="the managed interfaces; elsewhere only BE pods' devices are changed"),
@@ -89,6 +86,10 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     receive: Annotated[
         bool, Meta(description="limit what those pods receive, by the same percentages, as well as what they send")
     ] = False
+
+    # Constants: no two nodes need them to differ.
+    # Counters of a shorter time follow single bursts, and each change is a netlink request.
+    interval_s: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if self.receive and not self.pods:

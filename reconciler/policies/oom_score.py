@@ -15,7 +15,7 @@ kubelet's numbers.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -51,10 +51,10 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
             f"{GUARANTEED} and below `lowest`; a tenant may then put itself behind others"
         ),
     ] = False
-    sweep_s: Annotated[
-        float,
-        Meta(ge=1, le=3600, description="interval of searches for processes not forked by known ones"),
-    ] = 10.0
+
+    # Constants: no two nodes need them to differ.
+    # Processes inherit the score; only those that others start are found so late.
+    sweep_s: ClassVar[float] = 10.0
 
 
 def score_of(pod: Pod, container: Container, config: OomScoreConfig) -> int | None:

@@ -62,10 +62,6 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
             "auto or cfsQuotaBurstOnly, katalyst cpu_burst_policy dynamic)"
         ),
     ] = True
-    only_asked: Annotated[
-        bool,
-        Meta(description="only pods with such an annotation; off: all online pods whose annotation does not forbid it"),
-    ] = False
     percent: Annotated[
         int, Meta(ge=100, le=1000, description="largest quota of a container, in percent of its limit")
     ] = 300
@@ -262,7 +258,7 @@ def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
     """Whether a pod's containers may borrow: by its annotation, else by the config."""
     burst_limit = pod.wish.burst_policy
     if burst_limit is None:
-        return config.enabled and not config.only_asked
+        return config.enabled
     return (config.enabled or config.pods) and burst_limit in {BurstLimit.QUOTA, BurstLimit.AUTO}
 
 

@@ -52,9 +52,6 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     alarm_percent: Annotated[
         int, Meta(ge=2, le=100, description="node's CPU use above which loans are revoked at once")
     ] = 80
-    ceiling_percent: Annotated[
-        int, Meta(ge=100, le=1000, description="largest quota of a container, in percent of its limit")
-    ] = 200
 
     # Constants: no two nodes need them to differ.
     # OpenEuler's: one period of the quota.
@@ -67,6 +64,8 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     swing_window_s: ClassVar[float] = 60.0
     # OpenEuler's: measurements over which a container's mean use stays within its limit.
     window_looks: ClassVar[int] = 60
+    # A service that needs more for long has the wrong limit.
+    ceiling_percent: ClassVar[int] = 200
 
     def __post_init__(self) -> None:
         if self.high_percent >= self.alarm_percent:

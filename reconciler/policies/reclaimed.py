@@ -78,13 +78,6 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
             "under static, container starts would fail"
         ),
     ] = False
-    pod_weight: Annotated[
-        bool,
-        Meta(
-            description="write the weight of BE pods' directories: by request where only BE pods are in besteffort, "
-            "else the minimum"
-        ),
-    ] = True
     placement: PlacementConfig = PlacementConfig()
 
     def __post_init__(self) -> None:
@@ -175,7 +168,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: ReclaimedConfig) -> NodePlan:
     """Which BE pods start or end with an allowance beside the budget."""
     before = previous.starts if previous is not None else StartPlan()
-    starts = next_starts(view, before, config.start, weights=config.pod_weight)
+    starts = next_starts(view, before, config.start)
     return replace(plan, starts=starts)
 
 
@@ -211,8 +204,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ReclaimedConfig) -
     narrowed = narrows_besteffort(view, pools, config) and pod.qos is QosClass.BESTEFFORT
     if narrowed:
         want(pod.group.path, "cpu.set", pools.reclaimed, "required by the narrowed besteffort directory")
-    if config.pod_weight:
-        want(pod.group.path, "cpu.weight", *pod_weight(pod, view, plan.starts))
+    want(pod.group.path, "cpu.weight", *pod_weight(pod, view, plan.starts))
     pool, whose = pool_on_node(pod, view, pools)
     if pod.sandbox is not None:
         whole = f"{whose}; {pod.sandbox}: the pod as a whole"

@@ -46,7 +46,6 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
             "spread over the NUMA nodes",
         ),
     ] = 0
-    from_kubelet: Annotated[bool, Meta(description="use the kubelet's reservedSystemCPUs")] = True
     strict: Annotated[
         StrictReserve,
         Meta(description="online pods avoid reserved CPUs: like the kubelet's strict-cpu-reservation, always, never"),
@@ -69,7 +68,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     """Reserve the kubelet's and our own CPUs, as far as they are online."""
     del previous
     ours = CpuSet.parse(config.cpus)
-    kubelets = view.kubelet.reserved if config.from_kubelet else EMPTY
+    kubelets = view.kubelet.reserved
     parts = [f"{name} {cpus}" for name, cpus in (("the kubelet's", kubelets), ("configured", ours)) if cpus]
     if config.count and not parts:
         ours = spread(config.count, view.topology, pools.online_cpus)

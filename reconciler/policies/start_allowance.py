@@ -55,14 +55,6 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             description="least CPU of BE work while a BE container starts, whatever the budget; 0: no start allowance",
         ),
     ] = 1000
-    command_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10,
-            description="allowance after another command of the runtime, such as a probe's exec or a stop; 0: none",
-        ),
-    ] = 0.3
 
     # Constants: no two nodes need them to differ.
     # The runtime's own timeout of a start is minutes; a slower start is throttled as other work.
@@ -75,6 +67,8 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     burst_s: ClassVar[float] = 30.0
     # A throttled start of this length fails probes.
     late_s: ClassVar[float] = 5.0
+    # A probe's exec or a stop takes less than this.
+    command_s: ClassVar[float] = 0.3
 
 
 class _Window(NamedTuple):
@@ -86,11 +80,8 @@ class _Window(NamedTuple):
     spare: bool = False
 
 
-def next_starts(view: NodeView, previous: StartPlan, config: StartConfig, *, weights: bool) -> StartPlan:
-    """One step: which BE pods start or end now, what the bucket has left, and which of them have the allowance.
-
-    ``weights``: whether the weights of pods' directories are written.
-    """
+def next_starts(view: NodeView, previous: StartPlan, config: StartConfig) -> StartPlan:
+    """One step: which BE pods start or end now, what the bucket has left, and which of them have the allowance."""
     now = view.now
     times = _times(view, previous, config)
     windows = list(_windows(view, times, config))
@@ -116,7 +107,7 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig, *, wei
         even=not view.online_in_besteffort,
         floor_milli=config.cpu_milli if pods else 0,
         pods=pods,
-        raised=frozenset(uid for uid in pods if weights and weighs_by_request(view.pods[uid], view)),
+        raised=frozenset(uid for uid in pods if weighs_by_request(view.pods[uid], view)),
         # Without an allowance the tokens follow from the time alone: such plans do not differ.
         spent_s=previous.spent_s if same else spent,
         at=previous.at if same else now,

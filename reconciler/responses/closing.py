@@ -132,7 +132,7 @@ def advance(
     if closed is None:
         return (state, None) if not causes or state.spent else _close(state, causes, now, config)
     if at_s - state.closed_s >= config.longest_s:
-        words = f"closed for {duration(config.longest_s)} (closing.longest_s)"
+        words = f"closed for {duration(config.longest_s)}"
         return _opened(state, at_s, words, spent=bool(causes), turn=ClosingTurn.AGED)
     needed_s = reopen_s(state, config)
     if state.calm_s is not None and at_s - state.calm_s >= needed_s:

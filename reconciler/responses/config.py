@@ -11,40 +11,15 @@ class FreezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Stopping a suspect for a while; its probes fail meanwhile."""
 
     max_s: Annotated[float, Meta(ge=1, le=600, description="longest freeze of a pod")] = 30.0
-    rest_s: Annotated[float, Meta(ge=0, le=86_400, description="minimum time between two freezes of the same pod")] = (
-        300.0
-    )
+
+    # Constants: no two nodes need them to differ.
+    # A pod that is frozen more often than in one of ten half minutes makes no progress and fails its probes.
+    rest_s: ClassVar[float] = 300.0
 
 
 class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One change at a time for each victim; what does not help is undone."""
 
-    effect_s: Annotated[
-        float, Meta(ge=1, le=600, description="a step is evaluated after this time; no other before")
-    ] = 10.0
-    remember_s: Annotated[
-        float, Meta(ge=0, le=604_800, description=("an ineffective step is not repeated for this victim for this long"))
-    ] = 3600.0
-    recover_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=3600,
-            description="the victim must be healthy this long before each step is undone; doubled after a relapse",
-        ),
-    ] = 30.0
-    recover_percent: Annotated[
-        int, Meta(ge=1, le=100, description="share of the taken amount that each recovery step returns")
-    ] = 25
-    evict_effect_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=3600,
-            description="an eviction is evaluated this long after its pod started to terminate, and dropped if it "
-            "was not started by then",
-        ),
-    ] = 90.0
     freeze: FreezeConfig = FreezeConfig()
 
     # Constants: no two nodes need them to differ.
@@ -52,6 +27,16 @@ class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     better_percent: ClassVar[int] = 10
     # Suspects below it are as likely bystanders: reported, not limited.
     min_score: ClassVar[float] = 0.2
+    # Ten samples with the step: online latency follows within seconds.
+    effect_s: ClassVar[float] = 10.0
+    # BE work and load change within an hour.
+    remember_s: ClassVar[float] = 3600.0
+    # Three times effect_s: returning too early disturbs again.
+    recover_s: ClassVar[float] = 30.0
+    # In four steps, each of which may disturb again.
+    recover_percent: ClassVar[int] = 25
+    # The default grace period of pods, and as long again for the node to recover.
+    evict_effect_s: ClassVar[float] = 90.0
 
 
 class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,14 +53,12 @@ class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "none, PreferNoSchedule, NoSchedule (online pods, too), condition"
         ),
     ] = NodeMark.AUTO
-    reopen_s: Annotated[
-        float,
-        Meta(ge=10, le=3600, description="open after this time without a shortage; doubled after a relapse"),
-    ] = 120.0
-    longest_s: Annotated[
-        float,
-        Meta(ge=60, le=86_400, description="open again after this time, whatever the shortage"),
-    ] = 14_400.0
+
+    # Constants: no two nodes need them to differ.
+    # A BE pod admitted at once would bring the shortage back.
+    reopen_s: ClassVar[float] = 120.0
+    # A shortage that lasts longer is not caused by new BE pods.
+    longest_s: ClassVar[float] = 14_400.0
 
 
 class PromotionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,14 +71,6 @@ class PromotionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     days: Annotated[
         int, Meta(ge=1, le=90, description="days of monitoring in a row without regret before a rule enforces")
     ] = 7
-    undo_percent: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=99,
-            description="a rule is a dry run again when more of its recent responses had no effect",
-        ),
-    ] = 30
 
     # Constants: no two nodes need them to differ.
     # Fewer responses are no evidence.
@@ -104,3 +79,5 @@ class PromotionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     actions: ClassVar[int] = 5
     # After a failed promotion; doubled each time, up to eight times.
     rest_days: ClassVar[int] = 7
+    # A third without effect: the rule acts on the wrong pods.
+    undo_percent: ClassVar[int] = 30

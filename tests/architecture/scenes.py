@@ -35,6 +35,7 @@ from state.measures import Response
 from tests.architecture.entered import EnteredFiles
 from tests.daemon.process import configuration
 from tests.daemon.writers import Scribe
+from tests.fakes.constants import applied, varied
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.fakes.node import DirectoryNode, RealKernel
 from tests.node.inprocess import InProcess
@@ -65,9 +66,12 @@ SwapFree: 0 kB
 @contextlib.contextmanager
 def _agent(made: DirectoryNode, entered: EnteredFiles, **more: object) -> Iterator[InProcess]:
     file = f"{made.root}/config.yaml"
+    config = configuration(made, **more)
+    constants = config.pop("constants")
+    assert isinstance(constants, dict)
     with open(file, "w", encoding="utf-8") as opened:
-        json.dump(configuration(made, **more), opened)
-    with entered.installed():
+        json.dump(config, opened)
+    with applied(constants), entered.installed():
         agent = InProcess(file, REAL)
         agent.start()
         try:
@@ -96,7 +100,7 @@ def _foreign_cpuset(directory: str) -> EnteredFiles:
     ):
         pod = node.add("be")
         before = node.cpus(pod.main)
-        with _agent(node, entered, node={"sample_s": 60}, kubelet={"period_s": 3600}):
+        with _agent(node, entered, node={"sample_s": 60}, constants={"kubelet.period_s": 3600}):
             _wait(lambda: node.cpus(pod.main) != before)
             ours = node.cpus(pod.main)
             time.sleep(_SETTLE_S)
@@ -133,14 +137,16 @@ async def _eviction(directory: Path, last: Callable[..., Any]) -> EnteredFiles:
     )
     config = replace(
         live.config,
-        interference=InterferenceConfig(enabled=True, settle_s=0, rules={"memory-use": rule}),
-        eviction=EvictionConfig(
-            enabled=True,
-            dry_run=False,
+        interference=varied(InterferenceConfig(enabled=True, rules={"memory-use": rule}), settle_s=0),
+        eviction=varied(
+            EvictionConfig(
+                enabled=True,
+                dry_run=False,
+                limits=varied(LimitsConfig(), quiet_s=0),
+                spared=varied(ExemptionsConfig(), young_s=0),
+                triggers=TriggersConfig(node_memory=NodeMemoryConfig(enabled=True)),
+            ),
             interval_s=1.0,
-            limits=LimitsConfig(quiet_s=0),
-            spared=ExemptionsConfig(young_s=0),
-            triggers=TriggersConfig(node_memory=NodeMemoryConfig(enabled=True)),
         ),
     )
     live.put("proc/meminfo", _MEMINFO)

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from reconciler.policies.harm import HarmConfig
+from tests.fakes.constants import varied
 from tests.reconciler.policies.harm_loop import (
     HARMLESS,
     MACHINE,
@@ -22,7 +23,7 @@ from tests.reconciler.policies.harm_replay import RECORDED, replayed, rows_of
 
 _SECONDS = 900.0
 _SINCE_S = 60.0
-_STRICT = HarmConfig(wait_us=1.0)
+_STRICT = varied(HarmConfig(), wait_us=1.0)
 
 
 def table() -> str:

@@ -31,6 +31,7 @@ from reconciler.headroom.shapes import (
 from reconciler.headroom.targets import target_of, withdraw_from
 from reconciler.settings.quantity import whole
 from tests.cluster.control_plane import ControlPlane, Object, control_plane
+from tests.fakes.constants import varied
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -98,7 +99,7 @@ def api_of(plane: ControlPlane, node: str, *uses: RightsUse) -> KubeApi:
     account = f"bypassd-{'-'.join(use.value for use in uses) or 'none'}-{node}"
     kubeconfig = plane.account_kubeconfig(account)
     plane.apply(manifest(uses, "kube-system", node).replace("name: bypassd\n", f"name: {account}\n"))
-    return KubeApi(ApiServer(kubeconfig=str(kubeconfig), timeout_s=10.0))
+    return KubeApi(varied(ApiServer(kubeconfig=str(kubeconfig)), timeout_s=10.0))
 
 
 def run(plane: ControlPlane, name: ClusterTarget, use: RightsUse, node: str, *offers: Offer | None) -> list[Offer]:

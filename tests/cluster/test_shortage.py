@@ -55,6 +55,14 @@ def plane(tmp_path: Path, node: DirectoryNode) -> Iterator[ControlPlane]:
         yield plane
 
 
+SOON = {
+    "closing.reopen_s": 10,
+    "eviction.interval_s": 1,
+    "eviction.limits.quiet_s": 0,
+    "eviction.spared.young_s": 0,
+}
+
+
 def configuration(kubeconfig: Path, **eviction: Any) -> dict[str, Any]:
     """The BE pod requests more than 1.2 times what the node has for it."""
     triggers: dict[str, dict[str, Any]] = {"interference": {"enabled": False}, "numa_memory": {"enabled": False}}
@@ -63,13 +71,11 @@ def configuration(kubeconfig: Path, **eviction: Any) -> dict[str, Any]:
         "node": {"name": "n1"},
         "kubelet": {"endpoint": "off"},
         "apiserver": {"kubeconfig": str(kubeconfig), "watch_pods": "on"},
-        "closing": {"mark": "NoSchedule", "reopen_s": 10},
+        "closing": {"mark": "NoSchedule"},
+        "constants": SOON,
         "eviction": {
             "enabled": True,
             "dry_run": False,
-            "interval_s": 1,
-            "limits": {"quiet_s": 0},
-            "spared": {"young_s": 0},
             "triggers": triggers,
             **eviction,
         },

@@ -36,7 +36,8 @@ def configuration(node: DirectoryNode, /, **more: object) -> dict[str, object]:
         operator_file=f"{node.root}/classes.yaml",
         # Other tests start processes that call themselves kubelet, and every daemon on the machine sees them. The fake
         # kubelet, which runs in the test's process, answers late on a busy machine.
-        kubelet={"period_s": 1, "timeout_s": 30.0, "executable": f"{node.root}/kubelet"},
+        kubelet={"executable": f"{node.root}/kubelet"},
+        constants={"kubelet.period_s": 1, "kubelet.timeout_s": 30.0},
         runtime={"cri": "off"},
         policies={
             "idle_buffer": {"enabled": False},

@@ -81,6 +81,7 @@ def burning(node: DirectoryNode, box: Box) -> Iterator["subprocess.Popen[bytes]"
 def config_of(node: DirectoryNode, tmp_path: Path, **policies: object) -> Config:
     """The node's configuration, with these policies as well; read five times a second."""
     base = configuration(node)
+    del base["constants"]
     more = {"node": {**_section(base, "node"), "sample_s": 0.2}, "policies": _section(base, "policies") | policies}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(base | more))

@@ -11,6 +11,7 @@ from tests.daemon.writers import Scribe
 from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
+SOON = {"writes.foreign.backoff_s": 0.05, "writes.foreign.backoff_max_s": 0.1}
 
 
 def named(daemon: Daemon) -> None:
@@ -84,8 +85,7 @@ def test_another_program_is_corrected_then_waited_for_then_left_alone_with_an_al
     node: DirectoryNode, daemon: Make
 ) -> None:
     pod = node.add("be")
-    foreign = {"rounds": 3, "backoff_s": 0.05, "backoff_max_s": 0.1}
-    item = daemon(writes={"foreign": foreign}).up()
+    item = daemon(writes={"foreign": {"rounds": 3}}, constants=SOON).up()
     named(item)
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     ours, path = node.cpus(pod.main), node.path(pod.main.group, "cpuset", "cpuset.cpus")
@@ -112,7 +112,7 @@ def test_another_program_is_corrected_then_waited_for_then_left_alone_with_an_al
 def test_a_restart_takes_a_given_up_file_up_again(node: DirectoryNode, daemon: Make) -> None:
     """As the runbook has it: a reload, which configuration management makes, does not."""
     pod = node.add("be")
-    item = daemon(writes={"foreign": {"rounds": 1, "backoff_s": 0.05, "backoff_max_s": 0.1}}).up()
+    item = daemon(writes={"foreign": {"rounds": 1}}, constants=SOON).up()
     named(item)
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     ours, path = node.cpus(pod.main), node.path(pod.main.group, "cpuset", "cpuset.cpus")
@@ -133,7 +133,7 @@ def test_a_restart_takes_a_given_up_file_up_again(node: DirectoryNode, daemon: M
 def test_the_kubelets_and_the_runtimes_writes_are_corrected_without_delay(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be")
     # A wait of a minute: only an answer at once can be seen.
-    item = daemon(writes={"foreign": {"backoff_s": 60, "backoff_max_s": 60}}).up()
+    item = daemon(constants={"writes.foreign.backoff_s": 60, "writes.foreign.backoff_max_s": 60}).up()
     named(item)
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     ours, path = node.cpus(pod.main), node.path(pod.main.group, "cpuset", "cpuset.cpus")

@@ -16,9 +16,10 @@ def test_headroom_is_reported_everywhere_and_outlives_the_daemon(
 ) -> None:
     file = tmp_path / "headroom.json"
     # So small a step that no change of the pools can cut the promise.
-    quick = {"file": str(file), "report_s": 1.0, "window_s": 2.0, "min_step_milli": 0, "max_step_milli": 50}
+    steps = {"headroom.min_step_milli": 0, "headroom.max_step_milli": 50}
+    quick = {"headroom": {"file": str(file), "window_s": 2.0}, "constants": {**steps, "headroom.report_s": 1.0}}
     node.add("be", shares=102)
-    item = daemon(headroom=quick).up()
+    item = daemon(**quick).up()
 
     def told() -> dict[str, Any]:
         fields: dict[str, Any] = item.state("headroom")["headroom"]
@@ -27,9 +28,11 @@ def test_headroom_is_reported_everywhere_and_outlives_the_daemon(
     # A machine that others keep busy has nothing to promise for a while.
     wait_for(lambda: told()["milli"] > 0, within_s=240, told=item.tail)
     # From here on it stays as it is, so that all reports of it can be compared.
-    item.configure(headroom={**quick, "report_s": 3600.0})
-    item.look_again(1)
+    item.configure(**{**quick, "constants": {**steps, "headroom.report_s": 3600.0}})
+    item.stop()
+    item.up()
     promised = told()
+    assert promised["milli"] > 0
     assert promised["milli"] == sum(row["milli"] for row in promised["nodes"])
     by_node = {str(row["numa_node"]): row["milli"] for row in promised["nodes"]}
     assert item.metric("bypassd_headroom_cpus") == {name: milli / 1000 for name, milli in by_node.items()}

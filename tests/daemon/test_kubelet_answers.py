@@ -8,7 +8,7 @@ from tests.fakes.kubelet.api import Behaviour
 from tests.fakes.node import DirectoryNode
 
 Make = Callable[..., Daemon]
-IMPATIENT = {"timeout_s": 5.0}
+IMPATIENT = {"kubelet.timeout_s": 5.0}
 KOORDINATOR = "koordinator.sh/qosClass"
 WORDS: dict[Behaviour | None, str] = {
     Behaviour.UNAUTHORIZED: ": 401: ",
@@ -33,7 +33,7 @@ def kubelet_problems(daemon: Daemon) -> list[str]:
 
 def test_a_failing_kubelet_is_one_message_and_nothing_is_lost(node: DirectoryNode, daemon: Make) -> None:
     marked = node.add("marked", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
-    item = daemon(kubelet=IMPATIENT).up()
+    item = daemon(constants=IMPATIENT).up()
     wait_for(lambda: bounded(node, marked.main), told=item.tail)
     for mood, word in WORDS.items():
         before = bounds(node)
@@ -88,7 +88,7 @@ def test_an_empty_list_forgets_no_pod_that_is_there(node: DirectoryNode, daemon:
 def test_a_start_without_a_kubelet_is_ready_all_the_same(node: DirectoryNode, daemon: Make) -> None:
     be = node.add("be")
     node.kubelet.api.behaviour = Behaviour.HANGING
-    item = daemon(kubelet=IMPATIENT).up()
+    item = daemon(constants=IMPATIENT).up()
     wait_for(lambda: bounded(node, be.main), told=item.tail)
     wait_for(lambda: kubelet_problems(item), told=item.tail)
     assert item.pod(be.uid)["title"] == "default/be", "the bundle knows the name"

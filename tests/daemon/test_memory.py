@@ -13,9 +13,10 @@ MEGA = 1 << 20
 ON = {
     "be_memory": {"enabled": True, "hard_percent": 10},
     "memory_qos": {"enabled": True},
-    "oom_score": {"enabled": True, "sweep_s": 1},
+    "oom_score": {"enabled": True},
     "memory_reclaim": {"enabled": True},
 }
+SOON = {"policies.oom_score.sweep_s": 1}
 
 
 def batch(node: DirectoryNode) -> NodePod:
@@ -41,7 +42,7 @@ def test_memory_settings_come_with_the_configuration_and_go_with_it(node: Direct
     be = batch(node)
     plain = node.add("plain", shares=102)
     before, old = node.tree(), score(be)
-    item = daemon(policies=ON).up()
+    item = daemon(policies=ON, constants=SOON).up()
     wait_for(lambda: bounded(node, plain.main), told=item.tail)
     wait_for(lambda: node.read(be.main.group, "memory", SOFT) == str(190 * MEGA), told=item.tail)
     assert node.read(be.main.group, "memory", LIMIT) == str(200 * MEGA)
@@ -74,7 +75,7 @@ def test_memory_settings_come_with_the_configuration_and_go_with_it(node: Direct
 def test_a_killed_daemons_successor_gives_everything_back(node: DirectoryNode, daemon: Make) -> None:
     be = batch(node)
     before, old = node.tree(), score(be)
-    instance = daemon(policies=ON).up()
+    instance = daemon(policies=ON, constants=SOON).up()
     wait_for(lambda: score(be) == "951", told=instance.tail)
     wait_for(lambda: node.read(f"{node.kubepods}/besteffort", "memory", SOFT) != NO_LIMIT, told=instance.tail)
     wait_for(lambda: node.read(be.main.group, "memory", SOFT) == str(190 * MEGA), told=instance.tail)

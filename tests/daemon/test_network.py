@@ -31,8 +31,8 @@ def land(node: DirectoryNode) -> Iterator[Netland]:
 
 def started(daemon: Make, land: Netland, **more: Any) -> Daemon:
     rule = {"name": "eth0", "link_mbit": LINK}
-    policies = {"network": {"enabled": True, "interval_s": 0.1, "interfaces": [rule], **more}}
-    item = daemon(policies=policies, kubelet={"endpoint": "off"})
+    policies = {"network": {"enabled": True, "interfaces": [rule], **more}}
+    item = daemon(policies=policies, kubelet={"endpoint": "off"}, constants={"policies.network.interval_s": 0.1})
     item.within = land.inside(land.host)
     return item
 

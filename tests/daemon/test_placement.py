@@ -12,6 +12,7 @@ from tests.daemon.process import Daemon, wait_for
 from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
+SOON = {"samples": 2, "sample_s": 0.5, "release_s": 2}
 DEDICATED = {"katalyst.kubewharf.io/qos_level": "dedicated_cores"}
 POOL = {
     "katalyst.kubewharf.io/qos_level": "shared_cores",
@@ -168,8 +169,9 @@ def test_a_pod_with_many_runnable_threads_has_a_cpu_of_its_own_while_it_lasts(
 ) -> None:
     """Three processes that never wait, in a pod that requests half a CPU: measured by the kernel's own counters."""
     web, calm = online(node, "web"), online(node, "calm")
-    isolation = {"enabled": True, "samples": 2, "sample_s": 0.5, "release_s": 2, "cpus_percent": 50}
-    item = daemon(policies={"shared": {"isolation": isolation}}, interference={"sample_s": 0.5}).up()
+    isolation = {"enabled": True, "cpus_percent": 50}
+    soon = {f"policies.shared.isolation.{name}": value for name, value in SOON.items()}
+    item = daemon(policies={"shared": {"isolation": isolation}}, interference={"sample_s": 0.5}, constants=soon).up()
     wait_for(lambda: item.state("pools")["pools"].get("shared") == "0-1", told=item.tail)
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:

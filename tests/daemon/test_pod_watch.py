@@ -19,7 +19,9 @@ def test_a_changed_label_is_written_between_two_lists_of_the_kubelet(node: Direc
     with in_thread(FakeApiServer) as server:
         server.change(pod.uid, labels={KOORDINATOR: "LS"})
         # The kubelet is queried only at the start: what changes later is known from the watch.
-        item = daemon(kubelet={"period_s": 3600}, apiserver={"server": f"http://127.0.0.1:{server.port}"}).up()
+        item = daemon(
+            constants={"kubelet.period_s": 3600}, apiserver={"server": f"http://127.0.0.1:{server.port}"}
+        ).up()
         wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
         wait_for(lambda: server.watches, told=item.tail)
         requests = node.kubelet.api.requests

@@ -10,7 +10,7 @@ from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 KOORDINATOR = "koordinator.sh/qosClass"
-RARELY = {"period_s": 300}
+RARELY = {"kubelet.period_s": 300}
 """The list is asked for only when something tells that it has changed."""
 
 
@@ -43,7 +43,7 @@ def in_force(node: DirectoryNode, pod: NodePod) -> tuple[str, str]:
 
 def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode, daemon: Make) -> None:
     pod = sized(node, 200, 400, labels={KOORDINATOR: "BE"})
-    item = daemon(kubelet=RARELY).up()
+    item = daemon(constants=RARELY).up()
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     container, number = pod.main.id, node.kubelet.api.requests
     # BE has the least weight, whatever it asks for; its limit is its own.
@@ -78,7 +78,7 @@ def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode
 
 def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: DirectoryNode, daemon: Make) -> None:
     pod = sized(node, 500, 500)
-    item = daemon(kubelet=RARELY).up()
+    item = daemon(constants=RARELY).up()
     wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
     container, number = pod.main.id, node.kubelet.api.requests
 

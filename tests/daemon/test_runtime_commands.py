@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.fakes.node import DirectoryNode
 
-LONG: dict[str, object] = {"policies": {"reclaimed": {"start": {"command_s": 10.0}}}}
+LONG: dict[str, object] = {"constants": {"policies.reclaimed.start.command_s": 10.0}}
 """An allowance that a look after the command cannot miss."""
 RAISED = "262144"
 """Shares of a BE pod's directory that has the allowance."""

@@ -28,7 +28,7 @@ def test_a_stop_is_orderly_and_leaves_settings_in_force(
     node: DirectoryNode, daemon: Make, number: signal.Signals
 ) -> None:
     pod = node.add("be")
-    item = daemon(kubelet={"timeout_s": KUBELET_S}).up()
+    item = daemon(constants={"kubelet.timeout_s": KUBELET_S}).up()
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     tree = node.tree()
     # A client that holds a connection, and a kubelet that hangs, do not delay it.
@@ -47,7 +47,7 @@ def test_a_stop_while_it_starts_is_heeded(node: DirectoryNode, daemon: Make) -> 
     for _ in range(10):
         node.add()
     node.kubelet.api.behaviour = Behaviour.HANGING
-    item = daemon(kubelet={"timeout_s": 5.0})
+    item = daemon(constants={"kubelet.timeout_s": 5.0})
     item.start()
     wait_for(lambda: item.lines("info"), told=lambda: "no line in the log")
     item.signal(signal.SIGTERM)
@@ -115,11 +115,11 @@ def test_what_a_reload_says_is_in_force_is_in_force(node: DirectoryNode, daemon:
     wait_for(lambda: bounded(node, pod.main), told=item.tail)
     item.configure(
         operator_file=f"{node.root}/other.yaml",
-        kubelet={"period_s": 7},
+        node={"sample_s": 7},
         writes={"foreign": {"rounds": 9}},
-        runtime={"timeout_s": 1.5},
+        http={"port": 9471},
     )
     item.signal(signal.SIGHUP)
     wait_for(lambda: item.pod(pod.uid)["class"] == "shared", told=item.tail)
     named = {row["setting"] for row in item.lines("warning") if "needs a restart" in row["msg"]}
-    assert named == {"kubelet.period_s", "runtime.timeout_s"}
+    assert named == {"node.sample_s", "http.port"}

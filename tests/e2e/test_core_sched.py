@@ -34,9 +34,12 @@ def prctl() -> RealPrctl:
     return real_prctl
 
 
+SOON = {"policies.core_sched.sweep_s": 0.5}
+
+
 def policies(groups: str = "class", *, enabled: bool = True) -> dict[str, object]:
     """The configuration's section."""
-    return {"core_sched": {"enabled": enabled, "groups": groups, "sweep_s": 0.5}}
+    return {"core_sched": {"enabled": enabled, "groups": groups}}
 
 
 def cookies(prctl: RealPrctl, container: Running) -> set[int]:
@@ -60,7 +63,7 @@ def test_cookies_follow_the_pods_and_outlive_the_agent(
 ) -> None:
     earlier, web = run_pod(best_effort("earlier")), run_pod(burstable("web"))
     directory = str(tmp_path / "kept")
-    daemon = agent(containerd_node, directory=directory, policies=policies())
+    daemon = agent(containerd_node, directory=directory, policies=policies(), constants=SOON)
     later = run_pod(best_effort("later"))
 
     def both() -> tuple[int, int]:
@@ -81,7 +84,7 @@ def test_cookies_follow_the_pods_and_outlive_the_agent(
 
     daemon.kill()
     assert both() == before
-    again = agent(containerd_node, directory=directory, policies=policies())
+    again = agent(containerd_node, directory=directory, policies=policies(), constants=SOON)
     another = run_pod(best_effort("another"))
     eventually("the new run goes on with it", lambda: cookies(prctl, another["main"]) == {before[0]})
     assert both() == before
@@ -98,7 +101,7 @@ def test_a_reload_takes_the_cookies_back(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, prctl: RealPrctl
 ) -> None:
     crunch = run_pod(best_effort("crunch"))
-    daemon = agent(containerd_node, policies=policies())
+    daemon = agent(containerd_node, policies=policies(), constants=SOON)
     eventually("it has one", lambda: only(cookies(prctl, crunch["main"])) > 0)
     _reconfigure(daemon, containerd_node, policies(enabled=False))
     eventually("it has none", lambda: cookies(prctl, crunch["main"]) == {0})
@@ -146,7 +149,7 @@ def test_online_pods_of_different_cookies_never_run_on_one_core(
     def idle() -> int:
         return forced_idle(running) + forced_idle(other)
 
-    daemon = agent(containerd_node, policies=policies("class"))
+    daemon = agent(containerd_node, policies=policies("class"), constants=SOON)
     eventually("they share a cookie", lambda: only(cookies(prctl, running) | cookies(prctl, other)) > 0)
     _reconfigure(daemon, containerd_node, policies("pod"))
     eventually("each has its own", lambda: len(cookies(prctl, running) | cookies(prctl, other)) == 2)

@@ -153,7 +153,7 @@ def test_be_work_gives_way_by_the_request_of_an_online_container_that_starts(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent
 ) -> None:
     """The pod sleeps: what it uses would take nothing from BE work. The budget rises in one step, to be there soon."""
-    agent(containerd_node, policies={"reclaimed": {"budget": {"grow_percent": 100}}})
+    agent(containerd_node, constants={"policies.reclaimed.budget.grow_percent": 100})
 
     def budget_us() -> int:
         return int(besteffort_quota(containerd_node).split()[0].replace("max", "-1"))

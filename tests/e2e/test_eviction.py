@@ -93,16 +93,15 @@ async def evicted(
         grace_s=20.0,
     )
     evictor = Evictor(
-        EvictionMeans(
-            order=means,
-            api=varied(ApiMeans(), first_wait_s=0.1, failing_s=1.0),
+        varied(
+            EvictionMeans(order=means, api=varied(ApiMeans(), first_wait_s=0.1, failing_s=1.0)),
             restarts=RestartRules(watch_s=2.0 if means == (EvictionMethodName.CRI,) else 0.0),
         ),
         hierarchy=Hierarchy.detect(),
         store=Store(str(directory / "state.db"), boot="b"),
         lane=trio.CapacityLimiter(1),
         stage=stage,
-        api=KubeApi(ApiServer(server=server, timeout_s=0.5) if server else ApiServer(enabled=False)),
+        api=KubeApi(varied(ApiServer(server=server), timeout_s=0.5) if server else ApiServer(enabled=False)),
         cri=lambda: CriClient(node.containerd.socket, timeout_s=10.0),
         kubelet_dir=node.kubelet_root,
         pods={facts.uid: facts}.get,

@@ -12,21 +12,26 @@ from tests.e2e.values import besteffort_quota
 
 pytestmark = [pytest.mark.containerd, pytest.mark.core]
 UNLIMITED = {"-1", "max"}
-FAST = {"calm_s": 0.1, "raise_percent": 50, "wait_milli": 64_000}
+FAST = {
+    "policies.idle_class.sweep_s": 1,
+    **{
+        f"policies.reclaimed.budget.harm.{name}": value
+        for name, value in {"calm_s": 0.1, "raise_percent": 50, "wait_milli": 64_000}.items()
+    },
+}
 """Up in a moment, and the load of the tests' machine is no harm."""
 LONG_S = 30.0
 
 
 def policies(*, idle: bool) -> dict[str, object]:
-    sides = {"enabled": idle, "group": True, "threads": True, "sweep_s": 1}
-    return {"idle_class": sides, "reclaimed": {"budget": {"harm": FAST}}}
+    return {"idle_class": {"enabled": idle, "group": True, "threads": True}}
 
 
 def test_be_work_has_no_quota_while_it_yields_and_one_as_soon_as_it_does_not(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, tmp_path: Path
 ) -> None:
     directory = str(tmp_path / "agent")
-    daemon = agent(containerd_node, directory=directory, policies=policies(idle=True))
+    daemon = agent(containerd_node, directory=directory, policies=policies(idle=True), constants=FAST)
     run_pod(burstable("web"))
     be = run_pod(best_effort("be", run=("burn", "1")))
 

@@ -16,7 +16,8 @@ from tests.e2e.pods import best_effort, burstable
 from tests.e2e.test_cpu import STARTS
 
 pytestmark = [pytest.mark.containerd, pytest.mark.core]
-POLICIES = {"idle_class": {"enabled": True, "group": False, "threads": True, "sweep_s": 1}}
+POLICIES = {"idle_class": {"enabled": True, "group": False, "threads": True}}
+SOON = {"policies.idle_class.sweep_s": 1}
 
 
 def policy(container: Running) -> int:
@@ -30,7 +31,7 @@ def test_a_be_container_is_in_the_idle_class_at_its_first_instruction(
 ) -> None:
     if runtime and Containerd.missing_crun() is not None:
         pytest.skip(str(Containerd.missing_crun()))
-    daemon = agent(containerd_node, policies=POLICIES)
+    daemon = agent(containerd_node, policies=POLICIES, constants=SOON)
     for _ in range(STARTS):
         be = run_pod(replace(best_effort("be"), runtime_handler=runtime))
         if (report := be["main"].report()).policy == IDLE:
@@ -62,7 +63,7 @@ def test_running_containers_and_what_comes_from_outside_get_it_and_all_get_their
 ) -> None:
     earlier, web = run_pod(best_effort("earlier")), run_pod(burstable("web"))
     directory = str(tmp_path / "kept")
-    daemon = agent(containerd_node, directory=directory, policies=POLICIES)
+    daemon = agent(containerd_node, directory=directory, policies=POLICIES, constants=SOON)
     eventually("it is idle", lambda: policy(earlier["main"]) == IDLE)
     with open(f"{earlier['main'].directory('cpuset')}/cgroup.procs", "w", encoding="ascii") as file:
         file.write(str(visitor.pid))
@@ -72,7 +73,7 @@ def test_running_containers_and_what_comes_from_outside_get_it_and_all_get_their
     daemon.kill()
     assert policy(earlier["main"]) == IDLE
 
-    again = agent(containerd_node, directory=directory, policies=POLICIES)
+    again = agent(containerd_node, directory=directory, policies=POLICIES, constants=SOON)
     later = run_pod(best_effort("later"))
     eventually("the new run goes on with it", lambda: policy(later["main"]) == IDLE)
     again.write_config(config_for(containerd_node, directory, policies=POLICIES, mode="observe"))

@@ -168,9 +168,10 @@ def test_unused_page_cache_is_reclaimed(
     subprocess.run(["/bin/sh", "-c", script, f"{pod['main'].directory('memory')}/cgroup.procs"], check=True)
     before = used(pod["main"])
     assert before > 40 * MEGA
-    wanted = {"enabled": True, "interval_s": 1, "probe_percent": 10, "pressure_percent": 50, "leave_bytes": 0}
-    policies = {"batch": {"memory": False}, "memory_reclaim": wanted}
-    daemon = agent(containerd_node, policies=policies, **pod_list)
+    eager = {"interval_s": 1, "probe_percent": 10, "pressure_percent": 50, "leave_bytes": 0}
+    constants = {f"policies.memory_reclaim.{name}": value for name, value in eager.items()}
+    policies = {"batch": {"memory": False}, "memory_reclaim": {"enabled": True}}
+    daemon = agent(containerd_node, policies=policies, constants=constants, **pod_list)
     eventually("its cache shrinks", lambda: used(pod["main"]) < before * 8 // 10, within_s=60)
     counts = daemon.state("sides")["sides"]["memory_reclaim"]["counts"]
     assert counts["bytes"] > 0, counts

@@ -1,21 +1,50 @@
-"""A law with other constants: they are not settings, and a test of an hour's law takes no hour."""
+"""Other numbers for a law: the class constants of the configuration's structs, which no two nodes need to differ.
 
+In the process of a test: `varied`. In a daemon that a test starts: `applied`, which its launcher calls.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from msgspec import Struct, defstruct
 
+from reconciler.config.model import Config
+
 T = TypeVar("T", bound=Struct)
 
 
-def varied(config: T, **constants: Any) -> T:
-    """``config`` of a type that differs from its own in these class constants. `Any`: whatever their types are."""
+def varied(config: T, **values: Any) -> T:
+    """``config`` with these class constants, by a type of its own, and settings. `Any`: whatever their types are."""
     kind = type(config)
-    for name in constants:
-        assert hasattr(kind, name), f"{kind.__name__} has no constant {name}"
-        assert name not in kind.__struct_fields__, f"{kind.__name__}.{name} is a setting"
+    for name in values:
+        assert hasattr(kind, name), f"{kind.__name__} has neither a constant nor a setting {name}"
+    constants = {name: value for name, value in values.items() if name not in kind.__struct_fields__}
+    settings = {name: getattr(config, name) for name in kind.__struct_fields__} | values
     other = defstruct(
         kind.__name__, [], bases=(kind,), namespace=constants, frozen=True, kw_only=True, forbid_unknown_fields=True
     )
-    made = other(**{name: getattr(config, name) for name in kind.__struct_fields__})
+    made = other(**{name: value for name, value in settings.items() if name not in constants})
     assert isinstance(made, kind)
     return made
+
+
+@contextmanager
+def applied(constants: Mapping[str, object]) -> Iterator[None]:
+    """Set constants, by the section's dotted name and theirs (``kubelet.timeout_s``), for all of the process."""
+    before: list[tuple[type[Struct], str, object]] = []
+    for path, value in constants.items():
+        *sections, name = path.split(".")
+        section: Struct = Config()
+        for step in sections:
+            section = getattr(section, step)
+        kind = type(section)
+        assert name not in kind.__struct_fields__, f"{path} is a setting"
+        assert hasattr(kind, name), f"there is no constant {path}"
+        before.append((kind, name, getattr(kind, name)))
+        setattr(kind, name, value)
+    try:
+        yield
+    finally:
+        for kind, name, value in reversed(before):
+            setattr(kind, name, value)

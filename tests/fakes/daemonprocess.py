@@ -17,6 +17,8 @@ from tests.fakes.forkserver import Forked, forked_control, forked_daemon
 
 ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = (sys.executable, "-m", "reconciler.daemon.main")
+WITH_CONSTANTS: Final = (sys.executable, "-m", "tests.fakes.launch")
+CONSTANTS: Final = "BYPASSD_TEST_CONSTANTS"
 PATIENCE: Final = float(os.environ.get("BYPASSD_TEST_PATIENCE", "1"))
 """In software emulation everything takes longer; set by the virtual machine's start script."""
 WITHIN_S: Final = 60.0 * PATIENCE
@@ -39,7 +41,11 @@ def environment() -> dict[str, str]:
 
 
 class DaemonProcess:
-    """One daemon. ``config`` is its configuration file as data; ``http_socket`` the socket that it must serve."""
+    """One daemon. ``config`` is its configuration file as data; ``http_socket`` the socket that it must serve.
+
+    A key ``constants`` of the configuration is not in the file: see `tests.fakes.constants.applied`. They are those of
+    the next start.
+    """
 
     def __init__(self, config: dict[str, object], directory: str, *, http_socket: str) -> None:
         os.makedirs(directory, exist_ok=True)
@@ -56,6 +62,8 @@ class DaemonProcess:
 
     def write_config(self, config: dict[str, object]) -> None:
         """Write the configuration file; a running daemon reads it at SIGHUP."""
+        config = dict(config)
+        self.constants = config.pop("constants", {})
         with open(self.config_file, "w", encoding="utf-8") as file:
             yaml.safe_dump(config, file)
 
@@ -73,17 +81,20 @@ class DaemonProcess:
     def start(self, *options: str) -> None:
         """Start ``run``."""
         arguments = ["run", "--config", self.config_file, *options]
+        variables, command = environment(), COMMAND
+        if self.constants:
+            variables, command = {**variables, CONSTANTS: json.dumps(self.constants)}, WITH_CONSTANTS
         if self.forked and not self.within:
-            self._process = forked_daemon(arguments, environment(), self.log)
+            self._process = forked_daemon(arguments, variables, self.log)
             return
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [*self.within, *COMMAND, *arguments],
+                [*self.within, *command, *arguments],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=environment(),
+                env=variables,
             )
 
     def wait_ready(self, *, within_s: float = 2 * WITHIN_S) -> float:

@@ -177,7 +177,7 @@ def _become(request: dict[str, object], main: str) -> None:
 def _daemons() -> ForkServer:
     # And what every daemon of the tests loads later.
     also = ("reconciler.signals.psi", "reconciler.web.app", "starlette.applications", "httpcore2")
-    return ForkServer("reconciler.daemon.main:main", {**os.environ, "PYTHONOPTIMIZE": "2"}, also)
+    return ForkServer("tests.fakes.launch:main", {**os.environ, "PYTHONOPTIMIZE": "2"}, also)
 
 
 @cache

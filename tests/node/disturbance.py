@@ -114,21 +114,37 @@ _OTHERS: Final = (
 EVICTION: Final[dict[str, Any]] = {
     "enabled": True,
     "dry_run": False,
-    "interval_s": 1,
-    "triggers": {"interference": {"cooldown_s": 0}, **{name: {"enabled": False} for name in _OTHERS}},
+    "triggers": {name: {"enabled": False} for name in _OTHERS},
     # A run a minute for an hour is what the limits are there to prevent.
     "limits": {
-        "quiet_s": 0,
         "per_minute": 1000,
         "per_10_minutes": 1000,
         "per_owner": 1000,
         "per_owner_percent": 100,
-        "retry_s": 0,
-        "again_s": 0,
     },
-    "spared": {"young_s": 0},
-    "means": {"order": ["signal"], "default_grace_s": 1, "margin_s": 1, "restarts": {"watch_s": 0}},
+    "means": {"order": ["signal"]},
 }
+CONSTANTS: Final[dict[str, Any]] = {
+    "interference.settle_s": 2,
+    **{
+        f"interference.responses.{name}": value
+        for name, value in {
+            "effect_s": 3,
+            "recover_s": 2,
+            "recover_percent": 100,
+            "remember_s": 0,
+            "evict_effect_s": 10,
+        }.items()
+    },
+    "eviction.interval_s": 1,
+    "eviction.triggers.interference._cooldown_s": 0,
+    **{f"eviction.limits.{name}": 0 for name in ("quiet_s", "retry_s", "again_s")},
+    "eviction.spared.young_s": 0,
+    "eviction.means.default_grace_s": 1,
+    "eviction.means.margin_s": 1,
+    "eviction.means.restarts.watch_s": 0,
+}
+"""Judged and undone soon; a pod that was ended may be ended again at once."""
 
 
 class Theatre:
@@ -258,10 +274,8 @@ def interference(scene: Scene) -> dict[str, Any]:
     rules = {name: {"dry_run": False, "responses": list(scene.responses)} for name in ("cpu", "memory", "io")}
     return {
         "enabled": True,
-        "settle_s": 2,
         "private_cgroup2": True,
         "rules": {**rules, "cache": {"enabled": False}},
-        "responses": {"effect_s": 3, "recover_s": 2, "recover_percent": 100, "remember_s": 0, "evict_effect_s": 10},
     }
 
 
@@ -284,6 +298,7 @@ def theatre(scene: Scene, cgroup_root: str) -> Iterator[Theatre]:
                 "policies": {"reclaimed": {"enabled": False}, "idle_buffer": {"enabled": False}},
                 "interference": interference(scene),
                 "eviction": EVICTION if "evict" in scene.responses else {},
+                "constants": CONSTANTS,
             }
         )
         result = Theatre(node, agent, scene)

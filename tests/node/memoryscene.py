@@ -38,14 +38,15 @@ SETTLE_S: Final = 0.25
 """The first part of each window is not counted."""
 POLICIES: Final[dict[str, Any]] = {
     "be_memory": {
-        "enabled": True, "reserve_percent": 40, "hard_percent": 5, "floor_percent": 10, "interval_s": 1.0,
+        "enabled": True, "reserve_percent": 40, "hard_percent": 5, "floor_percent": 10,
     },
     "memory_qos": {"enabled": True},
-    "oom_score": {"enabled": True, "sweep_s": 1.0},
+    "oom_score": {"enabled": True},
     # BE work gets nine tenths of the one CPU that the online pod has not: it is memory that is to stop it, not the CPU.
     "reclaimed": {"budget": {"floor_percent": 45}},
     "idle_buffer": {"enabled": False},
 }  # fmt: skip
+SOON: Final = {"policies.be_memory.interval_s": 1.0, "policies.oom_score.sweep_s": 1.0}
 _NUMBERS: Final = struct.Struct("<5q")
 
 
@@ -217,7 +218,9 @@ def scene(cgroup_root: str, *, agent: bool = True) -> Iterator[Scene]:
         )
         pods = {spec.name: node.run_pod(spec) for spec in specs}
         process = BypassdProcess(node, cri_socket=None)
-        process.write_config({**configuration(node, process.directory, cri_socket=None), "policies": POLICIES})
+        process.write_config(
+            {**configuration(node, process.directory, cri_socket=None), "policies": POLICIES, "constants": SOON}
+        )
         result = Scene(node, process if agent else None, pods)
         if not agent:
             yield result

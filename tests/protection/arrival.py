@@ -42,7 +42,7 @@ _LIVE: Final = {"koordinator.sh/qosClass": "LS"}
 
 
 def _budget(arrival_s: float) -> dict[str, Any]:
-    return {"policies": {"reclaimed": {"budget": {"arrival_s": arrival_s}}}}
+    return {"constants": {"policies.reclaimed.budget.arrival_s": arrival_s}}
 
 
 CASES: Final[dict[str, dict[str, Any] | None]] = {

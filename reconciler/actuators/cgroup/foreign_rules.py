@@ -16,16 +16,6 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
             description="foreign writes of a file within window_s after which bypassd gives it up",
         ),
     ] = 5
-    window_s: Annotated[float, Meta(ge=1, le=86400, description="time window in which foreign writes are counted")] = (
-        120.0
-    )
-    backoff_s: Annotated[
-        float, Meta(ge=0.01, le=3600, description="wait before the second reassertion; doubles with each further one")
-    ] = 1.0
-    backoff_max_s: Annotated[float, Meta(ge=0.01, le=3600, description="longest wait between two reassertions")] = 30.0
-    retry_yielded_s: Annotated[
-        float, Meta(ge=1, le=604800, description="time after which bypassd tries a given-up file again")
-    ] = 3600.0
     hold_person_s: Annotated[
         float,
         Meta(
@@ -39,3 +29,11 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
     # Systemd writes all values of a unit again at daemon-reload and when the kubelet changes one: corrected
     # at once and not counted.
     systemd_per_minute: ClassVar[int] = 60
+    # Two kubelet syncs and their retries.
+    window_s: ClassVar[float] = 120.0
+    # Doubles with each further one, so that two programs do not write in turns without end.
+    backoff_s: ClassVar[float] = 1.0
+    # Bounds the time for which a value of another program is in force.
+    backoff_max_s: ClassVar[float] = 30.0
+    # The other program was stopped or reconfigured by then, or the alert has been read.
+    retry_yielded_s: ClassVar[float] = 3600.0

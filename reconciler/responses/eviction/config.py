@@ -187,13 +187,6 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
     """A NUMA node is short of memory, by its watermarks (Katalyst)."""
 
     _cooldown_s: ClassVar[float] = 10.0
-    margin_bytes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="shortage: free memory below the low watermark plus this, at most 5 % of the node",
-        ),
-    ] = 256 * _MI
     reclaimed_passes: Annotated[
         int, Meta(ge=1, le=1000, description="passes with a shortage before BE pods are evicted")
     ] = 6
@@ -213,6 +206,8 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
     droppable_percent: ClassVar[float] = 10.0
     # Katalyst's low watermark where the real one is unknown.
     fallback_percent: ClassVar[float] = 0.1
+    # What kswapd frees late; at most 5 % of the node.
+    margin_bytes: ClassVar[int] = 256 * _MI
 
     def __post_init__(self) -> None:
         if self.all_passes < self.reclaimed_passes:
@@ -228,14 +223,6 @@ class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unkn
     free_bytes: Annotated[
         int, Meta(ge=0, description="BE pods are evicted if free memory is below this or the low watermark")
     ] = 0
-    node_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: memory pressure of the node")] = 15.0
-    reclaimed_s: Annotated[
-        float, Meta(ge=0, le=3600, description="time above the thresholds before BE pods are evicted")
-    ] = 15.0
-    all_s: Annotated[
-        float,
-        Meta(ge=0, le=3600, description="time above the thresholds before pods of all eviction.classes are evicted"),
-    ] = 45.0
 
     # Constants: no two nodes need them to differ.
     # Memory runs out within seconds.
@@ -248,10 +235,12 @@ class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unkn
     pods: ClassVar[int] = 3
     # Katalyst's: and the mean of all online pods.
     mean_percent: ClassVar[float] = 4.0
-
-    def __post_init__(self) -> None:
-        if self.all_s < self.reclaimed_s:
-            raise ValueError(f"all_s is {self.all_s:g} s; expected at least reclaimed_s ({self.reclaimed_s:g} s)")
+    # Katalyst's.
+    node_percent: ClassVar[float] = 15.0
+    # Three passes: a shorter stall ends without an eviction.
+    reclaimed_s: ClassVar[float] = 15.0
+    # When evicted BE pods had time to free their memory.
+    all_s: ClassVar[float] = 45.0
 
 
 class RssOveruseConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -282,9 +271,10 @@ class FsMinimum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="minimum free bytes, instead of available_percent; null: available_percent applies"),
     ] = None
-    inodes_percent: Annotated[
-        float, Meta(ge=0, le=100, description="minimum free share of its inodes; 0: not evaluated")
-    ] = 7.0
+
+    # Constants: no two nodes need them to differ.
+    # A little above the kubelet's 5 %.
+    inodes_percent: ClassVar[float] = 7.0
 
 
 class ImageFsMinimum(FsMinimum, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -337,12 +327,6 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
 class RequestedEvictionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The suspect of a rule's last response."""
 
-    # Several rules end here: how often a site lets them differs.
-    cooldown_s: Annotated[
-        float,
-        Meta(ge=0, le=3600, description="pause after a successful eviction"),
-    ] = 60.0
-
 
 class TriggersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The triggers, each with its thresholds."""
@@ -364,16 +348,6 @@ class TriggersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum numbers of evictions. Refused ones do not count, failed ones do."""
 
-    quiet_s: Annotated[float, Meta(ge=0, le=3600, description="no eviction within this time after the start")] = 60.0
-    closed_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3600,
-            description="a soft shortage evicts only after the node has been closed to new BE pods for this time",
-        ),
-    ] = 30.0
-    per_pass: Annotated[int, Meta(ge=1, le=100, description="most evictions per pass")] = 3
     per_minute: Annotated[int, Meta(ge=0, le=1000, description="most evictions per minute")] = 3
     per_10_minutes: Annotated[int, Meta(ge=0, le=1000, description="most evictions per 10 minutes")] = 6
     per_owner: Annotated[int, Meta(ge=0, le=1000, description="most evictions per owner in 10 minutes")] = 2
@@ -385,18 +359,18 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="largest share of an owner's pods here evicted in 10 minutes, rounded up",
         ),
     ] = 50.0
-    retry_s: Annotated[
-        float,
-        Meta(ge=0, le=3600, description="a pod is not tried again for this long after a refused or failed eviction"),
-    ] = 120.0
-    again_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=3600,
-            description="a pod restarted in place by the kubelet after an eviction is exempt for this long",
-        ),
-    ] = 300.0
+
+    # Constants: no two nodes need them to differ.
+    # After a restart, signals and histories are missing.
+    quiet_s: ClassVar[float] = 60.0
+    # With no new BE pods a soft shortage may pass without an eviction.
+    closed_s: ClassVar[float] = 30.0
+    # A pass sees the effect of those before it; more at once are evictions in vain.
+    per_pass: ClassVar[int] = 3
+    # A disruption budget or a broken API server changes within minutes.
+    retry_s: ClassVar[float] = 120.0
+    # The kubelet restarts it in place: evicting it again frees nothing for longer than its back-off.
+    again_s: ClassVar[float] = 300.0
 
 
 class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -414,7 +388,6 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "pods if a memory shortage lasts"
         ),
     ] = (PodClass.RECLAIMED,)
-    interval_s: Annotated[float, Meta(ge=1, le=60, description="time between two evaluations of all triggers")] = 5.0
     triggers: TriggersConfig = TriggersConfig()
     spared: ExemptionsConfig = ExemptionsConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -429,6 +402,8 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     least_percent: ClassVar[float] = 1.0
     # After its grace period, what a terminating pod uses counts as being freed for this long.
     credit_s: ClassVar[float] = 60.0
+    # Memory runs out within seconds; signals are a second old.
+    interval_s: ClassVar[float] = 5.0
 
     @property
     def windows(self) -> dict[str, float]:

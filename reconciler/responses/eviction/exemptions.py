@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,10 +26,6 @@ _POLICY: Final = "koordinator.sh/eviction-policy"
 class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pods that are never evicted, besides system, static and critical pods."""
 
-    young_s: Annotated[
-        float,
-        Meta(ge=0, le=86400, description="younger pods are exempt: their usage is not representative yet"),
-    ] = 60.0
     namespaces: Annotated[tuple[str, ...], Meta(description="namespaces (globs) whose pods are exempt")] = (
         "kube-system",
     )
@@ -62,6 +58,10 @@ class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="the same for pods evicted after others of their class and priority"),
     ] = ("bypassd/evict=last", "descheduler.alpha.kubernetes.io/prefer-no-eviction=true")
     selectors: Annotated[tuple[PodSelector, ...], Meta(description="pods that are exempt")] = ()
+
+    # Constants: no two nodes need them to differ.
+    # What a starting pod uses says little about it, and evicting it starts another.
+    young_s: ClassVar[float] = 60.0
 
 
 def matching_mark(pod: PodSnapshot, marks: tuple[str, ...]) -> str | None:

@@ -46,17 +46,19 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = 30.0
     volume: Annotated[str, Meta(description="name of the emptyDir volume")] = "eviction-notice"
-    file: Annotated[str, Meta(description="name of the file in it")] = "notice.json"
     signal: Annotated[str, Meta(description="the signal's name")] = "SIGUSR1"
     command: Annotated[
         tuple[str, ...], Meta(description="program (absolute path) and arguments; runs as the daemon's user")
     ] = ()
 
+    # Constants: no two nodes need them to differ.
+    # Programs in pods open it by this name.
+    file: ClassVar[str] = "notice.json"
+
     def __post_init__(self) -> None:
         signal_number(self.signal)
-        for field, name in (("volume", self.volume), ("file", self.file)):
-            if not is_name(name):
-                raise ValueError(f"{field}: expected a name of letters, digits, '.', '_' and '-'; got {name!r}")
+        if not is_name(self.volume):
+            raise ValueError(f"volume: expected a name of letters, digits, '.', '_' and '-'; got {self.volume!r}")
         if self.kind is NoticeKind.COMMAND and not self.command:
             raise ValueError("kind is command; expected a program in command")
         if self.command and not self.command[0].startswith("/"):
@@ -99,17 +101,13 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"longest_wait_s is {self.longest_wait_s:g}; expected at least {self.first_wait_s:g}")
 
 
-class RestartRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Containers that the kubelet starts again."""
+class RestartRules(Struct, frozen=True, kw_only=True):
+    """Containers that the kubelet starts again. No two nodes need other numbers."""
 
-    watch_s: Annotated[
-        float,
-        Meta(ge=0, le=600, description="a pod without processes counts as ended after this time"),
-    ] = 15.0
-
-    # Constants: no two nodes need them to differ.
     # The kubelet's back-off grows each time (10 s, 20 s, up to 5 min): a fourth end frees little more.
-    times: ClassVar[int] = 3
+    times: int = 3
+    # The kubelet starts a container again after its back-off of 10 s.
+    watch_s: float = 15.0
 
 
 class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,21 +123,20 @@ class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "period SIGKILL (signal)"
         ),
     ] = (EvictionMethodName.API, EvictionMethodName.CRI, EvictionMethodName.SIGNAL)
-    at_once: Annotated[int, Meta(ge=1, le=32, description="most pods terminated at the same time")] = 2
-    default_grace_s: Annotated[float, Meta(ge=1, le=3600, description="grace period of a pod whose own is unknown")] = (
-        30.0
-    )
     longest_grace_s: Annotated[float, Meta(ge=1, le=86400, description="upper bound for every grace period")] = 600.0
-    margin_s: Annotated[
-        float, Meta(ge=1, le=600, description="time after the grace period before a method counts as failed")
-    ] = 15.0
     api: ApiMeans = ApiMeans()
-    restarts: RestartRules = RestartRules()
     notice: NoticeConfig = NoticeConfig()
 
     # Constants: no two nodes need them to differ.
+    restarts: ClassVar[RestartRules] = RestartRules()
     # A process that is alive so long after SIGKILL hangs in the kernel: reported.
     kill_s: ClassVar[float] = 30.0
+    # A terminating pod frees its memory late; two at once are enough for a burst.
+    at_once: ClassVar[int] = 2
+    # Kubernetes' default terminationGracePeriodSeconds.
+    default_grace_s: ClassVar[float] = 30.0
+    # A kubelet under load kills late.
+    margin_s: ClassVar[float] = 15.0
 
     def __post_init__(self) -> None:
         if not self.order or len(set(self.order)) != len(self.order):

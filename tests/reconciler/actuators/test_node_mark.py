@@ -28,6 +28,7 @@ from state.store import Store
 from state.undo import RestoreOutcome
 from tests.fakes.api_nodes import FakeNodes
 from tests.fakes.api_server import FakeApiServer
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import node
 
 CLOSED = ClosedNode(reason="memory_pressure: 1 GiB available", since_s=1.8e9, until_s=1.8e9 + 14400)
@@ -66,7 +67,7 @@ class Bench:
         self.clients: list[NodeClient] = []
 
     def api(self) -> KubeApi:
-        return KubeApi(ApiServer(server=f"http://127.0.0.1:{self.server.port}", timeout_s=2.0), environ={})
+        return KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{self.server.port}"), timeout_s=2.0), environ={})
 
     def client(self) -> NodeClient:
         self.clients.append(NodeClient(self.api(), "n1"))

@@ -16,6 +16,7 @@ from reconciler.alerts.sinks.journal import JournalSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
 from state.reader import open_readonly
 from state.store import Store
+from tests.fakes.constants import varied
 
 
 def alert(key: str = "k", kind: AlertKind = AlertKind.EVICTION_DONE, **more: Any) -> Alert:
@@ -71,8 +72,9 @@ class World:
 
     def configured(self, *names: str, most: int = 1000, **more: Any) -> AlertsConfig:
         settings = {**self.settings, **more}
-        return AlertsConfig(
-            sinks={name: SinkSection(journal=JournalSinkConfig(), **settings) for name in names}, queue=most
+        return varied(
+            AlertsConfig(sinks={name: SinkSection(journal=JournalSinkConfig(), **settings) for name in names}),
+            queue=most,
         )
 
     def new_teller(self, build: Callable[[SinkSetup], AlertSink] | None = None) -> AlertDispatcher:

@@ -28,8 +28,8 @@ CONFIG = EvictionConfig(
 
 
 def document(*, dry: bool = True, cases: bool = False, enabled: bool = True, used: float = 80) -> dict[str, Any]:
-    config = EvictionConfig(
-        enabled=enabled, dry_run=dry, triggers=CONFIG.triggers, interval_s=1.0, limits=CONFIG.limits
+    config = varied(
+        EvictionConfig(enabled=enabled, dry_run=dry, triggers=CONFIG.triggers, limits=CONFIG.limits), interval_s=1.0
     )
     pods = [be("batch-7", grace_s=30.0), *(be(f"p{n}", age_s=7200) for n in range(6))]
     marked = be("report", annotations={"bypassd/do-not-evict": "true"})
@@ -195,4 +195,4 @@ def test_why_the_mark_is_not_in_place_is_on_a_line_of_its_own(run: Run, tmp_path
 def test_an_open_node_says_nothing_and_one_that_its_age_opened_does(run: Run, tmp_path: Path) -> None:
     assert not any("the node is" in line for line in shown({**CLOSED, "closed": False}, run, tmp_path))
     lines = shown({**CLOSED, "closed": False, "spent": True}, run, tmp_path)
-    assert "the node is open to new BE pods: it was closed for closing.longest_s, and the shortage lasts" in lines
+    assert "the node is open to new BE pods: it was closed for 4 hours, and the shortage lasts" in lines

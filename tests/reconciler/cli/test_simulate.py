@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,26 @@ from reconciler.cli.exits import Exit
 from reconciler.interference.engine import InterferenceEngine
 from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin
 from state.evidence import NODE, Sample, SampleFrame
+from tests.fakes.constants import applied
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.interference.test_engine import frame, lasting, learning, trouble
 from tests.reconciler.responses.eviction.numanode import busy_node_frames
 
 CONFIG = """\
 interference:
-  settle_s: 10s
   rules:
     cpu: {dry_run: false, responses: [hold, squeeze, evict]}
     memory: {enabled: false}
     io: {enabled: false}
     cache: {enabled: false}
 """
+
+
+@pytest.fixture(autouse=True)
+def soon() -> Iterator[None]:
+    """Recordings of a minute and a half have no time to wait for a past."""
+    with applied({"interference.settle_s": 10, "eviction.limits.quiet_s": 0, "eviction.spared.young_s": 0}):
+        yield
 
 
 CPI = "{when: [[cpi: {every_s: 10s, within_s: 60s, samples: 10}]]}"
@@ -117,10 +125,7 @@ def test_a_gap_begins_a_new_past(run: Run, config: str, tmp_path: Path) -> None:
 
 def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recording: str, tmp_path: Path) -> None:
     path = tmp_path / "evicting.yaml"
-    path.write_text(
-        CONFIG.replace("[hold, squeeze, evict]", "[evict]")
-        + "eviction: {enabled: true, limits: {quiet_s: 0}, spared: {young_s: 0}}\n"
-    )
+    path.write_text(CONFIG.replace("[hold, squeeze, evict]", "[evict]") + "eviction: {enabled: true}\n")
     ran = run("simulate", "--record", recording, "--config", str(path), "-o", "json")
     message = json.loads(ran.out)
     assert [(eviction["pod"], eviction["cause"]) for eviction in message["evictions"]] == [("ns/hog", "interference")]
@@ -136,7 +141,7 @@ def test_whom_a_rule_would_have_evicted_is_among_the_evictions(run: Run, recordi
 def test_pods_of_a_busy_numa_node_are_among_the_evictions(run: Run, tmp_path: Path, enabled: bool) -> None:
     path = tmp_path / "numa.yaml"
     triggers = f"triggers: {{numa_cpu: {{enabled: {str(enabled).lower()}}}}}"
-    path.write_text(f"eviction: {{enabled: true, limits: {{quiet_s: 0}}, {triggers}}}\n")
+    path.write_text(f"eviction: {{enabled: true, {triggers}}}\n")
     recording = record(tmp_path / "numa.rec", list(busy_node_frames("2 sockets x 8 cores", 1, 90)))
     message = json.loads(run("simulate", "--record", recording, "--config", str(path), "-o", "json").out)
     found = {(eviction["pod"], eviction["cause"]) for eviction in message["evictions"]}

@@ -17,6 +17,7 @@ from reconciler.config.model import (
     RuntimeSection,
 )
 from reconciler.sources.kubelet_config import KubeletConfig
+from tests.fakes.constants import varied
 
 TOLD = KubeletConfig(port=10250, read_only_port=10255, sources={"port": "file"})
 
@@ -64,11 +65,13 @@ async def test_a_socket_that_the_operator_did_not_name_is_root_s(tmp_path: Path)
         listening.listen()
         os.chmod(path, 0o666)
         tmp_path.chmod(0o777)
-        named = cri_client(RuntimeSection(timeout_s=0.1), KubeletConfig(runtime_endpoint=f"unix://{path}"), "/")
+        named = cri_client(
+            varied(RuntimeSection(), timeout_s=0.1), KubeletConfig(runtime_endpoint=f"unix://{path}"), "/"
+        )
         assert named is not None
         with pytest.raises(SourceError, match=r"not used: .* is writable by everybody"):
             await named.version()
-        ours = cri_client(RuntimeSection(sockets=(path,), timeout_s=0.1), KubeletConfig(), "/")
+        ours = cri_client(varied(RuntimeSection(sockets=(path,)), timeout_s=0.1), KubeletConfig(), "/")
         assert ours is not None
         with pytest.raises(SourceError, match="no answer within"):
             await ours.version()

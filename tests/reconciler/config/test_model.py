@@ -55,7 +55,7 @@ def test_a_file_that_was_asked_for_and_is_missing_is_a_problem(tmp_path: Path) -
 def test_parts_of_conf_d_win_in_name_order_and_dot_files_are_left_out(tmp_path: Path) -> None:
     path = place(
         tmp_path,
-        main="mode: enforce\nnode: {resync_s: 10s}\nkubelet: {endpoint: off, timeout_s: 500ms}\n",
+        main="mode: enforce\nnode: {resync_s: 10s}\nkubelet: {endpoint: off, http_port: 80}\n",
         b="node: {resync_s: 1m}\n",
         a="node: {resync_s: 20s, sample_s: 2}\n",
     )
@@ -65,7 +65,7 @@ def test_parts_of_conf_d_win_in_name_order_and_dot_files_are_left_out(tmp_path: 
     assert loaded.config == Config(
         mode=AgentMode.ENFORCE,
         node=NodeSection(resync_s=60.0, sample_s=2.0),
-        kubelet=KubeletSection(endpoint=EndpointSection.OFF, timeout_s=0.5),
+        kubelet=KubeletSection(endpoint=EndpointSection.OFF, http_port=80),
     )
     assert [os.path.basename(file) for file in loaded.files] == ["config.yaml", "a.yaml", "b.yaml"]
     assert str(loaded.origins["node.resync_s"]) == f"{tmp_path}/conf.d/b.yaml:1:18"
@@ -77,7 +77,7 @@ def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
         main="""\
 mode: enforse
 kubelet:
-  tiemout_s: 3s
+  endpiont: off
   client_cert_file: /etc/cert.pem
 policies:
   idle_buffer: {buffer_milli: 010}
@@ -101,7 +101,7 @@ static_manifests: here
         "conf.d/b.yaml:2:14: not UTF-8 text",
         "conf.d/c.yaml: cannot be read: EISDIR",
         "config.yaml:1:7: mode: expected one of observe, enforce; got 'enforse'; did you mean 'enforce'?",
-        "config.yaml:3:3: kubelet.tiemout_s: unknown key 'tiemout_s'; did you mean 'timeout_s'?",
+        "config.yaml:3:3: kubelet.endpiont: unknown key 'endpiont'; did you mean 'endpoint'?",
         "config.yaml:3:3: kubelet: client_cert_file and client_key_file must both be set; one is missing",
         "config.yaml:6:31: policies.idle_buffer.buffer_milli: expected an amount of CPU such as 500m or 2cpu; "  # noqa: ISC004
         "got '010', whose leading zero reads as octal to some: leave it out",
@@ -283,11 +283,11 @@ def test_every_setting_with_a_number_or_a_switch_is_described() -> None:
 
 
 def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
-    path = place(tmp_path, main="kubelet:\n  timeout_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
+    path = place(tmp_path, main="node:\n  sample_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
     loaded = load(path)
     text = explain(loaded)
-    message = "timeout for the kubelet's answer or its next part; 10 times that in all"
-    assert f"kubelet.timeout_s = 500ms   [{path}:2:14]\n  {message}\n" in text
+    message = "interval of the CPU usage readings; twice it while BE work sleeps"
+    assert f"node.sample_s = 500ms   [{path}:2:13]\n  {message}\n" in text
     assert explain(loaded, "http.port") == (
         "http.port = 9470   [default]\n  TCP port to listen on\n  a whole number from 1 to 65535\n"
         "  a change needs a restart\n"

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from msgspec import Struct
 
 from reconciler.cli.main import main as bypassctl
 from reconciler.config.load import Loaded, load, reload
 from reconciler.config.model import Config
-from reconciler.config.removed import REMOVED, RemovedKeys
+from reconciler.config.removed import FIXED, REMOVED, RemovedKeys
 from reconciler.daemon.main import main
 from reconciler.detectors.rule import effective
 from reconciler.settings.binder import ConfigError
@@ -105,25 +104,22 @@ def test_no_setting_is_in_the_table_and_each_is_of_a_section_that_exists_or_is_i
     assert any(".".join(steps[:end]) in REMOVED for end in range(1, len(steps))) or _exists(top, steps[:-1])
 
 
-def _struct_at(path: str) -> type[Struct]:
-    schema = section_of(Config)
-    for step in path.split("."):
-        schema = schema.fields[step].schema
-    assert schema.struct is not None
-    return schema.struct
-
-
-FIXED = [path for path, text in REMOVED.items() if text.startswith("always ") and "placement" not in path]
-
-
-@pytest.mark.parametrize("path", [path for path in FIXED if path != "interference.responses.partition"])
-def test_the_value_that_always_applies_is_the_laws_constant(path: str) -> None:
-    section, _, key = path.rpartition(".")
-    value = getattr(_struct_at(section), "_cooldown_s" if key == "cooldown_s" else key)
-    if value is None:
-        text = "the pod's own"
-    elif isinstance(value, bool):
-        text = str(value).lower()
-    else:
-        text = format_number(value, unit_of(key))
-    assert REMOVED[path] == f"always {text}"
+@pytest.mark.parametrize("section", FIXED)
+def test_the_value_that_always_applies_is_the_laws_constant(section: str) -> None:
+    values: object = Config()
+    for step in section.split("."):
+        values = getattr(values, step)
+    for item in FIXED[section].split(", "):
+        key, _, shown = item.partition(" ")
+        value = getattr(values, key)
+        match value:
+            case None:
+                text = "the pod's own"
+            case bool():
+                text = str(value).lower()
+            case str():
+                text = value
+            case _:
+                text = format_number(value, unit_of(key))
+        assert f"{key} {text}" == f"{key} {shown}"
+        assert REMOVED.get(f"{section}.{key}", REMOVED.get(section, "")).startswith("always ")

@@ -14,6 +14,7 @@ from reconciler.policies.node_daemons import NodeDaemonsConfig
 from reconciler.policies.shared import PoolSizing, SharedConfig
 from state.cpu import StartPlan
 from state.model import NodeCpu
+from tests.fakes.constants import varied
 from tests.fakes.livenode import BATCH, LiveNode
 
 ASLEEP = NodeCpu(busy_milli=100, online_milli=100, reclaimed_milli=0, idle={}, age_s=0.0)
@@ -57,7 +58,7 @@ def configured(**sections: object) -> Callable[[Agent], None]:
         measures_harm,
         starts,
         configured(node_daemons=NodeDaemonsConfig(enabled=True)),
-        configured(be_memory=BeMemoryConfig(enabled=True, interval_s=1.0)),
+        configured(be_memory=varied(BeMemoryConfig(enabled=True), interval_s=1.0)),
         configured(shared=SharedConfig(sizing=PoolSizing.MEASURED)),
     ],
 )

@@ -20,13 +20,14 @@ from reconciler.runtime.workqueue import TICK, DirtyBatch, pod_key
 from state.cpu import StartPlan
 from state.model import ContainerMeta, PodClass, PodMeta, Resources
 from state.setting_state import SettingState
+from tests.fakes.constants import varied
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 
 DIRECTORY: Final = "/kubepods/besteffort"
 LONG_S: Final = 10.0
 """No start's own end comes within a test."""
 AT_FLOOR: Final = PoliciesConfig(
-    reclaimed=ReclaimedConfig(budget=BudgetConfig(limit_percent=1), start=StartConfig(command_s=LONG_S))
+    reclaimed=ReclaimedConfig(budget=BudgetConfig(limit_percent=1), start=varied(StartConfig(), command_s=LONG_S))
 )
 TICKED: Final = DirtyBatch(frozenset({TICK}), ())
 

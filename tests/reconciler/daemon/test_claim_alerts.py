@@ -25,6 +25,7 @@ from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from state.model import PodMeta
 from state.reader import read_history
+from tests.fakes.constants import varied
 from tests.fakes.livenode import LiveNode
 from tests.fakes.node import NodePod
 from tests.fakes.reloads import reloads
@@ -128,7 +129,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(live: LiveNode, clock: MockClock, **sinks: SinkSection) -> AsyncIterator[Scene]:
-    config = replace(live.config, alerts=AlertsConfig(sinks=sinks, source_down_s=DOWN_S))
+    config = replace(live.config, alerts=varied(AlertsConfig(sinks=sinks), source_down_s=DOWN_S))
     with live.agent(config) as agent:
         made = Scene(live, agent, clock)
         await live.look(agent)
@@ -222,7 +223,7 @@ async def test_without_a_sink_the_alert_is_in_the_log_and_the_history_and_a_firs
         assert logged() == []
         await at.seconds(2 * LOOKS_S)
         assert logged() == ["WARNING"]
-        at.agent.alerts.reconfigure(AlertsConfig(sinks={"lines": SINK}, source_down_s=DOWN_S), ApiServer())
+        at.agent.alerts.reconfigure(varied(AlertsConfig(sinks={"lines": SINK}), source_down_s=DOWN_S), ApiServer())
         at.sinks = 1
         await at.seconds(DOWN_S + 2 * LOOKS_S)
         assert at.alerts() == [("firing", "shared")]

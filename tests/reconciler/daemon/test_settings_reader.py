@@ -18,6 +18,7 @@ from reconciler.config.node_settings import KeptSettings, in_force, kept_in
 from reconciler.daemon.settings_reader import PERIOD_S, NodeSettingsReader
 from reconciler.settings.binder import Text
 from state.store import Store
+from tests.fakes.constants import varied
 from tests.fakes.object_server import NODES, ObjectServer
 
 FILE = "/x/config.yaml"
@@ -38,7 +39,7 @@ class Case:
         self.server = server
         self.wanted = wanted
         self.reported: list[KeptSettings | None] = []
-        self.api = KubeApi(ApiServer(server=f"http://127.0.0.1:{server.port}", timeout_s=5))
+        self.api = KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{server.port}"), timeout_s=5))
         self.open()
 
     def open(self, node: str = "n1") -> None:

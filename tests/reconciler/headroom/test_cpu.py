@@ -11,9 +11,10 @@ from reconciler.headroom.cpu import HeadroomConfig, HeadroomSample, update
 from reconciler.headroom.smoothing import SmoothedAmount, restored, step
 from state.model import NodeCpu, Pools
 from state.topology import Topology, uniform
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import EMPTY, cpu, cpus
 
-CONFIG = HeadroomConfig(report_s=30, window_s=120)
+CONFIG = varied(HeadroomConfig(window_s=120), report_s=30)
 ONE = uniform(cores=8, threads=1)
 TWO = uniform(nodes=2, cores=8, threads=1)
 

@@ -12,7 +12,7 @@ from state.memory import NodeMemoryReading
 from tests.fakes.constants import varied
 
 GIGA = 1 << 30
-CONFIG = HeadroomConfig(report_s=30, window_s=120)
+CONFIG = varied(HeadroomConfig(window_s=120), report_s=30)
 NODE = NodeMemoryReading(total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0)
 
 

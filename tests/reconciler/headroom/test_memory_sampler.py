@@ -46,7 +46,7 @@ class Machine:
         self.plan: NodePlan | None = PLAN
         self.kernel.make_group(BESTEFFORT)
         usage = UsageReader(Hierarchy.detect(root), ops=self.kernel)
-        config = HeadroomConfig(report_s=10)
+        config = varied(HeadroomConfig(), report_s=10)
         self.memory = MemoryHeadroom(
             config, usage, self.known, lambda: self.plan, changed=lambda: None, clock=self.clock
         )
@@ -155,7 +155,7 @@ class MadePeaks:
 
 async def test_by_the_law_of_peaks_no_more_is_promised_than_they_leave(machine: Machine) -> None:
     peaks = MadePeaks()
-    machine.memory.config = HeadroomConfig(report_s=10, law=HeadroomLaw.HISTOGRAM)
+    machine.memory.config = varied(HeadroomConfig(law=HeadroomLaw.HISTOGRAM), report_s=10)
     machine.memory._peaks = peaks
     machine.add("web-0", PodClass.SHARED, QosClass.BURSTABLE, 2)
     assert await machine.gigas() == 0, "there is no prediction"

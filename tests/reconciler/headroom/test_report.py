@@ -41,7 +41,7 @@ def pools(reclaimed: str = "2-5") -> Pools:
 
 
 def report(clock: Clock, kept: HeadroomState | None = None, **config: Any) -> HeadroomReport:
-    return HeadroomReport(HeadroomConfig(**config), kept, node="n1", clock=clock, wall=clock.wall)
+    return HeadroomReport(varied(HeadroomConfig(), **config), kept, node="n1", clock=clock, wall=clock.wall)
 
 
 def look(headroom_report: HeadroomReport, clock: Clock, seconds: int = 60, *, known: bool = True) -> None:

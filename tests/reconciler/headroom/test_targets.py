@@ -25,6 +25,7 @@ from reconciler.headroom.shapes import (
     PodUse,
 )
 from reconciler.headroom.targets import KatalystTarget, KoordinatorTarget, NodeTarget, withdraw_from
+from tests.fakes.constants import varied
 from tests.fakes.object_server import NODES, ObjectServer
 
 GI = 1 << 30
@@ -56,7 +57,7 @@ async def serving() -> AsyncIterator[tuple[ObjectServer, KubeApi]]:
     server = ObjectServer(lambda: NOW)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve)
-        api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=5))
+        api = KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{port}"), timeout_s=5))
         yield server, api
         await api.aclose()
         nursery.cancel_scope.cancel()

@@ -11,6 +11,7 @@ from reconciler.responses.config import LadderConfig
 from reconciler.responses.ladder import EscalationChange
 from state.evidence import Verdict
 from state.measures import Response
+from tests.fakes.constants import varied
 from tests.reconciler.interference.test_engine import config, frame, trouble
 from tests.reconciler.responses.scenes import World, facts
 
@@ -48,7 +49,7 @@ def in_force(world: World) -> set[str]:
 
 
 def test_undoing_one_suspects_squeeze_says_nothing_of_the_others() -> None:
-    world, message = World(SQUEEZE, config=LadderConfig(effect_s=5)), Told()
+    world, message = World(SQUEEZE, config=varied(LadderConfig(), effect_s=5)), Told()
     message.hear(world, world.go(BAD, 4.0, gap=1500.0))
     world.uses["pod:hog"]["cpu.use"] = 300.0
     message.hear(world, world.go(BAD, 2.0, seconds=5))
@@ -61,7 +62,7 @@ def test_undoing_one_suspects_squeeze_says_nothing_of_the_others() -> None:
 
 
 def test_a_response_ends_with_its_last_step_and_not_when_it_is_eased() -> None:
-    world, message = World(SQUEEZE, config=LadderConfig(effect_s=5, recover_s=5, recover_percent=40)), Told()
+    world, message = World(SQUEEZE, config=varied(LadderConfig(), effect_s=5, recover_s=5, recover_percent=40)), Told()
     message.hear(world, world.go(BAD, 4.0, gap=300.0))
     world.uses["pod:hog"]["cpu.use"] = 1500.0
     message.hear(world, world.go(BAD, 2.0, seconds=5, gap=300.0))
@@ -136,7 +137,7 @@ def test_an_eviction_that_helped_is_open_until_that_is_known() -> None:
 
 
 def test_a_pod_that_was_frozen_and_whose_squeeze_stays_is_still_squeezed() -> None:
-    responses = LadderConfig(effect_s=5)
+    responses = varied(LadderConfig(), effect_s=5)
     world, message = (
         World(SQUEEZE, FREEZE, config=replace(responses, freeze=replace(responses.freeze, max_s=20))),
         Told(),

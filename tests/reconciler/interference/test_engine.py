@@ -21,6 +21,7 @@ from reconciler.signals.catalog import NODE_AND_POOLS
 from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleFrame, Verdict
 from state.measures import Response, Restrictions
 from state.model import PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.interference.recorded import frames
 
 ENFORCED = RuleConfig(dry_run=False)
@@ -82,7 +83,9 @@ def trouble(seconds: int = 90, begin: int = 40) -> Iterator[SampleFrame]:
 
 
 def config(**rules: RuleConfig) -> InterferenceConfig:
-    return InterferenceConfig(enabled=True, rules=rules, settle_s=10, responses=LadderConfig(effect_s=5))
+    return varied(
+        InterferenceConfig(enabled=True, rules=rules, responses=varied(LadderConfig(), effect_s=5)), settle_s=10
+    )
 
 
 def judged(brain: InterferenceEngine, scene: Iterator[SampleFrame]) -> list[Evaluation]:
@@ -110,7 +113,7 @@ def test_a_hog_is_found_named_and_squeezed() -> None:
 
 def test_well_again_it_is_over_and_everything_is_given_back() -> None:
     brain = InterferenceEngine(
-        replace(config(cpu=ENFORCED), responses=LadderConfig(effect_s=5, recover_s=5, recover_percent=50))
+        replace(config(cpu=ENFORCED), responses=varied(LadderConfig(), effect_s=5, recover_s=5, recover_percent=50))
     )
     judged(brain, trouble())
     calm = judged(brain, (frame(90 + second, hog_milli=300.0, wait=0.5) for second in range(120)))
@@ -255,7 +258,7 @@ def test_on_a_node_that_only_observes_every_rule_is_in_shadow() -> None:
 
 
 def test_nothing_is_done_before_there_is_a_past() -> None:
-    brain = InterferenceEngine(replace(config(cpu=ENFORCED), settle_s=80))
+    brain = InterferenceEngine(varied(config(cpu=ENFORCED), settle_s=80))
     judgements = judged(brain, trouble())
     assert [evaluation for evaluation in judgements if evaluation.begun]
     assert not [evaluation for evaluation in judgements if evaluation.changes and evaluation.at_s < 1080]

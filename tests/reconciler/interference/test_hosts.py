@@ -23,11 +23,12 @@ from state.evidence import NODE, ContendedResource, PodSnapshot, Sample, SampleF
 from state.hosts import CountsAs, HostValue, HostWorkload
 from state.measures import Response
 from state.model import PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.interference.recorded import frames
 
 STEPS = (Response.SQUEEZE, Response.FREEZE, Response.EVICT)
 RULE = RuleConfig(dry_run=False, responses=STEPS)
-QUICK = LadderConfig(effect_s=3.0)
+QUICK = varied(LadderConfig(), effect_s=3.0)
 
 
 def pod(uid: str, cls: PodClass, cpus: str = "0-3") -> PodSnapshot:
@@ -77,7 +78,9 @@ def frame(second: float, pods: Mapping[str, tuple[PodSnapshot, float]], *hosts: 
 
 
 def played(items: Iterator[SampleFrame], **rule: object) -> tuple[list[Evaluation], SampleFrame, InterferenceEngine]:
-    config = InterferenceConfig(enabled=True, settle_s=0.0, rules={"cpu": replace(RULE, **rule)}, responses=QUICK)
+    config = varied(
+        InterferenceConfig(enabled=True, rules={"cpu": replace(RULE, **rule)}, responses=QUICK), settle_s=0.0
+    )
     engine = InterferenceEngine(config)
     evaluations: list[Evaluation] = []
     last: SampleFrame | None = None

@@ -34,6 +34,7 @@ from state.evidence import NODE, PodSnapshot, pod_subject
 from state.measures import Response, Restrictions
 from state.model import Hold
 from state.schema import META
+from tests.fakes.constants import varied
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
 
 
@@ -135,17 +136,21 @@ def configured(live: LiveNode, *responses: Response, eviction: bool = False) -> 
     rule = RuleConfig(dry_run=False, responses=responses or (Response.SQUEEZE,))
     return replace(
         live.config,
-        interference=InterferenceConfig(
-            enabled=True,
+        interference=varied(
+            InterferenceConfig(
+                enabled=True,
+                rules={"cpu": rule, **off},
+                responses=varied(
+                    LadderConfig(freeze=FreezeConfig(max_s=20)), effect_s=5, recover_s=5, recover_percent=100
+                ),
+            ),
             settle_s=5,
-            rules={"cpu": rule, **off},
-            responses=LadderConfig(effect_s=5, recover_s=5, recover_percent=100, freeze=FreezeConfig(max_s=20)),
         ),
         eviction=EvictionConfig(
             enabled=eviction,
             dry_run=False,
-            limits=LimitsConfig(quiet_s=0),
-            spared=ExemptionsConfig(young_s=0),
+            limits=varied(LimitsConfig(), quiet_s=0),
+            spared=varied(ExemptionsConfig(), young_s=0),
         ),
     )
 
@@ -178,7 +183,7 @@ async def test_a_pod_whose_capacity_file_is_written_has_notice_before_it_is_sque
     live: LiveNode, *, volume: bool
 ) -> None:
     config = configured(live)
-    capacity = CapacityConfig(enabled=True, notice_s=3.0)
+    capacity = varied(CapacityConfig(enabled=True), notice_s=3.0)
     config = replace(config, policies=replace(config.policies, capacity=capacity))
     with stage(live, config) as scene:
         await certain(scene)

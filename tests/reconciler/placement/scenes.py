@@ -131,7 +131,7 @@ class Scene:
                 mode=mode,
                 expand=random.Random(seed).random() < 0.7,
                 isolation=varied(
-                    IsolationConfig(enabled=random.Random(-seed).random() < 0.5, samples=1, cpus_percent=60),
+                    varied(IsolationConfig(enabled=random.Random(-seed).random() < 0.5, cpus_percent=60), samples=1),
                     pods_percent=100,
                 ),
             ),

@@ -9,7 +9,7 @@ from reconciler.placement.sizes import FittedSizes, SizeConfig, fit, granted, ne
 from state.cpu import PoolSize
 from tests.fakes.constants import varied
 
-PLAIN = SizeConfig(headroom_percent=0, headroom_milli=0, minimum_cpus=1)
+PLAIN = varied(SizeConfig(headroom_percent=0), headroom_milli=0, minimum_cpus=1)
 
 
 def size(cpus: int, *, at: float = 0.0, shrunk: float = 0.0) -> PoolSize:
@@ -23,10 +23,14 @@ def size(cpus: int, *, at: float = 0.0, shrunk: float = 0.0) -> PoolSize:
         pytest.param(8000, 1, PLAIN, 8, id="a whole number stays"),
         pytest.param(8001, 2, PLAIN, 10, id="whole cores"),
         pytest.param(
-            8001, 2, varied(SizeConfig(headroom_milli=0, headroom_percent=0), whole_cores=False), 9, id="threads"
+            8001,
+            2,
+            varied(varied(SizeConfig(headroom_percent=0), headroom_milli=0), whole_cores=False),
+            9,
+            id="threads",
         ),
-        pytest.param(0, 1, SizeConfig(headroom_milli=0), 2, id="the minimum"),
-        pytest.param(-5, 2, SizeConfig(headroom_milli=0, minimum_cpus=3), 4, id="the minimum in whole cores"),
+        pytest.param(0, 1, varied(SizeConfig(), headroom_milli=0), 2, id="the minimum"),
+        pytest.param(-5, 2, varied(SizeConfig(), headroom_milli=0, minimum_cpus=3), 4, id="the minimum in whole cores"),
         pytest.param(4000, 1, SizeConfig(), 5, id="the least headroom"),
         pytest.param(40_000, 1, SizeConfig(), 44, id="headroom in percent"),
     ],
@@ -88,7 +92,8 @@ def test_after_a_reboot_the_times_start_again_and_limits_hold() -> None:
     threads=st.sampled_from([1, 2, 4]),
     config=st.builds(
         varied,
-        st.builds(SizeConfig, minimum_cpus=st.integers(1, 10)),
+        st.just(SizeConfig()),
+        minimum_cpus=st.integers(1, 10),
         grow_step_cpus=st.integers(1, 20),
         grow_step_percent=st.integers(0, 100),
         shrink_step_cpus=st.integers(1, 20),
@@ -156,7 +161,7 @@ def test_what_others_cut_away_is_given_up_without_steps() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("cpus", [1, 2, 3, 4, 7, 8, 12, 31, 50, 69])
 def test_the_demands_of_the_sizes_beside_one(cpus: int, threads: int) -> None:
-    config = SizeConfig(minimum_cpus=1)
+    config = varied(SizeConfig(), minimum_cpus=1)
     beside = next_sizes(cpus, config, threads=threads)
     before = size(cpus)
     if beside.lower > 0 and beside.shrinks_at > 0:

@@ -122,11 +122,6 @@ def test_a_limit_below_the_kernels_least_quota_says_so(milli: int, period: int, 
     assert (setting.value, setting.reason) == (quota, reason)
 
 
-def test_a_pods_quota_can_be_switched_off() -> None:
-    config = PoliciesConfig(batch=BatchConfig(pod_quota=False))
-    assert of(plan(node(pod("be", batch(500))), None, config), POD) == {"cpu.weight": 512}
-
-
 @pytest.mark.parametrize(("versions", "quota"), [(V1, None), (V2, 400_000)])
 def test_on_v1_a_limit_above_the_directorys_quota_is_left_to_the_directory(
     versions: dict[str, int], quota: int | None

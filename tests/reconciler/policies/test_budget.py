@@ -16,6 +16,7 @@ from reconciler.policies.budget import (
 )
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, ContainerKind, NodeCpu, NodeView, Pod, PodClass, Pools, Resources
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, cpu, cpus, node, online, pod
 
 SANDBOX = ContainerKind.SANDBOX
@@ -82,7 +83,7 @@ def test_an_online_containers_request_is_kept_free_from_its_directory_on_until_i
     assert arriving_milli(view, owns, CONFIG) == 1500
     assert arriving_milli(replace(view, now=104.9), owns, CONFIG) == 1500
     assert arriving_milli(replace(view, now=105.0), owns, CONFIG) == 0
-    assert arriving_milli(view, owns, BudgetConfig(arrival_s=0)) == 0
+    assert arriving_milli(view, owns, varied(BudgetConfig(), arrival_s=0)) == 0
     assert arriving_milli(replace(view, arrived={}), owns, CONFIG) == 0
     # 5200 less 1500, in whole grains of 160, and at once.
     view = node(web, now=100.0, arrived=arrived, cpu=cpu())
@@ -119,7 +120,7 @@ def test_the_reason_has_the_use_that_is_credited_and_from_when_the_budget_rises(
 def test_the_floor_is_the_larger_of_two_and_never_more_than_there_is() -> None:
     assert floor(ALL, ALL, CONFIG) == 160
     assert floor(cpus("0-1"), cpus("1"), CONFIG) == 100
-    assert floor(ALL, cpus("0"), BudgetConfig(floor_milli=5000)) == 1000
+    assert floor(ALL, cpus("0"), varied(BudgetConfig(), floor_milli=5000)) == 1000
 
 
 def test_the_first_budget_is_the_law_in_whole_grains() -> None:

@@ -192,8 +192,3 @@ def test_the_memory_bound_is_the_smallest_that_applies() -> None:
     for containers, expected in ((whole, 500), (partly, None)):
         item = replace(pod("be", *containers), annotations={ANNOTATION: "volume:v"})
         assert of(node(item)).memory_bytes == expected
-
-
-def test_a_file_name_that_is_a_path_is_refused() -> None:
-    with pytest.raises(ValueError, match="file"):
-        CapacityConfig(file="../etc")

@@ -17,6 +17,7 @@ from state.cpu import CORE_COOKIE, CookieGroups
 from state.model import ContainerKind, PodClass
 from state.plan import CookiePlan
 from state.topology import uniform
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, node, online, pod
 
 ALL = tuple(CookieGroups)
@@ -55,7 +56,9 @@ def test_a_label_that_means_nothing_is_told_and_does_no_harm() -> None:
 
 
 def test_it_is_wanted_where_cores_have_two_threads_and_somebody_asks() -> None:
-    on = PoliciesConfig(core_sched=CoreSchedConfig(enabled=True, groups=CookieGroups.POD, sweep_s=9, dry_run=True))
+    on = PoliciesConfig(
+        core_sched=varied(CoreSchedConfig(enabled=True, groups=CookieGroups.POD, dry_run=True), sweep_s=9)
+    )
     smt, single = node(topology=uniform(cores=2, threads=2)), node(topology=2)
     plan = plan_node(smt, None, on)
     assert plan.cookies == CookiePlan(sweep_s=9, dry_run=True)

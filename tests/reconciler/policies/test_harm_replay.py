@@ -1,6 +1,7 @@
 """The harm law on what was recorded of redis beside BE work on a real machine, with five loads one after the other."""
 
 from reconciler.policies.harm import HarmConfig
+from tests.fakes.constants import varied
 from tests.reconciler.policies.harm_loop import turns_of
 from tests.reconciler.policies.harm_replay import CPUS, FLOOR, RECORDED, replayed, rows_of
 
@@ -23,7 +24,7 @@ def test_the_noise_of_a_real_machine_is_no_harm() -> None:
 
 def test_with_a_limit_that_they_exceed_it_cuts_without_a_cycle() -> None:
     """Lasting harm is cut within half a second, and the ceiling turns at most ten times a minute."""
-    items = list(replayed(ROWS, HarmConfig(wait_us=1.0)))
+    items = list(replayed(ROWS, varied(HarmConfig(), wait_us=1.0)))
     ceilings = [item.state.ceiling_milli for item in items]
     assert items[-1].state.cuts >= 3
     assert min(ceilings) >= FLOOR

@@ -26,6 +26,7 @@ from reconciler.policies.memory_reclaim import MemoryReclaimConfig
 from reconciler.policies.table import PoliciesConfig
 from state.model import Container, GroupRef, NodeView, Pod, PodClass, Resources
 from tests.cgroupfs.kernelgroup import kernel_groups
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, node, pod
 
 MEGA = 1 << 20
@@ -218,7 +219,7 @@ async def test_a_short_node_empties_the_page_cache_of_a_be_container_that_is_ove
     view = tree.view()
     actuator = ReclaimActuator(tree.hierarchy, files=Short())
     reclaimer = MemoryReclaimLoop(actuator, files=Short())
-    for config in (MemoryReclaimConfig(enabled=True), MemoryReclaimConfig(enabled=True, leave_bytes=0)):
+    for config in (MemoryReclaimConfig(enabled=True), varied(MemoryReclaimConfig(enabled=True), leave_bytes=0)):
         # Without its page cache it would have less than what each may keep: first it is left alone.
         assert not actuator.counts
         plan = plan_node(view, None, PoliciesConfig(memory_reclaim=config))

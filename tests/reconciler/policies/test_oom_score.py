@@ -6,6 +6,7 @@ from reconciler.policies.oom_score import OomScoreConfig, score_of
 from reconciler.policies.table import PoliciesConfig
 from state.memory import OOM_SCORE, MemoryPreferences
 from state.model import ContainerKind, Phase, PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import container, node, online, pod
 
 
@@ -79,7 +80,7 @@ def test_the_plan_has_the_online_containers_that_ask() -> None:
 
 
 def test_the_plan_has_every_be_container_that_has_started_when_it_is_on() -> None:
-    on = PoliciesConfig(oom_score=OomScoreConfig(enabled=True, lowest=950, sweep_s=3.0, dry_run=True))
+    on = PoliciesConfig(oom_score=varied(OomScoreConfig(enabled=True, lowest=950, dry_run=True), sweep_s=3.0))
     fresh = replace(container("new"), phase=Phase.CREATING)
     be = pod("b", container("main"), fresh, container("pause", kind=ContainerKind.SANDBOX))
     scores = plan_node(node(be, online("web")), None, on).oom_scores

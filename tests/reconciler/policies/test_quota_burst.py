@@ -278,7 +278,7 @@ def test_only_settled_containers_of_online_pods_with_a_known_quota_borrow() -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "every", "only_asked"),
+    ("asked", "every", "asking"),
     [
         (None, True, False),
         (BurstLimit.CLOSED, False, False),
@@ -287,10 +287,10 @@ def test_only_settled_containers_of_online_pods_with_a_known_quota_borrow() -> N
         (BurstLimit.AUTO, True, True),
     ],
 )
-def test_who_takes_part(asked: BurstLimit | None, every: bool, only_asked: bool) -> None:
+def test_who_takes_part(asked: BurstLimit | None, every: bool, asking: bool) -> None:
     item = replace(online("a", bounded()), wish=CpuPreferences(burst_policy=asked))
     assert takes_part(item, CONFIG) is every
-    assert takes_part(item, QuotaBurstConfig(enabled=True, only_asked=True)) is only_asked
+    assert takes_part(item, QuotaBurstConfig()) is asking
 
 
 def planned(item: Pod, lent: dict[str, int], config: PoliciesConfig = ON, **more: Any) -> dict[tuple[str, str], Any]:

@@ -17,6 +17,7 @@ from state.model import (
 )
 from state.plan import Desired
 from state.topology import uniform
+from tests.fakes.constants import varied
 from tests.reconciler.nodes import NONE, V2, container, cpu, cpus, kubelet, node, online, pod
 
 BOTH = PoliciesConfig()
@@ -67,7 +68,7 @@ def test_the_quota_follows_the_period_of_the_group() -> None:
 
 
 def test_no_quota_is_below_what_the_kernel_takes() -> None:
-    config = PoliciesConfig(reclaimed=ReclaimedConfig(budget=BudgetConfig(floor_milli=10, floor_percent=0)))
+    config = PoliciesConfig(reclaimed=ReclaimedConfig(budget=varied(BudgetConfig(floor_percent=0), floor_milli=10)))
     view = node(cpu=cpu(online=8000), actual={(DIRECTORY, "cpu.period"): 20_000})
     assert of(plan(view, None, config), DIRECTORY) == {"cpu.quota": 1000}
 
@@ -234,11 +235,6 @@ def test_the_sandbox_is_left_alone_and_a_container_that_may_be_one_is_bounded() 
 @pytest.mark.parametrize("other", [PodClass.SHARED, PodClass.SYSTEM, PodClass.DEDICATED])
 def test_no_other_class_is_touched(other: PodClass) -> None:
     assert plan_pod(pod("x", cls=other), node(), plan_node(node(), None, BOTH), BOTH) == ((), ())
-
-
-def test_the_weight_of_the_pods_own_directory_can_be_left_to_the_kubelet() -> None:
-    config = PoliciesConfig(reclaimed=ReclaimedConfig(pod_weight=False))
-    assert of(plan(node(pod("be")), None, config), f"{DIRECTORY}/podbe") == {}
 
 
 # --- the narrowed besteffort directory -----------------------------------------------------------------------------

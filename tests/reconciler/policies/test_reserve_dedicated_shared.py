@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_pools
-from reconciler.policies.dedicated import DedicatedConfig
 from reconciler.policies.reserve import ReserveConfig, StrictReserve
 from reconciler.policies.table import PoliciesConfig
 from state.model import ContainerKind, CpuPolicy, NodeView, Pools, RuntimeSpec
@@ -32,11 +31,6 @@ def test_the_kubelets_and_our_own_reserved_cpus_stay_out_of_every_pool() -> None
     assert made.shared == cpus("1-6")
     assert made.reclaimed <= made.shared
     assert made.reasons["reserved"] == "the kubelet's 0 and configured 7"
-
-
-def test_the_kubelets_reserve_can_be_left_out() -> None:
-    config = PoliciesConfig(reserve=ReserveConfig(from_kubelet=False))
-    assert not pools(node(kubelet=kubelet(default="0-7", reserved="0")), config=config).reserved
 
 
 def test_a_reserved_cpu_that_is_offline_is_named_and_not_used() -> None:
@@ -101,11 +95,6 @@ def test_without_any_checkpoint_exclusive_cpus_are_read_off_the_containers() -> 
 
 def test_a_guaranteed_container_of_a_fraction_is_in_the_default_set_and_owns_nothing() -> None:
     assert pools(guaranteed("a", "0,2-7", 512)).dedicated == {}
-
-
-def test_reading_off_the_containers_can_be_switched_off() -> None:
-    config = PoliciesConfig(dedicated=DedicatedConfig(infer=False))
-    assert pools(guaranteed("a", "2-3", 2048), config=config).dedicated == {}
 
 
 def test_a_set_that_two_containers_share_is_exclusive_to_neither() -> None:

@@ -43,7 +43,7 @@ def at(now: float, *pods: Pod) -> NodeView:
 def steps(views: Iterable[NodeView], config: StartConfig = CONFIG) -> list[StartPlan]:
     done, plans = StartPlan(), []
     for view in views:
-        done = next_starts(view, done, config, weights=True)
+        done = next_starts(view, done, config)
         plans.append(done)
     return plans
 
@@ -103,8 +103,6 @@ def test_from_the_first_directory_until_the_exec_be_work_has_a_whole_cpu_and_the
 def test_a_starting_batch_pod_goes_first_too() -> None:
     asks = replace(container("main", requests=Resources(batch_cpu_milli=100)), phase=Phase.CREATING)
     assert weights(pod("small", asks), batch("burner", 4000))[f"{DIRECTORY}/podsmall"] == 262_144
-    off = PoliciesConfig(reclaimed=ReclaimedConfig(pod_weight=False))
-    assert weights(pod("small", asks), config=off)[f"{DIRECTORY}/podsmall"] == 102, "batch's own"
 
 
 def test_a_budget_that_is_larger_than_the_allowance_stays_as_it_is() -> None:
@@ -161,7 +159,7 @@ def test_starts_without_end_have_it_for_a_small_share_of_the_time(pace_s: float)
     hours, count, lifted, done = 1.0, 0, 0.0, StartPlan()
     while count * pace_s < hours * 3600:
         before = done
-        done = next_starts(at(count * pace_s, starting(f"pod-{count}")), done, CONFIG, weights=True)
+        done = next_starts(at(count * pace_s, starting(f"pod-{count}")), done, CONFIG)
         lifted += pace_s * bool(before.pods)
         count += 1
     bound = CONFIG.burst_s + CONFIG.share_percent / 100 * hours * 3600
@@ -178,7 +176,7 @@ def test_without_tokens_a_start_has_its_even_weight_and_the_budget() -> None:
     desired = plan(at(100.0, starting("new")), empty, AT_FLOOR)
     assert quota_us(desired) == FLOOR_US
     assert desired.settings[f"{DIRECTORY}/podnew", "cpu.weight"].value == 1024
-    later = next_starts(at(111.0, starting("next")), desired.plan.starts, CONFIG, weights=True)
+    later = next_starts(at(111.0, starting("next")), desired.plan.starts, CONFIG)
     assert later.pods == {"next"}, "a tenth of the time has come back"
 
 
@@ -194,7 +192,7 @@ def test_a_plan_without_starts_does_not_differ_from_the_one_before() -> None:
 
 def test_a_clock_that_starts_again_gives_no_tokens_and_ends_no_start_early() -> None:
     before = StartPlan(pods=frozenset({"new"}), created={"id-new": 9000.0}, spent_s=4.0, at=9000.0)
-    done = next_starts(at(5.0, starting("new")), before, CONFIG, weights=True)
+    done = next_starts(at(5.0, starting("new")), before, CONFIG)
     assert (done.created, done.spent_s) == ({"id-new": 5.0}, 4.0)
 
 
@@ -230,8 +228,8 @@ def test_commands_leave_half_of_the_bucket_to_starts() -> None:
     done, lifted = StartPlan(), 0.0
     for step in range(36_000):
         lifted += 0.1 * bool(done.pods)
-        done = next_starts(commanded(step / 10, step / 10, pod("be")), done, CONFIG, weights=True)
+        done = next_starts(commanded(step / 10, step / 10, pod("be")), done, CONFIG)
     assert lifted <= CONFIG.burst_s / 2 + 0.1 * 3600 + 1.0
     assert done.spent_s <= CONFIG.burst_s / 2 + 0.2
-    new = next_starts(commanded(3600.0, 3600.0, pod("be"), starting("new")), done, CONFIG, weights=True)
+    new = next_starts(commanded(3600.0, 3600.0, pod("be"), starting("new")), done, CONFIG)
     assert "new" in new.pods

@@ -18,9 +18,10 @@ from reconciler.responses.means.config import EvictionMeans, RestartRules
 from state.eviction import EvictionCase, EvictionOrder, EvictionStep, EvictionTarget
 from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
+from tests.fakes.constants import varied
 from tests.fakes.plainpod import PlainNode, PlainPod, order_for
 
-CONFIG = EvictionMeans(margin_s=1.0, restarts=RestartRules(watch_s=0.0), at_once=2)
+CONFIG = varied(EvictionMeans(), margin_s=1.0, restarts=RestartRules(watch_s=0.0), at_once=2)
 
 
 def row_of(case: EvictionCase) -> bytes:

@@ -23,8 +23,9 @@ from reconciler.responses.ladder import EscalationMemory, EscalationState
 from reconciler.responses.steps import Dimension, ResponseStep
 from state.closing import NodeMark
 from state.measures import Response
+from tests.fakes.constants import varied
 
-CONFIG = ClosingConfig(reopen_s=100, longest_s=10_000)
+CONFIG = varied(ClosingConfig(), reopen_s=100, longest_s=10_000)
 SHORT = {"memory_pressure node": "memory_pressure: 1 GiB available"}
 WALL = 1.8e9
 
@@ -190,7 +191,7 @@ def test_the_age_counts_from_the_first_closing_however_often_the_daemon_starts()
 
 @pytest.mark.parametrize("after_s", [5, 400])
 def test_a_node_whose_age_is_over_before_it_is_closed_again_is_not_closed_for_a_moment(after_s: float) -> None:
-    node = Node(replace(CONFIG, longest_s=300))
+    node = Node(varied(CONFIG, longest_s=300))
     node.at(0, SHORT)
     node.at(250, SHORT)
     node.restart(after_s=after_s)

@@ -10,6 +10,7 @@ from reconciler.responses.steps import Dimension
 from state.evidence import NODE, ContendedResource, Verdict
 from state.measures import Response, Restrictions, SqueezeLimit
 from state.model import PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.responses.scenes import (
     BAD,
     EFFECT,
@@ -139,7 +140,7 @@ def test_a_shadow_takes_nothing_so_it_enlarges_nothing() -> None:
 
 
 def test_a_useless_squeeze_is_tried_again_when_it_has_been_forgotten_and_for_the_same_workloads_only() -> None:
-    world = World(SQUEEZE, config=LadderConfig(remember_s=100))
+    world = World(SQUEEZE, config=varied(LadderConfig(), remember_s=100))
     world.suspects = (("hog-1", 0.9),)
     world.pods["hog-1"] = facts("hog-1")
     world.uses["pod:hog-1"] = {"cpu.use": 1800.0}
@@ -237,7 +238,7 @@ def test_who_may_not_be_touched_is_not(why: str) -> None:
 
 
 def test_a_well_victim_gives_back_in_small_steps_the_last_taken_first() -> None:
-    config = LadderConfig(recover_s=10, recover_percent=50)
+    config = varied(LadderConfig(), recover_s=10, recover_percent=50)
     world = World(HOLD, SQUEEZE, config=config)
     world.go(BAD, 4.0)
     world.go(BAD, 4.0)
@@ -256,7 +257,7 @@ def test_a_well_victim_gives_back_in_small_steps_the_last_taken_first() -> None:
 
 
 def test_of_two_squeezes_each_step_back_gives_something_and_the_lower_ones_stay_what_they_are() -> None:
-    world = World(SQUEEZE, config=LadderConfig(recover_s=10))
+    world = World(SQUEEZE, config=varied(LadderConfig(), recover_s=10))
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0)
     world.uses["pod:hog"]["cpu.use"] = 1200.0
@@ -280,7 +281,7 @@ def test_of_two_squeezes_each_step_back_gives_something_and_the_lower_ones_stay_
 
 
 def test_each_relapse_makes_the_way_back_slower() -> None:
-    world = World(SQUEEZE, config=LadderConfig(recover_s=10, effect_s=5))
+    world = World(SQUEEZE, config=varied(LadderConfig(), recover_s=10, effect_s=5))
 
     def seconds_to_ease() -> int:
         for second in range(1, 500):
@@ -299,7 +300,7 @@ def test_each_relapse_makes_the_way_back_slower() -> None:
 
 @pytest.mark.parametrize("verdict", [LOST, UNSURE])
 def test_an_unknown_verdict_neither_escalates_nor_releases(verdict: Verdict) -> None:
-    world = World(SQUEEZE, config=LadderConfig(recover_s=5, effect_s=5))
+    world = World(SQUEEZE, config=varied(LadderConfig(), recover_s=5, effect_s=5))
     world.go(BAD, 4.0)
     before = world.measures
     for _ in range(100):
@@ -308,7 +309,7 @@ def test_an_unknown_verdict_neither_escalates_nor_releases(verdict: Verdict) -> 
 
 
 def test_wellness_is_counted_anew_after_something_unknown() -> None:
-    world = World(SQUEEZE, config=LadderConfig(recover_s=10))
+    world = World(SQUEEZE, config=varied(LadderConfig(), recover_s=10))
     world.go(BAD, 4.0)
     for _ in range(9):
         world.go(WELL)
@@ -379,7 +380,7 @@ def test_a_suspect_that_one_victim_waits_for_is_not_squeezed_for_another() -> No
 
 
 def test_of_two_who_bound_the_same_pod_the_tighter_counts_and_both_are_named() -> None:
-    world = World(SQUEEZE, config=LadderConfig(effect_s=2))
+    world = World(SQUEEZE, config=varied(LadderConfig(), effect_s=2))
     world.pods["api"] = facts("api", PodClass.SHARED)
     world.go(BAD, 4.0, gap=600.0)
     saved = world.memory.climbs
@@ -395,7 +396,7 @@ def test_of_two_who_bound_the_same_pod_the_tighter_counts_and_both_are_named() -
     st.lists(st.tuples(st.sampled_from([BAD, WELL, UNSURE, LOST]), st.floats(0, 10), st.sampled_from([1.0, 7.0, 40.0])))
 )
 def test_whatever_happens_bounds_hold(life: list[tuple[Verdict, float, float]]) -> None:
-    config = LadderConfig(effect_s=5, recover_s=5, freeze=FreezeConfig(max_s=10, rest_s=20))
+    config = varied(LadderConfig(freeze=varied(FreezeConfig(max_s=10), rest_s=20)), effect_s=5, recover_s=5)
     world = World(HOLD, SQUEEZE, PARTITION, FREEZE, EVICT, config=config, resource=ContendedResource.CACHE)
     frozen: dict[str, float] = {}
     for verdict, severity, seconds in life:

@@ -7,6 +7,7 @@ from reconciler.responses.config import FreezeConfig, LadderConfig
 from reconciler.responses.ladder import RuleFindings, Transition, advance, in_force
 from state.measures import Response, Restrictions
 from state.model import PodClass
+from tests.fakes.constants import varied
 from tests.reconciler.responses.scenes import (
     BAD,
     EVICT,
@@ -21,7 +22,7 @@ from tests.reconciler.responses.scenes import (
 
 
 def test_a_freeze_ends_in_time_whatever_happens_and_the_pod_rests() -> None:
-    world = World(FREEZE, config=LadderConfig(effect_s=5, freeze=FreezeConfig(max_s=20, rest_s=60)))
+    world = World(FREEZE, config=varied(LadderConfig(freeze=varied(FreezeConfig(max_s=20), rest_s=60)), effect_s=5))
     world.suspects = (("hog", 0.9),)
     world.go(BAD, 4.0)
     assert world.measures.frozen == {"hog": "for victim ns/web (cpu), at most 20 s"}
@@ -38,7 +39,7 @@ def test_a_freeze_ends_in_time_whatever_happens_and_the_pod_rests() -> None:
 
 
 def test_a_freeze_that_ends_early_is_followed_by_a_rest_as_well() -> None:
-    config = LadderConfig(effect_s=5, recover_s=5, freeze=FreezeConfig(max_s=20, rest_s=60))
+    config = varied(LadderConfig(freeze=varied(FreezeConfig(max_s=20), rest_s=60)), effect_s=5, recover_s=5)
     for verdict in (BAD, WELL):
         world = World(FREEZE, config=config)
         world.suspects = (("hog", 0.9),)
@@ -64,7 +65,7 @@ def test_a_removed_victim_leaves_its_suspect_a_cooldown_after_the_freeze() -> No
 
 
 def test_a_pod_is_frozen_for_one_victim_at_a_time_so_that_its_bound_holds_for_all_of_them() -> None:
-    config = LadderConfig(effect_s=5, freeze=FreezeConfig(max_s=20, rest_s=60))
+    config = varied(LadderConfig(freeze=varied(FreezeConfig(max_s=20), rest_s=60)), effect_s=5)
     world = World(FREEZE, config=config)
     names = ("web", "api", "db", "mq")
     world.pods |= {uid: facts(uid, PodClass.SHARED) for uid in names}
@@ -103,7 +104,7 @@ def test_no_pod_is_stopped_that_could_not_free_most_of_the_shortage(response: Re
 
 
 def test_an_eviction_is_requested_once_with_a_longer_wait() -> None:
-    world = World(EVICT, config=LadderConfig(effect_s=5, evict_effect_s=60))
+    world = World(EVICT, config=varied(LadderConfig(), effect_s=5, evict_effect_s=60))
     changes = world.go(BAD, 4.0)
     assert [(change.turn, change.words) for change in changes] == [(Transition.ASKED, "evict ns/hog")]
     for _ in range(59):
@@ -112,7 +113,7 @@ def test_an_eviction_is_requested_once_with_a_longer_wait() -> None:
 
 
 def test_an_eviction_that_was_not_carried_out_leads_to_the_next_request() -> None:
-    world = World(EVICT, config=LadderConfig(evict_effect_s=60))
+    world = World(EVICT, config=varied(LadderConfig(), evict_effect_s=60))
     world.uses["pod:calm"]["cpu.use"] = 400.0
     world.go(BAD, 4.0)
     changes = world.go(BAD, 4.0, seconds=60)
@@ -137,7 +138,7 @@ def test_a_victim_that_gets_well_before_anybody_is_evicted_was_not_helped_by_tha
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_eviction_is_judged_when_its_pod_has_been_ending_long_enough(gone: bool) -> None:
-    world = World(EVICT, config=LadderConfig(evict_effect_s=60))
+    world = World(EVICT, config=varied(LadderConfig(), evict_effect_s=60))
     world.go(BAD, 4.0)
     world.go(BAD, 4.0, seconds=50)
     world.pods["hog"] = facts("hog", terminating=True)
@@ -185,7 +186,7 @@ def test_a_dry_run_reports_its_pod_and_waits_for_nothing() -> None:
 
 
 def test_the_pod_of_a_dry_run_may_still_be_frozen() -> None:
-    world = World(FREEZE, EVICT, config=LadderConfig(freeze=FreezeConfig(max_s=10, rest_s=60)))
+    world = World(FREEZE, EVICT, config=LadderConfig(freeze=varied(FreezeConfig(max_s=10), rest_s=60)))
     world.suspects, world.evicts = (("hog", 0.9),), False
     world.go(BAD, 4.0)
     world.go(BAD, 4.0, seconds=10)

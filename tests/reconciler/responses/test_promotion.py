@@ -24,8 +24,8 @@ from reconciler.responses.promotion import (
 )
 from tests.fakes.constants import varied
 
-CONFIG = varied(PromotionConfig(enabled=True, days=3, undo_percent=25), verdicts=6, actions=4, rest_days=2)
-LADDER = LadderConfig(effect_s=10)
+CONFIG = varied(varied(PromotionConfig(enabled=True, days=3), undo_percent=25), verdicts=6, actions=4, rest_days=2)
+LADDER = varied(LadderConfig(), effect_s=10)
 CLEAN, QUIET, REGRETTED = DayRecord(verdicts=2), DayRecord(), DayRecord(verdicts=9, regrets=1)
 
 

@@ -16,6 +16,7 @@ from reconciler.sources import pod_watch
 from reconciler.sources.pod_watch import Lines, PodWatch
 from state.model import PodMeta
 from tests.fakes.api_server import FakeApiServer
+from tests.fakes.constants import varied
 from tests.fakes.marks import MARKS
 
 BE = {"koordinator.sh/qosClass": "BE"}
@@ -29,7 +30,7 @@ class Watched:
         self.server = server
         self.changes: list[frozenset[str]] = []
         self.breaks = 0
-        config = ApiServer(server=f"http://127.0.0.1:{server.port}", timeout_s=5)
+        config = varied(ApiServer(server=f"http://127.0.0.1:{server.port}"), timeout_s=5)
         self.watch = PodWatch(
             KubeApi(config, environ={}),
             "n1",
@@ -161,7 +162,7 @@ async def test_the_delay_doubles_up_to_30_seconds_with_jitter(failures: int, mon
     monkeypatch.setattr(pod_watch, "_FIRST_DELAY_S", 1.0)
     delays = []
     for fraction in (0.0, 1.0):
-        api = KubeApi(ApiServer(server="http://127.0.0.1:9", timeout_s=5), environ={})
+        api = KubeApi(varied(ApiServer(server="http://127.0.0.1:9"), timeout_s=5), environ={})
         watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS, fraction=partial(float, fraction))
         watch._failures = failures - 1
         delays.append(await watch._connected())
@@ -211,7 +212,7 @@ async def test_a_server_that_responds_but_refuses_is_not_asked_sooner_for_respon
 
 
 async def test_a_delay_that_the_server_requests_is_kept(autojump_clock: trio.testing.MockClock) -> None:
-    api = KubeApi(ApiServer(server="http://127.0.0.1:9", timeout_s=5), environ={})
+    api = KubeApi(varied(ApiServer(server="http://127.0.0.1:9"), timeout_s=5), environ={})
     watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS)
     watch.retry()
     await watch._pause(30.0, 12.0)

@@ -3,7 +3,9 @@ from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from tests.fakes.constants import varied
 
 KEY = ("/kubepods/besteffort/podx/c", "cpu.set")
-RULES = ForeignRules(rounds=3, window_s=120, backoff_s=1, backoff_max_s=30, retry_yielded_s=600, hold_person_s=300)
+RULES = varied(
+    ForeignRules(rounds=3, hold_person_s=300), window_s=120, backoff_s=1, backoff_max_s=30, retry_yielded_s=600
+)
 
 
 def ask(book: ForeignWrites, now: float, *, person: bool = False, expected: bool = False) -> ConflictAction:

@@ -27,6 +27,7 @@ from state.model import ContainerKind, Hold, Pod, PodClass
 from state.store import Store
 from state.topology import uniform
 from state.undo import RestoreOutcome
+from tests.fakes.constants import varied
 from tests.fakes.cores import FakeCores
 from tests.reconciler.nodes import container, node, online, pod
 
@@ -507,7 +508,7 @@ async def test_each_container_is_noted_once_and_each_thread_counted(world: World
 
 
 async def test_it_sweeps_after_looks_and_now_and_then(world: World) -> None:
-    world.config = CoreSchedConfig(enabled=True, sweep_s=0.5)
+    world.config = varied(CoreSchedConfig(enabled=True), sweep_s=0.5)
     world.run(BATCH)
     async with trio.open_nursery() as nursery:
         await nursery.start(world.side.run)

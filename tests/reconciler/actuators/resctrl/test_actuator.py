@@ -11,6 +11,7 @@ from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes
 from reconciler.policies.cache import CachePolicyConfig
 from state.cache import RESCTRL_GROUP, ClassShare
 from state.model import Hold
+from tests.fakes.constants import varied
 from tests.fakes.resctrl_model import Deed
 from tests.fakes.resctrl_shapes import INTEL_L2, MPAM_SHAPES, NONE, SHAPES, Shape
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, WEB, World, annotated, wants
@@ -320,7 +321,7 @@ async def test_it_runs_as_a_side_of_the_agent(world: World, nursery: trio.Nurser
 
 
 async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nursery: trio.Nursery) -> None:
-    world.config = replace(NO_MONITOR, sweep_s=300)
+    world.config = varied(NO_MONITOR, sweep_s=300)
     await nursery.start(world.side.run)
     world.side.planned(world.situation(BATCH))
     await until(lambda: world.side.status()["sweeps"] == 1)

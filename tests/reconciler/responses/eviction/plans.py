@@ -12,9 +12,10 @@ from reconciler.responses.eviction.config import (
 )
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome
 from state.evidence import PodSnapshot
+from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.world import GI, World
 
-QUIET = LimitsConfig(quiet_s=60)
+QUIET = varied(LimitsConfig(), quiet_s=60)
 
 
 def only(name: str, section: Any, **changes: Any) -> EvictionConfig:
@@ -24,7 +25,7 @@ def only(name: str, section: Any, **changes: Any) -> EvictionConfig:
     }
     triggers = TriggersConfig(**(off | {name: section}))
     base: dict[str, Any] = {"enabled": True, "dry_run": False, "triggers": triggers, "interval_s": 1.0}
-    return EvictionConfig(**(base | changes))
+    return varied(EvictionConfig(), **(base | changes))
 
 
 def memory(**changes: Any) -> EvictionConfig:

@@ -147,7 +147,7 @@ async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(ben
             await go.wait()
             return ends(pods[work.case.order.uid])(work)
 
-    evictor = bench.evictor(Slow(), config=replace(CONFIG, at_once=1))
+    evictor = bench.evictor(Slow(), config=varied(CONFIG, at_once=1))
 
     def outcome(uid: str) -> EvictionOutcome | None:
         return next(case.outcome for case in evictor.cases() if case.order.uid == uid)
@@ -195,7 +195,7 @@ async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods
 
 async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench: Bench) -> None:
     pod = bench.node.add("a")
-    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.3), times=2))
+    config = varied(CONFIG, restarts=RestartRules(watch_s=0.3, times=2))
     way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     async with trio.open_nursery() as nursery:
 
@@ -214,7 +214,7 @@ async def test_a_pod_that_the_kubelet_starts_again_is_ended_again_so_often(bench
 
 async def test_one_that_comes_back_once_and_then_stays_away_is_done(bench: Bench) -> None:
     pod = bench.node.add("a")
-    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.2), times=2))
+    config = varied(CONFIG, restarts=RestartRules(watch_s=0.2, times=2))
     way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     async with trio.open_nursery() as nursery:
 

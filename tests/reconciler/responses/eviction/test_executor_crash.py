@@ -48,11 +48,13 @@ FULL = "BYPASSD_FULL" in os.environ
 def config_for(answers: str) -> EvictionMeans:
     """Short waits where they have no effect."""
     return varied(
-        EvictionMeans(
+        varied(
+            EvictionMeans(
+                api=varied(ApiMeans(), refused_s=0.03, failing_s=0.01, first_wait_s=0.01, longest_wait_s=0.05),
+                notice=NoticeConfig(kind=NoticeKind.VOLUME, wait_s=0.02),
+            ),
             margin_s=0.02 if answers == "fails" else 10.0,
-            api=varied(ApiMeans(), refused_s=0.03, failing_s=0.01, first_wait_s=0.01, longest_wait_s=0.05),
             restarts=RestartRules(watch_s=0.02),
-            notice=NoticeConfig(kind=NoticeKind.VOLUME, wait_s=0.02),
         ),
         kill_s=10.0,
     )

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from reconciler.responses.means.config import NoticeConfig, NoticeKind
 from state.eviction import EvictionMethodName, EvictionOutcome, EvictionStep
+from tests.fakes.constants import varied
 from tests.fakes.plainpod import ScriptedWay, ends, fails, order_for
 from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at, until
 
@@ -38,7 +39,7 @@ async def test_the_pod_is_told_first_and_its_acknowledgement_ends_the_wait(bench
     way = ScriptedWay(EvictionMethodName.CRI, ends(pod))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(program)
-        config = replace(NOTICE, notice=replace(NOTICE.notice, wait_s=60.0))
+        config = varied(NOTICE, notice=replace(NOTICE.notice, wait_s=60.0))
         (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
     assert (case.outcome, case.tried) == (EvictionOutcome.DONE, ("notice: acknowledged",))
     assert (parts["uid"], parts["cause"], parts["graceS"]) == ("a", "node_memory", 1.0)
@@ -79,7 +80,7 @@ async def test_a_pod_that_ends_after_the_notice_is_done_and_nothing_else_is_trie
     way = ScriptedWay(EvictionMethodName.CRI, fails("no"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(program)
-        config = replace(NOTICE, notice=replace(NOTICE.notice, wait_s=60.0))
+        config = varied(NOTICE, notice=replace(NOTICE.notice, wait_s=60.0))
         (case,) = await carried_out(bench.evictor(way, config=config), order_for("a"))
     assert (case.outcome, case.detail, way.log) == (EvictionOutcome.DONE, "ended after the notice", [])
 
@@ -95,7 +96,7 @@ async def test_a_pods_own_annotation_chooses_how_it_is_told(bench: Bench) -> Non
     def act(work: Any) -> Any:
         return ends(pods[work.case.order.uid])(work)
 
-    config = replace(NOTICE, notice=replace(NOTICE.notice, wait_s=0.1), at_once=3)
+    config = varied(NOTICE, notice=replace(NOTICE.notice, wait_s=0.1), at_once=3)
     cases = await carried_out(
         bench.evictor(ScriptedWay(EvictionMethodName.CRI, act), config=config), *map(order_for, "abc")
     )
@@ -114,7 +115,7 @@ async def test_the_wait_for_an_answer_goes_on_and_not_anew_after_a_restart(bench
     pod = bench.node.add("a")
     volume(bench, "a")
     bench.leave(replace(left_at(pod, EvictionStep.NOTICE), step_s=time.time() - 299.0))
-    config = replace(NOTICE, notice=replace(NOTICE.notice, wait_s=300.0))
+    config = varied(NOTICE, notice=replace(NOTICE.notice, wait_s=300.0))
     begun = time.monotonic()
     (case,) = await carried_out(bench.evictor(ScriptedWay(EvictionMethodName.CRI, ends(pod)), config=config))
     assert time.monotonic() - begun < 60, "a second is left of the wait"

@@ -165,7 +165,7 @@ async def test_what_the_api_server_accepts_at_the_very_moment_of_a_withdrawal_go
 @pytest.mark.parametrize("alive", [True, False])
 async def test_it_goes_on_watching_whether_the_kubelet_brings_it_back(bench: Bench, alive: bool) -> None:
     pod = bench.node.add("a")
-    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.2), times=1))
+    config = varied(CONFIG, restarts=RestartRules(watch_s=0.2, times=1))
     bench.leave(left_at(pod, EvictionStep.VERIFY, means=EvictionMethodName.CRI))
     if not alive:
         pod.end()

@@ -146,7 +146,7 @@ async def test_a_refusal_counts_more_than_the_danger(bench: Bench) -> None:
 
 async def test_a_pod_that_the_kubelet_starts_again_is_not_ended_a_second_time(bench: Bench) -> None:
     pod = bench.node.add("a")
-    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.3), times=3))
+    config = varied(CONFIG, restarts=RestartRules(watch_s=0.3, times=3))
     cri, last = ScriptedWay(CRI, ends(pod)), ScriptedWay(SIGNAL, ends(pod))
     async with trio.open_nursery() as nursery:
 
@@ -194,7 +194,7 @@ class Slow:
 async def test_one_pod_at_a_time_until_it_has_stayed_ended_and_the_relief_withdraws_the_others(bench: Bench) -> None:
     pods = {uid: bench.node.add(uid) for uid in "abc"}
     slow = Slow(pods)
-    config = replace(CONFIG, at_once=3, restarts=RestartRules(watch_s=0.2))
+    config = varied(CONFIG, at_once=3, restarts=RestartRules(watch_s=0.2))
     evictor = bench.evictor(refused_token(), slow, config=config)
 
     def case(uid: str) -> EvictionCase:
@@ -238,7 +238,7 @@ async def test_after_one_that_the_kubelet_has_started_again_the_next_waits_until
                 if not pod.alive:
                     pod.live(4_000_002)
 
-    config = replace(CONFIG, restarts=RestartRules(watch_s=0.6))
+    config = varied(CONFIG, restarts=RestartRules(watch_s=0.6))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(kubelet)
         evictor = bench.evictor(refused_token(), ScriptedWay(CRI, act), config=config)
@@ -267,7 +267,7 @@ async def test_with_a_budget_that_was_asked_it_is_ended_again_a_few_times(bench:
     assert (case.outcome, case.rounds, cri.log) == (EvictionOutcome.DONE, 2, ["a"] * 3)
     endless = bench.node.add("b")
     cri = ScriptedWay(CRI, lambda _: back)
-    config = replace(CONFIG, restarts=varied(RestartRules(watch_s=0.0), times=2))
+    config = varied(CONFIG, restarts=RestartRules(watch_s=0.0, times=2))
     cases = await carried_out(bench.evictor(cri, config=config), order_for("b"))
     assert (cases[-1].outcome, len(cri.log), endless.alive) == (EvictionOutcome.FAILED, 3, True)
 

@@ -27,18 +27,22 @@ from tests.reconciler.responses.eviction.world import GI, START, WALL, World, ba
 
 FULL = bool(os.environ.get("BYPASSD_FULL"))
 pytestmark = pytest.mark.timeout(1200 if FULL else 120)
-LIMITS = LimitsConfig(quiet_s=10, per_pass=2, per_minute=3, per_10_minutes=5, per_owner=2, retry_s=60, again_s=120)
+LIMITS = varied(
+    LimitsConfig(per_minute=3, per_10_minutes=5, per_owner=2), quiet_s=10, per_pass=2, retry_s=60, again_s=120
+)
 CONFIG = varied(
-    EvictionConfig(
-        enabled=True,
-        dry_run=False,
-        interval_s=1.0,
-        classes=(PodClass.RECLAIMED, PodClass.SHARED),
-        limits=LIMITS,
-        triggers=TriggersConfig(
-            node_memory=varied(NodeMemoryConfig(enabled=True), _cooldown_s=10),
-            rss_overuse=varied(RssOveruseConfig(enabled=True), for_s=0, _cooldown_s=5),
+    varied(
+        EvictionConfig(
+            enabled=True,
+            dry_run=False,
+            classes=(PodClass.RECLAIMED, PodClass.SHARED),
+            limits=LIMITS,
+            triggers=TriggersConfig(
+                node_memory=varied(NodeMemoryConfig(enabled=True), _cooldown_s=10),
+                rss_overuse=varied(RssOveruseConfig(enabled=True), for_s=0, _cooldown_s=5),
+            ),
         ),
+        interval_s=1.0,
     ),
     owned_percent=10,
 )

@@ -157,7 +157,7 @@ def small(count: int) -> World:
 
 
 def test_a_hard_pressure_takes_up_to_the_burst_and_the_caps() -> None:
-    planner = Planner(small(20), memory(limits=LimitsConfig(per_pass=3, per_minute=4, per_10_minutes=6)))
+    planner = Planner(small(20), memory(limits=varied(LimitsConfig(per_minute=4, per_10_minutes=6), per_pass=3)))
     ordered = [len(planner.step().orders) for _ in range(5)]
     assert ordered == [3, 1, 0, 0, 0]
     assert reasons(planner.decision)["node_memory"] == "limit: limit per minute, 4 of 4 used"
@@ -308,7 +308,7 @@ def test_what_comes_and_goes_is_one_thing_and_told_once() -> None:
 
 
 def test_one_trigger_can_be_a_dry_run_beside_enforced_ones_and_takes_nothing_from_them() -> None:
-    config = memory(limits=LimitsConfig(per_pass=1))
+    config = memory(limits=varied(LimitsConfig(), per_pass=1))
     config = replace(
         config,
         triggers=replace(
@@ -364,7 +364,7 @@ def test_a_trigger_that_is_blind_says_so_once() -> None:
 
 
 def test_the_caps_hold_over_a_restart() -> None:
-    config = memory(limits=LimitsConfig(quiet_s=0, per_pass=3, per_minute=3))
+    config = memory(limits=varied(LimitsConfig(per_minute=3), quiet_s=0, per_pass=3))
     world = small(20)
     planner = Planner(world, config)
     assert len(planner.step().orders) == 3
@@ -380,7 +380,7 @@ def test_the_caps_hold_over_a_restart() -> None:
 
 def test_a_pod_that_was_started_again_in_place_is_not_evicted_over_and_over() -> None:
     world = full(be("a", owner="Job/one"), be("b", owner="Job/one"), a=15, b=0)
-    planner = Planner(world, memory(limits=LimitsConfig(again_s=300, per_owner_percent=100)))
+    planner = Planner(world, memory(limits=varied(LimitsConfig(per_owner_percent=100), again_s=300)))
     (order,) = planner.step().orders
     planner.cases = [case(order, EvictionOutcome.DONE, WALL + world.at - START)]
     assert planner.run(299) == []

@@ -54,7 +54,7 @@ def test_a_pod_that_others_are_ending_is_credited_for_its_grace_and_a_while_and_
 
 
 def test_a_stall_without_an_amount_takes_one_and_waits_for_it() -> None:
-    config = only("memory_pressure", MemoryPressureConfig(reclaimed_s=0))
+    config = only("memory_pressure", varied(MemoryPressureConfig(), reclaimed_s=0))
     pods = [be(f"w{n}", cls=PodClass.SHARED) for n in range(3)]
     world = full(be("a"), be("b"), *pods, a=5, b=4)
     world.put(memory__pressure=50)
@@ -147,7 +147,7 @@ def test_a_half_dead_pod_is_credited_until_it_is_gone_or_may_be_tried_again(
     more: dict[str, Any], credited: bool
 ) -> None:
     world = full(be("a"), be("b"), a=15, b=14)
-    planner = Planner(world, memory(limits=LimitsConfig(retry_s=120)))
+    planner = Planner(world, memory(limits=varied(LimitsConfig(), retry_s=120)))
     (first,) = planner.first().orders
     planner.cases = [replace(case(first, EvictionOutcome.FAILED, WALL + world.at - START), **more)]
     world.put("pod:a", memory__rss=1 * GI)
@@ -173,7 +173,7 @@ def finding(verdict: Verdict, rule: str = "latency", title: str = "shop/web") ->
 
 
 def test_a_wish_ends_with_the_suffering_and_not_before() -> None:
-    config = only("interference", TriggersConfig().interference, limits=LimitsConfig(quiet_s=30))
+    config = only("interference", TriggersConfig().interference, limits=varied(LimitsConfig(), quiet_s=30))
     for verdict, ordered in ((Verdict.OK, []), (Verdict.UNKNOWN, ["hog"]), (Verdict.INTERFERED, ["hog"])):
         planner = Planner(World(be("hog")), config, started=False)
         planner.named = [RequestedVictim(uid="hog", rule="latency", victim="shop/web", evidence="slow")]
@@ -246,7 +246,7 @@ def unasked(planner: Planner, order: EvictionOrder) -> EvictionCase:
 
 def test_where_no_budget_can_be_asked_two_pods_are_tried_and_then_one_at_a_time_after_a_while() -> None:
     """Without that each BE pod would be ordered and refused in turn, with two alerts each."""
-    limits = LimitsConfig(per_minute=100, per_10_minutes=100, per_pass=1, retry_s=120)
+    limits = varied(LimitsConfig(per_minute=100, per_10_minutes=100), per_pass=1, retry_s=120)
     world = full(*(be(f"p{n}") for n in range(9)), **{f"p{n}": 13.0 for n in range(9)})
     planner = Planner(world, memory(limits=limits))
     orders = 0
@@ -264,7 +264,7 @@ def test_where_no_budget_can_be_asked_two_pods_are_tried_and_then_one_at_a_time_
 
 def test_a_shortage_that_kills_online_pods_is_served_all_the_same_by_the_pods_that_were_refused_before() -> None:
     world = full(be("a"), be("b"), a=13, b=13)
-    planner = Planner(world, memory(limits=LimitsConfig(per_pass=1)))
+    planner = Planner(world, memory(limits=varied(LimitsConfig(), per_pass=1)))
     for _ in range(30):
         planner.cases += [unasked(planner, order) for order in planner.step().orders]
     assert [eviction_case.order.critical for eviction_case in planner.cases] == [False, False]
@@ -285,10 +285,10 @@ def test_an_online_pod_is_not_ordered_again_and_again_where_no_budget_can_be_ask
     world.put(memory__free=1, memory__low=GI, memory__pressure=50)
     for pod in world.pods.values():
         world.put(pod.subject, memory__pressure=20)
-    limits = LimitsConfig(per_minute=1000, per_10_minutes=1000, per_owner=1000, per_pass=5, retry_s=120)
+    limits = varied(LimitsConfig(per_minute=1000, per_10_minutes=1000, per_owner=1000), per_pass=5, retry_s=120)
     config = only(
         "memory_pressure",
-        varied(MemoryPressureConfig(reclaimed_s=0, all_s=0), _cooldown_s=0),
+        varied(varied(MemoryPressureConfig(), reclaimed_s=0, all_s=0), _cooldown_s=0),
         classes=(PodClass.RECLAIMED, PodClass.SHARED),
         limits=limits,
     )
@@ -309,7 +309,7 @@ def test_no_online_pod_is_ended_without_its_budget_to_save_others() -> None:
     world.put(memory__free=1, memory__low=GI)
     config = only(
         "memory_pressure",
-        MemoryPressureConfig(reclaimed_s=0, all_s=0),
+        varied(MemoryPressureConfig(), reclaimed_s=0, all_s=0),
         classes=(PodClass.RECLAIMED, PodClass.SHARED),
     )
     pods = [be(f"w{n}", cls=PodClass.SHARED) for n in range(3)]

@@ -7,6 +7,7 @@ from reconciler.responses.eviction.config import LimitsConfig, NodeCpuConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
 from reconciler.responses.eviction.replacement import Replacement, replacement_of
 from state.closing import NodeClosing, NodeMark
+from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.plans import full, memory, only
 from tests.reconciler.responses.eviction.world import Planner, World, be, reasons
 
@@ -50,7 +51,7 @@ def soft() -> tuple[World, Planner]:
     world = World(be("a"))
     world.put(cpu__use=7900.0, cpu__idle=100.0)
     world.put("pod:a", cpu__use=4000.0)
-    config = only("node_cpu", NodeCpuConfig(enabled=True), limits=LimitsConfig(quiet_s=0, closed_s=30))
+    config = only("node_cpu", NodeCpuConfig(enabled=True), limits=varied(LimitsConfig(), quiet_s=0, closed_s=30))
     return world, Planner(world, config)
 
 

@@ -14,6 +14,7 @@ from reconciler.responses.eviction.triggers.base import Shortage
 from reconciler.responses.eviction.victims import Candidate, pick_minimum, rank, render, standing_of
 from state.evidence import ContainerSnapshot, PodSnapshot
 from state.model import Hold, PodClass, Resources
+from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.world import GI, MI, START, World, batch, be
 
 BE_ONLY = (PodClass.RECLAIMED,)
@@ -87,7 +88,7 @@ def test_who_is_spared_and_why(facts: dict[str, Any], reason: str | None) -> Non
             ),
             "selector keep Exists",
         ),
-        (ExemptionsConfig(young_s=7200), "too young: 60 min of 2 h"),
+        (varied(ExemptionsConfig(), young_s=7200), "too young: 60 min of 2 h"),
     ],
 )
 def test_the_configuration_names_who_is_spared(config: ExemptionsConfig, reason: str | None) -> None:
@@ -96,7 +97,7 @@ def test_the_configuration_names_who_is_spared(config: ExemptionsConfig, reason:
 
 def test_pods_without_a_controller_are_spared_where_that_is_asked_for() -> None:
     assert spared(be("a", owner=None), ExemptionsConfig(ownerless=True)) == "no controller would recreate it"
-    assert spared(be("a", created_s=0.0), ExemptionsConfig(young_s=0)) is None
+    assert spared(be("a", created_s=0.0), varied(ExemptionsConfig(), young_s=0)) is None
     with pytest.raises(ValueError, match="a selector needs"):
         PodSelector(name="all")
 

@@ -25,8 +25,9 @@ from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.work import FakeWork
 
 UID = "33333333-3333-4333-8333-333333333333"
-CONFIG = EvictionMeans(
-    margin_s=0.4, api=varied(ApiMeans(), refused_s=0.5, failing_s=0.3, first_wait_s=0.1, longest_wait_s=0.2)
+CONFIG = varied(
+    EvictionMeans(api=varied(ApiMeans(), refused_s=0.5, failing_s=0.3, first_wait_s=0.1, longest_wait_s=0.2)),
+    margin_s=0.4,
 )
 ORDER = EvictionOrder(
     id="o", uid=UID, title="shop/web-1", namespace="shop", name="web-1", owner=None, cause="x", evidence="y", grace_s=7
@@ -78,7 +79,7 @@ async def evict(
     timeout_s = 0.1 if any(reply.hang_s for reply in replies) else 5.0
     server = HttpPeer(list(replies))
     port = await nursery.start(server.serve)
-    api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=timeout_s))
+    api = KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{port}"), timeout_s=timeout_s))
     work = FakeWork(EvictionCase(order=order, target=EvictionTarget(grace_s=9.0)), pod.tree, grace_s=0.3, **more)
     result = await ApiEviction(config, api).terminate(work)
     await api.aclose()
@@ -208,7 +209,7 @@ async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers
         async with trio.open_nursery() as inner:
             server = HttpPeer([listed("v1"), status(500, "InternalError", "etcd is gone")])
             port = await inner.start(server.serve)
-            api = KubeApi(ApiServer(server=f"http://127.0.0.1:{port}", timeout_s=0.1))
+            api = KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{port}"), timeout_s=0.1))
             order = replace(ORDER, forced=True)
             case = EvictionCase(order=order, step=EvictionStep.ASK, step_s=time.time() - 1000, budget=budget)
             result = await ApiEviction(config, api).terminate(FakeWork(case, pod.tree, resumed=EvictionStep.ASK))

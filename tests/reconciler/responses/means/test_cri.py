@@ -17,12 +17,13 @@ from reconciler.responses.means.cri import CriEviction
 from reconciler.sources.cri import CriClient
 from reconciler.sources.criapi import cri_pb2
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
+from tests.fakes.constants import varied
 from tests.fakes.cri_runtime import FakeRuntime
 from tests.fakes.work import FakeWork
 
 UID = "33333333-3333-4333-8333-333333333333"
 SANDBOX = "43e0f39a54e822c3ee834d53d8a26947f6ba0abcf7b2966ad48e4a8e3f19f5b0"
-CONFIG = EvictionMeans(margin_s=0.5)
+CONFIG = varied(EvictionMeans(), margin_s=0.5)
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ async def test_a_stop_that_hangs_ends_after_the_grace_and_the_margin(
     async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         pod = await cri.pod(UID)
         assert pod is not None
-        problems = await CriEviction(EvictionMeans(margin_s=0.2), lambda: cri)._stop(
+        problems = await CriEviction(varied(EvictionMeans(), margin_s=0.2), lambda: cri)._stop(
             cri,
             pod,
             frozenset((*ids(runtime), *pod.sandbox_ids)),
