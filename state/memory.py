@@ -233,7 +233,8 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     ``reclaimed_high_bytes``: the use of all groups below the besteffort directory that is not throttled;
     ``reclaimed_max_bytes``: its limit; None: no setting. ``protected``: by group path of a QoS directory. ``reclaim``:
     whether and how memory is taken from BE containers; None: it is not. ``swap_percent``: by class, the swap beside a
-    container's memory limit as a share of it; a class that is missing has what its runtime set.
+    container's memory limit as a share of it; a class that is missing has what its runtime set. ``batch_limits``: batch
+    memory limits are written, too.
     """
 
     reclaimed_high_bytes: int | None = None
@@ -241,3 +242,4 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     protected: Mapping[str, MemoryProtection] = {}
     reclaim: ReclaimRequest | None = None
     swap_percent: Mapping[str, int] = {}
+    batch_limits: bool = False

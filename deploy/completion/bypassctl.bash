@@ -42,7 +42,7 @@ _shtab_bypassctl_status___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_status___root_COMPGEN=_shtab_compgen_files
-_shtab_bypassctl_pods_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_pods_pos_0_COMPGEN=_bypassctl_workloads
 _shtab_bypassctl_pods__n_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_pods___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_pods___pool_COMPGEN=_bypassctl_pools
@@ -50,7 +50,7 @@ _shtab_bypassctl_pods___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_pods___root_COMPGEN=_shtab_compgen_files
-_shtab_bypassctl_top_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_top_pos_0_COMPGEN=_bypassctl_workloads
 _shtab_bypassctl_top__n_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_top___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_top___pool_COMPGEN=_bypassctl_pools
@@ -58,14 +58,14 @@ _shtab_bypassctl_top___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_top___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_top___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_top___root_COMPGEN=_shtab_compgen_files
-_shtab_bypassctl_why_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_why_pos_0_COMPGEN=_bypassctl_workloads
 _shtab_bypassctl_why__n_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_why___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_why___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___root_COMPGEN=_shtab_compgen_files
-_shtab_bypassctl_explain_pos_0_COMPGEN=_bypassctl_pods
+_shtab_bypassctl_explain_pos_0_COMPGEN=_bypassctl_workloads
 _shtab_bypassctl_explain__n_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_explain___namespace_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_explain___config_COMPGEN=_shtab_compgen_files
@@ -406,6 +406,7 @@ _bypassctl() {
   for at in "${!COMPREPLY[@]}"; do COMPREPLY[at]="${COMPREPLY[at]:colons}"; done
 }
 _bypassctl_pods() { _bypassctl_names pods "$1"; }
+_bypassctl_workloads() { _bypassctl_names workloads "$1"; }
 _bypassctl_held() { _bypassctl_names held "$1"; }
 _bypassctl_holds() { _bypassctl_names holds "$1"; }
 _bypassctl_namespaces() { _bypassctl_names namespaces "$1"; }

@@ -18,6 +18,7 @@ function _bypassctl_keys
   printf '%s\n' $_bypassctl_settings
 end
 function _bypassctl_pods; _bypassctl_names pods; end
+function _bypassctl_workloads; _bypassctl_names workloads; end
 function _bypassctl_held; _bypassctl_names held; end
 function _bypassctl_holds; _bypassctl_names holds; end
 function _bypassctl_namespaces; _bypassctl_names namespaces; end
@@ -101,7 +102,7 @@ complete -c bypassctl -n '_shtab_bypassctl_using pods' -l config -xka "(__fish_c
 complete -c bypassctl -n '_shtab_bypassctl_using pods' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using pods' -l store -xka "(__fish_complete_path (commandline -ct))" -d 'the state file (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using pods' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'root of a copied node, instead of this node'
-complete -c bypassctl -n '_shtab_bypassctl_using pods; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_pods)" -d 'start of a pod'"'"'s name, or NAMESPACE/PREFIX'
+complete -c bypassctl -n '_shtab_bypassctl_using pods; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_workloads)" -d 'start of a pod'"'"'s name, or NAMESPACE/PREFIX'
 complete -c bypassctl -n '_shtab_bypassctl_using; and test $_shtab_bypassctl_npos -eq 0' -a top -d 'Live view: CPU map, pods, BE budget and verdicts.'
 complete -c bypassctl -n '_shtab_bypassctl_using top' -s h -l help -d 'show this help message and exit'
 complete -c bypassctl -n '_shtab_bypassctl_using top' -s n -l namespace -xka "(_bypassctl_namespaces)" -d 'only pods of this namespace'
@@ -116,7 +117,7 @@ complete -c bypassctl -n '_shtab_bypassctl_using top' -l config -xka "(__fish_co
 complete -c bypassctl -n '_shtab_bypassctl_using top' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using top' -l store -xka "(__fish_complete_path (commandline -ct))" -d 'the state file (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using top' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'root of a copied node, instead of this node'
-complete -c bypassctl -n '_shtab_bypassctl_using top; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_pods)" -d 'start of a pod'"'"'s name, or NAMESPACE/PREFIX'
+complete -c bypassctl -n '_shtab_bypassctl_using top; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_workloads)" -d 'start of a pod'"'"'s name, or NAMESPACE/PREFIX'
 complete -c bypassctl -n '_shtab_bypassctl_using; and test $_shtab_bypassctl_npos -eq 0' -a why -d 'One pod: where it runs and why, its use and wait, what throttles it, what to do.'
 complete -c bypassctl -n '_shtab_bypassctl_using why' -s h -l help -d 'show this help message and exit'
 complete -c bypassctl -n '_shtab_bypassctl_using why' -s n -l namespace -xka "(_bypassctl_namespaces)" -d 'namespace of the pod'
@@ -128,7 +129,7 @@ complete -c bypassctl -n '_shtab_bypassctl_using why' -l config -xka "(__fish_co
 complete -c bypassctl -n '_shtab_bypassctl_using why' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using why' -l store -xka "(__fish_complete_path (commandline -ct))" -d 'the state file (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using why' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'root of a copied node, instead of this node'
-complete -c bypassctl -n '_shtab_bypassctl_using why; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_pods)" -d 'pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path'
+complete -c bypassctl -n '_shtab_bypassctl_using why; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_workloads)" -d 'pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path'
 complete -c bypassctl -n '_shtab_bypassctl_using; and test $_shtab_bypassctl_npos -eq 0' -a explain -d 'The same as why.'
 complete -c bypassctl -n '_shtab_bypassctl_using explain' -s h -l help -d 'show this help message and exit'
 complete -c bypassctl -n '_shtab_bypassctl_using explain' -s n -l namespace -xka "(_bypassctl_namespaces)" -d 'namespace of the pod'
@@ -140,7 +141,7 @@ complete -c bypassctl -n '_shtab_bypassctl_using explain' -l config -xka "(__fis
 complete -c bypassctl -n '_shtab_bypassctl_using explain' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using explain' -l store -xka "(__fish_complete_path (commandline -ct))" -d 'the state file (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using explain' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'root of a copied node, instead of this node'
-complete -c bypassctl -n '_shtab_bypassctl_using explain; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_pods)" -d 'pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path'
+complete -c bypassctl -n '_shtab_bypassctl_using explain; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_workloads)" -d 'pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path'
 complete -c bypassctl -n '_shtab_bypassctl_using; and test $_shtab_bypassctl_npos -eq 0' -a events -d 'Writes, foreign writes, plans, verdicts, actions, evictions, holds.'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -s h -l help -d 'show this help message and exit'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -l follow -s f -d 'print events as they happen, until Ctrl-C'

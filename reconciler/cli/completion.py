@@ -108,7 +108,7 @@ def _keys() -> list[str]:
     return sorted(path for path, _ in settings(section_of(Config)))
 
 
-KINDS: Final = ("pods", "held", "holds", "namespaces", "pools", "sections")
+KINDS: Final = ("pods", "workloads", "held", "holds", "namespaces", "pools", "sections")
 SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
@@ -178,6 +178,14 @@ def _pods(options: Namespace, prefix: str, namespace: str | None) -> Iterator[st
             yield f"{row['namespace']}/{row['name']}"
 
 
+def _workloads(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+    """Pods, and what is watched beside them."""
+    if namespace is None and (prefix.startswith("host:") or "host:".startswith(prefix)):
+        yield from (f"host:{row['name']}" for row in _ask(options, "hostlist")["hostlist"])
+    if not prefix.startswith("host:"):
+        yield from _pods(options, prefix, namespace)
+
+
 def _held(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
     """What can be held."""
     yield "node"
@@ -217,6 +225,7 @@ def _sections(options: Namespace, prefix: str, namespace: str | None) -> Sequenc
 
 _FINDERS: Final[Mapping[str, Callable[[Namespace, str, str | None], Iterable[str]]]] = {
     "pods": _pods,
+    "workloads": _workloads,
     "held": _held,
     "holds": _holds,
     "namespaces": _namespaces,

@@ -149,7 +149,7 @@ def seconds(text: str) -> float:
 
 
 def why(parser: argparse.ArgumentParser) -> None:
-    _target(parser)
+    _target(parser, "workloads")
     parser.add_argument("--history", type=int, default=20, metavar="N", help="lines of history (default: 20)")
     parser.add_argument("--processes", action="store_true", help="list the pod's processes with age and memory")
 
@@ -159,7 +159,7 @@ def _chosen(parser: argparse.ArgumentParser) -> None:
     prefix = parser.add_argument(
         "prefix", nargs="?", default="", metavar="PREFIX", help="start of a pod's name, or NAMESPACE/PREFIX"
     )
-    _named(prefix, "pods")
+    _named(prefix, "workloads")
     _in_namespace(parser, "only pods of this namespace")
     parser.add_argument(
         "--class",
@@ -259,9 +259,9 @@ def off(parser: argparse.ArgumentParser) -> None:
     _lasting(parser)
 
 
-def _target(parser: argparse.ArgumentParser) -> None:
+def _target(parser: argparse.ArgumentParser, names: str = "pods") -> None:
     forms = "pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path"
-    _named(parser.add_argument("target", metavar="TARGET", help=forms), "pods")
+    _named(parser.add_argument("target", metavar="TARGET", help=forms), names)
     _in_namespace(parser, "namespace of the pod")
 
 

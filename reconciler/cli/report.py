@@ -380,6 +380,7 @@ def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
         mode += f"; {total['broken']} of them with a setting or a claim not in force (bypassctl status)"
     yield field("mode", mode)
     named = [(_hour_name(row), row["promises"]) for row in facts["hours"]]
+    named += [(name, row["promises"]) for name, row in facts["windows"].items()]
     yield from promises.blocks("HOUR", [*named, ("all", total["promises"])])
     if results:
         yield blank()

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from cgroupfs.cpuset import CpuSet
 from reconciler.cli.document import Row
 from reconciler.cli.drawing import RECLAIMED, marks, node_rows, placement
+from reconciler.cli.format import window_text
 from reconciler.cli.pods import ABOVE, AMOUNTS, parent_texts, pod_cells, sort_rows
 from reconciler.cli.screen import Cell, StyledText, shortened, style_of, text_of
 from reconciler.cli.watched import SHOWN, STYLES, node_cells, of_node
@@ -175,6 +176,8 @@ def _head(facts: TopFacts, choices: Choices, page: Page, signs: Glyphs) -> Itera
     ready: Line = [] if agent.get("ready") else [", ", StyledText("not ready", "bad")]
     counts = {name: sum(pod["class"] == name for pod in facts.pods) for name in CLASSES[1:]}
     by_class = "  ".join(f"{name} {count}" for name, count in counts.items() if count)
+    window = window_text(agent.get("window") or {})
+    named: Line = [StyledText(plain_ascii(f"window {window}"), "dim"), "  "] if window else []
     paused: Line = [StyledText(" paused ", "key"), " "] if choices.paused else []
     yield [
         StyledText(plain_ascii(str(agent.get("node", "?"))), "head"),
@@ -183,6 +186,7 @@ def _head(facts: TopFacts, choices: Choices, page: Page, signs: Glyphs) -> Itera
         *ready,
         f"  {fmt.clock(facts.body.get('at'))}  ",
         *paused,
+        *named,
         StyledText(f"{fmt.plural(len(facts.pods), 'pod')}{': ' if by_class else ''}{by_class}", "dim"),
     ]
     yield list(_budget(facts, signs))

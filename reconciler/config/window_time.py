@@ -12,6 +12,7 @@ Source: PEP 495 (times that are shown twice), PEP 615 (zone data).
 import os
 import re
 import struct
+import zoneinfo
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -35,6 +36,9 @@ _DAY_MIN: Final = 1440
 _HOUR_MIN: Final = 60
 _DAYS_AHEAD: Final = 15
 """A window of one day a week holds within these, also where one of its weeks lacks the hour."""
+_PROBED: Final = 1_577_836_800, 2_524_608_000
+"""From 2020 to 2050, each month: instants of which the offset must be one."""
+_PROBE_EACH_S: Final = 30 * 86_400
 _PROBE_S: Final = 6 * 3600
 """Two changes of a zone's offset are further apart."""
 _EARLIEST: Final = 86_400 * 366
@@ -124,7 +128,8 @@ def zone_of(name: str | None, root: str = "/") -> tzinfo:
         raise ValueError(f"zone: expected a name such as Europe/Berlin or UTC; got {name[:_LONGEST]!r}")
     try:
         # Not from the cache: a reload reads data that an update has replaced.
-        return ZoneInfo.no_cache(name)
+        file = next((path for place in zoneinfo.TZPATH if os.path.isfile(path := os.path.join(place, name))), None)
+        return _parsed(read_file(file, _LARGEST), name) if file is not None else ZoneInfo.no_cache(name)
     except (OSError, ValueError) as exc:  # ZoneInfoNotFoundError is a KeyError
         raise ValueError(f"zone {name}: its data cannot be read: {exc}") from exc
     except KeyError as exc:
@@ -155,9 +160,30 @@ def _node_zone(root: str) -> tzinfo:
     except OSError as exc:
         raise ValueError(f"the node's zone ({path}) cannot be read: {exc.strerror}; name one") from exc
     try:
-        return ZoneInfo.from_file(BytesIO(content), key=local_name(root))
-    except (ValueError, LookupError, OverflowError, struct.error) as exc:
+        return _parsed(content, local_name(root))
+    except ValueError as exc:
         raise ValueError(f"the node's zone ({path}) is not zone data: {exc}; name one") from exc
+
+
+class _Whole(BytesIO):
+    """Zone data of which each read gets all it asks for: `zoneinfo` does not return from a last line without an end."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        content = super().read(size)
+        if size is not None and 0 <= size != len(content):
+            raise ValueError("it ends too early")
+        return content
+
+
+def _parsed(content: bytes, name: str | None) -> tzinfo:
+    """Errors: `ValueError`, also for offsets that no clock has: they would be one at each later use."""
+    try:
+        zone = ZoneInfo.from_file(_Whole(content), key=name)
+        for at in range(_PROBED[0], _PROBED[1], _PROBE_EACH_S):
+            _local(at, zone).utcoffset()
+    except (AssertionError, LookupError, OverflowError, struct.error) as exc:
+        raise ValueError(f"garbled: {exc}") from exc
+    return zone
 
 
 def _read_below(root: str) -> bytes:

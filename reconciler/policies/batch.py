@@ -22,6 +22,7 @@ memory limit from the limit, both divided by the node's CPU normalisation ratio)
 from typing import Annotated, Final, NamedTuple
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from cgroupfs.codecs import swap_value
 from cgroupfs.naming import QosClass
@@ -57,6 +58,14 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
         Meta(description="CPU quota from the batch CPU limit, of the container, and of a pod all of whose have one"),
     ] = True
     memory: Annotated[bool, Meta(description="memory limit from the batch memory limit, of the container")] = True
+
+
+def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: BatchConfig) -> NodePlan:
+    """Whether containers get their batch memory limits: on cgroup v1 a bound of swap needs one."""
+    del view, previous
+    if not config.enabled or config.dry_run:
+        return plan
+    return replace(plan, memory=replace(plan.memory, batch_limits=config.memory))
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> list[Setting]:
@@ -235,5 +244,6 @@ POLICY = Policy(
     summary="weight, quota and memory limit of BE pods from their extended resources",
     config_type=BatchConfig,
     precedence=30,
+    decide_resources=decide_resources,
     pod=for_pod,
 )

@@ -160,6 +160,13 @@ def of_container(pod: Pod, container: Container, view: NodeView, of: ClassMemory
     return amounts(request or 0, limit, total, of)
 
 
+def _swap_limit(pod: Pod, container: Container, view: NodeView, plan: NodePlan) -> int | None:
+    """The memory limit of which swap is a share. On v1 the kernel must have it: no batch limit that nothing writes."""
+    if view.versions.get("memory") == 1 and not plan.memory.batch_limits:
+        return container.limits.memory_bytes
+    return _limits_of(pod, container).limit
+
+
 def _limits_of(pod: Pod, container: Container) -> _Limits:
     requests, limits = container.requests, container.limits
     request, limit = requests.memory_bytes, limits.memory_bytes
@@ -192,19 +199,19 @@ def _swap_percents(view: NodeView, config: MemoryQosConfig) -> dict[str, int]:
     return {name: percent for name, percent in found.items() if percent is not None}
 
 
-def _swap(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[Setting]:
+def _swap(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """The bound of each container; in gVisor or kata that of the pod, whose limit is the sum with its overhead."""
     percent = _swap_percents(view, config).get(pod.pod_class.value)
     if percent is None:
         return []
     if pod.sandbox is None:
-        wanted = [(item, _limits_of(pod, item).limit) for item in containers_of(pod)]
+        wanted = [(item, _swap_limit(pod, item, view, plan)) for item in containers_of(pod)]
         return [
             setting_of(pod, item, "memory.swap", value, policy=NAME, reason=_swap_reason(limit, percent))
             for item, limit in wanted
             if (value := swap_of(limit, percent, view)) is not None
         ]
-    total = pod_total(pod, lambda item: _limits_of(pod, item).limit)
+    total = pod_total(pod, lambda item: _swap_limit(pod, item, view, plan))
     limit = total + (pod.overhead.memory_bytes or 0) if total else None
     value = swap_of(limit, percent, view)
     why = f"{_swap_reason(limit, percent)}; {pod.sandbox}: the pod as a whole"
@@ -215,7 +222,7 @@ def _swap_reason(limit: int | None, percent: int) -> str:
     return f"swap up to {percent} % of the {'memory limit' if limit is not None else 'memory of the node'}"
 
 
-def _without_limit(view: NodeView, percents_of: dict[str, int]) -> str:
+def _without_limit(view: NodeView, plan: NodePlan, percents_of: dict[str, int]) -> str:
     """Those that v1 cannot bound, for people."""
     if view.versions.get("memory") != 1 or not percents_of:
         return ""
@@ -223,7 +230,7 @@ def _without_limit(view: NodeView, percents_of: dict[str, int]) -> str:
         pod.title
         for pod in view.pods.values()
         if pod.pod_class.value in percents_of
-        and any(_limits_of(pod, item).limit is None for item in containers_of(pod))
+        and any(_swap_limit(pod, item, view, plan) is None for item in containers_of(pod))
     ]
     if not titles:
         return ""
@@ -242,7 +249,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     swap = _swap_percents(view, config)
     if not config.dry_run:  # else `batch` has the bound that is in force
         plan = replace(plan, memory=replace(plan.memory, swap_percent=swap))
-    unbounded = _without_limit(view, swap)
+    unbounded = _without_limit(view, plan, swap)
     missing = unsupported_reason(view, "memory.low")
     if missing is not None or not config.directories:
         said = f"soft limits only: {missing}" if missing is not None else "no protection on the QoS directories"
@@ -275,11 +282,10 @@ def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Set
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """Protections and bounds of a pod's containers, and the sums on its directory."""
-    del plan
     pairs = of_pod(pod, view, config)
     if pod.sandbox is not None:
-        return _whole(pod, view, config, [amount for _, amount in pairs]) + _swap(pod, view, config)
-    settings = _swap(pod, view, config)
+        return _whole(pod, view, config, [amount for _, amount in pairs]) + _swap(pod, view, plan, config)
+    settings = _swap(pod, view, plan, config)
     settings += [setting for container, amount in pairs for setting in _of(pod, container, amount, view)]
     if percents(pod, config).oom_group and unsupported_reason(view, "memory.oom_group") is None:
         reason = "all processes are killed together"

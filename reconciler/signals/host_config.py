@@ -48,6 +48,8 @@ class HostWorkloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
             max_length=512,
             description="unit:GLOB (systemd units), cgroup:/PATH (globs in its parts), docker:GLOB (name or id of "
             "containers; or LABEL=GLOB) or user:NAME (or a uid)",
+            # Reported beside a mistake in `counts_as`, too, after which the entry is not made.
+            extra={"check": "reconciler.signals.host_config:parse_match"},
         ),
     ]
     counts_as: Annotated[
@@ -82,8 +84,8 @@ def parse_match(text: str) -> HostMatch:
         HostKind.USER: "the name of a user, or a uid",
     }
     if kind is None:
-        raise ValueError(f"match: expected unit:, cgroup:, docker: or user:, and what it names; got {text[:80]!r}")
-    raise ValueError(f"match: {kind}: expected {expected[kind]}; got {pattern[:80]!r}")
+        raise ValueError(f"expected unit:, cgroup:, docker: or user:, and what it names; got {text[:80]!r}")
+    raise ValueError(f"{kind}: expected {expected[kind]}; got {pattern[:80]!r}")
 
 
 def _is_path(pattern: str) -> bool:

@@ -243,6 +243,7 @@ class MadeNode:
             "ready": True,
             "cgroups": "v1",
             "kubelet_policy": "static",
+            "window": {"name": "office", "until": time.time() + 3600, "then": "", "names": ["office"]},
         }
 
     def _sources(self) -> list[dict[str, object]]:

@@ -46,6 +46,7 @@ def test_pods_are_listed_and_only_visible_rows_are_drawn(browser: Browser, count
         assert browser.value("document.querySelector('#chips button').textContent") == f"all {count}"
         assert min(count, 20) <= browser.value(f"{ROWS}.length") <= min(count, 30)
         assert browser.value("document.querySelectorAll('#map .cpu').length") == 32
+        assert browser.value("document.getElementById('window').textContent").startswith("window: office until ")
         assert browser.value("!document.querySelector('#podlist .empty').hidden") == (count == 0)
         clean(browser, url)
 

@@ -10,6 +10,7 @@ from cgroupfs.errors import StoreError
 from reconciler import __version__
 from reconciler.cli.asking import QueryResults
 from reconciler.cli.checks import CheckResult, bad, ok, warn
+from reconciler.cli.format import window_text
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number
 from reconciler.cli.status import DELAYS_US, USES_MILLI
 from reconciler.clients.kube_config import NodeSettings
@@ -278,7 +279,9 @@ def _running(node: InspectedNode, state: Mapping[str, object]) -> CheckResult:
         if differing:
             fixes.append("wait half a minute for the daemon to follow the kubelet; else systemctl restart bypassd")
     if not differences:
-        return ok("daemon state", "uses what this node has now")
+        window = state.get("window")
+        named = f"; window {window_text(window)}" if isinstance(window, dict) and window.get("names") else ""
+        return ok("daemon state", f"uses what this node has now{named}")
     fix = "; ".join(fixes) or "bypassctl reload; if it remains: systemctl restart bypassd"
     return warn("daemon state", fmt.first_of(differences, _MOST), fix)
 

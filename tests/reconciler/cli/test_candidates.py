@@ -34,6 +34,21 @@ def test_names_begin_with_the_word_and_have_harmless_characters(run: Run, named:
     assert names(run, named, "other") == []
 
 
+def test_host_workloads_are_beside_pods_where_both_may_be_named(run: Run, named: FakeDaemon) -> None:
+    named.document["hostlist"] = [{"name": "db"}, {"name": "a b"}]
+    assert names(run, named, "workloads") == [
+        "ci/batch-7",
+        "host:db",
+        "shop/held-0",
+        "shop/web-0",
+        "shop/web-1",
+        "web/x-0",
+    ]
+    assert names(run, named, "workloads", "host:d") == ["host:db"]
+    assert names(run, named, "workloads", "we") == ["web-0", "web-1", "web/x-0"]
+    assert names(run, named, "pods", "h") == ["held-0"]
+
+
 def test_holds_are_completed_as_they_are_printed(run: Run, named: FakeDaemon) -> None:
     assert names(run, named, "holds") == [
         "file:shop/held-0/abababababab:cpu.set",

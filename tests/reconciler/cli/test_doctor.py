@@ -357,6 +357,8 @@ def test_what_the_nodes_other_daemons_may_cost_is_checked(
 def test_a_daemon_that_uses_what_the_node_has_is_ok(good: LiveNode) -> None:
     node = view(good.root)
     assert compared(node, running(node))[0] is CheckState.OK
+    office = {"name": "office", "until": None, "then": None, "names": ["office"]}
+    assert compared(node, running(node, window=office))[1].endswith("; window office, no change within two weeks")
     # An older daemon reports less.
     assert compared(node, {"version": __version__})[0] is CheckState.OK
 

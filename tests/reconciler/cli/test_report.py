@@ -271,7 +271,7 @@ def test_the_report_has_a_row_for_each_window_and_for_the_minutes_before_there_w
         return {**effect_row(0), "minutes": minutes, "with_be": side(minutes, busy_milli), "without_be": side(0)}
 
     old, new = effect_row(now() - 1), effect_row(now())
-    new["windows"] = {"office": part(20, 30.0), "": part(10, 1.0)}
+    new["windows"] = {"office": {**part(20, 30.0), "promises": promised(8000, 5000, 30)}, "": part(10, 1.0)}
     daemon.document["effect"] = [old, new]
     document = json.loads(run("report", "--since", "1h", "-o", "json", "--socket", daemon.socket).out)
     windows = document["windows"]
@@ -281,6 +281,6 @@ def test_the_report_has_a_row_for_each_window_and_for_the_minutes_before_there_w
     lines = [
         line.split()[0] for line in run("report", "--since", "1h", "--socket", daemon.socket).out.splitlines() if line
     ]
-    assert [name for name in lines if name in windows] == ["office", "(none)", "(before)"]
+    assert [name for name in lines if name in windows] == ["office", "(none)", "(before)", "office"], "also of promises"
     daemon.document["effect"] = [old]
     assert json.loads(run("report", "--since", "2h", "-o", "json", "--socket", daemon.socket).out)["windows"] == {}

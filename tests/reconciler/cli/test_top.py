@@ -84,6 +84,14 @@ def test_a_machine_of_256_cpus_and_pods_fit_80_columns_and_24_lines() -> None:
     assert sum("shop/" in line or "batch/" in line for line in lines) >= 4
 
 
+def test_the_window_in_force_is_in_the_first_line() -> None:
+    node = facts(3)
+    node.body["agent"]["window"] = {"name": None, "until": None, "then": None, "names": ["a"]}
+    assert "  window no window, no change within two weeks  " in shown(node, 120)[0]
+    node.body["agent"]["window"] = {"name": None, "until": None, "then": None, "names": []}
+    assert "window" not in shown(node, 120)[0]
+
+
 def test_each_cpu_is_at_its_place_with_its_pool_or_its_load() -> None:
     node = facts(30)
     pools = shown(node, 80, map="pools")

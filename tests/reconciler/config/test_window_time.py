@@ -1,9 +1,10 @@
 """Windows of time: the form of their times, and the window in force minute by minute, by the clock's own words."""
 
 import os
+import struct
 import sys
 import zoneinfo
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -107,6 +108,42 @@ def test_without_a_zone_the_nodes_applies(tmp_path: Path) -> None:
     (tmp_path / "etc/localtime").unlink()
     os.mkfifo(tmp_path / "etc/localtime")
     with pytest.raises(ValueError, match=r"the node's zone .* cannot be read"):
+        zone_of(None, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "garble",
+    [
+        pytest.param(lambda data: data[:-1], id="the last line without an end"),
+        pytest.param(lambda data: data[: len(data) // 2], id="half of it"),
+        pytest.param(lambda data: data[:32] + b"\xff" * 4 + data[36:], id="more entries than there are"),
+        pytest.param(lambda data: data[: data.rindex(b"\n", 0, -1)] + b"x" + data[-20:], id="no line where one begins"),
+        pytest.param(lambda data: data[: data.rindex(b"\n", 0, -1)] + b"\n\xff\n", id="no text"),
+    ],
+)
+def test_garbled_zone_data_is_an_error_and_read_to_its_end_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, garble: Callable[[bytes], bytes]
+) -> None:
+    content = garble(data_of("Europe/Berlin"))
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/localtime").write_bytes(content)
+    with pytest.raises(ValueError, match=r"the node's zone .* is not zone data"):
+        zone_of(None, str(tmp_path))
+    monkeypatch.setattr(zoneinfo, "TZPATH", (str(tmp_path),))
+    (tmp_path / "Berlin").write_bytes(content)
+    with pytest.raises(ValueError, match="zone Berlin: its data cannot be read"):
+        zone_of("Berlin")
+
+
+def test_an_offset_that_no_clock_has_is_an_error_before_any_window_uses_it(tmp_path: Path) -> None:
+    """It is in a type of local time of the second block."""
+    whole = data_of("Asia/Kathmandu")
+    (tmp_path / "etc").mkdir()
+    offset = struct.pack(">i", 20_700)
+    (tmp_path / "etc/localtime").write_bytes(
+        whole[: whole.rindex(b"\n", 0, -1)].replace(offset, struct.pack(">i", 900_000)) + b"\n\n"
+    )
+    with pytest.raises(ValueError, match="is not zone data"):
         zone_of(None, str(tmp_path))
 
 

@@ -13,6 +13,7 @@ from reconciler.policies.pick import choose_cpus
 from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.table import POLICIES, PoliciesConfig
+from state.memory import MemoryPlan
 from state.model import (
     Container,
     ContainerKind,
@@ -398,4 +399,5 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         ],
         "off",
     )
-    assert plan == NodePlan(pools=pools, reasons=plan.reasons)
+    memory = MemoryPlan(batch_limits=True)
+    assert plan == NodePlan(pools=pools, memory=memory, reasons=plan.reasons)

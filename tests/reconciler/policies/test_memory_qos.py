@@ -154,13 +154,16 @@ def swap(desired: Desired) -> dict[str, object]:
 def test_swap_is_bounded_by_class(
     versions: dict[str, int], online: int, be: int, unlimited: int | None, batch: bool
 ) -> None:
-    """Also where `batch` writes the memory limit, and would leave no swap beside it."""
+    """Also where `batch` writes the memory limit, and would leave no swap beside it; v1 needs that limit."""
     web = pod("web", sized(GIGA, 2 * GIGA), cls=PodClass.SHARED, qos=QosClass.BURSTABLE)
     db = pod("db", sized(GIGA, 2 * GIGA), cls=PodClass.DEDICATED)
     work, free = pod("be", sized(GIGA, 2 * GIGA, batch=True)), pod("free", sized(None, None))
     config = PoliciesConfig(memory_qos=BOUNDED, batch=BatchConfig(enabled=batch))
     desired = plan(node(web, db, work, free, versions=versions, node_memory=SWAP), None, config)
     paths = {f"{web.group.path}/id-main": online, f"{work.group.path}/id-main": be}
+    if versions is V1 and not batch:
+        del paths[f"{work.group.path}/id-main"]
+        assert "swap of 2 pods without a memory limit is not bounded on cgroup v1" in desired.plan.reasons["memory_qos"]
     assert swap(desired) == paths | ({f"{free.group.path}/id-main": unlimited} if unlimited else {})
     assert ("not bounded on cgroup v1, such as " in desired.plan.reasons["memory_qos"]) is (unlimited is None)
 

@@ -71,6 +71,11 @@ def test_a_system_pod_is_left_alone() -> None:
     assert score_of(asking, container("main"), OomScoreConfig(online=True)) is None
 
 
+def test_where_be_may_have_0_an_online_pod_that_asks_for_more_gets_no_number_that_protects_it() -> None:
+    asking = replace(online("a"), memory=MemoryPreferences(oom_score_adj=500))
+    assert score_of(asking, container("main"), OomScoreConfig(online=True, lowest=0)) == 0
+
+
 def test_the_plan_has_the_online_containers_that_ask() -> None:
     policies = PoliciesConfig(oom_score=OomScoreConfig(enabled=True, online=True))
     asking = replace(online("web"), memory=MemoryPreferences(container_oom_scores=(("main", -5),)))

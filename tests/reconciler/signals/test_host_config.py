@@ -51,7 +51,7 @@ def test_what_an_entry_may_name(text: str, kind: HostKind, pattern: str) -> None
     ],
 )
 def test_anything_else_is_refused_with_what_was_expected(text: str) -> None:
-    with pytest.raises(ValueError, match=r"match: .*expected .*; got "):
+    with pytest.raises(ValueError, match=r"expected .*; got "):
         parse_match(text)
 
 
@@ -63,13 +63,15 @@ def test_each_bad_entry_is_a_message_of_its_own(tmp_path: Path) -> None:
         "  path: {match: 'cgroup:/a/../b', counts_as: be}\n"
         "  kind: {match: 'usr:ci', counts_as: be}\n"
         "  role: {match: 'user:ci', counts_as: vict}\n"
+        "  both: {match: 'usr:me', counts_as: vict}\n"
     )
     with pytest.raises(ConfigError) as refused:
         load(str(file))
     message = str(refused.value)
     assert all(f"host_workloads.{name}" in message for name in ("path", "kind", "role"))
     assert "good" not in message
-    assert "did you mean 'victim'" in message
+    assert message.count("did you mean 'victim'") == 2
+    assert message.count("expected unit:, cgroup:, docker: or user:") == 2, "beside the other mistake of the entry, too"
 
 
 def test_at_most_64_entries_with_names_that_a_metric_can_show() -> None:
