@@ -5,6 +5,7 @@ node and of its pods: it names the pod, the group in the way, and the owner of e
 runs. While such a problem exists, the source `NAME` is not ok: it is in the metrics and, once it lasts, an alert.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -27,6 +28,7 @@ NAME: Final = "bounds of pods"
 _BE_MEMORY_KNOBS: Final = ("memory.high", "memory.soft", "memory.max")
 _BOUNDS: Final = frozenset({"cpu.set", "cpu.mems", "cpu.quota", *MEMORY_PAIR, *_BE_MEMORY_KNOBS})
 _SHOWN: Final = 3
+_STATES_A_BOUND: Final = re.compile(r"(?<!not )\b(limited|enforced)\b")
 
 
 class BoundProblem(NamedTuple):
@@ -55,7 +57,12 @@ def bounds_status(reconciler: Reconciler) -> SourceStatus:
 
 
 def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict[str, str]:
-    """The plan's reasons; of those that state a bound, the ones of which a file has another value say so instead."""
+    """The plan's reasons; of those that state a bound, the ones of which a file has another value say so instead.
+
+    In observe mode each of them is of the plan only.
+    """
+    if not reconciler.actuator.judge.mode.enforce:
+        return {name: f"planned: {text}" if _STATES_A_BOUND.search(text) else text for name, text in reasons.items()}
     texts = dict(reasons)
     pools = reconciler.pools
     be = _pods(reconciler, PodClass.RECLAIMED)

@@ -4,8 +4,9 @@ Object: an interrupt's number, with its actions (devices). The kernel keeps a pl
 interface that is set down and up, a second device on a shared line); a number that was given to another device has that
 device's place. So it is another interrupt if both its actions and its place are.
 A place that is neither the original nor ours was chosen by another program (irqbalance): it stays, and this interrupt
-is not moved again while the daemon runs. What the kernel does not allow to move (EIO: it places queues itself)
-is counted and not tried again; it serves what its own CPU requested.
+is not moved again while the daemon runs. Not so where all CPUs of our place went offline: the kernel then delivers it
+to every other CPU, and it is moved, or given its own place back, as before. What the kernel does not allow to move
+(EIO: it places queues itself) is counted and not tried again; it serves what its own CPU requested.
 
 **Cost**: one listing and one read of 3 us an interrupt, once a minute and when the owned CPUs change.
 
@@ -105,6 +106,7 @@ class InterruptFiles:
 
     def __init__(self, root: str, files: FileOps) -> None:
         self._directory = os.path.join(root, "proc/irq")
+        self._cpus = os.path.join(root, "sys/devices/system/cpu")
         self._files = files
 
     def numbers(self) -> list[int]:
@@ -123,6 +125,15 @@ class InterruptFiles:
     def place(self, number: int, cpus: CpuSet) -> None:
         """Confine it. Errors: `OSError`."""
         self._files.write(f"{self._directory}/{number}", FILE, str(cpus))
+
+    def with_kernels(self, number: int, place: MovedInterrupt) -> MovedInterrupt:
+        """The record, of which a place that the kernel chose for lack of our CPUs is one of ours."""
+        try:
+            online = CpuSet.parse(self._files.read(self._cpus, "online").strip())
+            now = self.cpus(number)
+        except (OSError, ValueError):
+            return place
+        return replace(place, ours=(*place.ours, str(now))) if is_kernels(now, place, online) else place
 
     def is_same(self, row: LedgerEntry) -> bool:
         """Whether it is the moved interrupt: it serves the same device, or still has a place of ours."""
@@ -151,9 +162,19 @@ def target_of(original: CpuSet, avoid: CpuSet, free: CpuSet, topology: Topology)
     return near & free or free
 
 
+def is_kernels(now: CpuSet, place: MovedInterrupt, online: CpuSet) -> bool:
+    """Whether the kernel chose this because every CPU of our place was offline: all CPUs but those, online or since.
+
+    Source: kernel/irq/cpuhotplug.c, a broken affinity becomes that of all online CPUs.
+    """
+    ours = CpuSet.parse(place.ours[-1]) if place.ours else CpuSet()
+    return bool(ours) and not ours & now and online - ours <= now
+
+
 def undo(access: InterruptFiles, state: InterruptRows) -> tuple[list[RestoreResult], InterruptRows]:
     """Restore the originals; returns the results and the remaining state. For a thread. Errors: none."""
-    done, left = undo_values(list(_dump(state)), access)
+    known = {number: access.with_kernels(number, place) for number, place in state.by_number.items()}
+    done, left = undo_values(list(_dump(InterruptRows(by_number=known))), access)
     return done, _load(left)
 
 
@@ -300,7 +321,7 @@ class InterruptPlaces:
         if before is not None and device != before.device and str(now) not in before.ours:
             seen.gone.add(number)  # its place went with the old device
             before = None
-        if before is not None and str(now) not in before.ours:
+        if before is not None and str(now) not in before.ours and not is_kernels(now, before, topology.online):
             if number in self._confirmed or str(now) != before.original:
                 seen.foreign[number] = str(now)
                 return

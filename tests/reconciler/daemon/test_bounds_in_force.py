@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.files import Directory
+from reconciler.config.model import AgentMode
 from reconciler.control import bounds_in_force
 from reconciler.control.bounds_in_force import BoundProblem, response_problem
 from reconciler.daemon.agent import Agent
@@ -97,6 +98,14 @@ async def test_nothing_is_said_of_a_node_in_order(live: LiveNode) -> None:
         problems, reasons = shown(agent)
         assert [line for line in problems if "cpu." in line or "exclusive" in line] == []
         assert reasons["cpuset"] == "BE containers are limited to the BE pool"
+
+
+async def test_in_observe_mode_a_bound_is_planned(live: LiveNode) -> None:
+    with live.agent(replace(live.config, mode=AgentMode.OBSERVE)) as agent:
+        await live.look(agent)
+        reasons = shown(agent)[1]
+        assert reasons["cpuset"] == "planned: BE containers are limited to the BE pool"
+        assert reasons["quota"].startswith("planned: ") or "enforced" not in reasons["quota"]
 
 
 async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -> None:

@@ -25,7 +25,7 @@ from state.ledger import Ledger
 from state.model import Hold
 from state.store import Store
 from state.topology import Cpu, Topology
-from state.undo import RestoreOutcome
+from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
 TWO_NODES = Topology(online=CpuSet(range(8)), cpus=tuple(Cpu(id=cpu, core=cpu, node=cpu // 4) for cpu in range(8)))
@@ -87,7 +87,8 @@ class Kernel:
         self.set(number, self.rounds.get(number, text))
 
     def read(self, directory: Directory, file: str) -> str:
-        number = int(os.path.basename(str(directory)))
+        name = os.path.basename(str(directory))
+        number = int(name) if name.isdecimal() else -1
         if number in self.unreadable and self.writes:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return REAL.read(directory, file)
@@ -125,6 +126,11 @@ def situation(
     pools = replace(plan.pools, dedicated={"uid/main": owned} if owned else {})
     part = None if owned is None else InterruptPlan(avoid=owned, free=TWO_NODES.online - owned, dry_run=dry)
     return PlanSnapshot(view=view, plan=replace(plan, pools=pools, interrupts=part), enforce=enforce, holds=holds or {})
+
+
+def _restored(kernel: Kernel, ledger: Ledger) -> list[RestoreResult]:
+    """While no daemon runs."""
+    return restore_places(ledger, root=str(kernel.root), files=cast(FileOps, kernel))
 
 
 async def turn(side: InterruptPlaces, now: PlanSnapshot) -> None:
@@ -217,6 +223,36 @@ async def test_another_programs_place_stays(kernel: Kernel, ledger: Ledger) -> N
     assert ["24 on CPU 3" in text for text in side.problems()] == [True]
     await side.restore()
     assert kernel.places() == {24: "3", 25: "2", 26: "0-1"}
+
+
+@pytest.mark.parametrize("seen", ["while offline", "after they came back", "by restore"])
+async def test_a_place_whose_cpus_went_offline_is_the_kernels_doing_and_no_other_programs(
+    kernel: Kernel, ledger: Ledger, seen: str
+) -> None:
+    side = make(kernel, ledger)
+    await turn(side, situation(TWO_NODES.online - CpuSet.parse("0-1")))
+    assert kernel.places()[24] == "0-1"
+    kernel.set(24, "2-7")
+    online = "2-7" if seen == "while offline" else "0-7"
+    (kernel.root / "sys/devices/system/cpu").mkdir(parents=True)
+    (kernel.root / "sys/devices/system/cpu/online").write_text(f"{online}\n")
+    if seen == "while offline":
+        cpus = tuple(cpu for cpu in TWO_NODES.cpus if cpu.id >= 2)
+        left = replace(TWO_NODES, cpus=cpus, online=CpuSet.parse("2-7"))
+        now = situation(CpuSet.parse("2-5"))
+        now = replace(now, view=replace(now.view, topology=left))
+        now = replace(
+            now, plan=replace(now.plan, interrupts=InterruptPlan(avoid=CpuSet.parse("2-5"), free=CpuSet.parse("6-7")))
+        )
+        await turn(side, now)
+        assert kernel.places()[24] == "6-7"
+        assert side.problems() == []
+    elif seen == "after they came back":
+        await turn(side, situation(TWO_NODES.online - CpuSet.parse("0-1")))
+        assert (kernel.places()[24], side.problems()) == ("0-1", [])
+    done = await side.restore() if seen != "by restore" else _restored(kernel, ledger)
+    assert all(result.ok for result in done), done
+    assert kernel.places()[24] == "0-7"
 
 
 async def test_an_original_that_another_program_restores_is_its_choice(kernel: Kernel, ledger: Ledger) -> None:
