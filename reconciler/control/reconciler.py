@@ -20,6 +20,7 @@ from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
+from reconciler.actuators.cgroup.control_files import BOUNDS
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.control.controllers import ControllerCheck
 from reconciler.control.earlier_run import EarlierRun, Unexamined
@@ -441,7 +442,8 @@ class Reconciler:
             if seen.pod is not None:
                 # Each time (9 µs): the directory is the kubelet's, whose writes there bring no event, and its set and
                 # quota bound what is planned for the pod.
-                self.actuator.judge.control_files.load(seen.pod.group.path)
+                knobs = (*BOUNDS, "cpu.mems") if self.policies.numa_memory.enabled else BOUNDS
+                self.actuator.judge.control_files.load(seen.pod.group.path, knobs)
             return
         # Removed, or created again under its old uid (a static pod).
         self.actuator.forget(seen.before.group.path)

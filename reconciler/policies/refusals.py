@@ -173,31 +173,33 @@ def cpuset_outside_parent(setting: Setting, scene: RefusalContext) -> str | None
         return None
     level = _level_of(pod, scene.view)
     parent = level if setting.path == pod.group.path else pod.group.path
-    have = _set_above(parent, scene)
+    have = _set_above(parent, setting.knob, scene)
     if have is None or value <= have:
         return None
-    if parent == level and have <= scene.pools.reclaimed:
+    if parent == level and setting.knob == "cpu.set" and have <= scene.pools.reclaimed:
         return None  # besteffort as we narrowed it: it is loosened in the same plan, before this
     part = _possible_part(setting, scene)
-    rest = f": of {value}, CPU {part} is set" if part is not None else ""
-    return f"its parent {parent} has only CPU {have}{rest}"
+    what = "CPU" if setting.knob == "cpu.set" else "NUMA node"
+    rest = f": of {value}, {what} {part} is set" if part is not None else ""
+    return f"its parent {parent} has only {what} {have}{rest}"
 
 
-def _set_above(parent: str, scene: RefusalContext) -> CpuSet | None:
+def _set_above(parent: str, knob: str, scene: RefusalContext) -> CpuSet | None:
     """The set of a directory as planned or read; None: not known."""
-    _, have = scene.value(parent, "cpu.set")
+    _, have = scene.value(parent, knob)
     return have if isinstance(have, CpuSet) and have else None
 
 
 def _possible_part(setting: Setting, scene: RefusalContext) -> CpuSet | None:
-    """The CPUs of a set that its parent has; None: none of them, or no part is of use.
+    """What its parent has of a set of CPUs or memory nodes; None: nothing, or no part is of use.
 
     What a pod is to leave, it leaves as far as it can. An owner's exclusive CPUs are a claim, kept whole or not.
     """
     pod, value = scene.pod, setting.value
     if pod is None or not isinstance(value, CpuSet) or setting.policy == OWN_CPUS:
         return None
-    have = _set_above(_level_of(pod, scene.view) if setting.path == pod.group.path else pod.group.path, scene)
+    parent = _level_of(pod, scene.view) if setting.path == pod.group.path else pod.group.path
+    have = _set_above(parent, setting.knob, scene)
     return (value & have) or None if have is not None else None
 
 
@@ -346,7 +348,7 @@ _EVERY: Final[tuple[Rule, ...]] = (
 )
 _OF_KNOB: Final[Mapping[str, tuple[Rule, ...]]] = {
     "cpu.set": (empty_cpuset, cpuset_not_online, exclusive_container, besteffort_cpuset, cpuset_outside_parent),
-    "cpu.mems": (empty_cpuset, kubelets_memory, mems_without_memory),
+    "cpu.mems": (empty_cpuset, kubelets_memory, mems_without_memory, cpuset_outside_parent),
     "cpu.quota": (quota_minimum, quota_below_child, online_under_quota, v1_quota_above_parent),
     "cpu.burst": (burst_above_quota,),
     "cpu.idle": (idle_not_pod, idle_resized),

@@ -19,9 +19,13 @@ from state.model import (
     RuntimeSpec,
     Setting,
 )
+from state.topology import Cpu, Topology
 from tests.reconciler.nodes import V2, container, cpu, cpus, kubelet, node, online, pod
 
 CONFIG = PoliciesConfig()
+TWO_NODES = Topology(
+    online=CpuSet(range(8)), cpus=tuple(Cpu(id=number, core=number, node=number // 4) for number in range(8))
+)
 BE = "/kubepods/besteffort"
 BURSTABLE = "/kubepods/burstable"
 
@@ -238,6 +242,16 @@ def test_of_a_set_that_the_pod_has_in_part_the_part_is_written_and_the_rest_is_s
     assert judge(view, APP, want(A, "cpu.set", cpus("4")))[0].reason == f"its parent {POD} has only CPU 0-3"
     whole = replace(part, policy="exclusive")
     assert possible(view, APP, whole) == {}, "a claim on CPUs is kept whole or not"
+
+
+def test_so_is_the_part_of_a_set_of_memory_nodes() -> None:
+    path, inner = POD, A
+    view = replace(node(APP, actual={(path, "cpu.mems"): cpus("0")}), topology=TWO_NODES)
+    both = want(inner, "cpu.mems", cpus("0-1"))
+    assert possible(view, APP, both) == {inner: "0"}
+    (refusal,) = judge(view, APP, both)
+    assert refusal.reason == f"its parent {path} has only NUMA node 0: of 0-1, NUMA node 0 is set"
+    assert possible(view, APP, want(inner, "cpu.mems", cpus("1"))) == {}
 
 
 def test_the_part_of_the_pods_own_directory_bounds_its_containers() -> None:
