@@ -43,6 +43,8 @@ _MOST_COUNTED: Final = 600
 """Older samples count less: these are a minute's."""
 _MARGIN: Final = 1.5
 """Bursts beside BE work may be so much more frequent, longer and worse than without it."""
+_SAVED: Final = 2
+"""Bursts that are excused one soon after another; in the long run the share counts."""
 _MOST_EXCUSED: Final = 40
 """Harmful samples in a row that are excused at most: four seconds."""
 
@@ -154,13 +156,14 @@ class OwnHarm(Struct, frozen=True, kw_only=True):
 class PodJudgement(Struct, frozen=True, kw_only=True):
     """One online pod: what it waited in its last sample, what it waits without BE work, and the harm of that sample.
 
-    ``left``: harmful samples that are still excused.
+    ``left``: harmful samples that are still excused; ``row``: the newest ones in a row, excused or not.
     """
 
     waits: PodWaiting = PodWaiting(0.0, 0.0)
     own: OwnWaiting = {}
     own_harm: OwnHarm = OwnHarm()
     left: float = 0.0
+    row: int = 0
     expected: float = 0.0
     level: float = 0.0
 
@@ -197,21 +200,28 @@ def judge(before: PodJudgement, waiting: PodWaiting, now: float, config: HarmCon
         # Not BE work's doing, so no reason to cut; but none to raise either before it is learned.
         burst = 0 < own_harm.row < _LASTING and own_harm.samples >= _ENOUGH
         level = 0.0 if burst else min(level, _NO_HARM)
-        left = min(_MARGIN * own_harm.longest, _MOST_EXCUSED)
+        left = _most_left(own_harm)
         return PodJudgement(waits=waiting, own=own, own_harm=own_harm, left=left, expected=likely, level=level)
     known = before.own_harm
     faded: float = 0.5 ** (max(0.0, now - known.at) / _HALF_S)
     rate = known.harmful * faded / max(_ENOUGH, known.samples * faded)
-    left = min(_MARGIN * known.longest, _MOST_EXCUSED, before.left + _MARGIN * rate)
-    excused = level >= 1.0 and left >= 1.0 and level <= _MARGIN * known.worst
+    left = min(_most_left(known), before.left + _MARGIN * rate)
+    row = before.row + 1 if level >= 1.0 else 0
+    excused = 1.0 <= level <= _MARGIN * known.worst and left >= 1.0 and row <= _MARGIN * known.longest
     return PodJudgement(
         waits=waiting,
         own=disprove(before.own, waiting),
         own_harm=known,
         left=left - excused,
+        row=row,
         expected=likely,
         level=0.0 if excused else level,
     )
+
+
+def _most_left(known: OwnHarm) -> float:
+    """The excused samples that a pod can have saved: bursts follow each other, and each of them would be a cut."""
+    return min(_SAVED * _MARGIN * known.longest, _MOST_EXCUSED)
 
 
 def _learn_harm(known: OwnHarm, level: float, now: float) -> OwnHarm:
