@@ -77,6 +77,7 @@ COMPLETE: Final = "__complete"
 """Called by the completion files; not a command for people."""
 _HELP: Final = "help"
 """``bypassctl help why`` is ``bypassctl why --help``."""
+_NO_SECTION: Final = "the daemon: section: "
 _GARBAGE: Final = 100_000
 """New objects between two collections: Python's own 700 are for programs that run long, and cost these a tenth."""
 
@@ -189,9 +190,18 @@ def _run(command: Callable[[Namespace], int], options: Namespace) -> int:
     except KeyError as exc:
         if "socket" not in options:
             raise
-        # During an upgrade command and daemon are of two versions for a while; a command reads fields by name.
-        text = f"what was read has no {exc}: is the daemon or the store of another version than {__version__}?"
-        raise CliError(text, Exit.REFUSED) from exc
+        raise _other_version(f"what was read has no {exc}") from exc
+    except CliError as exc:
+        # A section that `dump` lacks was named by a person.
+        if options.command == "dump" or not str(exc).startswith(_NO_SECTION):
+            raise
+        raise _other_version("the daemon lacks a section of its document") from exc
+
+
+def _other_version(what: str) -> CliError:
+    """During an upgrade command and daemon are of two versions for a while; a command reads sections by name."""
+    text = f"{what}: is the daemon or the store of another version than {__version__}? (systemctl restart bypassd)"
+    return CliError(text, Exit.REFUSED)
 
 
 def _failed(text: str, code: Exit, lines: Sequence[object] = ()) -> int:

@@ -321,6 +321,19 @@ def test_whatever_answers_badly_is_one_message_and_the_store_is_tried(
     assert ran.err.count("\n") == 1
 
 
+def test_a_section_that_a_daemon_of_another_version_lacks_is_one_message(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = (400, {"error": "section: 'podparents': expected one of agent, pods"})
+    monkeypatch.setattr(daemon, "answer", lambda *_: refused)
+    ran = run("pods", "--socket", daemon.socket)
+    assert (ran.code, ran.err.count("\n")) == (Exit.REFUSED, 1)
+    assert f"another version than {__version__}? (systemctl restart bypassd)" in ran.err
+    ran = run("dump", "--section", "podparents", "--socket", daemon.socket)
+    assert ran.code == Exit.USAGE
+    assert "expected one of agent, pods" in ran.err
+
+
 def test_an_error_of_the_daemons_keeps_its_words(daemon: FakeDaemon) -> None:
     daemon.answers["POST /restore"] = (500, {"error": "internal error; see the log"})
     with pytest.raises(document.DaemonRefused, match="internal error; see the log") as caught:
