@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.replay import PlanReplay, PromiseReplay, headroom_blocks, plan_blocks, plan_frame
+from reconciler.cli.replay import PlanReplay, PromiseReplay, headroom_blocks, plan_blocks
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, head, line, present
 from reconciler.cli.windowed import WindowedConfig
 from reconciler.config import load
@@ -194,7 +194,7 @@ class SimulationReport(Struct, kw_only=True):
 
     ``plans``: the plans beside those of the other configuration (`PlanReplay.facts`); None: no views are recorded.
     ``headroom``: what each law of headroom would have promised (`PromiseReplay.facts`).
-    ``resources``: what is planned beside the CPUs for the pods of the last frame (`state.summary.resource_facts`).
+    ``resources``: what is planned beside the CPUs at the last frame (`state.summary.resource_facts`); None: no views.
     """
 
     incidents: list[dict[str, Any]]
@@ -262,9 +262,6 @@ def replay(
         report.headroom = run.promises.facts()
     if plans is not None and plans.plans is not None:
         report.resources = resource_facts(plans.plans[1], None)
-    elif run.last is not None:
-        with _evaluable():
-            report.resources = resource_facts(plan_frame(config.at(run.last.wall_s), run.last), None)
     report.took_s = time.process_time() - began
     return report
 
