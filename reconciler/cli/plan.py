@@ -195,6 +195,7 @@ def _where(fields: dict[str, Any], titles: dict[str, str]) -> str:
 
 SCHEMA: Final = 1
 _INTERVAL_S: Final = 1.0
+_WRITE: Final = ("controller", "path", "file", "text", "slow", "why")
 
 
 class PlanSubject(Struct, frozen=True, kw_only=True):
@@ -325,17 +326,7 @@ def describe(about: PlanSubject, result: PlanResult) -> dict[str, Any]:
             }
             for refusal in result.desired.refusals
         ],
-        "writes": [
-            {
-                "controller": step.controller,
-                "path": step.path,
-                "file": step.file,
-                "text": step.text,
-                "slow": step.slow,
-                "why": step.why,
-            }
-            for step in result.writes.steps
-        ],
+        "writes": [{name: getattr(step, name) for name in _WRITE} for step in result.writes.steps],
         "problems": [*result.problems, *(claim.message for claim in claims if claim.cut)],
     }
 
@@ -346,21 +337,13 @@ def _name(node: InspectedNode, recorded_node: RecordedNode) -> str:
     return node.kubelet.node_name or ("a copied node" if node.copied else os.uname().nodename)
 
 
-def _setting(setting: OfflineSetting, containers: Mapping[str, str | None]) -> dict[str, Any]:
+def _setting(item: OfflineSetting, containers: Mapping[str, str | None]) -> dict[str, Any]:
+    setting = item.setting
     return {
-        "path": setting.setting.path,
-        "knob": setting.setting.knob,
-        "control_file": setting.control_file,
-        "value": _plain(setting.setting.value),
-        "wanted": setting.wanted,
-        "actual": setting.actual,
-        "state": setting.state,
-        "detail": setting.detail,
-        "policy": setting.setting.policy,
-        "reason": setting.setting.reason,
-        "pod_uid": setting.setting.pod_uid,
-        "container_id": setting.setting.container_id,
-        "container": containers.get(setting.setting.container_id or ""),
+        **{name: getattr(setting, name) for name in ("path", "knob", "policy", "reason", "pod_uid", "container_id")},
+        **{name: getattr(item, name) for name in ("control_file", "wanted", "actual", "state", "detail")},
+        "value": _plain(setting.value),
+        "container": containers.get(setting.container_id or ""),
     }
 
 

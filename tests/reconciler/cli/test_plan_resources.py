@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from reconciler.cli.offline import _cache
 from reconciler.cli.plan import blocks
@@ -14,15 +13,13 @@ from reconciler.control.planner import plan_node
 from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheRequest
-from state.evidence import ContainerSnapshot, Sample
 from state.plan import NodePlan
 from state.summary import resource_facts
 from tests.fakes.livenode import LiveNode
 from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_shapes import INTEL
 from tests.reconciler.cli.conftest import Run
-from tests.reconciler.cli.test_simulate import record
-from tests.reconciler.interference.test_engine import PODS, frame
+from tests.reconciler.interference.nodescript import night, recording, steps
 from tests.reconciler.nodes import node, online, pod
 
 ALL = """\
@@ -123,26 +120,15 @@ def test_a_machine_without_resctrl_is_a_problem_and_no_wish_is_none(tmp_path: Pa
 
 
 def test_a_simulation_ends_with_what_each_configuration_plans(run: Run, tmp_path: Path, config: str) -> None:
-    last = frame(1, hog_milli=100.0, wait=0.5)
-    memory = {"memory.total": Sample(float(100 << 30)), "memory.available": Sample(float(50 << 30))}
-    samples = {**last.samples, "node": {**last.samples["node"], **memory}}
-    hog = replace(
-        PODS["hog"],
-        containers=(
-            ContainerSnapshot(id="main", path="/kubepods/podhog/main", name="main"),
-            ContainerSnapshot(id="pause", path="/kubepods/podhog/pause", sandbox=True),
-        ),
-    )
-    path = record(tmp_path / "a.rec", [replace(last, samples=samples, pods={**PODS, "hog": hog})])
-    other = tmp_path / "other.yaml"
+    record, other = tmp_path / "a.rec", tmp_path / "other.yaml"
+    record.write_bytes(recording(list(steps(night(3)))))
     other.write_text("mode: enforce\n")
-    parts = ("simulate", "--record", path, "--config", config, "--against", str(other))
+    parts = ("simulate", "--record", str(record), "--config", config, "--against", str(other))
     document = json.loads(run(*parts, "-o", "json").out)
     result, against = document["resources"], document["against"]["resources"]
-    assert result["oom_scores"]["scores"] == {"/kubepods/podhog/main": 1000}
-    assert result["cookies"]["groups"] == {"/kubepods/podhog/main": "reclaimed"}
-    assert result["files"]["vm.min_free_kbytes"]["value"] == 1 << 20
+    assert result["oom_scores"]["scores"] == {"/kubepods/besteffort/podbatch/id-batch-1": 1000}
     assert result["disk"]["takers"] == 1
+    assert result["reasons"]["cache"].startswith("BE has 0-30 %")
     assert against["oom_scores"] is None
     assert set(against["reasons"].values()) == {"off"}
     assert "oom_score" in run(*parts).out
