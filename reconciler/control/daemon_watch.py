@@ -1,6 +1,6 @@
 """Measures the node's other daemons once a second, and steps the law of their groups' weights.
 
-They are measured whether the policy is on or not: `status` and `doctor` name what delays online pods.
+They are measured without the policy, too, each five seconds: `status` and `doctor` name what delays online pods.
 """
 
 from typing import Final, final
@@ -20,6 +20,10 @@ from state.daemons import DaemonGroup, DaemonRow, Daemons
 from state.ledger import Ledger
 
 _EVERY_S: Final = 1.0
+_SHOWN_S: Final = 5.0
+"""Where no law needs the readings."""
+_SOON: Final = 3
+"""So many rounds after the start are a second apart all the same: then what is shown is known."""
 _BUSY_MILLI: Final = 10
 """From this use on another group competes for the CPU."""
 
@@ -46,17 +50,19 @@ class DaemonWatch:
         self._groups = groups or RootGroups(hierarchy, usage, kubepods, root=root, files=files)
         self._states: dict[str, WeightState] = {}
         self._at = float("-inf")
+        self._rounds = 0
 
     def close(self) -> None:
         """Give the sources back."""
         self._groups.close()
 
     async def round(self, now: float) -> None:
-        """Measure, if a second has passed, and mark the node when a weight differs. ``now``: monotonic seconds."""
-        if 0.0 <= now - self._at < _EVERY_S * 0.9:
-            return
-        self._at = now
+        """Measure, if it is time, and mark the node when a weight differs. ``now``: monotonic seconds."""
         config = self._reconciler.policies.node_daemons
+        every_s = _EVERY_S if config.enabled or self._rounds < _SOON else _SHOWN_S
+        if 0.0 <= now - self._at < every_s * 0.9:
+            return
+        self._at, self._rounds = now, self._rounds + 1
         named = node_daemons.paths(config) if config.enabled else ()
         read = await self._groups.sample(named)
         groups = {path: replace(group, original=self._original(path, group)) for path, group in read.groups.items()}

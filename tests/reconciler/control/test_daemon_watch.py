@@ -1,7 +1,7 @@
 """The node's other daemons: measured each second, their weight held near what they need, and restored."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.signals.root_groups import LIST_S, RootGroups
 from reconciler.signals.runqueue import DelaySource
 from reconciler.signals.taskstats import Delays
-from state.daemons import DaemonGroup
+from state.daemons import DaemonGroup, Daemons
 from state.setting_state import SettingState
 from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
@@ -269,6 +269,28 @@ def test_without_the_policy_daemons_are_measured_and_nothing_is_written(tmp_path
 
     node.play(scenario)
     assert node.weight == original
+
+
+def test_without_the_policy_they_are_read_each_five_seconds_from_the_third_on(tmp_path: Path) -> None:
+    node = Node(tmp_path, "v1", NodeDaemonsConfig())
+    node.add()
+
+    async def scenario(agent: Agent) -> None:
+        reads: list[float] = []
+        watch = agent.accounts.sampler.daemons
+        sample = watch._groups.sample
+
+        async def counted(named: Collection[str]) -> Daemons:
+            reads.append(node.now - began)
+            return await sample(named)
+
+        watch._groups.sample = counted  # type: ignore[method-assign]  # counts the readings
+        began = node.now
+        for _ in range(20):
+            await node.second(agent)
+        assert reads == [1, 2, 3, 8, 13, 18]
+
+    node.play(scenario)
 
 
 def test_where_services_have_no_group_the_reason_is_reported(tmp_path: Path) -> None:
