@@ -69,6 +69,8 @@ class StateWriter:
         self._settings: dict[str, Setting] = {}
         self._plan: NodePlan | None = None
         self._pods: dict[str, Pod] = {}
+        self._titles: dict[str, dict[str, object]] = {}
+        """By row, what is stored of these pods."""
         self._fresh = True
         self._seen_changes = -1
         self.problem: str | None = None
@@ -119,7 +121,7 @@ class StateWriter:
         if self._generation != self._store.generation:
             # The store is another file than the one that was written.
             self._generation = self._store.generation
-            self._fresh, self._settings, self._plan, self._pods = True, {}, None, {}
+            self._fresh, self._settings, self._plan, self._pods, self._titles = True, {}, None, {}, {}
             self._holds.rewrite()
             await self._mark(running=True)
         changes = self._reconciler.changes
@@ -161,7 +163,8 @@ class StateWriter:
         _differences(batch, SETTINGS, settings, self._settings)
         pods = dict(self._reconciler.inventory.pods)
         plan, before = _persisted(self._reconciler.plan), self._plan
-        _differences(batch, ASSIGNMENTS, _titles(pods, plan), _titles(self._pods, before))
+        titles = self._titles_of(pods, plan)
+        _differences(batch, ASSIGNMENTS, titles, self._titles)
         if plan is not None and (self._fresh or plan != before):
             batch.put(ASSIGNMENTS, POOLS, plan_row(plan))
         promised = self._headroom.report.persisted()
@@ -179,10 +182,23 @@ class StateWriter:
 
         def settle() -> None:
             stored()
-            self._settings, self._plan, self._pods, self._fresh = settings, plan, pods, False
+            self._settings, self._plan, self._pods, self._titles, self._fresh = settings, plan, pods, titles, False
             self._promised, self._unexamined = promised, unexamined
 
         return batch, settle
+
+    def _titles_of(self, pods: Mapping[str, Pod], plan: NodePlan | None) -> dict[str, dict[str, object]]:
+        """What the command line shows of a pod while the daemon is down; made again for pods that changed only."""
+        pools = plan.pools if plan is not None else None
+        titles: dict[str, dict[str, object]] = {}
+        for uid, pod in pods.items():
+            key = f"{POD}{uid}"
+            known = self._titles.get(key)
+            pool = pools.pool_of(pod) if pools is not None else None
+            if known is None or self._pods.get(uid) is not pod or known["pool"] != pool:
+                known = pod_facts(pod, pools)
+            titles[key] = known
+        return titles
 
 
 def _persisted(plan: NodePlan | None) -> NodePlan | None:
@@ -192,15 +208,10 @@ def _persisted(plan: NodePlan | None) -> NodePlan | None:
     return replace(plan, cookies=None, oom_scores=None, idle_threads=None, files={}, capacity=None)
 
 
-def _titles(pods: Mapping[str, Pod], plan: NodePlan | None) -> dict[str, dict[str, object]]:
-    """What the command line shows of a pod while the daemon is down."""
-    pools = plan.pools if plan is not None else None
-    return {f"{POD}{uid}": pod_facts(pod, pools) for uid, pod in pods.items()}
-
-
 def _differences(batch: StoreBatch, table: str, now: Mapping[str, object], before: Mapping[str, object]) -> None:
     for key, value in now.items():
-        if before.get(key) != value:
+        known = before.get(key)
+        if known is not value and known != value:
             batch.put(table, key, encoded(value))
     for key in before.keys() - now.keys():
         batch.delete(table, key)
