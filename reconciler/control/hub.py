@@ -47,8 +47,10 @@ class Hub:
 
     def __init__(self) -> None:
         self.changed = DirtyKeys()
-        # The runtime, by container: it has finished writing, was called by a command, has removed the container.
+        # The runtime, by container: it has finished writing, takes long for that, was called by a command, has removed
+        # the container.
         self.settled: Topic[str, float, RuntimeEvent] = Topic()
+        self.unfinished: Topic[str] = Topic()
         self.commanded: Topic[str, float | None] = Topic()
         self.gone: Topic[str] = Topic()
         # The fast path has written.

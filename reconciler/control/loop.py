@@ -134,6 +134,7 @@ class ControlLoop:
         )
         hub.planned.subscribe(sides.planned)
         hub.settled.subscribe(self.reconciler.settled)
+        hub.unfinished.subscribe(self.reconciler.lane.write_ahead)
         hub.commanded.subscribe(self.reconciler.commanded)
         hub.gone.subscribe(self.reconciler.gone)
         hub.executed.subscribe(self.reconciler.on_executed)

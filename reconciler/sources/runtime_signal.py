@@ -6,7 +6,9 @@ in the same rename. ``init.pid`` in containerd's bundle appears a little later a
 the runtimes are in `reconciler.sources.runtime_files`.
 
 A container for which neither came within `_SILENT_S` has no signal: it is reported as ABSENT, and its values are
-verified after short, growing delays, because its runtime may still overwrite them.
+verified after short, growing delays, because its runtime may still overwrite them. Of a burst of pods creations last
+longer: while the runtime's directory has the FIFO that runc and crun make first and not yet their record, the container
+is awaited, up to `_LONGEST_S`, and reported as ``unfinished`` each `_LONG_S`.
 
 Each command of the runtime on a container that exists (an exec, a kill, a start) begins by opening that file, before it
 makes a process in the container's groups or signals one: an event of its own (``commanded``), reported at once, because
@@ -34,7 +36,7 @@ from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.watch import CHILDREN, MOVED_TO, OPENED, VANISHED, DirEvent, DirWatcher, Mask, WatchStats
 from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
-from reconciler.sources.runtime_files import FILES, STATE_JSON, STATUS
+from reconciler.sources.runtime_files import FIFO, FILES, STATE_JSON, STATUS
 from reconciler.sources.runtime_roots import RuntimeDirs
 from state.model import SourceStatus
 
@@ -43,6 +45,10 @@ _RENAMES: Final = MOVED_TO | OPENED | int(Mask.ONLYDIR)
 _RESYNC_S: Final = 60.0
 _SILENT_S: Final = 2.0
 """From a container's first directory to its event 30 ms were recorded, a few hundred at a load of 16."""
+_LONG_S: Final = 0.5
+"""More than a creation usually takes, and less than those whose signal is read late, as the machine is busy."""
+_LONGEST_S: Final = 60.0
+"""Of a creation that a file proves: 5 s were measured when a kubelet started 110 pods at once on two CPUs."""
 _UPDATE_S: Final = 0.05
 _READING_S: Final = 1.0
 """At most this long after its directory a reader opens the file, on a busy node, too."""
@@ -82,6 +88,10 @@ class RuntimeEventHandler(Protocol):
 
     def commanded(self, container_id: str, at: float | None, /) -> None:
         """The runtime was called for this container. ``at``: monotonic seconds; None: the last one was an update."""
+        ...
+
+    def unfinished(self, container_id: str, /) -> None:
+        """The container's creation goes on, and takes long."""
         ...
 
     def gone(self, container_id: str, /) -> None:
@@ -144,6 +154,8 @@ class RuntimeEvents:
         self._unread: str | None = None
         self._evidence: dict[str, RuntimeEvent] = {}
         self._silent_at: dict[str, float] = {}
+        self._began: dict[str, float] = {}
+        """Since when a container is awaited, or was until it was given up."""
         self._silence = WakeUp()
         self._fresh_until = 0.0
         self.repaired = 0
@@ -154,8 +166,25 @@ class RuntimeEvents:
         return self._evidence.get(container_id) is not RuntimeEvent.ABSENT and self._watches(container_id)
 
     def awaits(self, container_id: str) -> bool:
-        """Whether the event of the container's creation is still to come."""
-        return container_id in self._silent_at
+        """Whether the event of the container's creation is still to come.
+
+        Its group may be known before its first directory was reported here, and after a bundle that waited for long.
+        """
+        if container_id in self._silent_at:
+            return True
+        began = self._began.get(container_id)
+        if self.evidence(container_id) is not RuntimeEvent.ABSENT or not (directory := self._begun(container_id)):
+            return False
+        ended = any(os.path.exists(f"{directory}/{name}") for name in _STATES)
+        return not ended and (began is None or trio.current_time() - began < _LONGEST_S)
+
+    def _begun(self, container_id: str) -> str:
+        """The directory in which the runtime has the FIFO of a container whose program was not started; else empty."""
+        for root in self._roots.values():
+            directory = f"{root.path}/{container_id}"
+            if root.expects is _STATES and os.path.exists(f"{directory}/{FIFO}"):
+                return directory
+        return ""
 
     def awaits_any(self) -> bool:
         """Whether a container is in creation, or appeared or was finished a moment ago: its values may be late."""
@@ -215,6 +244,7 @@ class RuntimeEvents:
                 self._roots = {}
                 self._evidence.clear()
                 self._silent_at.clear()
+                self._began.clear()
                 for paths, expects in (
                     (self._dirs.states, _STATES),
                     (self._dirs.bundles, _BUNDLES),
@@ -284,6 +314,7 @@ class RuntimeEvents:
     def _note(self, container_id: str, which: RuntimeEvent) -> None:
         """Keep the strongest evidence: that of the runtime's own file."""
         self._silent_at.pop(container_id, None)
+        self._began.pop(container_id, None)
         before = self._evidence.get(container_id)
         if before is None or before not in _STATES.values():
             self._evidence[container_id] = which
@@ -293,6 +324,14 @@ class RuntimeEvents:
         while True:
             now = trio.current_time()
             for name in [name for name, at in self._silent_at.items() if at <= now]:
+                # Its event is still to come, or to be read.
+                if now - self._began[name] < _LONGEST_S and self._begun(name):
+                    self._silent_at[name] = now + _LONG_S
+                    self._handler.unfinished(name)
+                    continue
+                if now < self._began[name] + _SILENT_S:
+                    self._silent_at[name] = self._began[name] + _SILENT_S
+                    continue
                 del self._silent_at[name]
                 self._evidence[name] = RuntimeEvent.ABSENT
                 self._handler.settled(name, time.monotonic(), RuntimeEvent.ABSENT)
@@ -376,8 +415,12 @@ class RuntimeEvents:
                 self._note(name, which)
                 self._handler.settled(name, time.monotonic(), RuntimeEvent.FOUND if found else which)
                 return
-        if name not in self._evidence and name not in self._silent_at:
-            self._silent_at[name] = trio.current_time() + _SILENT_S
+        # A bundle may wait for its runtime so long that nothing was expected any more.
+        begins = root.expects is _STATES and self.evidence(name) is RuntimeEvent.ABSENT
+        if name not in self._silent_at and (begins or name not in self._evidence):
+            self._evidence.pop(name, None)
+            self._began[name] = now = trio.current_time()
+            self._silent_at[name] = now + _LONG_S
             self._silence.set()
 
     def _vanished(self, watcher: DirWatcher[_WatchedDirectory], root: _RuntimeRoot, name: str) -> None:
@@ -388,6 +431,7 @@ class RuntimeEvents:
                 self._read.pop(name, None)
                 self._evidence.pop(name, None)
                 self._silent_at.pop(name, None)
+                self._began.pop(name, None)
                 self._handler.gone(name)
 
     def _tell_gone(self, before: dict[str, _RuntimeRoot]) -> None:

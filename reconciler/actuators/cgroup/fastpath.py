@@ -5,6 +5,9 @@ make the originals durable. Between that rename and the exec of the program ther
 machine. So at the rename only the writes are left: a dictionary look-up and a few system calls within the task that
 read the event, with no await, plan, thread or fsync. A later pass verifies the written values.
 
+A creation may take seconds, where many pods start at once: what is prepared is written in the middle of it, too
+(`write_ahead`), and a signal for which nothing was prepared yet counts as soon as it is.
+
 A container stays prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same rename, and
 our values are written back before any process was scheduled with the runtime's.
 
@@ -119,6 +122,8 @@ class FastPath:
         self._scheduler = scheduler
         self._proc = os.path.join(root, "proc")
         self._prepared: dict[str, _Prepared] = {}
+        self._missed: dict[str, float] = {}
+        """Monotonic seconds of signals for which nothing was prepared, by container."""
 
     def __len__(self) -> int:
         return len(self._prepared)
@@ -130,12 +135,16 @@ class FastPath:
         """Prepare these writes. Every file's original must be durable already.
 
         ``procs``: the directory whose ``cgroup.procs`` lists the container's processes. ``settled``: the runtime has
-        signalled before, so the next signal is an update and not a creation.
+        signalled before, so the next signal is an update and not a creation. If it is not, and its signal came before
+        this call, the writes are executed now.
         """
         earlier = self._prepared.get(container_id)
         signalled = settled or (earlier is not None and earlier.signalled)
         self._prepared[container_id] = prepared = _Prepared(tuple(writes), procs, signalled=signalled)
         prepared.on_init = earlier.on_init if earlier is not None else None
+        missed_at = self._missed.pop(container_id, None)
+        if missed_at is not None and not settled:
+            self.execute(container_id, missed_at)
 
     def prepare_init(self, container_id: str, *, procs: str, done: Callable[[InitClass], None]) -> None:
         """Prepare the idle class for the init of a container in creation. Its original must be durable already.
@@ -161,6 +170,7 @@ class FastPath:
 
     def drop(self, container_id: str) -> None:
         """Drop the writes of a container that is gone, held or no longer managed."""
+        self._missed.pop(container_id, None)
         prepared = self._prepared.get(container_id)
         if prepared is not None and prepared.on_init is not None:
             prepared.writes = ()
@@ -178,6 +188,7 @@ class FastPath:
     def clear(self) -> None:
         """Drop all prepared writes (observe mode, restore)."""
         self._prepared.clear()
+        self._missed.clear()
 
     def awaits(self, container_id: str) -> bool:
         """True until the first signal of a prepared container."""
@@ -188,6 +199,7 @@ class FastPath:
         """Execute the writes prepared for this container. False if there are none."""
         prepared = self._prepared.get(container_id)
         if prepared is None:
+            self._missed[container_id] = signal_at
             return False
         write_now = self._files.write_now
         errnos = [write_now(write.directory, write.file, write.text) for write in prepared.writes]
@@ -203,6 +215,21 @@ class FastPath:
             if not prepared.writes:
                 self._prepared.pop(container_id, None)
         return True
+
+    def write_ahead(self, container_id: str) -> None:
+        """Write before the signal what is prepared for a container whose creation takes long.
+
+        Its runtime overwrites some values up to the signal, which executes all of them again; those that it does not
+        set stay.
+        """
+        prepared = self._prepared.get(container_id)
+        if prepared is None or prepared.signalled:
+            return
+        at = time.monotonic()
+        errnos = [self._files.write_now(write.directory, write.file, write.text) for write in prepared.writes]
+        self._report(
+            FastResult(container_id, at, time.monotonic(), prepared.writes, errnos, before_exec=None, creation=False)
+        )
 
     def _set_init(self, procs: str) -> InitClass:
         """Set the idle class on all threads of the first process. A policy that is not the usual one stays."""

@@ -165,3 +165,52 @@ async def test_a_runtime_without_a_signal_ends_the_wait_and_is_named(
     status = source.status([CID])
     assert not status.ok
     assert CID[:13] in status.detail
+
+
+async def test_a_creation_that_a_file_proves_is_awaited_beyond_the_usual_time(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    states, bundles = tmp_path / "run" / "runc", tmp_path / "run" / "bundles"
+    own = states / CID
+    states.mkdir(parents=True)
+    (bundles / CID).mkdir(parents=True)
+    handler = Handler()
+    source = RuntimeEvents(RuntimeDirs(states=(str(states),), bundles=(str(bundles),)), handler, root=str(tmp_path))
+    await nursery.start(source.run)
+    await trio.sleep(2.5)
+    # Its shim has not called the runtime so far.
+    assert handler.log == [(CID, RuntimeEvent.ABSENT)]
+    assert not source.awaits(CID)
+    own.mkdir()
+    os.mkfifo(own / "exec.fifo")
+    # Before the directory's event is read, too: the group may be seen first.
+    assert source.awaits(CID)
+    await trio.testing.wait_all_tasks_blocked()
+    await trio.sleep(21)
+    assert source.awaits(CID)
+    assert source.awaits_any()
+    assert 40 <= len(handler.long) <= 42
+    assert set(handler.long) == {CID}
+    assert handler.log == [(CID, RuntimeEvent.ABSENT)]
+    (own / "tmp").touch()
+    (own / "tmp").rename(own / "state.json")
+    await until(lambda: len(handler.log) == 2)
+    assert handler.log[1] == (CID, RuntimeEvent.STATE)
+    assert not source.awaits(CID)
+
+
+async def test_a_creation_that_does_not_end_is_given_up(
+    tmp_path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    own = tmp_path / "run" / "runc" / CID
+    own.mkdir(parents=True)
+    os.mkfifo(own / "exec.fifo")
+    handler = Handler()
+    source = RuntimeEvents(RuntimeDirs(states=(str(own.parent),), bundles=()), handler, root=str(tmp_path))
+    await nursery.start(source.run)
+    await trio.sleep(59)
+    assert (handler.log, source.awaits(CID)) == ([], True)
+    await trio.sleep(5)
+    assert handler.log == [(CID, RuntimeEvent.ABSENT)]
+    assert not source.awaits(CID)
+    assert not source.awaits_any()

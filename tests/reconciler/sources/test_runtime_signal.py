@@ -58,6 +58,7 @@ class Handler:
         self.times: list[float] = []
         self.commands: list[tuple[str, bool]] = []
         """Container, and whether it was a command; False: the last one was an update."""
+        self.long: list[str] = []
 
     def settled(self, container_id: str, at: float, which: RuntimeEvent, /) -> None:
         self.log.append((container_id, which))
@@ -65,6 +66,9 @@ class Handler:
 
     def commanded(self, container_id: str, at: float | None, /) -> None:
         self.commands.append((container_id, at is not None))
+
+    def unfinished(self, container_id: str, /) -> None:
+        self.long.append(container_id)
 
     def gone(self, container_id: str, /) -> None:
         self.log.append((container_id, None))

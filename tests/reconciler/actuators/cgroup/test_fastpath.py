@@ -101,6 +101,53 @@ def test_a_thread_that_ends_meanwhile_is_no_failure(tmp_path: Path) -> None:
     assert (threads.policies, given.results[0].init) == ({7: IDLE, 9: IDLE}, InitClass(2, 0, 0))
 
 
+def test_a_signal_before_anything_was_prepared_counts_when_it_is(tmp_path: Path) -> None:
+    given = Prepared(tmp_path, FakeThreads({7: OTHER}))
+    (tmp_path / "cpu.shares").write_text("9")
+    assert not given.lane.execute("a", 5.0)
+    given.prepare_write()
+    (result,) = given.results
+    assert (result.signal_at, result.errnos, result.creation) == (5.0, [0], True)
+    assert (tmp_path / "cpu.shares").read_text() == "2"
+    # Once: it is prepared again in each pass.
+    given.prepare_write()
+    assert len(given.results) == 1
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_missed_signal_counts_only_for_the_creation_that_it_ended(tmp_path: Path, *, settled: bool) -> None:
+    given = Prepared(tmp_path, FakeThreads({7: OTHER}))
+    (tmp_path / "cpu.shares").write_text("9")
+    given.lane.execute("a", 5.0)
+    if not settled:
+        given.lane.drop("a")
+    given.prepare_write(settled=settled)
+    assert (given.results, (tmp_path / "cpu.shares").read_text()) == ([], "9")
+
+
+def test_what_is_written_ahead_is_written_again_at_the_signal(tmp_path: Path) -> None:
+    threads = FakeThreads({7: OTHER})
+    given = Prepared(tmp_path, threads)
+    (tmp_path / "cpu.shares").write_text("9")
+    given.lane.write_ahead("a")
+    assert given.results == []
+    given.prepare_init()
+    given.prepare_write()
+    given.lane.write_ahead("a")
+    (ahead,) = given.results
+    assert (ahead.errnos, ahead.creation, ahead.before_exec, ahead.init) == ([0], False, None, None)
+    assert ((tmp_path / "cpu.shares").read_text(), threads.policies[7]) == ("2", OTHER)
+    # The runtime's own values come up to the signal.
+    (tmp_path / "cpu.shares").write_text("9")
+    given.lane.execute("a", 0.0)
+    assert (given.results[1].creation, given.results[1].before_exec, threads.policies[7]) == (True, True, IDLE)
+    assert (tmp_path / "cpu.shares").read_text() == "2"
+    # From then on it is not in creation.
+    (tmp_path / "cpu.shares").write_text("9")
+    given.lane.write_ahead("a")
+    assert (tmp_path / "cpu.shares").read_text() == "9"
+
+
 def test_only_the_first_signal_sets_it(tmp_path: Path) -> None:
     threads = FakeThreads({7: OTHER})
     given = Prepared(tmp_path, threads)
