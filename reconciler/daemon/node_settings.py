@@ -13,6 +13,7 @@ from reconciler.config.load import changed, value_at
 from reconciler.config.model import Config
 from reconciler.control.record import NodeRecord
 from reconciler.runtime.lazy import import_in_thread
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import Component
 from reconciler.runtime.wakeup import WakeUp
 from state.model import SourceStatus
@@ -83,12 +84,13 @@ class NodeSettingsPart:
         while self._wanted is NodeSettings.OFF and not self._stored:
             await self._wake.wait()
         await import_in_thread("reconciler.daemon.settings_reader")
-        from reconciler.daemon.settings_reader import NodeSettingsReader
+        from reconciler.daemon.settings_reader import NodeSettingsReader, stored_row
 
         if self._reader is None:
             store, lane = self._record.store, self._record.lane
+            row = await in_worker(stored_row, store, limiter=lane)
             self._reader = NodeSettingsReader(
-                store, lane, self._node, self._api, wanted=self._wanted, changed=self._use.take
+                store, lane, self._node, self._api, row=row, wanted=self._wanted, changed=self._use.take
             )
         await self._reader.run()
 

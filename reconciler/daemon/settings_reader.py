@@ -44,6 +44,11 @@ _CLOSE_S: Final = 1.0
 _LOG: Final = get_log("node_settings")
 
 
+def stored_row(store: Store) -> bytes | None:
+    """What an earlier run has stored; to be called in the store's lane."""
+    return dict(store.rows(META)).get(NODE_SETTINGS)
+
+
 @final
 class NodeSettingsReader:
     """A component that reads the settings of one node."""
@@ -55,11 +60,12 @@ class NodeSettingsReader:
         node: str,
         api: Callable[[], KubeApi],
         *,
+        row: bytes | None,
         wanted: NodeSettings,
         changed: Callable[[KeptSettings | None], Awaitable[None]],
         fraction: Callable[[], float] = random.random,
     ) -> None:
-        """``lane``: the store's one-thread limiter. ``node``: the name of the node's object.
+        """``lane``: the store's one-thread limiter. ``node``: the name of the node's object. ``row``: `stored_row`.
 
         ``changed`` gets the stored settings, and others as soon as they are durable. ``fraction``: from 0 to 1.
         """
@@ -70,7 +76,6 @@ class NodeSettingsReader:
         self._wanted = wanted
         self._changed = changed
         self._fraction = fraction
-        row = dict(store.rows(META)).get(NODE_SETTINGS)
         self.kept = None if row is None else decode_kept(row)
         self._of_another = self.kept is not None and self.kept.node != node
         self._generation = store.generation

@@ -12,7 +12,7 @@ from reconciler.clients.kube_config import NodeSettings
 from reconciler.config.load import load, value_at
 from reconciler.config.node_settings import in_force, kept_in
 from reconciler.daemon.node_settings import UNUSED
-from reconciler.daemon.settings_reader import NodeSettingsReader
+from reconciler.daemon.settings_reader import NodeSettingsReader, stored_row
 from reconciler.settings.binder import Text
 from state.store import Store
 from tests.cluster.control_plane import ControlPlane, control_plane
@@ -46,7 +46,13 @@ class Reader:
         async def main() -> None:
             lane = trio.CapacityLimiter(1)
             reader = NodeSettingsReader(
-                self.store, lane, "n1", lambda: self.api, wanted=NodeSettings.KOORDINATOR, changed=UNUSED.take
+                self.store,
+                lane,
+                "n1",
+                lambda: self.api,
+                row=stored_row(self.store),
+                wanted=NodeSettings.KOORDINATOR,
+                changed=UNUSED.take,
             )
             try:
                 await reader._round()

@@ -15,7 +15,7 @@ from reconciler.clients.kube_config import ApiServer, NodeSettings
 from reconciler.config.load import load, value_at
 from reconciler.config.model import Config
 from reconciler.config.node_settings import KeptSettings, in_force, kept_in
-from reconciler.daemon.settings_reader import PERIOD_S, NodeSettingsReader
+from reconciler.daemon.settings_reader import PERIOD_S, NodeSettingsReader, stored_row
 from reconciler.settings.binder import Text
 from state.store import Store
 from tests.fakes.constants import varied
@@ -50,6 +50,7 @@ class Case:
             trio.CapacityLimiter(1),
             node,
             lambda: self.api,
+            row=stored_row(self.store),
             wanted=self.wanted,
             changed=self.take,
         )
