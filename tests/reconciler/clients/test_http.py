@@ -238,6 +238,27 @@ def tls(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.parametrize("own", [True, False])
+async def test_a_servers_own_certificate_is_trusted_without_its_issuers_and_no_other_one(
+    nursery: trio.Nursery, tmp_path: Path, own: bool, idle_clock: MockClock
+) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certificate.configure_cert(context)
+    port = await nursery.start(HttpPeer([Reply(b"{}")]).serve, context)
+    trusted = certificate if own else authority.issue_cert("127.0.0.1")
+    trusted.cert_chain_pems[0].write_to_path(str(tmp_path / "kubelet.crt"))
+    peer = HttpEndpoint(name="x", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "kubelet.crt"))
+    async with HttpSession(peer) as session:
+        if own:
+            assert (await session.exchange("GET", "/")).ok
+        else:
+            with pytest.raises(SourceError, match="not trusted"):
+                await session.exchange("GET", "/")
+    nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("secure", [False, True])
 async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified(
     nursery: trio.Nursery, tmp_path: Path, secure: bool, idle_clock: MockClock
