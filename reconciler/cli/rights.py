@@ -222,8 +222,8 @@ _DAEMON_SET: Final = """\
 # that needs it. Only reading pods is bound. Bind another one when the configuration enables its feature, for example:
 #   kubectl create clusterrolebinding bypassd-eviction --clusterrole=bypassd-eviction \\
 #     --serviceaccount=kube-system:bypassd
-# Requests that every authenticated client may make (system:discovery, system:basic-user) need no rule: GET /api/v1 and
-# /apis, and SelfSubjectAccessReview by `bypassctl doctor`.
+# Requests that every authenticated client may make (system:discovery, system:basic-user) need no rule: GET /version,
+# /api/v1 and /apis, and SelfSubjectAccessReview by `bypassctl doctor`.
 """
 
 

@@ -91,7 +91,7 @@ class RuntimeEventHandler(Protocol):
         ...
 
     def unfinished(self, container_id: str, /) -> None:
-        """The container's creation goes on, and takes long."""
+        """The container's creation is unfinished after `_LONG_S`, and each `_LONG_S` from then on."""
         ...
 
     def gone(self, container_id: str, /) -> None:

@@ -150,7 +150,7 @@ class FakeApiServer:
         if where in {"/api/v1/pods", "/pods"}:
             meta = {"resourceVersion": str(self.version)}
             return 200, {"kind": "PodList", "metadata": meta, "items": list(self.pods.values()) or None}
-        if where == "/livez/ping":
+        if where == "/version":
             return 200, {}
         if where.startswith("/api/v1/nodes/") and self.nodes.nodes:
             return self.nodes.answer(method, where, request.headers.get("content-type", ""), body)

@@ -238,7 +238,7 @@ async def test_a_server_that_is_stopped_with_its_connections_open_is_not_ok(monk
     monkeypatch.setattr(pod_watch, "_ALIVE_S", 0.1)
     monkeypatch.setattr(pod_watch, "_KNOCK_S", 0.05)
     async with watching("a") as watched:
-        await until(lambda: "GET /livez/ping" in watched.server.requests)
+        await until(lambda: "GET /version" in watched.server.requests)
         await trio.sleep(0.3)
         assert (watched.ok, len(watched.server.watches)) == (True, 1), "silent, and it responds"
         watched.server.frozen = True
