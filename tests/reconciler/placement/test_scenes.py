@@ -7,7 +7,7 @@ import pytest
 from tests.reconciler.placement.scenes import Scene, play
 
 WHOLE = "BYPASSD_SEARCH" in os.environ
-SCENES = 10_000 if WHOLE else 300
+SCENES = 10_000 if WHOLE else 200
 PARTS = 20
 
 

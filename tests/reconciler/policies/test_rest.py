@@ -1,7 +1,7 @@
 """Constant input ends in a constant plan: pool sizes of every sizing mode, with use that follows what the pools get."""
 
-import os
 from collections.abc import Mapping
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -17,11 +17,11 @@ from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences, GroupUse, Measured, PodIndicators
 from state.model import NodeView, Pod, PodClass, Pools, Resources
 from state.topology import Topology, uniform
+from tests.examples import SEARCH
 from tests.reconciler.nodes import container, cpu, node, pod
 
-REPETITIONS = 200
+REPETITIONS = 200 if SEARCH else 80
 MODES = [(PoolSizing.REQUEST, ProvisionPolicy.NONE), *((PoolSizing.MEASURED, policy) for policy in ProvisionPolicy)]
-WHOLE = "BYPASSD_SEARCH" in os.environ
 INTERVALS = [0.1, 1.0, 7.0, 30.0, 300.0]
 
 
@@ -107,7 +107,7 @@ def parts(pools: Pools) -> object:
         pytest.param(64, {"a": 9000, "b": 3000, DEFAULT: 2000}, id="all fits"),
     ],
 )
-def test_the_plan_after_200_repetitions_is_the_first(
+def test_the_plan_after_many_repetitions_is_the_first(
     cpus: int,
     loads: Mapping[str, int],
     sizing: PoolSizing,
@@ -120,7 +120,7 @@ def test_the_plan_after_200_repetitions_is_the_first(
     view = replace(view, uses={view.pods[uid].group.path: GroupUse(cpu_milli=milli) for uid, milli in loads.items()})
     config = configured(sizing, policy, mode, expand=expand)
     pools = first = plan_pools(replace(view, now=1000.0), None, config)
-    for turn in range(1, (REPETITIONS if WHOLE or interval == 7.0 else 30) + 1):
+    for turn in range(1, (REPETITIONS if SEARCH or interval == 7.0 else 30) + 1):
         pools = plan_pools(replace(view, now=1000.0 + turn * interval), pools, config)
     assert parts(pools) == parts(first)
 
@@ -128,7 +128,7 @@ def test_the_plan_after_200_repetitions_is_the_first(
 NAMES = [DEFAULT, "a", "b", "c", "d", "e"]
 
 
-@settings(max_examples=400 if WHOLE else 20, deadline=None)
+@settings(max_examples=400 if SEARCH else 20, deadline=None)
 @given(
     loads=st.dictionaries(st.sampled_from(NAMES), st.integers(0, 40_000), min_size=1),
     requests=st.integers(100, 12_000),
@@ -169,18 +169,26 @@ def test_use_that_follows_the_pools_comes_to_rest(
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("size_before", [10, 30, 50, 64] if WHOLE else [10, 50])
+@pytest.mark.parametrize("size_before", [10, 30, 50, 64] if SEARCH else [10, 50])
 @pytest.mark.parametrize("load", [300, 2000, 7000])
 def test_a_pid_pool_whose_use_fell_shrinks_to_its_target(threads: int, size_before: int, load: int) -> None:
     """Within two cores of the smallest size that keeps the target, after an hour."""
     view = scene({"a": 1000, DEFAULT: 1000}, shape(256, threads))
     config = configured(PoolSizing.MEASURED, ProvisionPolicy.PID, SharedPoolMode.OVERLAP)
     busy = {"a": size_before * 600, DEFAULT: 500}
-    large = run(view, busy, config, None, 2.0)
+    large = _grown(threads, size_before)
     assert len(large.named["shared/a"]) >= size_before
     small = run(view, {**busy, "a": load}, config, large, 10.0, times=360, at=2000.0)
     needed = max(2, -(-load // 600))
     assert needed <= len(small.named["shared/a"]) <= needed + 2 * threads
+
+
+@cache
+def _grown(threads: int, size: int) -> Pools:
+    """Where each load begins to fall."""
+    view = scene({"a": 1000, DEFAULT: 1000}, shape(256, threads))
+    config = configured(PoolSizing.MEASURED, ProvisionPolicy.PID, SharedPoolMode.OVERLAP)
+    return run(view, {"a": size * 600, DEFAULT: 500}, config, None, 2.0, times=200)
 
 
 def test_waiting_that_rises_faster_than_the_pool_shrinks_does_not_make_it_swing() -> None:
