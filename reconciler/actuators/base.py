@@ -340,3 +340,35 @@ class PeriodicWorker:
     async def work(self, work: Callable[[], T]) -> T:
         """Run blocking work in the actuator's one thread."""
         return await in_worker(work, limiter=self._limiter)
+
+
+class PeriodicActuator:
+    """What auxiliary actuators have in common that sweep at intervals, and when their part of the plan changes."""
+
+    def __init__(
+        self,
+        worker: PeriodicWorker,
+        relevant: Callable[[PlanSnapshot], object],
+    ) -> None:
+        """``worker``: runs the sweeps; ``relevant``: the parts of a situation on which they depend."""
+        self._worker = worker
+        self._relevant = relevant
+
+    def planned(self, situation: PlanSnapshot) -> None:
+        """A reconciliation is over. Only another relevant part wakes a sweep."""
+        before = self._worker.situation
+        changed = before is None or self._relevant(before) != self._relevant(situation)
+        self._worker.planned(situation, wake=changed and self._concerns(situation))
+
+    def _concerns(self, situation: PlanSnapshot) -> bool:
+        """Whether a change of this situation needs a sweep at once."""
+        del situation
+        return True
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sweep after each change, and at intervals, for ever."""
+        await self._worker.run(task_status=task_status)
+
+    async def sweep(self) -> None:
+        """Act on the newest plan, once; one sweep at a time."""
+        await self._worker.sweep()

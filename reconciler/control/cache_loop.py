@@ -10,12 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, final
 
-import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
-from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import (
+    ActuatorContext,
+    ActuatorKind,
+    OfflineContext,
+    PeriodicActuator,
+    PeriodicWorker,
+    PlanSnapshot,
+)
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.resctrl.actuator import ResctrlActuator, ResctrlReading
 from reconciler.actuators.resctrl.mount import ResctrlWorker
@@ -36,7 +42,7 @@ _ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
 
 @final
-class CacheLoop:
+class CacheLoop(PeriodicActuator):
     """The auxiliary actuator of resctrl."""
 
     name = "resctrl"
@@ -55,28 +61,12 @@ class CacheLoop:
         self._misses = misses
         self._clock = clock
         self._level: LevelState | None = None
-        self._turns = PeriodicWorker(self._sweep_once, _period_s, gap_s=_GAP_S, clock=clock)
-        self._actuator = make(self._turns.work)
-
-    def planned(self, situation: PlanSnapshot) -> None:
-        """A reconcile pass has ended.
-
-        Wakes the sweep if its result has changed; otherwise the sweep runs when it is due.
-        """
-        before = self._turns.situation
-        self._turns.planned(situation, wake=before is None or _substance(before) != _substance(situation))
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep after each reconcile pass and at intervals, until cancelled."""
-        await self._turns.run(task_status=task_status)
-
-    async def sweep(self) -> None:
-        """Bring resctrl to the newest plan; one sweep at a time."""
-        await self._turns.sweep()
+        super().__init__(PeriodicWorker(self._sweep_once, _period_s, gap_s=_GAP_S, clock=clock), _substance)
+        self._actuator = make(self._worker.work)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Remove our groups, put the default group's values back, take our mount away; or free one pod."""
-        async with self._turns.restoring() as situation:
+        async with self._worker.restoring() as situation:
             return await self._actuator.restore(only, situation)
 
     @property
@@ -91,17 +81,17 @@ class CacheLoop:
 
     def measured(self) -> CacheUsage | None:
         """Measured use of pods and groups, and the size of BE's share; None while no policy needs it."""
-        situation = self._turns.situation
+        situation = self._worker.situation
         wish = situation.plan.cache if situation is not None else None
         return None if situation is None or wish is None else self._actuator.measured(situation.view, wish)
 
     def status(self) -> Mapping[str, object]:
         """Its section; see `actuators.resctrl.status`."""
-        return {**self._actuator.status(), "sweeps": self._turns.sweeps, "last_sweep_s": self._turns.swept_s}
+        return {**self._actuator.status(), "sweeps": self._worker.sweeps, "last_sweep_s": self._worker.swept_s}
 
     def problems(self) -> Sequence[str]:
         """What does not work now."""
-        situation = self._turns.situation
+        situation = self._worker.situation
         titles = {} if situation is None else {uid: pod.title for uid, pod in situation.view.pods.items()}
         return self._actuator.problems(titles)
 
@@ -124,7 +114,7 @@ class CacheLoop:
         if reading is None:
             return
         self._step(wish, situation, reading)
-        plan = await self._turns.work(partial(self._plan, wish, situation, reading))
+        plan = await self._worker.work(partial(self._plan, wish, situation, reading))
         await self._actuator.apply(plan, wish, situation, reading, writes=writes)
 
     def _plan(self, wish: CacheRequest, situation: PlanSnapshot, reading: ResctrlReading) -> CachePlan:

@@ -20,7 +20,14 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.log import get_log
-from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import (
+    ActuatorContext,
+    ActuatorKind,
+    OfflineContext,
+    PeriodicActuator,
+    PeriodicWorker,
+    PlanSnapshot,
+)
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.actuator import NetworkActuator
@@ -64,7 +71,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
 
 @final
-class NetworkLoop:
+class NetworkLoop(PeriodicActuator):
     """The network's auxiliary actuator."""
 
     name = NAME
@@ -87,9 +94,9 @@ class NetworkLoop:
         """Of the interface through which pods leave: what it receives."""
         self._clock = clock
         self._kept = LedgerState(CODEC, ledger, lane)
-        self._turns = PeriodicWorker(self._round, self._period_s)
-        self._trees = NetworkActuator(tc, pods, self._kept, self._turns, speed=speed)
-        self._pods, self._receivers = (PodCeiling(each, spaces, self._kept, self._turns, clock) for each in pods)
+        super().__init__(PeriodicWorker(self._round, self._period_s), _wanted)
+        self._trees = NetworkActuator(tc, pods, self._kept, self._worker, speed=speed)
+        self._pods, self._receivers = (PodCeiling(each, spaces, self._kept, self._worker, clock) for each in pods)
         self._last: tuple[object, float] = None, 0.0
         self._links: dict[str, tuple[int, int]] = {}
         """By interface: its index, and the speed that its driver reported last."""
@@ -104,22 +111,9 @@ class NetworkLoop:
             return sent
         return {path: {**sent.get(path, {}), **received.get(path, {})} for path in {**sent, **received}}
 
-    def planned(self, situation: PlanSnapshot) -> None:
-        """See `AuxiliaryActuator`. Wakes the task when the plan or the pods have changed."""
-        before = self._turns.situation
-        self._turns.planned(situation, wake=before is None or _wanted(before) != _wanted(situation))
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """See `AuxiliaryActuator`."""
-        await self._turns.run(task_status=task_status)
-
-    async def sweep(self) -> None:
-        """Bring everything to the newest situation, once."""
-        await self._turns.sweep()
-
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """See `AuxiliaryActuator`. A tree belongs to no single pod: of one pod only its virtual links are undone."""
-        async with self._turns.restoring():
+        async with self._worker.restoring():
             done = await self._trees.undo(only)
             if done is None:
                 return ()

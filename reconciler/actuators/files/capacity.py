@@ -23,7 +23,14 @@ import trio
 from msgspec import Struct
 
 from cgroupfs.errors import StoreError, errno_name
-from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import (
+    ActuatorContext,
+    ActuatorKind,
+    OfflineContext,
+    PeriodicActuator,
+    PeriodicWorker,
+    PlanSnapshot,
+)
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
 from reconciler.actuators.holds import holding
 from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
@@ -156,7 +163,7 @@ def remove(root: str, place: CapacityPlace) -> RestoreResult:
 
 
 @final
-class CapacityFiles:
+class CapacityFiles(PeriodicActuator):
     """The auxiliary actuator for capacity files."""
 
     name = "capacity"
@@ -178,26 +185,12 @@ class CapacityFiles:
         self._clock = clock
         self._wall = wall
         self._rows = LedgerState(CODEC, ledger, lane)
-        self._worker = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
+        super().__init__(PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S), _relevant)
         self._threads = trio.CapacityLimiter(4)
         self._written: dict[CapacityPlace, tuple[PodCapacity, float]] = {}
         self._problems: dict[str, str] = {}
 
     # The interface of an auxiliary actuator
-
-    def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over. Only another content wakes a sweep."""
-        before = self._worker.situation
-        changed = before is None or _relevant(before) != _relevant(situation)
-        self._worker.planned(situation, wake=changed)
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write what has changed, at most once a second, and all files at intervals, for ever."""
-        await self._worker.run(task_status=task_status)
-
-    async def sweep(self) -> None:
-        """Bring all files to the newest plan's content."""
-        await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Remove all files, or one pod's."""

@@ -28,7 +28,14 @@ from cgroupfs.bounded import whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import (
+    ActuatorContext,
+    ActuatorKind,
+    OfflineContext,
+    PeriodicActuator,
+    PeriodicWorker,
+    PlanSnapshot,
+)
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
 from reconciler.actuators.holds import holding
 from reconciler.runtime.format import plural
@@ -193,7 +200,7 @@ class _Sweep(Struct):
 
 
 @final
-class InterruptPlaces:
+class InterruptPlaces(PeriodicActuator):
     """The auxiliary actuator for the places of interrupts."""
 
     name = NAME
@@ -202,7 +209,7 @@ class InterruptPlaces:
         """``lane``: the store's one-thread limiter."""
         self._access = InterruptFiles(root, files)
         self._rows = LedgerState(CODEC, ledger, lane)
-        self._worker = PeriodicWorker(self._sweep, self._next_s)
+        super().__init__(PeriodicWorker(self._sweep, self._next_s), _relevant)
         self._confirmed: set[int] = set()
         """Interrupts at which a place of ours was read in this run: any other place there is another program's."""
         self._foreign: dict[int, str] = {}
@@ -215,20 +222,6 @@ class InterruptPlaces:
         """Interrupts whose originals were refused, with the reason."""
         self._failure = ""
         self._would = 0
-
-    def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over. Only another choice of CPUs, or another mode, wakes a sweep."""
-        before = self._worker.situation
-        changed = before is None or _relevant(before) != _relevant(situation)
-        self._worker.planned(situation, wake=changed)
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Place them after each change, and each minute while pods own CPUs, for ever."""
-        await self._worker.run(task_status=task_status)
-
-    async def sweep(self) -> None:
-        """Bring all interrupts to the newest plan's places."""
-        await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Give all of them their places back; none belongs to a pod."""

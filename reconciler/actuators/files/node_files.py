@@ -20,7 +20,14 @@ from msgspec.structs import replace
 from cgroupfs.bounded import whole
 from cgroupfs.errors import StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import (
+    ActuatorContext,
+    ActuatorKind,
+    OfflineContext,
+    PeriodicActuator,
+    PeriodicWorker,
+    PlanSnapshot,
+)
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
 from reconciler.actuators.file_catalog import FILES, NodeFile
@@ -170,7 +177,7 @@ def restore_files(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> 
 
 
 @final
-class NodeFiles:
+class NodeFiles(PeriodicActuator):
     """The auxiliary actuator for the node's files."""
 
     name = NAME
@@ -189,26 +196,15 @@ class NodeFiles:
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         self._access = FileAccess(root, files, catalog)
         self._rows = {kind: LedgerState(codec, ledger, lane) for kind, codec in CODECS.items()}
-        self._worker = PeriodicWorker(self._sweep, _period_s)
+        super().__init__(PeriodicWorker(self._sweep, _period_s), _relevant)
         self._confirmed: set[str] = set()
         """Files in which a value of ours was read in this run: any other value there is another program's."""
         self._values: dict[str, int | str] = {}
 
     # The interface of an auxiliary actuator
 
-    def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over. The values do not depend on pods: only a changed target wakes a sweep."""
-        before = self._worker.situation
-        changed = before is None or _relevant(before) != _relevant(situation)
-        self._worker.planned(situation, wake=changed and bool(situation.plan.files or self._changed))
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Compare after each change of the targets, and each minute, for ever."""
-        await self._worker.run(task_status=task_status)
-
-    async def sweep(self) -> None:
-        """Bring the files to the newest plan's values."""
-        await self._worker.sweep()
+    def _concerns(self, situation: PlanSnapshot) -> bool:
+        return bool(situation.plan.files or self._changed)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Restore all of them; none belongs to a pod."""
