@@ -136,6 +136,11 @@ def _none(note: str) -> Row:
     return Row("", _never, note)
 
 
+def _below(prefix: str, **rows: Row) -> dict[str, Row]:
+    """Rows of values that are all in one section."""
+    return {f"{prefix}.{name}": row for name, row in rows.items()}
+
+
 _SPEED: Final = "the speed of an interface is at the interface: policies.network.interfaces"
 _STAYS: Final = _none("the control plane's own, which stays")
 _EVICTS: Final = "with eviction.enabled and the trigger's own; a dry run until eviction.dry_run is false"
@@ -199,34 +204,23 @@ KOORDINATOR: Final = Source(
                 *("midStaticCPUReservedPercent", "midStaticMemoryReservedPercent"),
             )
         },
-        "resource-threshold-config.clusterStrategy.enable": Row("policies.reclaimed.enabled", _flag),
-        "resource-threshold-config.clusterStrategy.cpuSuppressThresholdPercent": Row(
-            "policies.reclaimed.budget.limit_percent", _percent
+        **_below(
+            "resource-threshold-config.clusterStrategy",
+            enable=Row("policies.reclaimed.enabled", _flag),
+            cpuSuppressThresholdPercent=Row("policies.reclaimed.budget.limit_percent", _percent),
+            cpuSuppressPolicy=Row("policies.reclaimed.form", _suppress),
+            cpuSuppressMinPercent=Row("policies.reclaimed.budget.floor_percent", _percent),
+            memoryEvictThresholdPercent=Row("eviction.triggers.node_memory.threshold_percent", _percent, _EVICTS),
+            memoryEvictLowerPercent=Row("eviction.triggers.node_memory.lower_percent", _percent),
+            cpuEvictThresholdPercent=Row("eviction.triggers.node_cpu.threshold_percent", _percent, _EVICTS),
+            cpuEvictLowerPercent=Row("eviction.triggers.node_cpu.lower_percent", _percent),
+            cpuEvictBESatisfactionLowerPercent=Row(
+                "eviction.triggers.cpu_satisfaction.lower_percent", _percent, _EVICTS
+            ),
+            cpuEvictBESatisfactionUpperPercent=_none("relief is at 80 %, a constant"),
+            cpuEvictBEUsageThresholdPercent=_none("90 %, a constant"),
+            cpuEvictTimeWindowSeconds=_none("60 s, a constant"),
         ),
-        "resource-threshold-config.clusterStrategy.cpuSuppressPolicy": Row("policies.reclaimed.form", _suppress),
-        "resource-threshold-config.clusterStrategy.cpuSuppressMinPercent": Row(
-            "policies.reclaimed.budget.floor_percent", _percent
-        ),
-        "resource-threshold-config.clusterStrategy.memoryEvictThresholdPercent": Row(
-            "eviction.triggers.node_memory.threshold_percent", _percent, _EVICTS
-        ),
-        "resource-threshold-config.clusterStrategy.memoryEvictLowerPercent": Row(
-            "eviction.triggers.node_memory.lower_percent", _percent
-        ),
-        "resource-threshold-config.clusterStrategy.cpuEvictThresholdPercent": Row(
-            "eviction.triggers.node_cpu.threshold_percent", _percent, _EVICTS
-        ),
-        "resource-threshold-config.clusterStrategy.cpuEvictLowerPercent": Row(
-            "eviction.triggers.node_cpu.lower_percent", _percent
-        ),
-        "resource-threshold-config.clusterStrategy.cpuEvictBESatisfactionLowerPercent": Row(
-            "eviction.triggers.cpu_satisfaction.lower_percent", _percent, _EVICTS
-        ),
-        "resource-threshold-config.clusterStrategy.cpuEvictBESatisfactionUpperPercent": _none(
-            "relief is at 80 %, a constant"
-        ),
-        "resource-threshold-config.clusterStrategy.cpuEvictBEUsageThresholdPercent": _none("90 %, a constant"),
-        "resource-threshold-config.clusterStrategy.cpuEvictTimeWindowSeconds": _none("60 s, a constant"),
         **{
             f"resource-threshold-config.clusterStrategy.{name}": _none(
                 "evictions by allocatable: eviction.triggers.reclaimed_resource, a ratio of requests to headroom"
@@ -241,14 +235,17 @@ KOORDINATOR: Final = Source(
         "resource-threshold-config.clusterStrategy.evictEnabledPriorityThreshold": _none(
             "who may be evicted: eviction.classes, eviction.spared"
         ),
-        "cpu-burst-config.clusterStrategy.policy": Row("policies.quota_burst.enabled", _burst),
-        "cpu-burst-config.clusterStrategy.cpuBurstPercent": Row(
-            "policies.burst.percent", _same, "of the quota; enable policies.burst where Koordinator's policy is auto"
-        ),
-        "cpu-burst-config.clusterStrategy.cfsQuotaBurstPercent": Row("policies.quota_burst.percent", _same),
-        "cpu-burst-config.clusterStrategy.cfsQuotaBurstPeriodSeconds": Row("policies.quota_burst.budget_s", _same),
-        "cpu-burst-config.clusterStrategy.sharePoolThresholdPercent": Row(
-            "policies.quota_burst.threshold_percent", _percent
+        **_below(
+            "cpu-burst-config.clusterStrategy",
+            policy=Row("policies.quota_burst.enabled", _burst),
+            cpuBurstPercent=Row(
+                "policies.burst.percent",
+                _same,
+                "of the quota; enable policies.burst where Koordinator's policy is auto",
+            ),
+            cfsQuotaBurstPercent=Row("policies.quota_burst.percent", _same),
+            cfsQuotaBurstPeriodSeconds=Row("policies.quota_burst.budget_s", _same),
+            sharePoolThresholdPercent=Row("policies.quota_burst.threshold_percent", _percent),
         ),
         "system-config.clusterStrategy.watermarkScaleFactor": Row("policies.watermarks.scale_factor", _same),
         "system-config.clusterStrategy.minFreeKbytesFactor": Row("policies.watermarks.min_free_factor", _same),
@@ -275,11 +272,12 @@ KOORDINATOR: Final = Source(
             for theirs in ("lsrClass", "lsClass", "beClass", "systemClass", "cgroupRoot")
             for name, row in _OF_CLASS.items()
         },
-        "resource-qos-config.clusterStrategy.beClass.cpuQOS.groupIdentity": Row(
-            "policies.group_identity.enabled", _identity
+        **_below(
+            "resource-qos-config.clusterStrategy.beClass.cpuQOS",
+            groupIdentity=Row("policies.group_identity.enabled", _identity),
+            schedIdle=Row("policies.idle_class.enabled", _flag),
+            coreExpeller=Row("policies.core_sched.enabled", _flag),
         ),
-        "resource-qos-config.clusterStrategy.beClass.cpuQOS.schedIdle": Row("policies.idle_class.enabled", _flag),
-        "resource-qos-config.clusterStrategy.beClass.cpuQOS.coreExpeller": Row("policies.core_sched.enabled", _flag),
         **{
             f"resource-qos-config.clusterStrategy.{theirs}.resctrlQOS.{name}": Row(
                 f"policies.cache.{ours}.{setting}", _percent, "enable policies.cache"
@@ -354,17 +352,12 @@ KATALYST: Final = Source(
             "policies.shared.mode", _either("overlap", "separate")
         ),
         "advisorConfig.memoryAdvisorConfig.memoryGuardConfig.enable": Row("policies.be_memory.enabled", _flag),
-        "evictionConfig.cpuPressureEvictionConfig.enableLoadEviction": Row(
-            "eviction.triggers.pool_load.enabled", _flag, _EVICTS
-        ),
-        "evictionConfig.cpuPressureEvictionConfig.loadUpperBoundRatio": Row(
-            "eviction.triggers.pool_load.hard_ratio", _same
-        ),
-        "evictionConfig.cpuPressureEvictionConfig.enableSuppressionEviction": Row(
-            "eviction.triggers.suppression.enabled", _flag, _EVICTS
-        ),
-        "evictionConfig.cpuPressureEvictionConfig.maxSuppressionToleranceRate": Row(
-            "eviction.triggers.suppression.tolerance_ratio", _same
+        **_below(
+            "evictionConfig.cpuPressureEvictionConfig",
+            enableLoadEviction=Row("eviction.triggers.pool_load.enabled", _flag, _EVICTS),
+            loadUpperBoundRatio=Row("eviction.triggers.pool_load.hard_ratio", _same),
+            enableSuppressionEviction=Row("eviction.triggers.suppression.enabled", _flag, _EVICTS),
+            maxSuppressionToleranceRate=Row("eviction.triggers.suppression.tolerance_ratio", _same),
         ),
         "evictionConfig.cpuPressureEvictionConfig.numaCPUPressureEvictionConfig.enableEviction": Row(
             "eviction.triggers.numa_cpu.enabled", _flag, _EVICTS
@@ -372,31 +365,22 @@ KATALYST: Final = Source(
         "evictionConfig.cpuPressureEvictionConfig.numaCPUPressureEvictionConfig.cpuUsageRatioThreshold": Row(
             "eviction.triggers.numa_cpu.threshold_percent", _part
         ),
-        "evictionConfig.memoryPressureEvictionConfig.enableNumaLevelEviction": Row(
-            "eviction.triggers.numa_memory.enabled", _flag, _EVICTS
+        **_below(
+            "evictionConfig.memoryPressureEvictionConfig",
+            enableNumaLevelEviction=Row("eviction.triggers.numa_memory.enabled", _flag, _EVICTS),
+            numaFreeBelowWatermarkTimesReclaimedThreshold=Row("eviction.triggers.numa_memory.reclaimed_passes", _same),
+            numaFreeBelowWatermarkTimesThreshold=Row("eviction.triggers.numa_memory.all_passes", _same),
+            enableSystemLevelEviction=Row("eviction.triggers.memory_pressure.enabled", _flag, _EVICTS),
+            systemKswapdRateThreshold=_none(
+                "the rate of kswapd is a signal of interference rules (docs/detectors.md); no trigger of its own"
+            ),
+            systemKswapdRateExceedDurationThreshold=_none(
+                "the rate of kswapd is a signal of interference rules (docs/detectors.md); no trigger of its own"
+            ),
+            enableRSSOveruseEviction=Row("eviction.triggers.rss_overuse.enabled", _flag, _EVICTS),
+            rssOveruseRateThreshold=Row("eviction.triggers.rss_overuse.ratio", _same),
+            gracePeriod=_none("the pod's own"),
         ),
-        "evictionConfig.memoryPressureEvictionConfig.numaFreeBelowWatermarkTimesReclaimedThreshold": Row(
-            "eviction.triggers.numa_memory.reclaimed_passes", _same
-        ),
-        "evictionConfig.memoryPressureEvictionConfig.numaFreeBelowWatermarkTimesThreshold": Row(
-            "eviction.triggers.numa_memory.all_passes", _same
-        ),
-        "evictionConfig.memoryPressureEvictionConfig.enableSystemLevelEviction": Row(
-            "eviction.triggers.memory_pressure.enabled", _flag, _EVICTS
-        ),
-        "evictionConfig.memoryPressureEvictionConfig.systemKswapdRateThreshold": _none(
-            "the rate of kswapd is a signal of interference rules (docs/detectors.md); no trigger of its own"
-        ),
-        "evictionConfig.memoryPressureEvictionConfig.systemKswapdRateExceedDurationThreshold": _none(
-            "the rate of kswapd is a signal of interference rules (docs/detectors.md); no trigger of its own"
-        ),
-        "evictionConfig.memoryPressureEvictionConfig.enableRSSOveruseEviction": Row(
-            "eviction.triggers.rss_overuse.enabled", _flag, _EVICTS
-        ),
-        "evictionConfig.memoryPressureEvictionConfig.rssOveruseRateThreshold": Row(
-            "eviction.triggers.rss_overuse.ratio", _same
-        ),
-        "evictionConfig.memoryPressureEvictionConfig.gracePeriod": _none("the pod's own"),
         "evictionConfig.rootfsPressureEvictionConfig.enableRootfsPressureEviction": Row(
             "eviction.triggers.disk.enabled", _flag, _EVICTS
         ),
@@ -429,24 +413,20 @@ VOLCANO: Final = Source(
         },
         "globalConfig.overSubscriptionConfig.enable": _none("its agent's patch of the node: headroom.publish: node"),
         "globalConfig.overSubscriptionConfig.overSubscriptionTypes": _none("CPU and memory, as measured"),
-        "globalConfig.evictingConfig.evictingCPUHighWatermark": Row(
-            "eviction.triggers.node_cpu.threshold_percent", _percent, _EVICTS
+        **_below(
+            "globalConfig.evictingConfig",
+            evictingCPUHighWatermark=Row("eviction.triggers.node_cpu.threshold_percent", _percent, _EVICTS),
+            evictingCPULowWatermark=Row("eviction.triggers.node_cpu.lower_percent", _percent),
+            evictingMemoryHighWatermark=Row("eviction.triggers.node_memory.threshold_percent", _percent, _EVICTS),
+            evictingMemoryLowWatermark=Row("eviction.triggers.node_memory.lower_percent", _percent),
         ),
-        "globalConfig.evictingConfig.evictingCPULowWatermark": Row(
-            "eviction.triggers.node_cpu.lower_percent", _percent
+        **_below(
+            "globalConfig.cpuThrottlingConfig",
+            enable=Row("policies.reclaimed.enabled", _flag),
+            cpuThrottlingThreshold=Row("policies.reclaimed.budget.limit_percent", _percent),
+            cpuJitterLimitPercent=_none("a tenth of the CPUs per step, a constant"),
+            cpuRecoverLimitPercent=_none("a tenth of the CPUs per step, a constant"),
         ),
-        "globalConfig.evictingConfig.evictingMemoryHighWatermark": Row(
-            "eviction.triggers.node_memory.threshold_percent", _percent, _EVICTS
-        ),
-        "globalConfig.evictingConfig.evictingMemoryLowWatermark": Row(
-            "eviction.triggers.node_memory.lower_percent", _percent
-        ),
-        "globalConfig.cpuThrottlingConfig.enable": Row("policies.reclaimed.enabled", _flag),
-        "globalConfig.cpuThrottlingConfig.cpuThrottlingThreshold": Row(
-            "policies.reclaimed.budget.limit_percent", _percent
-        ),
-        "globalConfig.cpuThrottlingConfig.cpuJitterLimitPercent": _none("a tenth of the CPUs per step, a constant"),
-        "globalConfig.cpuThrottlingConfig.cpuRecoverLimitPercent": _none("a tenth of the CPUs per step, a constant"),
         "globalConfig.nodeLabelConfig.nodeColocationEnable": _none("protect of this file"),
         "globalConfig.nodeLabelConfig.nodeOverSubscriptionEnable": _none("headroom.publish: node"),
     },

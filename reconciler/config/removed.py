@@ -16,104 +16,87 @@ _CONDITIONS: Final = (
 )
 _SWITCHES: Final = "write enabled: false for off, dry_run: true for shadow, dry_run: false for enforce"
 # The numbers of laws that no two nodes need to differ: constants beside the settings of the same class, each with its
-# reason. Section -> "key value, key value".
-FIXED: Final[Mapping[str, str]] = {
-    "kubelet": "timeout_s 3s, period_s 10s",
-    "runtime": "timeout_s 2s",
-    "apiserver": "timeout_s 10s",
-    "alerts": "queue 1000, source_down_s 1m",
-    "policies.exclusive": "remember 256, prefer_cpu true",
-    "policies.shared.size": (
-        "grow_step_cpus 10, grow_step_percent 50%, grow_interval_s 1s, shrink_step_cpus 2, "
-        "shrink_step_percent 10%, shrink_interval_s 30s, whole_cores true, headroom_milli 1cpu, minimum_cpus 2"
-    ),
-    "policies.shared.provision.estimate": (
-        "margin_percent 25%, half_life_s 5m, ramp_up_s 30s, stale_after_s 15s, fallback_milli 1cpu"
-    ),
-    "policies.shared.provision.pid.cpu_sched_wait": "up 0.5, down 0.09, above 0.05, below 0.2",
-    "policies.shared.provision.pid.cpi": "up 1, down 0.4, above 0, below 0.02, stale_after_s 130s",
-    "policies.shared.provision.pid": "up_milli 10cpu, down_milli 2cpu, settle_s 5s, stale_after_s 15s",
-    "policies.shared.isolation": (
-        "over_percent 150%, over_milli 2cpu, minimum_milli 1cpu, pods_percent 50%, samples 3, sample_s 5s, release_s 2m"
-    ),
-    "policies.idle_buffer": "interval_s 100ms, grow_after_s 1s, grow_milli 1cpu",
-    "policies.reclaimed.budget.harm": (
-        "clear_factor 4, quiet_percent 50%, interval_s 100ms, calm_interval_s 500ms, pods_per_round 64, "
-        "processes_per_round 512, cut_percent 25%, clear_cut_percent 50%, settle_s 250ms, blame_s 2s, "
-        "backoff_s 1m, compare_s 10s, compare_after_s 1m, wait_milli 5m, wait_us 100us, raise_percent 10%, "
-        "calm_s 1s"
-    ),
-    "policies.reclaimed.budget": (
-        "grain_percent 2%, grow_interval_s 2s, stale_after_s 3s, unknown_hold_s 30s, floor_milli 100m, "
-        "grow_percent 10%, arrival_s 5s"
-    ),
-    "policies.reclaimed.start": "seconds 5, exec_s 100ms, share_percent 10%, burst_s 30s, late_s 5s, command_s 300ms",
-    "policies.quota_burst": "unused_s 1m",
-    "policies.quota_turbo": (
-        "interval_s 100ms, grow_percent 1%, swing_percent 10%, swing_window_s 1m, window_looks 60, ceiling_percent 200%"
-    ),
-    "policies.group_identity": "online 2, reclaimed -1",
-    "policies.be_memory": "clear_percent 200%, shrink_percent 10%, grow_percent 1%, grow_after_s 1m, interval_s 5s",
-    "policies.cache": "dwell_s 30s, sweep_s 2s",
-    "policies.memory_reclaim": (
-        "rest_s 1m, swap_percent 80%, most_bytes 256Mi, least_bytes 64Mi, interval_s 6s, pressure_percent 0.1%, "
-        "probe_percent 1%, leave_bytes 100Mi"
-    ),
-    "policies.capacity": "window_s 5m, file capacity.json, notice_s 2s",
-    "policies.node_daemons": "need_percent 200%, floor_shares 50, window_s 1m, hold_s 10s",
-    "policies.network": "interval_s 1s",
-    "policies.idle_class": "sweep_s 10s",
-    "policies.core_sched": "sweep_s 5s",
-    "policies.oom_score": "sweep_s 10s",
-    "headroom": "stale_after_s 3s, unknown_hold_s 4m, report_s 30s, min_step_milli 300m, max_step_milli 4cpu",
-    "headroom.memory": "growth_percent 10%, min_step_bytes 300Mi, max_step_bytes 5Gi",
-    "owners": "most 32, fair_hours 4",
-    "interference.perf": "window_s 10s, period_s 1m, descriptors 2048",
-    "interference.responses": (
-        "better_percent 10%, min_score 0.2, effect_s 10s, remember_s 1h, recover_s 30s, recover_percent 25%, "
-        "evict_effect_s 90s"
-    ),
-    "interference.promotion": "verdicts 20, actions 5, rest_days 7, undo_percent 30%",
-    "interference.record": "file_s 1h",
-    "interference": "settle_s 30s",
-    "interference.responses.freeze": "rest_s 5m",
-    "closing": "reopen_s 2m, longest_s 4h",
-    "eviction": "fresh_s 15s, owned_percent 25%, least_percent 1%, credit_s 1m, interval_s 5s",
-    "eviction.triggers.cpu_satisfaction": (
-        "grace_s the pod's own, cooldown_s 20s, window_s 1m, use_percent 90%, upper_percent 80%"
-    ),
-    "eviction.triggers.suppression": "grace_s the pod's own, cooldown_s 1m, for_s 5m",
-    "eviction.triggers.pool_load": (
-        "grace_s the pod's own, cooldown_s 5m, soft_ratio 1, samples 10, sample_s 10s, met_percent 80%"
-    ),
-    "eviction.triggers.numa_cpu": "grace_s the pod's own, cooldown_s 1m, samples 4, sample_s 15s, met_percent 70%",
-    "eviction.triggers.node_cpu": "grace_s the pod's own, cooldown_s 20s, window_s 30s",
-    "eviction.triggers.node_memory": "grace_s the pod's own, cooldown_s 4s",
-    "eviction.triggers.numa_memory": (
-        "grace_s 10s, cooldown_s 10s, urgent_bytes 1Gi, inactive_file_bytes 4Gi, droppable_percent 10%, "
-        "fallback_percent 0.1%, margin_bytes 256Mi"
-    ),
-    "eviction.triggers.memory_pressure": (
-        "grace_s 10s, cooldown_s 35s, droppable_percent 10%, pod_percent 1%, pods 3, mean_percent 4%, "
-        "node_percent 15%, reclaimed_s 15s, all_s 45s"
-    ),
-    "eviction.triggers.rss_overuse": "grace_s the pod's own, cooldown_s 1m, for_s 30s",
-    "eviction.triggers.disk": "grace_s the pod's own, cooldown_s 1m, margin_percent 2%, smallest_bytes 10Gi, for_s 10s",
-    "eviction.triggers.reclaimed_resource": "grace_s 1m, cooldown_s 1m, lower_percent 100%, for_s 1m",
-    "eviction.triggers.interference": "grace_s the pod's own, cooldown_s 1m",
-    "eviction.means": "kill_s 30s, at_once 2, default_grace_s 30s, margin_s 15s",
-    "eviction.means.api": "refused_s 2m, failing_s 30s, first_wait_s 2s, longest_wait_s 30s",
-    "eviction.means.restarts": "watch_s 15s, times 3",
-    "eviction.triggers.disk.nodefs": "inodes_percent 7%",
-    "eviction.triggers.disk.imagefs": "inodes_percent 7%",
-    "eviction.spared": "young_s 1m",
-    "eviction.limits": "quiet_s 1m, closed_s 30s, per_pass 3, retry_s 2m, again_s 5m",
-    "eviction.means.notice": "file notice.json",
-    "writes.foreign": "systemd_per_minute 60, window_s 2m, backoff_s 1s, backoff_max_s 30s, retry_yielded_s 1h",
-    "writes": "verify_s 2s, slow_timeout_s 30s",
-    "store": "history 10000",
-    "http": "max_connections 32",
-}
+# reason. A section a line.
+FIXED: Final[Mapping[str, str]] = dict(
+    line.split(": ", 1)
+    for line in """\
+kubelet: timeout_s 3s, period_s 10s
+runtime: timeout_s 2s
+apiserver: timeout_s 10s
+alerts: queue 1000, source_down_s 1m
+policies.exclusive: remember 256, prefer_cpu true
+policies.shared.size: grow_step_cpus 10, grow_step_percent 50%, grow_interval_s 1s, shrink_step_cpus 2, \
+shrink_step_percent 10%, shrink_interval_s 30s, whole_cores true, headroom_milli 1cpu, minimum_cpus 2
+policies.shared.provision.estimate: margin_percent 25%, half_life_s 5m, ramp_up_s 30s, stale_after_s 15s, \
+fallback_milli 1cpu
+policies.shared.provision.pid.cpu_sched_wait: up 0.5, down 0.09, above 0.05, below 0.2
+policies.shared.provision.pid.cpi: up 1, down 0.4, above 0, below 0.02, stale_after_s 130s
+policies.shared.provision.pid: up_milli 10cpu, down_milli 2cpu, settle_s 5s, stale_after_s 15s
+policies.shared.isolation: over_percent 150%, over_milli 2cpu, minimum_milli 1cpu, pods_percent 50%, samples 3, \
+sample_s 5s, release_s 2m
+policies.idle_buffer: interval_s 100ms, grow_after_s 1s, grow_milli 1cpu
+policies.reclaimed.budget.harm: clear_factor 4, quiet_percent 50%, interval_s 100ms, calm_interval_s 500ms, \
+pods_per_round 64, processes_per_round 512, cut_percent 25%, clear_cut_percent 50%, settle_s 250ms, blame_s 2s, \
+backoff_s 1m, compare_s 10s, compare_after_s 1m, wait_milli 5m, wait_us 100us, raise_percent 10%, calm_s 1s
+policies.reclaimed.budget: grain_percent 2%, grow_interval_s 2s, stale_after_s 3s, unknown_hold_s 30s, floor_milli \
+100m, grow_percent 10%, arrival_s 5s
+policies.reclaimed.start: seconds 5, exec_s 100ms, share_percent 10%, burst_s 30s, late_s 5s, command_s 300ms
+policies.quota_burst: unused_s 1m
+policies.quota_turbo: interval_s 100ms, grow_percent 1%, swing_percent 10%, swing_window_s 1m, window_looks 60, \
+ceiling_percent 200%
+policies.group_identity: online 2, reclaimed -1
+policies.be_memory: clear_percent 200%, shrink_percent 10%, grow_percent 1%, grow_after_s 1m, interval_s 5s
+policies.cache: dwell_s 30s, sweep_s 2s
+policies.memory_reclaim: rest_s 1m, swap_percent 80%, most_bytes 256Mi, least_bytes 64Mi, interval_s 6s, \
+pressure_percent 0.1%, probe_percent 1%, leave_bytes 100Mi
+policies.capacity: window_s 5m, file capacity.json, notice_s 2s
+policies.node_daemons: need_percent 200%, floor_shares 50, window_s 1m, hold_s 10s
+policies.network: interval_s 1s
+policies.idle_class: sweep_s 10s
+policies.core_sched: sweep_s 5s
+policies.oom_score: sweep_s 10s
+headroom: stale_after_s 3s, unknown_hold_s 4m, report_s 30s, min_step_milli 300m, max_step_milli 4cpu
+headroom.memory: growth_percent 10%, min_step_bytes 300Mi, max_step_bytes 5Gi
+owners: most 32, fair_hours 4
+interference.perf: window_s 10s, period_s 1m, descriptors 2048
+interference.responses: better_percent 10%, min_score 0.2, effect_s 10s, remember_s 1h, recover_s 30s, recover_percent \
+25%, evict_effect_s 90s
+interference.promotion: verdicts 20, actions 5, rest_days 7, undo_percent 30%
+interference.record: file_s 1h
+interference: settle_s 30s
+interference.responses.freeze: rest_s 5m
+closing: reopen_s 2m, longest_s 4h
+eviction: fresh_s 15s, owned_percent 25%, least_percent 1%, credit_s 1m, interval_s 5s
+eviction.triggers.cpu_satisfaction: grace_s the pod's own, cooldown_s 20s, window_s 1m, use_percent 90%, upper_percent \
+80%
+eviction.triggers.suppression: grace_s the pod's own, cooldown_s 1m, for_s 5m
+eviction.triggers.pool_load: grace_s the pod's own, cooldown_s 5m, soft_ratio 1, samples 10, sample_s 10s, met_percent \
+80%
+eviction.triggers.numa_cpu: grace_s the pod's own, cooldown_s 1m, samples 4, sample_s 15s, met_percent 70%
+eviction.triggers.node_cpu: grace_s the pod's own, cooldown_s 20s, window_s 30s
+eviction.triggers.node_memory: grace_s the pod's own, cooldown_s 4s
+eviction.triggers.numa_memory: grace_s 10s, cooldown_s 10s, urgent_bytes 1Gi, inactive_file_bytes 4Gi, \
+droppable_percent 10%, fallback_percent 0.1%, margin_bytes 256Mi
+eviction.triggers.memory_pressure: grace_s 10s, cooldown_s 35s, droppable_percent 10%, pod_percent 1%, pods 3, \
+mean_percent 4%, node_percent 15%, reclaimed_s 15s, all_s 45s
+eviction.triggers.rss_overuse: grace_s the pod's own, cooldown_s 1m, for_s 30s
+eviction.triggers.disk: grace_s the pod's own, cooldown_s 1m, margin_percent 2%, smallest_bytes 10Gi, for_s 10s
+eviction.triggers.reclaimed_resource: grace_s 1m, cooldown_s 1m, lower_percent 100%, for_s 1m
+eviction.triggers.interference: grace_s the pod's own, cooldown_s 1m
+eviction.means: kill_s 30s, at_once 2, default_grace_s 30s, margin_s 15s
+eviction.means.api: refused_s 2m, failing_s 30s, first_wait_s 2s, longest_wait_s 30s
+eviction.means.restarts: watch_s 15s, times 3
+eviction.triggers.disk.nodefs: inodes_percent 7%
+eviction.triggers.disk.imagefs: inodes_percent 7%
+eviction.spared: young_s 1m
+eviction.limits: quiet_s 1m, closed_s 30s, per_pass 3, retry_s 2m, again_s 5m
+eviction.means.notice: file notice.json
+writes.foreign: systemd_per_minute 60, window_s 2m, backoff_s 1s, backoff_max_s 30s, retry_yielded_s 1h
+writes: verify_s 2s, slow_timeout_s 30s
+store: history 10000
+http: max_connections 32
+""".splitlines()
+)
 _GONE: Final = ("policies.shared.provision.estimate", "interference.perf", "eviction.means.restarts")
 """Sections that had nothing but such numbers."""
 REMOVED: Final[Mapping[str, str]] = {
