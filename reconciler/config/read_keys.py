@@ -1,6 +1,6 @@
 """Labels and annotations that the configuration needs: of selectors, evictions' marks, probes, owners, peaks. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
     annotations: set[str] = set()
     if config.headroom.law is HeadroomLaw.HISTOGRAM:
         labels |= WORKLOAD_LABELS
-    for part in (*_parts(config), *_parts(rules)):
+    for part in (*_values(config), *_values(rules)):
         if isinstance(part, LabelSelector):
             labels.update(part.match_labels, (requirement.key for requirement in part.match_expressions))
         elif isinstance(part, ExemptionsConfig):
@@ -27,35 +27,21 @@ def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
     if config.interference.probes:
         from reconciler.signals.probe_config import PLACEHOLDER  # loaded where there are probes
 
-        for text in _texts(config.interference.probes):
-            for _, table, key in PLACEHOLDER.findall(text):
+        for text in _values(config.interference.probes):
+            for _, table, key in PLACEHOLDER.findall(text) if isinstance(text, str) else ():
                 (labels if table == "label" else annotations).add(key)
     return ReadKeys(annotations=frozenset(annotations) - {""}, labels=frozenset(labels) - {""})
 
 
-def _parts(value: object) -> Iterator[Struct]:
-    """A value's structs, itself among them, however deep."""
+def _values(value: object) -> Iterator[object]:
+    """A value, and all that is in it, however deep."""
+    yield value
+    inner: Iterable[object] = ()
     if isinstance(value, Struct):
-        yield value
-        for name in value.__struct_fields__:
-            yield from _parts(getattr(value, name))
+        inner = (getattr(value, name) for name in value.__struct_fields__)
     elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _parts(entry)
+        inner = value.values()
     elif isinstance(value, (tuple, list, frozenset)):
-        for entry in value:
-            yield from _parts(entry)
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Struct):
-        for name in value.__struct_fields__:
-            yield from _texts(getattr(value, name))
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _texts(entry)
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from _texts(entry)
+        inner = value
+    for item in inner:
+        yield from _values(item)

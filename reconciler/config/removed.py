@@ -95,6 +95,11 @@ writes.foreign: systemd_per_minute 60, window_s 2m, backoff_s 1s, backoff_max_s 
 writes: verify_s 2s, slow_timeout_s 30s
 store: history 10000
 http: max_connections 32
+interference.rules.*.when.pressure: falling_fraction 0.85
+interference.rules.*.when.run_queue: floor_percent 1%, severe_percent 20%, throttled_percent 0%, relearn_s 30m
+interference.rules.*.when.cpi: half_life_s 1d, relearn_s 6h, stale_s 130s
+interference.rules.*.when.memory_events: pods_hits 20, kill_s 1m
+interference.rules.*.when.ewma: relearn_s 1m
 """.splitlines()
 )
 _GONE: Final = ("policies.shared.provision.estimate", "interference.perf", "eviction.means.restarts")

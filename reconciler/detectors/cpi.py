@@ -16,7 +16,7 @@ program.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -51,16 +51,15 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Meta(ge=10, le=100_000, description="values of a workload needed before it is evaluated"),
     ] = 60
-    half_life_s: Annotated[float, Meta(ge=3600, le=31_536_000, description="half-life of the learned baseline")] = (
-        86400.0
-    )
-    relearn_s: Annotated[
-        float, Meta(ge=300, le=604_800, description="interference of this duration is learned as normal")
-    ] = 21600.0
-    stale_s: Annotated[
-        float, Meta(ge=1, le=3600, description="age limit of a sample; counters are sampled once a minute")
-    ] = 130.0
     proxies: Annotated[bool, Meta(description="use another signal on machines without a PMU")] = True
+
+    # Constants: no two nodes need them to differ.
+    # Load repeats by the day.
+    half_life_s: ClassVar[float] = 86400.0
+    # A new version of a program, not interference.
+    relearn_s: ClassVar[float] = 21600.0
+    # Counters are read once a minute: two of them, and some.
+    stale_s: ClassVar[float] = 130.0
 
     def __post_init__(self) -> None:
         if self.outliers * self.every_s > self.within_s:

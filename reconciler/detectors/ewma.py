@@ -12,7 +12,7 @@ floor, without which a flat line finds outliers in rounding.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -50,18 +50,13 @@ class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(ge=0, description="minimum deviation in the signal's unit; for signals around zero")
     ] = 0.0
     times: Annotated[int, Meta(ge=1, le=60, description="consecutive outliers that make an interference")] = 3
-    relearn_s: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=3600,
-            description="consecutive outliers for this long become the new normal; with 120 stored samples it "
-            "can be earlier",
-        ),
-    ] = 60.0
     resource: Annotated[
         ContendedResource | None, Meta(description="the contended resource; omitted: derived from the signal's name")
     ] = None
+
+    # Constants: no two nodes need them to differ.
+    # Half of the samples that are stored.
+    relearn_s: ClassVar[float] = 60.0
 
     def __post_init__(self) -> None:
         whose(self.signal, self.of)

@@ -9,7 +9,7 @@ Source: Katalyst's kswapd and refault thresholds, oomd (kills are the last sign,
 """
 
 from functools import partial
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta
 
@@ -35,14 +35,12 @@ class MemoryEventsConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unkno
         Meta(gt=0, le=10_000_000, description="pages per second reclaimed by kswapd that mean a shortage of the node"),
     ] = 1000.0
     direct: Annotated[float, Meta(gt=0, le=10_000_000, description="the same for direct reclaim by tasks")] = 100.0
-    pods_hits: Annotated[
-        float,
-        Meta(gt=0, le=10_000_000, description="limit hits of kubepods per second that mean a shortage of the node"),
-    ] = 20.0
-    kill_s: Annotated[
-        float,
-        Meta(ge=1, le=3600, description="time for which an OOM kill counts; at most as long as samples are stored"),
-    ] = 60.0
+
+    # Constants: no two nodes need them to differ.
+    # A victim that restarts is back by then.
+    kill_s: ClassVar[float] = 60.0
+    # Each hit is a reclaim in the way of an allocation.
+    pods_hits: ClassVar[float] = 20.0
 
 
 class _Node(NamedTuple):

@@ -10,7 +10,7 @@ the same; ``cpu.pressure`` is without the victim's own throttling already.
 """
 
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Meta
 
@@ -50,9 +50,10 @@ class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_u
         ]
         | None
     ) = None
-    falling_fraction: Annotated[
-        float, Meta(ge=0, le=1, description="rising: avg10 below this share of avg10 5 s ago is falling fast")
-    ] = 0.85
+
+    # Constants: no two nodes need them to differ.
+    # Oomd's fast_fall_ratio, over 5 s.
+    falling_fraction: ClassVar[float] = 0.85
 
     def __post_init__(self) -> None:
         if self.clear_percent is not None and self.clear_percent > self.above_percent:

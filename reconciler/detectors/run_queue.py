@@ -12,7 +12,7 @@ for the deviation, never for the fixed limit.
 """
 
 from functools import partial
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -43,7 +43,6 @@ class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limit_percent: Annotated[
         float, Meta(gt=0, le=100, description="wait / (wait + run) that is bad for every workload")
     ] = 5.0
-    floor_percent: Annotated[float, Meta(ge=0, le=100, description="a window below this share is never bad")] = 1.0
     sigmas: Annotated[
         float, Meta(ge=1, le=20, description="standard deviations above the workload's own past that are bad")
     ] = 3.0
@@ -51,29 +50,23 @@ class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         Meta(ge=0, le=10_000_000, description="a window is bad only if the mean wait is longer than this"),
     ] = 1000.0
-    severe_percent: Annotated[
-        float, Meta(ge=0, le=100, description="above this wait share a fifth of delay_us is sufficient")
-    ] = 20.0
     window_s: Annotated[float, Meta(ge=0.1, le=60, description="length of a window")] = 2.0
     windows: Annotated[int, Meta(ge=1, le=20, description="number of last windows evaluated")] = 5
     bad: Annotated[int, Meta(ge=1, le=20, description="bad windows that make an interference")] = 3
-    throttled_percent: Annotated[
-        float,
-        Meta(
-            ge=0, le=100, description="a window is ignored if the pod's own quota throttled it in more of its periods"
-        ),
-    ] = 0.0
-    relearn_s: Annotated[
-        float, Meta(ge=60, le=86400, description="after this time interference is learned as normal")
-    ] = 1800.0
+
+    # Constants: no two nodes need them to differ.
+    # A workload that hardly ever waits has a spread near zero: less than this harms no one.
+    floor_percent: ClassVar[float] = 1.0
+    # So long a share of waiting matters at short waits, too: a fifth of delay_us is then enough.
+    severe_percent: ClassVar[float] = 20.0
+    # A pod that its own quota stops waits for itself.
+    throttled_percent: ClassVar[float] = 0.0
+    # What lasts for half an hour is the workload's new normal.
+    relearn_s: ClassVar[float] = 1800.0
 
     def __post_init__(self) -> None:
         if self.bad > self.windows:
             raise ValueError(f"bad {self.bad} is more than windows {self.windows}")
-        if self.floor_percent > self.limit_percent:
-            raise ValueError(
-                f"floor_percent {number(self.floor_percent)} is above limit_percent {number(self.limit_percent)}"
-            )
 
 
 class RunQueueMemory(Struct, frozen=True, kw_only=True):

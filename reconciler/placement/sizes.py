@@ -51,8 +51,6 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shrink_step_percent: ClassVar[Annotated[int, Meta(ge=0, le=100)]] = 10
     # A dip of the load is shorter than this.
     shrink_interval_s: ClassVar[_Seconds] = 30.0
-
-    # Constants: no two nodes need them to differ.
     # A pool that ends in the middle of a core shares the core's caches with its neighbour.
     whole_cores: ClassVar[bool] = True
     # A share of a small demand is less than one thread can use.

@@ -7,6 +7,7 @@ import pytest
 from reconciler.detectors.cpi import DETECTOR, CpiBaseline, CpiConfig, CpiMemory
 from reconciler.detectors.moments import Moments
 from state.evidence import ContendedResource, DetectorVerdict
+from tests.fakes.constants import varied
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, be, facts, judged, verdicts
 
 KNOWN = Moments(1000, 1.0, 0.01)
@@ -65,7 +66,7 @@ def test_below_a_quarter_of_a_cpu_nothing_counts() -> None:
 def test_noise_of_a_week_leaves_sigma_as_it_is_and_hardly_ever_alarms() -> None:
     made = random.Random(11)
     values = [made.gauss(1.0, 0.1) for _ in range(10_000)]
-    config = CpiConfig(half_life_s=31_536_000)
+    config = varied(CpiConfig(), half_life_s=31_536_000)
     scene = Scene({VICTIM: {"cpi": values, "cpu.use": 1000}}, every_s=60)
     kept: CpiMemory | None = None
     alarms = 0
@@ -82,7 +83,7 @@ def test_noise_of_a_week_leaves_sigma_as_it_is_and_hardly_ever_alarms() -> None:
 def test_interference_is_not_learned_until_it_lasts() -> None:
     known = memory()
     scene = Scene({VICTIM: {"cpi": 3.0, "cpu.use": 1000}}, every_s=60)
-    config = CpiConfig(relearn_s=3600)
+    config = varied(CpiConfig(), relearn_s=3600)
     kept: Any = known
     for _ in range(60):
         opinion, kept = DETECTOR.judge(config, scene.step(), kept)

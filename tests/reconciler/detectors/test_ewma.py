@@ -5,11 +5,12 @@ import pytest
 
 from reconciler.detectors.ewma import DETECTOR, EwmaConfig, expected
 from state.evidence import NODE, ContendedResource, DetectorVerdict
+from tests.fakes.constants import varied
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, judged, verdicts
 
 
 def run(values: Values, steps: int, **config: Any) -> list[DetectorVerdict]:
-    made = EwmaConfig(**{"signal": "cpu.wait", **config})
+    made = varied(EwmaConfig(), **{"signal": "cpu.wait", **config})
     return judged(DETECTOR, made, Scene({VICTIM: {"cpu.wait": values}}), steps)
 
 

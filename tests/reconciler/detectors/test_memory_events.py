@@ -5,6 +5,7 @@ import pytest
 from reconciler.detectors.memory_events import DETECTOR, MemoryEventsConfig
 from state.evidence import NODE, ContendedResource, DetectorVerdict
 from state.model import Resources
+from tests.fakes.constants import varied
 from tests.reconciler.detectors.scene import VICTIM, Scene, Values, facts, judged, verdicts
 
 MIB = 1 << 20
@@ -18,7 +19,7 @@ WELL: dict[str, Values] = {"memory.kswapd": 0, "memory.direct": 0}
 
 
 def run(victim: dict[str, Values], node: dict[str, Values], steps: int = 10, **config: Any) -> list[DetectorVerdict]:
-    made = MemoryEventsConfig(**{"for_s": 3, "clear_s": 3, **config})
+    made = varied(MemoryEventsConfig(), **{"for_s": 3, "clear_s": 3, **config})
     scene = Scene({VICTIM: {"memory.use": 50.0 * MIB, "memory.limit": 100.0 * MIB, **victim}, NODE: node})
     return judged(DETECTOR, made, scene, steps)
 

@@ -319,3 +319,11 @@ def test_losing_sight_never_lowers_a_demand(used: int, cpus: int, policy: Provis
         assert ask(policy, [pod], old, size(cpus)) >= cpus * 1000
     else:
         assert ask(policy, [pod], old, size(cpus)) >= ask(policy, [pod], seen, size(cpus))
+
+
+def test_pid_asks_for_no_more_than_the_requests_while_others_cut_the_pool() -> None:
+    busy, idle = web("busy", request=5000), web("idle")
+    uses = using([(busy, 3900)], age_s=0.0) | using([(idle, 0)], age_s=0.0)
+    cut = replace(size(4, 4500), asked_cpus=8)
+    assert ask(ProvisionPolicy.PID, [busy, idle], uses, cut) == 5000
+    assert ask(ProvisionPolicy.PID, [busy, idle], uses, replace(cut, wanted_milli=7000)) == 7000
