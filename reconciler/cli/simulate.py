@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import IO, Any, BinaryIO, Final, final
 
 from msgspec import Struct
@@ -32,6 +33,8 @@ from reconciler.runtime import format as fmt
 from state.evidence import SampleFrame, Verdict
 from state.summary import resource_facts
 
+_FIRST: Final = 8
+"""Items of a recording among which its first step is."""
 _MOST: Final = 40
 """Rows of a table; ``-o json`` has all."""
 _ITEMS: Final = {
@@ -398,13 +401,13 @@ class _Run:
                 self._report.evictions.append(self._would[uid])
 
 
-def _frames(paths: Sequence[str], progress: "_Progress") -> Iterator[RecordedItem]:
+def _frames(paths: Sequence[str], progress: "_Progress | None" = None) -> Iterator[RecordedItem]:
     for path in paths:
         try:
             with open(path, "rb") as file:
                 for item in read(file, path):
                     yield item
-                    if isinstance(item, SampleFrame):
+                    if progress is not None and isinstance(item, SampleFrame):
                         progress.at(file, item.wall_s)
         except OSError as exc:
             raise CliError(f"{path}: {exc.strerror}", Exit.UNREACHABLE) from exc
@@ -437,10 +440,19 @@ class _Progress:
         self._out.flush()
 
 
+def _recorded_zone(paths: Sequence[str]) -> str | None:
+    """The zone of the recorded node; None: its first steps do not name it."""
+    for item in islice(_frames(paths), _FIRST):
+        if isinstance(item, NodeStep):
+            return item.settings.zone
+    return None
+
+
 def _load(options: Namespace, path: str) -> WindowedConfig:
     required = options.config is not None or path == options.against
     loaded = load.load(path, required=required)
-    return WindowedConfig(loaded, places.kept_settings(options, loaded))
+    zone = _recorded_zone(options.record) if loaded.config.windows else None
+    return WindowedConfig(loaded, places.kept_settings(options, loaded), zone)
 
 
 def _time(text: str | None) -> float | None:

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 class WindowedConfig:
     """A configuration at the times of a recording, each window made once."""
 
-    def __init__(self, loaded: Loaded, kept: "KeptSettings | None" = None) -> None:
-        """``loaded``: as the files have it. ``kept``: a control plane's settings, which apply below it."""
+    def __init__(self, loaded: Loaded, kept: "KeptSettings | None" = None, zone: str | None = None) -> None:
+        """``loaded``: as the files have it. ``kept``: a control plane's settings, which apply below it.
+
+        ``zone``: of windows without one; None: this machine's. One whose data is not here is UTC.
+        """
         self._loaded = loaded
         self._kept = kept
-        self._table = load.window_table(loaded.config) if loaded.config.windows else None
+        self._table = load.window_table(loaded.config, known_zone(zone)) if loaded.config.windows else None
         self._decision: Decision | None = None
         self._configs: dict[int | None, Config] = {None: self._layered(loaded)}
 
@@ -77,12 +80,17 @@ def moment_of(root: str) -> NodeMoment:
     from reconciler.cli.recorded import captured_at  # its decoders are needed for a copied node only
 
     at, recorded_zone = captured_at(root)
-    zone = None if at is None else recorded_zone
-    try:
-        zone_of(zone, os.path.abspath(root))
-    except ValueError:
-        zone = "UTC"
+    zone = known_zone(None if at is None else recorded_zone, os.path.abspath(root))
     return NodeMoment(time.time() if at is None else at, root, zone)
+
+
+def known_zone(zone: str | None, root: str = "/") -> str | None:
+    """A zone by its name, UTC where its data is not here. None: that of the node below ``root``."""
+    try:
+        zone_of(zone, root)
+    except ValueError:
+        return "UTC"
+    return zone
 
 
 def window_facts(config: Config, moment: NodeMoment) -> dict[str, Any]:

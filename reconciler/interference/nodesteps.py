@@ -6,6 +6,7 @@ those of `NodeView`, `Pools` and `NodePlan` by name: a new field of a view is re
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Final, Union, final, get_args, get_origin, get_type_hints
 
@@ -31,11 +32,15 @@ _OF_PLAN: Final = ("memory", "disk", "network", "cache", "starts")
 
 
 class PlannerSettings(Struct, frozen=True, kw_only=True):
-    """What the daemon planned by. ``operator``: class overrides of the operator's file."""
+    """What the daemon planned by. ``operator``: class overrides of the operator's file.
+
+    ``zone``: the name of the node's time zone, in which windows without one hold; None: it has none.
+    """
 
     policies: PoliciesConfig = PoliciesConfig()
     classes: ClassRules = ClassRules()
     operator: tuple[ClassOverride, ...] = ()
+    zone: str | None = None
 
 
 class NodeStep(Struct, frozen=True, kw_only=True):
@@ -52,7 +57,20 @@ class NodeStep(Struct, frozen=True, kw_only=True):
 def settings_of(config: Config, inventory: Inventory) -> PlannerSettings:
     """What is planned by now."""
     own = len(config.classes.overrides)
-    return PlannerSettings(policies=config.policies, classes=config.classes, operator=inventory.rules.overrides[own:])
+    return PlannerSettings(
+        policies=config.policies,
+        classes=config.classes,
+        operator=inventory.rules.overrides[own:],
+        zone=_zone(config.node.root) if config.windows else None,
+    )
+
+
+@lru_cache(maxsize=1)
+def _zone(root: str) -> str | None:
+    """Once: the windows of a running daemon keep the zone in which they were read."""
+    from reconciler.config.window_time import local_name  # few nodes have windows
+
+    return local_name(root)
 
 
 class _Change(Struct, frozen=True, array_like=True, gc=False):

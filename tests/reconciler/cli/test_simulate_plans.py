@@ -223,6 +223,15 @@ def test_each_frame_is_planned_in_the_window_of_its_time(replayed: Replay) -> No
     assert 0 < changed["pools"]["reclaimed"]["differ_s"] < whole["pools"]["reclaimed"]["differ_s"]
 
 
+def test_a_window_without_a_zone_is_in_that_of_the_recorded_node(replayed: Replay) -> None:
+    items = list(steps(night(120)))
+    begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s + 20_700)) for at in (0, 60))
+    windows = f"windows: [{{name: quiet, when: 'daily {change}-{begin}', limit_percent: 40}}]"
+    there = [(replace(step, settings=replace(step.settings, zone="Asia/Kathmandu")), frame) for step, frame in items]
+    named = replayed(items, windows.replace("', limit", " Asia/Kathmandu', limit"))["plans"]
+    assert replayed(there, windows)["plans"]["pools"] == named["pools"] != {}
+
+
 def test_a_control_planes_settings_of_the_node_count_below_the_windows(replayed: Replay, tmp_path: Path) -> None:
     store = Store(f"{tmp_path}/state.db")
     values = (KeptValue("resourceUsedThresholdWithBE.cpuSuppressThresholdPercent", 40),)

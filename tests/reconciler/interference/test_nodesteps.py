@@ -1,7 +1,9 @@
 """The planner's input in a recording: exact, read block by block, and absent from older files."""
 
 import io
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,7 +14,10 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import InputError
-from reconciler.interference.nodesteps import NodeStep, NodeStepReader, NodeStepWriter
+from reconciler.config.model import Config
+from reconciler.config.windows import WindowConfig
+from reconciler.control.inventory import Inventory
+from reconciler.interference.nodesteps import NodeStep, NodeStepReader, NodeStepWriter, settings_of
 from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin, read
 from reconciler.pods.selectors import ClassOverride
 from state.cpu import GroupUse
@@ -142,3 +147,16 @@ def test_what_no_writer_makes_is_an_input_error(change: object) -> None:
     packer._rows[0] = replace(packer._rows[0], step=msgspec.msgpack.encode(change))
     with pytest.raises(InputError, match="frames of version 3"):
         list(read(io.BytesIO(begin(LearnedState()) + packer.block()), "x.rec"))
+
+
+def test_the_zone_of_the_node_is_recorded_where_there_are_windows(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/localtime").symlink_to("/usr/share/zoneinfo/Asia/Kathmandu")
+    inventory = cast(Inventory, SimpleNamespace(rules=SimpleNamespace(overrides=())))
+    without = replace(Config(), node=replace(Config().node, root=str(tmp_path)))
+    windows = (WindowConfig(name="office", when="daily 08:00-18:00"),)
+    assert settings_of(without, inventory).zone is None
+    settings = settings_of(replace(without, windows=windows), inventory)
+    assert settings.zone == "Asia/Kathmandu"
+    step = replace(next(iter(steps([view(0, 1500, 500)])))[0], settings=settings)
+    assert NodeStepReader().step(NodeStepWriter().change(step)).settings.zone == "Asia/Kathmandu"
