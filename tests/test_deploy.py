@@ -32,6 +32,68 @@ def test_systemd_understands_every_line_of_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+SINCE = {
+    # 219 and before: CentOS 7 knows them.
+    **dict.fromkeys(
+        (
+            *("Description", "Documentation", "After", "WantedBy", "Type", "NotifyAccess", "ExecStart", "ExecStopPost"),
+            *("ExecReload", "TimeoutStartSec", "WatchdogSec", "TimeoutStopSec", "KillMode", "Restart", "RestartSec"),
+            *("RestartPreventExitStatus", "Slice", "RuntimeDirectory", "RuntimeDirectoryMode", "UMask", "Environment"),
+            *("OOMScoreAdjust", "LimitNOFILE", "CapabilityBoundingSet", "NoNewPrivileges", "ProtectSystem"),
+            *("ProtectHome", "PrivateTmp", "PrivateDevices", "PrivateNetwork", "DevicePolicy"),
+            *("RestrictAddressFamilies", "SystemCallArchitectures", "SystemCallFilter", "SystemCallErrorNumber"),
+        ),
+        219,
+    ),
+    "TasksMax": 219,  # 227; CentOS 7 has it all the same
+    "AmbientCapabilities": 219,  # 229; the same
+    "StartLimitIntervalSec": 230,
+    "MemoryMax": 231,
+    "ReadWritePaths": 231,
+    "RestrictRealtime": 231,
+    "ProtectControlGroups": 232,
+    "ProtectKernelModules": 232,
+    "RestrictNamespaces": 233,
+    "StateDirectory": 235,
+    "StateDirectoryMode": 235,
+    "RuntimeDirectoryPreserve": 235,
+    "ConfigurationDirectory": 235,
+    "CacheDirectory": 235,
+    "LockPersonality": 235,
+    "PrivateMounts": 239,
+    "ProtectHostname": 242,
+    "RestrictSUIDSGID": 242,
+    "ProtectKernelLogs": 244,
+    "ProtectClock": 245,
+    "ProtectProc": 247,
+}
+"""The first systemd that knows each line of the unit; an older one logs it and goes on without it.
+
+Source: systemd's load-fragment-gperf.gperf.m4 of CentOS 7 (219) and CentOS 8 (239), systemd's NEWS.
+"""
+STRICTER = {"StartLimitIntervalSec", "MemoryMax"} | {
+    name for name in SINCE if name.startswith(("Protect", "Restrict", "Private", "Lock", "ReadWrite"))
+}
+"""Without them the daemon has more rights, or may be restarted less often, and everything else is the same."""
+MADE_BY_THE_DAEMON = {"StateDirectory", "StateDirectoryMode", "ConfigurationDirectory", "CacheDirectory"}
+
+
+def test_what_each_systemd_from_219_on_leaves_out_of_the_unit_costs_no_function() -> None:
+    unit = {name for name in settings_of(UNIT) if name in SINCE}
+    assert unit == set(settings_of(UNIT)), "a new line needs its first systemd in SINCE"
+    left_out = {name for name in unit if SINCE[name] > 219}
+    # CentOS 7 removes /run/bypassd at each end: a kill loses what was about to be written.
+    assert left_out - STRICTER - MADE_BY_THE_DAEMON == {"RuntimeDirectoryPreserve"}
+
+
+@pytest.mark.parametrize(
+    "name", ["Slice", "Type", "WatchdogSec", "OOMScoreAdjust", "CapabilityBoundingSet", "KillMode"]
+)
+def test_what_the_daemon_needs_of_its_unit_every_systemd_from_219_on_knows(name: str) -> None:
+    assert SINCE[name] == 219
+    assert settings_of(UNIT)["Slice"] == "bypassd.slice"
+
+
 def test_the_unit_stays_within_its_exposure(tmp_path: Path) -> None:
     analyze = needed("systemd-analyze")
     shutil.copy(DEPLOY / "bypassd.service", tmp_path)

@@ -214,7 +214,7 @@ def own_group_cells(own: Row) -> Iterator[Cell]:
     group = str(own["group"]).removesuffix("/bypassd.service")
     if placement == "own":
         yield f"{group}: "
-        yield StyledText(f"{shares} shares of its own", "ok")
+        yield StyledText("no weights on this node" if shares is None else f"{shares} shares of its own", "ok")
         yield f", raised {own['raised']} times" if own["raised"] else ""
     elif placement == "pod":
         yield "in a pod, with the weight of its CPU request"

@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
+from errno import ENOENT
 from typing import Final, final
 
 import trio
@@ -326,11 +327,19 @@ class OwnGroup(trio.abc.Instrument):
             self._files.write(self._hierarchy.directory("cpu", self._top()), self._file(), str(value))
         except OSError as exc:
             problem = f"{self._top()}: {self._file()}: {errno_name(exc.errno)}"
-            if problem != self._problem:
+            if exc.errno == ENOENT and self._has_no_weights():
+                problem = ""
+            elif problem != self._problem:
                 _LOG.warning("cannot set the weight of the daemon's own group", group=self._top(), error=problem)
             self._problem = problem
         else:
             self._problem = ""
+
+    def _has_no_weights(self) -> bool:
+        """v2 without the cpu controller below the root: the kubelet enables it, and `_check` sets the weight then."""
+        with suppress(OSError):
+            return self._version != 1 and self._files.inode(self._hierarchy.directory("cpu", self._top())) > 0
+        return False
 
     def _may_move(self) -> bool:
         """Whether the group is neither a pod's nor one that a service manager made in this hierarchy.

@@ -1,6 +1,7 @@
 """The agent's own needs: rights, limits, store, configuration; and the agent itself."""
 
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ _PROBLEMS: Final = 8
 """As many as `bypassctl status` shows."""
 _LONGEST_PROBLEM: Final = 300
 _BASE_WATCHES: Final = 32
+_UNIT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9@_.-]{0,99}\.service")
 _INOTIFY: Final = ("max_user_watches", "max_user_instances", "max_queued_events")
 
 
@@ -294,7 +296,10 @@ def own_group(own: Mapping[str, object]) -> CheckResult:
         fix = "systemctl restart bypassd; the unit needs a writable /sys/fs/cgroup (ProtectControlGroups=no)"
         return warn("daemon weight", str(own["problem"])[:_SHOWN], fix)
     if placement == "own":
-        return ok("daemon weight", f"{group}: {shares} shares directly below the root")
+        weight = f"{shares} shares directly below the root"
+        if own.get("shares") is None:
+            weight = "no group below the root has a weight (the cpu controller is off there), so pods have none either"
+        return ok("daemon weight", f"{group}: {weight}")
     if placement == "pod":
         text = (
             f"in a pod, {group}: competes with online pods by its CPU request; "
@@ -307,11 +312,22 @@ def own_group(own: Mapping[str, object]) -> CheckResult:
     text = (
         f"{group}: {where}: each wake-up of the daemon may take milliseconds from an online task (p99.9 up to 4 times)"
     )
-    fix = (
-        "systemctl edit bypassd: [Service] Slice=bypassd.slice, as the unit of this version has it; then systemctl "
-        "restart bypassd. Without the unit: systemd-run --slice=bypassd.slice bypassd run. node.own_shares: below 1024"
+    return warn("daemon weight", text, _own_slice(group))
+
+
+def _own_slice(group: str) -> str:
+    """The command that moves the daemon into its own slice: of its unit, else a start by hand.
+
+    A drop-in: no systemd changes the slice of a unit by ``set-property``, and ``edit --stdin`` is from 256 on.
+    """
+    unit = group.rpartition("/")[2]
+    if not _UNIT.fullmatch(unit):
+        return "start it by systemd-run --slice=bypassd.slice bypassd run"
+    directory = f"/etc/systemd/system/{unit}.d"
+    return (
+        f"mkdir -p {directory} && printf '[Service]\\nSlice=bypassd.slice\\n' >{directory}/zz-slice.conf && "
+        f"systemctl daemon-reload && systemctl restart {unit}"
     )
-    return warn("daemon weight", text, fix)
 
 
 def node_daemons(state: Mapping[str, object]) -> CheckResult:

@@ -313,6 +313,7 @@ def compared(node: InspectedNode, state: dict[str, object]) -> tuple[CheckState,
     ("placement", "group", "shares", "problem", "state"),
     [
         ("own", "/bypassd.slice/bypassd.service", 50, "", CheckState.OK),
+        ("own", "/bypassd.slice/bypassd.service", None, "", CheckState.OK),
         ("pod", "/kubepods/burstable/podx/y", 1024, "", CheckState.OK),
         ("shared", "/system.slice/bypassd.service", 1024, "", CheckState.WARN),
         ("root", "/", None, "", CheckState.WARN),
@@ -329,6 +330,22 @@ def test_the_weight_that_the_daemon_has_beside_online_pods_is_checked(
     assert found.state is state
     assert bool(found.fix) is (state is CheckState.WARN)
     assert group in found.found or problem in found.found
+    assert "None" not in found.found
+
+
+@pytest.mark.parametrize(
+    ("group", "command"),
+    [
+        ("/system.slice/bypassd.service", "systemctl daemon-reload && systemctl restart bypassd.service"),
+        ("/system.slice/bypassd@a.service", ">/etc/systemd/system/bypassd@a.service.d/zz-slice.conf && systemctl"),
+        ("/user.slice/user-0.slice/session-1.scope", "systemd-run --slice=bypassd.slice bypassd run"),
+        ("/system.slice/$(reboot).service", "systemd-run --slice=bypassd.slice bypassd run"),
+        ("/", "systemd-run --slice=bypassd.slice bypassd run"),
+    ],
+)
+def test_a_shared_weight_is_ended_by_one_command(group: str, command: str) -> None:
+    own = {"placement": "shared", "group": group, "top": "/x", "shares": 1024, "raised": 0, "problem": ""}
+    assert command in checks.own_group(own).fix
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,26 @@ async def test_a_group_that_vanishes_is_a_problem_and_no_error(daemon: Daemon) -
     assert "/bypassd.slice" in daemon.own.status.problem
 
 
+async def test_on_v2_without_the_cpu_controller_there_is_no_problem_and_the_weight_is_set_once_it_is_on(
+    tmp_path: Path,
+) -> None:
+    daemon = Daemon(tmp_path, "v2")
+    root = daemon.hierarchy.directory("cpu", "/")
+    top = daemon.directory
+    for directory in (top, root):
+        daemon.kernel.write(directory, "cgroup.subtree_control", "-cpu")
+    daemon.own.start()
+    try:
+        assert (daemon.own.status.problem, daemon.own.status.shares) == ("", None)
+        daemon.kernel.write(root, "cgroup.subtree_control", "+cpu")
+        daemon.rest()
+        daemon.rest(20.0)
+        daemon.rest()
+        assert daemon.own.status.shares == 51
+    finally:
+        daemon.own.stop()
+
+
 PROGRAM = """
 import json, sys, trio
 from cgroupfs.hierarchy import Hierarchy
