@@ -36,6 +36,17 @@ def has_eevdf(release: str) -> bool:
     return version is None or version >= _EEVDF
 
 
+def feature(text: str, name: str) -> int:
+    """Whether a feature of the scheduler is on, 1 or 0, in the text of debugfs' ``sched/features``.
+
+    Errors: `ValueError` if the kernel has no such feature.
+    """
+    words = text.split()
+    if name not in words and f"NO_{name}" not in words:
+        raise ValueError(f"this kernel's scheduler has no feature {name}")
+    return int(name in words)
+
+
 class Scheduler(Protocol):
     """Reads and sets policies. Errors: `OSError`, as the kernel answers; ESRCH for a thread that has ended."""
 

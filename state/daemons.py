@@ -4,8 +4,25 @@ Units: weights as the kernel's file has them (cpu.shares on cgroup v1, cpu.weigh
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct
+
+HRTICK: Final = "HRTICK"
+"""The scheduler's feature: the kernel's timer ends a turn when it is used up, and not the next tick."""
+TURN_FILES: Final[tuple[Mapping[str, str], ...]] = (
+    {
+        "kernel.sched_latency_ns": "proc/sys/kernel/sched_latency_ns",
+        "kernel.sched_min_granularity_ns": "proc/sys/kernel/sched_min_granularity_ns",
+        "sched_features.HRTICK": "sys/kernel/debug/sched_features",
+    },
+    {
+        "sched.latency_ns": "sys/kernel/debug/sched/latency_ns",
+        "sched.min_granularity_ns": "sys/kernel/debug/sched/min_granularity_ns",
+        "sched.features.HRTICK": "sys/kernel/debug/sched/features",
+    },
+)
+"""The files of CFS that decide how long a turn is, by their name in plans: until Linux 5.12, and from 5.13 to 6.5."""
 
 
 class DaemonGroup(Struct, frozen=True, kw_only=True):
@@ -37,10 +54,12 @@ class Daemons(Struct, frozen=True, kw_only=True):
 
     ``refused``: why a group that the configuration names is not among ``groups`` or cannot have a weight, by path.
     ``pods_weight``: of the group of all pods. ``latency_ns``: the scheduler's period, half of which a group may be put
-    back when it wakes up; None: this kernel shows none.
+    back when it wakes up; None: this kernel shows none. ``turns``: the values of `TURN_FILES` at the daemon's start;
+    empty if this kernel has not all of one row.
     """
 
     groups: Mapping[str, DaemonGroup] = {}
     refused: Mapping[str, str] = {}
     pods_weight: int | None = None
     latency_ns: int | None = None
+    turns: Mapping[str, int] = {}

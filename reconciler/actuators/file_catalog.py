@@ -4,8 +4,8 @@ A policy names one in a `state.plan.FileTarget`; `reconciler.actuators.files.nod
 original, reports it, and restores it. A new file is one entry of the catalog; a new form of text needs a codec as well.
 The values are integers, so that a target can be bounded (`FileTarget.most_rise`).
 
-Source: kernel documentation, admin-guide/sysctl/vm. ``watermark_scale_factor`` is from Linux 4.6; /proc/sys is
-read-only in containers that are not privileged.
+Source: kernel documentation, admin-guide/sysctl/vm; kernel/sched/debug.c. ``watermark_scale_factor`` is from Linux
+4.6; /proc/sys is read-only in containers that are not privileged.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,8 @@ from typing import Final
 from msgspec import Struct
 
 from cgroupfs.bounded import whole
+from cgroupfs.scheduling import feature
+from state.daemons import HRTICK, TURN_FILES
 from state.kinds import FILE, SYSCTL
 from state.memory import MIN_FREE, SCALE
 
@@ -27,6 +29,8 @@ class FileCodec(Struct, frozen=True):
 
 NUMBER: Final = FileCodec(lambda text: whole(text.strip()), str)
 """A whole number."""
+FEATURE: Final = FileCodec(lambda text: feature(text, HRTICK), lambda on: HRTICK if on else f"NO_{HRTICK}")
+"""One of the scheduler's features, on or off; a write of its name changes no other."""
 
 
 class NodeFile(Struct, frozen=True):
@@ -49,6 +53,11 @@ def _sysctl(name: str) -> NodeFile:
 _FILES: Final = (
     _sysctl(MIN_FREE),
     _sysctl(SCALE),
+    *(
+        NodeFile(name, path, FEATURE if name.endswith(HRTICK) else NUMBER)
+        for files in TURN_FILES
+        for name, path in files.items()
+    ),
 )
 FILES: Final[Mapping[str, NodeFile]] = {file.name: file for file in _FILES}
 """By name."""

@@ -24,10 +24,11 @@ from cgroupfs.bounded import digits, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.scheduling import feature
 from cgroupfs.usage import UsageReader
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.own_group import GROUP, cpu_group, top_group
-from state.daemons import DaemonGroup, Daemons
+from state.daemons import HRTICK, TURN_FILES, DaemonGroup, Daemons
 
 if TYPE_CHECKING:
     from reconciler.signals.runqueue import DelaySource  # with all readers of samples
@@ -90,9 +91,9 @@ class RootGroups:
         self._waits = _ProcessWaits(hierarchy, files, taskstats)
         self._used: dict[str, _Counter] = {}
         self._pressure: dict[str, _Counter] = {}
-        self._known = Daemons()
+        self.known = Daemons(latency_ns=self._read_latency(), turns=self._read_turns())
+        """As read last."""
         self._listed_at = float("-inf")
-        self._latency_ns = self._read_latency()
 
     def close(self) -> None:
         """Give the socket back."""
@@ -106,12 +107,12 @@ class RootGroups:
         """Read them now. ``named``: paths of the groups that are to be managed."""
         now = self._clock()
         listing = now - self._listed_at >= LIST_S or any(
-            path not in self._known.groups and path not in self._known.refused for path in named
+            path not in self.known.groups and path not in self.known.refused for path in named
         )
         if listing:
             self._listed_at = now
             self._list(named)
-        groups = dict(self._known.groups)
+        groups = dict(self.known.groups)
         slices = TimeSlice()
         for path, group in groups.items():
             changes: dict[str, int | float | None] = {"use_milli": self._use_milli(path, now)}
@@ -120,9 +121,9 @@ class RootGroups:
                 changes["waits"] = await self._waiting(path, now, slices, whole=listing)
             groups[path] = replace(group, **changes)
             await slices.checkpoint()
-        pods_weight = self._weight(top_group(self._kubepods)) if listing else self._known.pods_weight
-        self._known = replace(self._known, groups=groups, pods_weight=pods_weight)
-        return self._known
+        pods_weight = self._weight(top_group(self._kubepods)) if listing else self.known.pods_weight
+        self.known = replace(self.known, groups=groups, pods_weight=pods_weight)
+        return self.known
 
     def _list(self, named: Collection[str]) -> None:
         names: list[str] = []
@@ -159,12 +160,12 @@ class RootGroups:
                 refused[path] = "bypassd runs in it: it needs a group of its own first (bypassctl doctor)"
             elif self._weight(path) is None:
                 refused[path] = f"it has no {self._file}: the cpu controller is not enabled for it"
-        before = self._known.groups
+        before = self.known.groups
         groups = {path: before.get(path, DaemonGroup()) for path in found[:_MOST]}
         self._used = {path: last for path, last in self._used.items() if path in groups}
         self._pressure = {path: last for path, last in self._pressure.items() if path in groups}
         self._waits.keep_only(groups)
-        self._known = replace(self._known, groups=groups, refused=refused, latency_ns=self._latency_ns)
+        self.known = replace(self.known, groups=groups, refused=refused)
 
     def _exists(self, path: str) -> bool:
         """Whether a group that is named exists: of very many the listing has a part."""
@@ -219,6 +220,19 @@ class RootGroups:
             except (OSError, ValueError):
                 continue
         return None
+
+    def _read_turns(self) -> dict[str, int]:
+        """Before values of ours are in them, or with those of the run before."""
+        for row in TURN_FILES:
+            values: dict[str, int] = {}
+            for name, path in row.items():
+                directory, file = os.path.split(os.path.join(self._root, path))
+                with suppress(OSError, ValueError):
+                    text = self._files.read(directory, file)
+                    values[name] = feature(text, HRTICK) if name.endswith(HRTICK) else whole(text)
+            if len(values) == len(row):
+                return values
+        return {}
 
 
 def _rate(known: dict[str, _Counter], path: str, now: float, value_ns: int | None) -> float | None:

@@ -2,8 +2,8 @@
 
     python -m tests.virtual [--short|--ci] [--suite bullseye|bookworm|trixie] [--cgroup v1|v2] [--laws kubernetes,cpu]
         [--be besteffort|burstable] [--work spin|touch] [--touch-mib 128] [--spinners 2] [--rate 2000] [--seconds 4]
-        [--settle 4] [--agent bypassd.slice/bypassd.service] [--kubelet] [--daemon-shares 1024,50] [--trace 3]
-        [--record FILE]
+        [--settle 4] [--agent bypassd.slice/bypassd.service] [--kubelet] [--daemon-shares 1024,50] [--cpus 1]
+        [--scheduler 'NO_HRTICK,HRTICK latency_ns=3000000'] [--trace 3] [--record FILE]
 
 Writes the table to standard output and appends the results to the record, which `tests.virtual.picture` draws. Exit
 code 1: a bound is missed or the machine did not finish; 2: an argument is not valid. Where qemu or mmdebstrap is
@@ -64,6 +64,10 @@ def options() -> argparse.ArgumentParser:
         "--kubelet", dest="kubelet_like", action="store_true", help="5 ms of each 100 ms used in system.slice"
     )
     parser.add_argument("--daemon-shares", help="each law under each of these shares of system.slice, by commas")
+    parser.add_argument(
+        "--scheduler", help="each law under each of these features and NAME=VALUE of the scheduler, by commas"
+    )
+    parser.add_argument("--cpus", type=int, help="CPUs of the machine, which share one host's CPU in turn")
     parser.add_argument("--trace", dest="longest", type=int, metavar="N", help="what ran during the N longest requests")
     parser.add_argument("--record", type=Path, default=Path("dist/virtual.jsonl"))
     parser.add_argument("--limit", type=float, default=900, help="seconds of this host after which the boot is ended")
@@ -79,6 +83,8 @@ def run_of(given: argparse.Namespace) -> Run:
         values["laws"] = SHORT
     if given.daemon_shares is not None:
         values["daemon_shares"] = tuple(int(text) for text in given.daemon_shares.split(","))
+    if given.scheduler is not None:
+        values["scheduler"] = tuple(given.scheduler.split(","))
     try:
         run = msgspec.convert(values, Run)
     except msgspec.ValidationError as exc:
@@ -115,14 +121,16 @@ def main(parts: Sequence[str] | None = None) -> int:
         for result in console.results:
             record.write(encoder.encode({"at": at, "run": run, "result": result}) + b"\n")
     missed = report(run, console, time.monotonic() - began, GUARD if given.ci else BOUNDS[run.be_qos])
-    if missed and not given.ci:
+    if run.longest or (missed and not given.ci):
         explain(run, console, missed, given.limit)
     return 1 if missed else 0
 
 
 def explain(run: Run, console: Console, missed: Sequence[str], limit_s: float) -> None:
-    """Print what ran during the longest requests of the laws that missed a bound: of this boot, or of a second one."""
-    laws = tuple(law for law in run.laws if any(sentence.startswith(f"{law}:") for sentence in missed))
+    """Print what ran during the longest requests: of all laws with ``--trace``, else of a second boot of those that
+    missed a bound.
+    """
+    laws = tuple(law for law in run.laws if run.longest or any(sentence.startswith(f"{law}:") for sentence in missed))
     if not laws:
         return
     traces = console.traces

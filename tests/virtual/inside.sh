@@ -23,6 +23,7 @@ mounts() {
         mount -t tmpfs tmpfs "$mountpoint"
     done
     ln -sfn /proc/self/fd /dev/fd
+    mount -t debugfs debugfs /sys/kernel/debug # as systemd does
     mkdir -p $scratch
     if [[ $cgroup == v2 ]]; then
         mount -t cgroup2 cgroup2 $cgroups
@@ -256,6 +257,18 @@ daemon_turns() {
     tail -n "+$1" $scratch/turns | sort -n | awk '{ all[NR] = $1 } END { print NR, all[int((NR + 1) / 2)] + 0, all[NR] + 0 }'
 }
 
+# set_scheduler WORD...: features and NAME=VALUE of the fair class, which were in other places up to Linux 5.12.
+set_scheduler() {
+    local debug=/sys/kernel/debug word
+    for word; do
+        case $word in
+        *=*) echo "${word#*=}" >"$(ls -d $debug/sched/"${word%=*}" "/proc/sys/kernel/sched_${word%=*}" 2>/dev/null | head -1)" ;;
+        *) echo "$word" >"$(ls -d $debug/sched/features $debug/sched_features 2>/dev/null | head -1)" ;;
+        esac
+    done
+    echo "scheduler: $*"
+}
+
 # measure LAW [SHARES]: of system.slice before the law begins.
 measure() {
     local law=$1 shares=${2-} agent='' result be online used container daemon=0 turns='0 0 0' from=1 before='{}' after='{}'
@@ -318,8 +331,8 @@ cp -r /bench/agent /run/agent
 cat /bench/load /bench/work /usr/local/bin/* /bin/sleep /usr/bin/awk >/dev/null
 make_group kubepods/burstable
 make_group kubepods/besteffort
-# The kubelet's for one CPU, of which the online pod requests all.
-eval "$(share_line kubepods 1024)"
+# The kubelet's, for the machine's CPUs; the online pod requests one of them.
+eval "$(share_line kubepods $((1024 * cpus)))"
 eval "$(share_line kubepods/burstable 1024)"
 eval "$(share_line kubepods/besteffort 2)"
 start_server
@@ -329,8 +342,11 @@ if [[ -n $kubelet_like ]]; then
     until [[ -e $scratch/turns ]]; do sleep 0.1; done
 fi
 for law in $laws; do
-    if [[ -z $daemon_shares ]]; then measure "$law"; fi
-    for shares in $daemon_shares; do measure "$law" "$shares"; done
+    IFS=, read -ra variants <<<"${scheduler:-none}"
+    for variant in "${variants[@]}"; do
+        if [[ $variant != none ]]; then set_scheduler $variant; fi # the words are arguments
+        for shares in ${daemon_shares:-none}; do measure "$law" "${shares#none}"; done
+    done
 done
 echo '{"end": true}'
 sync

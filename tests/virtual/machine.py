@@ -59,6 +59,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     agent_group: str = "bypassd.slice/bypassd.service"
     kubelet_like: bool = False
     daemon_shares: tuple[Annotated[int, Meta(ge=2, le=262144)], ...] = ()
+    scheduler: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_0-9=]+( [A-Za-z_0-9=]+)*$")], ...] = ()
+    cpus: Annotated[int, Meta(ge=1, le=8)] = 1
     longest: Annotated[int, Meta(ge=0)] = 0
 
     def cgroup_version(self) -> str:
@@ -95,6 +97,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             "agent_shares": shares,
             "kubelet_like": "yes" if self.kubelet_like else "",
             "daemon_shares": " ".join(map(str, self.daemon_shares)),
+            "scheduler": ",".join(self.scheduler),
+            "cpus": self.cpus,
             "longest": self.longest,
         }
         return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
@@ -181,7 +185,7 @@ def boot(run: Run, *, tarball: Path, limit_s: float) -> str:
         _run("mke2fs", "-q", "-t", "ext4", "-d", str(bench), str(disk), "256M")
         command = (
             *("qemu-system-x86_64", "-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off", "-cpu", "max"),
-            *("-smp", "1", "-m", "1024", "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"),
+            *("-smp", str(run.cpus), "-m", "1024", "-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"),
             *("-kernel", str(image / "vmlinuz"), "-initrd", str(image / "initrd")),
             *("-drive", f"file={image / 'disk.img'},format=raw,if=virtio,snapshot=on"),
             *("-drive", f"file={disk},format=raw,if=virtio,readonly=on"),

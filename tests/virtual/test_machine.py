@@ -27,10 +27,17 @@ def test_the_short_form_has_four_laws_on_the_older_kernel() -> None:
 
 def test_arguments_reach_the_run() -> None:
     given = run_of(
-        "--laws", "kubernetes,cpu", "--be", "burstable", "--agent", "a.slice:50/b", "--kubelet", "--trace", "3"
+        *("--laws", "kubernetes,cpu", "--be", "burstable", "--agent", "a.slice:50/b", "--kubelet", "--trace", "3"),
+        *("--cpus", "2", "--scheduler", "NO_HRTICK,HRTICK latency_ns=3000000"),
     )
     assert given == Run(
-        laws=("kubernetes", "cpu"), be_qos="burstable", agent_group="a.slice:50/b", kubelet_like=True, longest=3
+        laws=("kubernetes", "cpu"),
+        be_qos="burstable",
+        agent_group="a.slice:50/b",
+        kubelet_like=True,
+        longest=3,
+        cpus=2,
+        scheduler=("NO_HRTICK", "HRTICK latency_ns=3000000"),
     )
 
 
@@ -49,6 +56,8 @@ def test_arguments_reach_the_run() -> None:
         ("--daemon-shares", "50"),
         ("--kubelet", "--daemon-shares=1"),
         ("--kubelet", "--daemon-shares=a"),
+        ("--scheduler", "$(reboot)"),
+        ("--cpus", "0"),
     ],
 )
 def test_arguments_out_of_bounds_end_with_the_usage(parts: tuple[str, str]) -> None:
@@ -253,6 +262,15 @@ def test_a_missed_bound_prints_what_ran_during_the_longest_requests(
     assert ("bypassd-1 [000] 1.5: sched_switch" in capsys.readouterr().out) == (parts != ["--ci"])
     if boots == 2:
         assert (runs[1].laws, runs[1].longest) == (("cpu",), 3)
+
+
+def test_a_trace_that_was_asked_for_is_printed_of_every_law(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = [msgspec.json.encode(KUBERNETES).decode(), "trace   redis-1 [000] 1.5: sched_switch", '{"end": true}']
+    a_boot(monkeypatch, "\n".join(lines))
+    assert program.main(["--laws", "kubernetes", "--trace", "2", "--record", str(tmp_path / "record")]) == 0
+    assert "redis-1 [000] 1.5: sched_switch" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("code", "error"), [(2, UnavailableError), (1, BenchError)])
