@@ -316,7 +316,7 @@ def own_group(own: Mapping[str, object]) -> CheckResult:
 
 
 def _own_slice(group: str) -> str:
-    """The command that moves the daemon into its own slice: of its unit, else a start by hand.
+    """The command that moves the daemon into its own slice: of its unit, or of a start without one.
 
     A drop-in: no systemd changes the slice of a unit by ``set-property``, and ``edit --stdin`` is from 256 on.
     """
