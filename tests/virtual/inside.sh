@@ -243,13 +243,14 @@ start_tracing() {
 # print_trace LAW RESULT: the switches during each of the longest requests, 0.2 ms before it included.
 print_trace() {
     echo 0 >$tracing/tracing_on
-    local due latency
-    sed 's/.*"longest": \[\[//; s/\]\]}$//; s/\], \[/\n/g' <<<"$2" | tr -d ',' | while read -r due latency; do
-        echo "trace $1 $due $latency"
-        awk -v from="$due" -v lasts="$latency" '
-            { for (i = 1; i <= NF; i++) if ($i ~ /^[0-9]+\.[0-9]+:$/) { at = $i + 0; break } }
-            at >= from - 0.0002 && at <= from + lasts + 0.00005 { print "trace " substr($0, 1, 190) }' $tracing/trace | head -120
-    done
+    # In one pass: the kernel makes the file's text anew at each read.
+    sed 's/.*"longest": \[\[//; s/\]\]}$//; s/\], \[/\n/g' <<<"$2" | tr -d ',' >$scratch/longest
+    awk -v law="$1" '
+        NR == FNR { head[NR] = "trace " law " " $0; from[NR] = $1 - 0.0002; to[NR] = $1 + $2 + 0.00005; count = NR; next }
+        { for (i = 1; i <= NF; i++) if ($i ~ /^[0-9]+\.[0-9]+:$/) { at = $i + 0; break }
+          for (i = 1; i <= count; i++) if (at >= from[i] && at <= to[i] && lines[i]++ < 120)
+              text[i] = text[i] "\ntrace " substr($0, 1, 190) }
+        END { for (i = 1; i <= count; i++) print head[i] text[i] }' $scratch/longest $tracing/trace
 }
 
 # daemon_turns FROM: turns of the kubelet-like daemon since line FROM of its file: how many, the median and the longest (us).
