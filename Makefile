@@ -32,16 +32,17 @@ lint: setup
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
 types: setup
-	$(BIN)/mypy
+	$(BEHIND) $(BIN)/mypy
 
-# What needs nothing but a processor (the type check, three parts of the tests) runs side by side, and beside it what
-# mostly waits: daemons on nodes made of directories, and what asks the kernel for facts. What measures, and what asks
-# containerd, has the machine to itself afterwards. The few tests that failed beside others decide at the end, alone.
-PARTS = unit-deciding unit-reconciler unit-rest unit-daemon unit-daemon-starts unit-facts
+# What needs nothing but a processor (the type check, four parts of the tests) runs side by side, and beside it, with the
+# processors to itself when it needs them, what mostly waits: daemons on nodes made of directories, containers, and what
+# asks the kernel for facts. What measures has the machine to itself afterwards. The few tests that failed beside others
+# decide at the end, alone.
+PARTS = unit-containers unit-rest unit-deciding unit-reconciler unit-cli unit-daemon unit-daemon-starts unit-facts
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
-	$(MAKE) --no-print-directory --jobs=7 --output-sync=target types $(PARTS)
+	$(MAKE) --no-print-directory --jobs=9 --output-sync=target types $(PARTS)
 	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
 	$(PYTEST) $(NAMES)/kernel -m "kernel or containerd" $(filter-out $(BESIDE),$(KERNEL))
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
@@ -51,10 +52,12 @@ MEMORY = $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" 
 # Byte code is kept, the tests' own too, also where the environment says otherwise: four parts and one after them would
 # compile 1200 modules each.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode $(BIN)/python -m pytest -q $(ORDER)
+# Behind those that wait: a nice value counts within the session of `make`, and daemons have sessions of their own.
+BEHIND = nice -n 15
 # Shuffled, and the same each time: whoever changes nothing breaks nothing. `make search` shuffles anew.
 ORDER = --randomly-seed=1
 NAMES = -p tests.again --again=$(AGAIN)
-PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(PYTEST) -p no:cacheprovider \
+PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(BEHIND) $(PYTEST) -p no:cacheprovider \
 	-o tmp_path_retention_policy=failed -m "not kernel and not containerd and not cluster"
 DECIDING = $(addprefix tests/reconciler/,policies detectors interference placement pods responses control headroom)
 ELSEWHERE = tests/reconciler/cli
@@ -72,9 +75,16 @@ FACTS = $(filter-out tests/cgroupfs/test_pressure.py tests/cgroupfs/test_usage.p
 	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py tests/reconciler/cli/test_doctor% tests/reconciler/cli/test_prove.py \
 	tests/reconciler/policies/% tests/reconciler/responses/% tests/reconciler/runtime/test_cgroup_namespace.py \
 	tests/reconciler/sources/%,$(KERNEL)))
-BESIDE = $(DAEMON) $(FACTS)
+# Containers that are classified, bounded and restored, whatever else the machine does.
+CONTAINERS = $(patsubst %,tests/e2e/test_%.py,agent harness inner_groups memory_and_disks)
+BESIDE = $(DAEMON) $(FACTS) $(CONTAINERS)
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
-.PHONY: $(PARTS)
+.PHONY: $(PARTS) bytecode
+# One process compiles what all of them import, while the type check has the other processor.
+$(PARTS): bytecode
+bytecode:
+	-$(PYTEST) -p no:cacheprovider --collect-only tests/reconciler/cli/test_hostile_text.py tests/daemon >/dev/null
+
 unit-deciding:
 	$(PURE) $(NAMES)/$@ $(DECIDING)
 
@@ -82,7 +92,10 @@ unit-reconciler:
 	$(PURE) $(NAMES)/$@ tests/reconciler $(addprefix --ignore=,$(DECIDING) $(ELSEWHERE))
 
 unit-rest:
-	$(PURE) $(NAMES)/$@ $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py) $(ELSEWHERE)
+	$(PURE) $(NAMES)/$@ $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
+
+unit-cli:
+	$(PURE) $(NAMES)/$@ $(ELSEWHERE)
 
 unit-daemon:
 	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(DAEMON))
@@ -92,6 +105,9 @@ unit-daemon-starts:
 
 unit-facts:
 	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(FACTS)
+
+unit-containers:
+	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(CONTAINERS)
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"
