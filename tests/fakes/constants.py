@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from msgspec import Struct, defstruct
+from msgspec.structs import replace
 
 from reconciler.config.model import Config
 
@@ -33,17 +34,21 @@ def varied(config: T, **values: Any) -> T:
 def applied(constants: Mapping[str, object]) -> Iterator[None]:
     """Set constants, by the section's dotted name and theirs (``kubelet.timeout_s``), for all of the process."""
     before: list[tuple[type[Struct], str, object]] = []
-    for path, value in constants.items():
-        *sections, name = path.split(".")
-        section: Struct = Config()
-        for step in sections:
-            section = getattr(section, step)
-        kind = type(section)
-        assert name not in kind.__struct_fields__, f"{path} is a setting"
-        assert hasattr(kind, name), f"there is no constant {path}"
-        before.append((kind, name, getattr(kind, name)))
-        setattr(kind, name, value)
     try:
+        for path, value in constants.items():
+            *sections, name = path.split(".")
+            above: Struct = Config()
+            section = above
+            for step in sections:
+                above, section = section, getattr(section, step)
+            kind, set_to = type(section), value
+            if sections[-1] not in above.__struct_fields__:
+                # The section is a constant as a whole.
+                kind, name, set_to = type(above), sections[-1], replace(section, **{name: value})
+            assert name not in kind.__struct_fields__, f"{path} is a setting"
+            assert hasattr(kind, name), f"there is no constant {path}"
+            before.append((kind, name, getattr(kind, name)))
+            setattr(kind, name, set_to)
         yield
     finally:
         for kind, name, value in reversed(before):
