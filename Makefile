@@ -118,7 +118,9 @@ e2e: setup ## only the tests with real containers and with a kubelet that writes
 scenes: setup ## services disturbed by CPU, memory and disk hogs and by their own quota, twenty times each (an hour)
 	BYPASSD_FULL=1 $(BIN)/python -m pytest -q -s tests/node/test_disturbance.py
 
-cluster: setup ## what the cluster sees, on a real control plane (KUBEBUILDER_ASSETS: its programs; skipped without)
+cluster: setup ## on a real control plane with a real kubelet (KUBEBUILDER_ASSETS: its programs; skipped without)
+	-test -z "$$KUBEBUILDER_ASSETS$$BYPASSD_IMAGE" || ls dist/bypassd-*-image-x86_64.tar >/dev/null 2>&1 || \
+		$(BIN)/python deploy/artifact/image.py
 	$(BIN)/python -m pytest -q -p no:cacheprovider -m cluster tests/cluster
 
 vm: setup ## the core suite in whole machines: cgroup v2 with systemd names, and pure v1 (qemu; minutes)

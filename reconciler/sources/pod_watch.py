@@ -381,9 +381,9 @@ class PodWatch:
             return await self._follow(version, lasts_s, take)
         finally:
             self._cut = trio.current_time() - began < lasts_s
-            # Not after a failure to connect, nor where bookmarks have not been due.
+            # Not after a failure to connect, nor where bookmarks have not been due. Usual on a quiet cluster of 1.26.
             if self._live and not self._parts and trio.current_time() - began >= min(_SILENCE_S, lasts_s):
-                _LOG.warning("the pod watch was silent: listing again")
+                _LOG.info("the pod watch was silent: listing again")
                 self._version = None
 
     async def _follow(self, version: str, lasts_s: int, take: Take) -> HttpResponse:

@@ -1,4 +1,4 @@
-"""A real control plane on loopback: etcd, API server, controllers, scheduler. No kubelet: nodes are objects.
+"""A real control plane on loopback: etcd, API server, controllers, scheduler. Nodes are objects, or `real_node`'s.
 
 The programs are those of the directory in KUBEBUILDER_ASSETS, the convention of Kubernetes' own test tools (etcd may be
 the machine's). All processes are this one's children, and end with `stop`.
@@ -22,7 +22,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import trustme
@@ -63,15 +63,34 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-class ControlPlane:
-    """Starts and stops the control plane. ``directory``: for keys, etcd's data and logs."""
+class Request(NamedTuple):
+    """One request, by the audit log. ``resource`` with its subresource after a slash, or the path of what is none."""
 
-    def __init__(self, directory: Path, assets: str) -> None:
+    user: str
+    agent: str
+    verb: str
+    group: str
+    resource: str
+    code: int
+    body: Object
+
+
+class ControlPlane:
+    """Starts and stops the control plane. ``directory``: for keys, etcd's data and logs.
+
+    ``in_cluster``: pods get tokens, and the address of the service ``kubernetes`` is the API server's own, so that no
+    proxy is needed.
+    """
+
+    def __init__(self, directory: Path, assets: str, *, in_cluster: bool = False) -> None:
         self.directory = directory
         self.assets = assets
+        self.in_cluster = in_cluster
         self._etcd_port, self._peer_port, port, self._kcm_port, self._scheduler_port = _free_ports(5)
-        self.url = f"https://127.0.0.1:{port}"
-        self._port = port
+        # Two runs on a machine have different ones: all of 127.0.0.0/8 is loopback.
+        self._network = f"127.{100 + os.getpid() // 256 % 100}.{os.getpid() % 256}" if in_cluster else "10.0.0"
+        self.host, self._port = (f"{self._network}.1", 443) if in_cluster else ("127.0.0.1", port)
+        self.url = f"https://{self.host}:{self._port}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[str, ...]] = {}
         self._nodes: set[str] = set()
@@ -82,7 +101,8 @@ class ControlPlane:
         """Called, in the kubelets' thread, for a pod that begins to run on one of the nodes."""
         self.gone: Callable[[Object], None] = lambda _: None
         """The same for one that ends there."""
-        self._pki = directory / "pki"
+        self.pki = directory / "pki"
+        """Keys, certificates, kubeconfigs."""
         self._context: ssl.SSLContext | None = None
 
     # Start and end
@@ -107,24 +127,29 @@ class ControlPlane:
                     "apiVersion": "audit.k8s.io/v1",
                     "kind": "Policy",
                     "omitStages": ["RequestReceived"],
-                    "rules": [{"level": "Request", "users": [self.account("bypassd")]}, {"level": "None"}],
+                    # Those of controllers are among them; a kubelet asks here whether bypassd may use its own port.
+                    "rules": [
+                        {"level": "Request", "userGroups": ["system:serviceaccounts:kube-system"]},
+                        {"level": "Request", "resources": [{"group": "authorization.k8s.io"}]},
+                        {"level": "None"},
+                    ],
                 }
             )
         )
-        pki = self._pki
+        pki = self.pki
         self._spawn(
             "kube-apiserver",
             f"{assets}/kube-apiserver",
             f"--etcd-servers={client}",
-            *("--bind-address=127.0.0.1", f"--secure-port={self._port}"),
+            *(f"--bind-address={self.host}", f"--secure-port={self._port}"),
             *(f"--tls-cert-file={pki}/server.crt", f"--tls-private-key-file={pki}/server.key"),
             f"--client-ca-file={pki}/ca.crt",
             *(f"--service-account-key-file={pki}/sa.key", f"--service-account-signing-key-file={pki}/sa.key"),
-            *(f"--service-account-issuer={self.url}", "--service-cluster-ip-range=10.0.0.0/24"),
+            *(f"--service-account-issuer={self.url}", f"--service-cluster-ip-range={self._network}.0/24"),
             *("--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"),
             *(f"--audit-policy-file={audit}", f"--audit-log-path={self.directory}/audit.log"),
-            # No kubelet would mount the token.
-            "--disable-admission-plugins=ServiceAccount",
+            # Without a kubelet nothing would mount the token.
+            *(() if self.in_cluster else ("--disable-admission-plugins=ServiceAccount",)),
         )
         self._wait("the API server", lambda: self.call("GET", "/readyz")[0] == 200)
         for name, port, more in (
@@ -222,9 +247,11 @@ class ControlPlane:
 
     def _spawn(self, name: str, *command: str) -> None:
         self._commands[name] = command
+        # A run that is killed leaves none of them.
+        ends_with_us = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
         with open(self.directory / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                (*ends_with_us, *command), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
     def _wait(self, what: str, there: Callable[[], object], longest_s: float = _READY_S) -> None:
@@ -243,14 +270,14 @@ class ControlPlane:
         return (self.directory / f"{name}.log").read_text(errors="replace")[-2000:]
 
     def _make_keys(self) -> None:
-        self._pki.mkdir(parents=True)
+        self.pki.mkdir(parents=True)
         ca = trustme.CA()
-        ca.cert_pem.write_to_path(str(self._pki / "ca.crt"))
-        server = ca.issue_cert("127.0.0.1", "10.0.0.1", "kubernetes.default")
-        server.cert_chain_pems[0].write_to_path(str(self._pki / "server.crt"))
-        server.private_key_pem.write_to_path(str(self._pki / "server.key"))
+        ca.cert_pem.write_to_path(str(self.pki / "ca.crt"))
+        server = ca.issue_cert(*dict.fromkeys((self.host, f"{self._network}.1", "kubernetes.default")))
+        server.cert_chain_pems[0].write_to_path(str(self.pki / "server.crt"))
+        server.private_key_pem.write_to_path(str(self.pki / "server.key"))
         signing = trustme.CA(key_type=trustme.KeyType.RSA)
-        signing.private_key_pem.write_to_path(str(self._pki / "sa.key"))
+        signing.private_key_pem.write_to_path(str(self.pki / "sa.key"))
         for name, user, group in (
             ("admin", "admin", "system:masters"),
             ("kube-controller-manager", "system:kube-controller-manager", ""),
@@ -258,21 +285,21 @@ class ControlPlane:
         ):
             self.kubeconfig(ca, name, user, group)
         self._ca = ca
-        context = ssl.create_default_context(cafile=str(self._pki / "ca.crt"))
-        context.load_cert_chain(self._pki / "admin.crt", self._pki / "admin.key")
+        context = ssl.create_default_context(cafile=str(self.pki / "ca.crt"))
+        context.load_cert_chain(self.pki / "admin.crt", self.pki / "admin.key")
         self._context = context
 
     def kubeconfig(self, ca: trustme.CA, name: str, user: str, group: str = "") -> Path:
         """A kubeconfig with a client certificate of its own."""
         # With a name: an empty list of names, which is critical, is none that Go accepts.
         cert = ca.issue_cert(f"{name}.invalid", common_name=user, organization_name=group or None)
-        cert.cert_chain_pems[0].write_to_path(str(self._pki / f"{name}.crt"))
-        cert.private_key_pem.write_to_path(str(self._pki / f"{name}.key"))
-        user_part = {"client-certificate": f"{self._pki}/{name}.crt", "client-key": f"{self._pki}/{name}.key"}
-        return self._write_kubeconfig(self._pki / f"{name}.json", user_part)
+        cert.cert_chain_pems[0].write_to_path(str(self.pki / f"{name}.crt"))
+        cert.private_key_pem.write_to_path(str(self.pki / f"{name}.key"))
+        user_part = {"client-certificate": f"{self.pki}/{name}.crt", "client-key": f"{self.pki}/{name}.key"}
+        return self._write_kubeconfig(self.pki / f"{name}.json", user_part)
 
     def _write_kubeconfig(self, path: Path, user: Object) -> Path:
-        cluster = {"server": self.url, "certificate-authority": f"{self._pki}/ca.crt"}
+        cluster = {"server": self.url, "certificate-authority": f"{self.pki}/ca.crt"}
         path.write_text(
             json.dumps(
                 {
@@ -287,6 +314,12 @@ class ControlPlane:
         )
         path.chmod(0o600)
         return path
+
+    def serving_certificate(self, directory: Path, *names: str) -> None:
+        """Certificate and key of a kubelet's port, signed by the cluster's CA."""
+        cert = self._ca.issue_cert(*names)
+        cert.cert_chain_pems[0].write_to_path(str(directory / "kubelet.crt"))
+        cert.private_key_pem.write_to_path(str(directory / "kubelet.key"))
 
     def node_kubeconfig(self, node: str) -> Path:
         """The credentials of a node's kubelet."""
@@ -309,7 +342,7 @@ class ControlPlane:
             {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}},
         )
         assert code == 201, answer
-        return self._write_kubeconfig(self._pki / f"account-{name}.json", {"token": answer["status"]["token"]})
+        return self._write_kubeconfig(self.pki / f"account-{name}.json", {"token": answer["status"]["token"]})
 
     def call(
         self, method: str, path: str, body: object | None = None, kind: str = "application/json"
@@ -375,13 +408,28 @@ class ControlPlane:
 
     def audited(self) -> list[tuple[str, str, int]]:
         """Verb, resource with its subresource, and status of each request of the service account bypassd."""
-        lines = (self.directory / "audit.log").read_text().splitlines()
-        requests = []
-        for event in map(json.loads, lines):
+        own = self.account("bypassd")
+        return [(item.verb, item.resource, item.code) for item in self.requests() if item.user == own]
+
+    def requests(self) -> list[Request]:
+        """All in the audit log: of service accounts in kube-system, and what kubelets ask about rights."""
+        found: dict[str, Request] = {}
+        for event in map(json.loads, (self.directory / "audit.log").read_text().splitlines()):
             ref = event.get("objectRef", {})
-            resource = "/".join(filter(None, (ref.get("resource", event["requestURI"]), ref.get("subresource"))))
-            requests.append((event["verb"], resource, event["responseStatus"]["code"]))
-        return requests
+            # A watch has two entries, at its begin and at its end.
+            found.setdefault(
+                event["auditID"],
+                Request(
+                    user=event["user"]["username"],
+                    agent=event.get("userAgent", ""),
+                    verb=event["verb"],
+                    group=ref.get("apiGroup", ""),
+                    resource="/".join(filter(None, (ref.get("resource", event["requestURI"]), ref.get("subresource")))),
+                    code=event["responseStatus"]["code"],
+                    body=event.get("requestObject") or {},
+                ),
+            )
+        return list(found.values())
 
     # What kubelets do
 
@@ -431,12 +479,12 @@ def _collection(item: Object) -> str:
 
 
 @contextlib.contextmanager
-def control_plane(directory: Path) -> Iterator[ControlPlane]:
+def control_plane(directory: Path, *, in_cluster: bool = False) -> Iterator[ControlPlane]:
     """One for a module's tests. Skips with the reason where the programs are missing."""
     problem = missing_programs()
     if problem is not None:
         pytest.skip(f"no control plane: {problem}")
-    plane = ControlPlane(directory, os.environ[VARIABLE])
+    plane = ControlPlane(directory, os.environ[VARIABLE], in_cluster=in_cluster)
     try:
         plane.start()
         yield plane

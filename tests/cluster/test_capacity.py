@@ -56,7 +56,7 @@ class Meter:
         return USE
 
 
-def crd(kind: str, plural: str, group: str) -> Object:
+def crd(kind: str, plural: str, group: str, scope: str) -> Object:
     """The kind with a status subresource; its fields are not checked."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
@@ -72,16 +72,16 @@ def crd(kind: str, plural: str, group: str) -> Object:
         "metadata": {"name": f"{plural}.{group}"},
         "spec": {
             "group": group,
-            "scope": "Cluster",
+            "scope": scope,
             "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
             "versions": [version],
         },
     }
 
 
-def define(plane: ControlPlane, kind: str, plural: str, group: str) -> None:
+def define(plane: ControlPlane, kind: str, plural: str, group: str, scope: str = "Cluster") -> None:
     code, answer = plane.call(
-        "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd(kind, plural, group)
+        "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd(kind, plural, group, scope)
     )
     assert code in {201, 409}, answer
     until(lambda: plane.call("GET", f"/apis/{group}/v1alpha1/{plural}")[0] == 200)

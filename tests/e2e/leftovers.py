@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -25,6 +26,9 @@ RUNS: Final = "/run/bypassd-e2e"
 
 # containerd 1.6 keeps shim sockets here whatever its own state directory is.
 SHIM_SOCKETS: Final = "/run/containerd/s"
+
+MARK: Final = "BYPASSD_TEST_RUN"
+"""The environment variable by which a run's processes are known whose command line does not name its directory."""
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -65,13 +69,14 @@ def start_time(pid: int) -> int | None:
 
 
 def processes_of(directory: str) -> Iterator[int]:
-    """Processes whose command line names the directory (containerd, its shims, its runc), except this one."""
-    needle = f"{directory}/".encode()
+    """Processes whose command line or `MARK` names the directory (containerd, its shims, its runc), except this one."""
+    needle, mark = f"{directory}/".encode(), f"{MARK}={directory}".encode()
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-            if any(word.startswith(needle) for word in file.read().split(b"\0")):
+        with contextlib.suppress(OSError):
+            command, variables = (Path(f"/proc/{name}/{file}").read_bytes() for file in ("cmdline", "environ"))
+            if any(word.startswith(needle) for word in command.split(b"\0")) or mark in variables.split(b"\0"):
                 yield int(name)
 
 

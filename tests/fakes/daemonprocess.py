@@ -145,7 +145,7 @@ class DaemonProcess:
         words = [*arguments, "--config", self.config_file]
         if self.forked:
             return forked_control(words, environment())
-        command = [sys.executable, "-m", "reconciler.cli", *words]
+        command = [*self.within, sys.executable, "-m", "reconciler.cli", *words]
         return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 
     def signal(self, number: signal.Signals) -> None:
