@@ -100,7 +100,7 @@ interference.rules.*.when.run_queue: floor_percent 1%, severe_percent 20%, throt
 interference.rules.*.when.cpi: half_life_s 1d, relearn_s 6h, stale_s 130s
 interference.rules.*.when.memory_events: pods_hits 20, kill_s 1m
 interference.rules.*.when.ewma: relearn_s 1m
-""".splitlines()
+""".strip().split("\n")
 )
 _GONE: Final = ("policies.shared.provision.estimate", "interference.perf", "eviction.means.restarts")
 """Sections that had nothing but such numbers."""

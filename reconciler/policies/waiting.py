@@ -23,7 +23,7 @@ _DEVIATIONS: Final = 2.0
 _HALF_S: Final = 300.0
 """Half of what was learned has faded after this time without BE at its minimum."""
 _QUIET: Final = 1.25
-"""Up to this multiple of its minimum BE work is cut: what online pods wait then is their own."""
+"""BE work that is cut to its minimum is seen to use up to this multiple: periods of its quota end beside samples."""
 _KNOWN_MILLI: Final = 20
 _AT_ONCE: Final = float("-inf")
 _CONFIRMED_S: Final = 30.0
@@ -169,8 +169,14 @@ class PodJudgement(Struct, frozen=True, kw_only=True):
 
 
 def is_quiet(used: int | None, ceiling_milli: int, floor_milli: int) -> bool:
-    """Whether BE work is at its minimum or asleep. ``used`` None: unknown, then its ceiling counts."""
-    return (ceiling_milli if used is None else used) <= max(_KNOWN_MILLI, floor_milli) * _QUIET
+    """Whether BE work is at its minimum or asleep. ``used`` None: unknown, then its ceiling counts.
+
+    What it uses above its minimum by a higher ceiling is not: harm of that would be learned as online pods' own.
+    """
+    least = max(_KNOWN_MILLI, floor_milli)
+    if used is None:
+        return ceiling_milli <= least
+    return used <= (least * _QUIET if ceiling_milli <= least else least)
 
 
 def quiet_since(before: float | None, now: float, *, quiet: bool) -> float | None:

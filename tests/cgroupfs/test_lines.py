@@ -111,7 +111,6 @@ MAY_SPLIT = {
     "reconciler/cli/checks/agent.py": "messages of the configuration",
     "reconciler/cli/completion.py": "a script of bypassctl's own",
     "reconciler/cli/main.py": "help of bypassctl's own",
-    "reconciler/cli/places.py": "the configuration, as YAML has lines",
     "reconciler/config/level_line.py": "the configuration, as YAML has lines",
     "reconciler/daemon/main.py": "messages of the configuration",
     "reconciler/runtime/streams.py": "messages of bypassctl's own",

@@ -156,10 +156,23 @@ def test_less_waiting_beside_be_disproves_what_was_learned_and_a_short_while_doe
     assert expected(disprove(known, CALM), BUSY, 0.0) == 0
 
 
-@pytest.mark.parametrize(("used", "ceiling", "quiet"), [(100, 8000, True), (200, 8000, False), (None, 100, True)])
+@pytest.mark.parametrize(
+    ("used", "ceiling", "quiet"),
+    [
+        (100, 8000, True),
+        (101, 8000, False),
+        (200, 8000, False),
+        (120, 120, False),
+        (120, 100, True),
+        (126, 100, False),
+        (None, 100, True),
+        (None, 120, False),
+    ],
+)
 def test_be_is_at_its_minimum_by_its_use_or_where_that_is_unknown_by_its_ceiling(
     used: int | None, ceiling: int, quiet: bool
 ) -> None:
+    """More than the minimum only by what a quota at the minimum lets pass in one sample."""
     assert is_quiet(used, ceiling, 100) is quiet
     assert not is_quiet(None, 8000, 100)
 
