@@ -75,8 +75,8 @@ FACTS = $(filter-out tests/cgroupfs/test_pressure.py tests/cgroupfs/test_usage.p
 	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py tests/reconciler/cli/test_doctor% tests/reconciler/cli/test_prove.py \
 	tests/reconciler/policies/% tests/reconciler/responses/% tests/reconciler/runtime/test_cgroup_namespace.py \
 	tests/reconciler/sources/%,$(KERNEL)))
-# Containers that are classified, bounded and restored, whatever else the machine does.
-CONTAINERS = $(patsubst %,tests/e2e/test_%.py,agent harness inner_groups memory_and_disks)
+# Containers that are classified, bounded and restored, whatever else the machine does: no BE work in them has to proceed.
+CONTAINERS = $(patsubst %,tests/e2e/test_%.py,agent harness inner_groups)
 BESIDE = $(DAEMON) $(FACTS) $(CONTAINERS)
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
 .PHONY: $(PARTS) bytecode

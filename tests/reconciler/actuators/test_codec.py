@@ -32,7 +32,7 @@ from reconciler.actuators.files.capacity import CapacityPlace, CapacityRows
 from reconciler.actuators.files.interrupts import InterruptRows, MovedInterrupt
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
 from reconciler.actuators.network import undo as network
-from reconciler.actuators.network.undo import NetworkState, Redirect
+from reconciler.actuators.network.undo import NetworkState, Redirect, Redirects
 from reconciler.actuators.node_mark import MarkRow, MarkRows
 from reconciler.actuators.processes import idle_threads, oom_score
 from reconciler.actuators.processes.value_records import ContainerRecord, ContainerRecords
@@ -81,6 +81,17 @@ def container_records(values: st.SearchStrategy[int]) -> st.SearchStrategy[Conta
 
 
 FILE_NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
+REDIRECTS = st.builds(
+    Redirects,
+    ifb=st.booleans(),
+    redirects=st.dictionaries(
+        NAMES,
+        st.builds(
+            Redirect, index=st.integers(0, 2**31), pod_uid=UIDS, owns_qdisc=st.booleans(), slot=st.integers(0, 5000)
+        ),
+        max_size=3,
+    ),
+)
 STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
     *((codec, FILE_ROWS) for codec in node_files.CODECS.values()),
     (
@@ -153,18 +164,8 @@ STATES: list[tuple[RowCodec[Any], st.SearchStrategy[msgspec.Struct]]] = [
         st.builds(
             NetworkState,
             roots=st.dictionaries(NAMES, st.sampled_from(["", "mq", "noqueue", "fq_codel"]), max_size=3),
-            ifb=st.booleans(),
-            redirects=st.dictionaries(
-                NAMES,
-                st.builds(
-                    Redirect,
-                    index=st.integers(0, 2**31),
-                    pod_uid=UIDS,
-                    owns_qdisc=st.booleans(),
-                    slot=st.integers(0, 5000),
-                ),
-                max_size=3,
-            ),
+            sent=REDIRECTS,
+            received=REDIRECTS,
         ),
     ),
 ]
