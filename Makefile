@@ -34,15 +34,15 @@ lint: setup
 types: setup
 	$(BEHIND) $(BIN)/mypy
 
-# What needs nothing but a processor (the type check, four parts of the tests) runs side by side, and beside it, with the
+# What needs nothing but a processor (the type check, five parts of the tests) runs side by side, and beside it, with the
 # processors to itself when it needs them, what mostly waits: daemons on nodes made of directories, containers, and what
 # asks the kernel for facts. What measures has the machine to itself afterwards. The few tests that failed beside others
 # decide at the end, alone.
-PARTS = unit-containers unit-rest unit-deciding unit-reconciler unit-cli unit-daemon unit-daemon-starts unit-facts
+PARTS = unit-containers unit-rest unit-deciding unit-actuators unit-reconciler unit-cli unit-daemon unit-daemon-starts unit-facts
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
-	$(MAKE) --no-print-directory --jobs=9 --output-sync=target types $(PARTS)
+	$(MAKE) --no-print-directory --jobs=10 --output-sync=target types $(PARTS)
 	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
 	$(PYTEST) $(NAMES)/kernel -m "kernel or containerd" $(filter-out $(BESIDE),$(KERNEL))
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
@@ -60,6 +60,7 @@ NAMES = -p tests.again --again=$(AGAIN)
 PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(BEHIND) $(PYTEST) -p no:cacheprovider \
 	-o tmp_path_retention_policy=failed -m "not kernel and not containerd and not cluster"
 DECIDING = $(addprefix tests/reconciler/,policies detectors interference placement pods responses control headroom)
+ACTING = tests/reconciler/actuators tests/reconciler/signals
 ELSEWHERE = tests/reconciler/cli
 # The files in which a test has one of the marks (tests/conftest.py holds them to it): reading all files takes 12 s.
 KERNEL = $(sort $(ALONE) $(shell grep -rlE 'mark\.(kernel|containerd)' tests --include='test_*.py'))
@@ -89,7 +90,10 @@ unit-deciding:
 	$(PURE) $(NAMES)/$@ $(DECIDING)
 
 unit-reconciler:
-	$(PURE) $(NAMES)/$@ tests/reconciler $(addprefix --ignore=,$(DECIDING) $(ELSEWHERE))
+	$(PURE) $(NAMES)/$@ tests/reconciler $(addprefix --ignore=,$(DECIDING) $(ACTING) $(ELSEWHERE))
+
+unit-actuators:
+	$(PURE) $(NAMES)/$@ $(ACTING)
 
 unit-rest:
 	$(PURE) $(NAMES)/$@ $(filter-out tests/reconciler/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
