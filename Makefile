@@ -34,15 +34,15 @@ lint: setup
 types: setup
 	$(BEHIND) $(BIN)/mypy
 
-# What needs nothing but a processor (the type check, five parts of the tests) runs side by side, and beside it, with the
-# processors to itself when it needs them, what mostly waits: daemons on nodes made of directories, containers, and what
-# asks the kernel for facts. What measures has the machine to itself afterwards. The few tests that failed beside others
-# decide at the end, alone.
-PARTS = unit-containers unit-rest unit-deciding unit-actuators unit-reconciler unit-cli unit-daemon unit-daemon-starts unit-facts
+# First what mostly waits, with the processors to itself when it needs them: daemons on nodes made of directories,
+# containers, and what asks the kernel for facts. Beside it, two or three at a time, what needs nothing but a processor
+# (the type check, five parts of the tests): all at once, those that wait are late. What measures has the machine to
+# itself afterwards. The few tests that failed beside others decide at the end, alone.
+PARTS = unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators types
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
-	$(MAKE) --no-print-directory --jobs=10 --output-sync=target types $(PARTS)
+	$(MAKE) --no-print-directory --jobs=6 --output-sync=target $(PARTS)
 	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
 	$(PYTEST) $(NAMES)/kernel -m "kernel or containerd" $(filter-out $(BESIDE),$(KERNEL))
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
