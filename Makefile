@@ -38,7 +38,7 @@ types: setup
 # containers, and what asks the kernel for facts. Beside it, two or three at a time, what needs nothing but a processor
 # (the type check, five parts of the tests): all at once, those that wait are late. What measures has the machine to
 # itself afterwards. The few tests that failed beside others decide at the end, alone.
-PARTS = unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators types
+PARTS = types unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
@@ -82,7 +82,7 @@ BESIDE = $(DAEMON) $(FACTS) $(CONTAINERS)
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
 .PHONY: $(PARTS) bytecode
 # One process compiles what all of them import, while the type check has the other processor.
-$(PARTS): bytecode
+$(filter-out types,$(PARTS)): bytecode
 bytecode:
 	-$(PYTEST) -p no:cacheprovider --collect-only tests/reconciler/cli/test_hostile_text.py tests/daemon >/dev/null
 
