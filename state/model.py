@@ -2,6 +2,8 @@
 
 All are frozen. Sources produce the parts, `reconciler.pods.assemble` assembles them, policies read them and return
 settings; no value is changed in place. Times are seconds on the monotonic clock unless a name implies otherwise.
+
+Longer than other modules because it is one vocabulary: each value here is made of the ones above it.
 """
 
 from collections.abc import Mapping

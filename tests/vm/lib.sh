@@ -29,6 +29,16 @@ layout_parameters() {
     esac
 }
 
+# tarball_of [TARBALL]: that one, else the newest in dist. Code 2 where there is none.
+tarball_of() {
+    local found=${1:-$(ls -t "$repository"/dist/bypassd-*.tar.gz 2>/dev/null | head -1)}
+    if [[ ! -f $found ]]; then
+        echo "no tarball: run make artifact" >&2
+        return 2
+    fi
+    echo "$found"
+}
+
 need() {
     local missing=()
     for tool in "$@"; do

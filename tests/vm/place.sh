@@ -10,11 +10,7 @@
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 . "$here/lib.sh"
-tarball=${3:-$(ls -t "$repository"/dist/bypassd-*.tar.gz 2>/dev/null | head -1)}
-if [[ ! -f $tarball ]]; then
-    echo "no tarball: run make artifact" >&2
-    exit 2
-fi
+tarball=$(tarball_of "${3:-}")
 begin 2,9 "$@"
 bring inside-place.sh
 cp "$tarball" "$work/suite/bypassd.tar.gz"
