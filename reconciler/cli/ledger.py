@@ -22,6 +22,7 @@ from reconciler.config.load import DEFAULT_PATH
 from reconciler.control import side_actuators
 from reconciler.responses.eviction.journal import thaw_killed
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from reconciler.runtime.own_group import remove_left
 from state.downgrade import convert_newer
 from state.kinds import CGROUP
 from state.ledger import Ledger
@@ -61,6 +62,8 @@ def restore_without_daemon(
         with InstanceLock(os.path.dirname(store_path)):
             aside, unconverted = _convert_newer(store_path)
             done, unrecorded = _restore(store_path, root, only, files, partial(_api, config))
+            if only is None:
+                remove_left(Hierarchy.detect(root))
     except AlreadyRunningError as exc:
         raise CliError(f"{exc}, but does not answer; stop it first", Exit.REFUSED) from exc
     except (SourceError, StoreError) as exc:

@@ -377,5 +377,15 @@ class OwnGroup(trio.abc.Instrument):
         self._files.write(self._hierarchy.directory("cpu", group), "cgroup.procs", str(os.getpid()))
 
 
+def remove_left(hierarchy: Hierarchy) -> None:
+    """Remove the group that a killed daemon made for itself. One with processes or groups stays. Errors: none.
+
+    Not in a copied node, whose groups are directories. Of systemd's own an empty one is made again when it is needed.
+    """
+    if hierarchy.root == "/" and hierarchy.version("cpu") is not None:
+        with suppress(OSError):
+            os.rmdir(hierarchy.directory("cpu", GROUP))
+
+
 def _has_systemd() -> bool:
     return os.path.isdir("/run/systemd/system")

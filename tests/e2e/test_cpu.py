@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from reconciler.runtime.own_group import GROUP
 from tests.e2e.agent import Agent, eventually
 from tests.e2e.conftest import PodFactory, StartAgent
 from tests.e2e.node import Node, Report, RunningPod
@@ -227,6 +228,8 @@ def test_restore_gives_back_every_byte_of_what_placement_wrote(
     done = daemon.control("restore")
     assert done.returncode == 0, done.stdout + done.stderr
     assert changes(before, snapshot(containerd_node)) == {}
+    if killed:
+        assert not os.path.exists(containerd_node.cgroups.directory("cpu", GROUP))
 
 
 @pytest.mark.slow

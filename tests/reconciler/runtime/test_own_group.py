@@ -327,3 +327,20 @@ def test_a_daemon_without_a_service_manager_makes_its_group_and_removes_it() -> 
     assert own_group.cpu_group(table, 1) == "/bypassd.slice"
     assert is_back
     assert not os.path.exists(directory)
+
+
+@pytest.mark.kernel
+def test_the_group_of_a_killed_daemon_is_removed_when_nothing_is_in_it() -> None:
+    directory = f"{mount_of('cpu')}{own_group.GROUP}"
+    if os.path.exists(directory):
+        pytest.skip(f"REAL KERNEL TEST NOT RUN: {directory} has another daemon")
+    hierarchy = Hierarchy.detect()
+    own_group.remove_left(hierarchy)
+    os.mkdir(directory)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        Path(f"{directory}/cgroup.procs").write_text(str(process.pid), encoding="ascii")
+        own_group.remove_left(hierarchy)
+        assert os.path.exists(directory)
+        process.kill()
+    own_group.remove_left(hierarchy)
+    assert not os.path.exists(directory)
