@@ -250,8 +250,16 @@ def test_in_a_rollout_with_the_component_surge_the_old_pod_stays_until_the_new_o
     assert rollout == {"maxSurge": 1, "maxUnavailable": 0}
     # Two daemons on one node: the second one waits and takes over.
     assert CONTAINER["args"] == ["run", "--wait"]
-    strategy = {**DAEMON_SET["spec"]["updateStrategy"], "rollingUpdate": rollout}
-    merged = {**DAEMON_SET, "spec": {**DAEMON_SET["spec"], "updateStrategy": strategy}}
+    # Of the seconds in which the old daemon answers the probes of both.
+    (container,) = change["spec"]["template"]["spec"]["containers"]
+    assert container == {"name": CONTAINER["name"], "readinessProbe": {"initialDelaySeconds": 60}}
+    # The controller forgets a pod that becomes ready while it waits for another one's minReadySeconds.
+    assert change["spec"]["minReadySeconds"] == 0
+    merged = copy.deepcopy(DAEMON_SET)
+    spec = merged["spec"]
+    spec["minReadySeconds"] = 0
+    spec["updateStrategy"]["rollingUpdate"] = rollout
+    spec["template"]["spec"]["containers"][0]["readinessProbe"] |= container["readinessProbe"]
     assert kubeschema.problems(merged, version) == []
 
 
