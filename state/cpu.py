@@ -212,7 +212,8 @@ class HarmReading(Struct, frozen=True, kw_only=True):
     """The state of the harm law (`reconciler.policies.harm`) as the planner needs it; None in its place: not measured.
 
     ``ceiling_milli``: what BE work may use; ``unknown_since``: since when nothing is known of online pods' waiting.
-    Of the last cut: ``uid`` of the online pod, the percentage that it waited and what it waits without BE work.
+    Of the last cut: ``uid`` of the online pod (or a host workload's subject), the percentage that it waited and what it
+    waits without BE work.
     ``comparing``: BE work is at its minimum to learn that.
     """
 

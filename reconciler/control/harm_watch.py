@@ -3,8 +3,8 @@
 While BE work sleeps it measures once a second, to learn what each pod waits without BE work.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, Protocol, final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 from cgroupfs.usage import UsageReader
 from reconciler.control.reconciler import Reconciler
@@ -17,6 +17,9 @@ from reconciler.runtime.workqueue import TICK
 from state.cpu import HarmReading, HarmTerms
 from state.model import Pod, Pools
 from state.pod_index import index_of
+
+if TYPE_CHECKING:
+    from reconciler.signals.host_meter import HostVictim
 
 _CHOOSE_S: Final = 1.0
 """Seconds between two choices of the pods that share CPUs with BE work."""
@@ -36,7 +39,13 @@ class WaitSource(Protocol):
     problem: str | None
 
     async def sample(
-        self, pods: Mapping[str, Pod], first: Collection[str], *, most_pods: int, most_processes: int
+        self,
+        pods: Mapping[str, Pod],
+        first: Collection[str],
+        listed: Mapping[str, Sequence[int]],
+        *,
+        most_pods: int,
+        most_processes: int,
     ) -> dict[str, PodWaiting] | None: ...
 
     def close(self) -> None: ...
@@ -46,9 +55,17 @@ class WaitSource(Protocol):
 class HarmWatch:
     """The harm law's loop, ten times a second."""
 
-    def __init__(self, reconciler: Reconciler, usage: UsageReader, wait: Callable[[], WaitSource]) -> None:
-        """``wait`` makes the source when the law first needs it."""
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        usage: UsageReader,
+        wait: Callable[[], WaitSource],
+        hosts: "Callable[[], Mapping[str, HostVictim]]" = dict,
+    ) -> None:
+        """``wait`` makes the source when the law first needs it. ``hosts``: host workloads that are victims."""
         self._reconciler = reconciler
+        self._hosts = hosts
+        self._listed: dict[str, Sequence[int]] = {}
         self._usage = usage
         self._make = wait
         self._wait: WaitSource | None = None
@@ -92,7 +109,7 @@ class HarmWatch:
             "cuts": self.cuts,
             "comparing": state.comparison.until is not None,
             "pods": len(self._chosen),
-            "worst_uid": worst,
+            "worst_uid": _subject(worst),
             "worst_level": round(self._pods[worst].level, 2) if worst is not None else None,
             "problem": self.problem,
         }
@@ -151,6 +168,7 @@ class HarmWatch:
         waits = await self._wait.sample(
             self._chosen,
             [uid for uids in first for uid in uids],
+            self._listed,
             most_pods=config.pods_per_round,
             most_processes=config.processes_per_round,
         )
@@ -232,7 +250,7 @@ class HarmWatch:
             ceiling_milli=state.ceiling_milli,
             unknown_since=since,
             cuts=state.cuts,
-            uid=uid,
+            uid=_subject(uid),
             waits_percent=waits,
             own_percent=own,
             comparing=state.comparison.until is not None,
@@ -243,7 +261,7 @@ class HarmWatch:
             self._reconciler.dirty.mark(TICK)
 
     def _choose(self, pools: Pools, terms: HarmTerms, now: float) -> None:
-        """The online pods that share CPUs with BE work."""
+        """The online pods and the host workloads that share CPUs with BE work."""
         from reconciler.signals.extent import pod_cpus
 
         if now - self._chosen_at < _CHOOSE_S:
@@ -258,6 +276,9 @@ class HarmWatch:
             for uid, pod in self._reconciler.inventory.pods.items()
             if pod.pod_class.online and pod.containers and pod_cpus(pod, view, pools) & cpus
         }
+        hosts = {uid: host for uid, host in self._hosts().items() if not host.cpus or host.cpus & cpus}
+        self._listed = {uid: host.pids for uid, host in hosts.items()}
+        self._chosen |= {uid: host.pod for uid, host in hosts.items()}
         self._pods = {uid: self._pods.get(uid) or PodJudgement() for uid in self._chosen}
 
     def _levels(self, waits: dict[str, PodWaiting], used: int | None, terms: HarmTerms, now: float) -> dict[str, float]:
@@ -295,3 +316,8 @@ class HarmWatch:
         since = now - 2 * self.config().harm.interval_s
         allowed = plan is not None and (bool(plan.starts.pods) or plan.starts.at > since)
         return allowed and used is not None and used > pools.budget_milli
+
+
+def _subject(uid: str | None) -> str | None:
+    """A pod's uid, or a host workload's subject, without the group."""
+    return uid.partition(" ")[0] if uid is not None else None

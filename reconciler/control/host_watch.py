@@ -14,6 +14,7 @@ from state.hosts import CountsAs, HostWorkloads
 
 if TYPE_CHECKING:
     from reconciler.signals.host_config import HostWorkloadConfig
+    from reconciler.signals.host_meter import HostVictim
 
 NAME: Final = "host workloads"
 _EVERY_S: Final = 1.0
@@ -47,6 +48,8 @@ class HostWatch:
         """CPU time that BE entries have used, milliseconds."""
         self.wait_ms = 0.0
         """Time that tasks of victims have waited for a CPU, milliseconds."""
+        self.victims: Mapping[str, HostVictim] = {}
+        """What of them has processes, for the harm law; see `HostMeter.victims`."""
 
     def reconfigure(self) -> None:
         """Take the entries of a new configuration."""
@@ -73,12 +76,14 @@ class HostWatch:
             while self._entries() == entries:
                 hosts = await meter.read(self._clock())
                 self._inventory.take(hosts=hosts)
+                self.victims = meter.victims()
                 self._count(hosts, 0.0 if before is None else max(0.0, hosts.at_s - before))
                 before = hosts.at_s
                 groups = sum(len(host.groups) for host in hosts.entries.values())
                 await self._changed.wait(_EVERY_S if groups <= _MANY else 2 * _EVERY_S)
         finally:
             self._inventory.take(hosts=HostWorkloads())
+            self.victims = {}
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _EVERY_S):
                 await meter.aclose()
 

@@ -75,7 +75,10 @@ class NodeAccounts:
 
             return OnlineWait(place.hierarchy, root=root, files=files)
 
-        harm = HarmWatch(reconciler, usage, wait=online_wait)
+        self.hosts = HostWatch(
+            control.inventory, place.hierarchy, entries=lambda: self._config.host_workloads, root=root, files=files
+        )
+        harm = HarmWatch(reconciler, usage, wait=online_wait, hosts=lambda: self.hosts.victims)
         self.owners = OwnerLedger(
             record.store,
             record.lane,
@@ -85,9 +88,6 @@ class NodeAccounts:
             config=lambda: self._config.owners,
             cases=watching.cases,
             withheld_s=lambda: harm.withheld_s,
-        )
-        self.hosts = HostWatch(
-            control.inventory, place.hierarchy, entries=lambda: self._config.host_workloads, root=root, files=files
         )
         self.sampler = Sampler(
             reconciler,

@@ -15,6 +15,7 @@ from reconciler.policies.harm import top_of
 from reconciler.policies.yielding import obstacle
 from reconciler.runtime import format as fmt
 from state.cpu import HarmReading, HarmTerms
+from state.evidence import HOST
 from state.model import NodeView, Pools
 
 
@@ -111,6 +112,8 @@ def _cause(view: NodeView, reading: HarmReading, terms: HarmTerms) -> str:
         return f"BE has up to {fmt.cpu(reading.ceiling_milli)} so far, as no online pod waits because of it"
     pod = view.pods.get(reading.uid or "")
     name = pod.title if pod is not None else "a pod that was removed"
+    if reading.uid is not None and reading.uid.startswith(HOST):
+        name = f"host workload {reading.uid.removeprefix(HOST)}"
     text = f"cut to {fmt.cpu(reading.ceiling_milli)}: {name} waited {fmt.percent(reading.waits_percent)} for a CPU"
     return f"{text}, {fmt.percent(reading.own_percent)} without BE work"
 

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, final
 
+from msgspec.structs import replace
+
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
@@ -33,7 +35,7 @@ from reconciler.signals.psi import Psi
 from reconciler.signals.readers import Reader, ReaderContext, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.runqueue import DelaySource, RunQueue
 from reconciler.signals.taskstats import Taskstats
-from state.evidence import Sample, pod_subject
+from state.evidence import Sample, host_subject, pod_subject
 from state.hosts import CountsAs, HostValue, HostWorkload, HostWorkloads
 from state.model import Classification, GroupRef, NodeView, Pod, PodClass
 from state.topology import Topology
@@ -72,6 +74,17 @@ class _Part(NamedTuple):
     entry: str
     pod: Pod
     group: HostGroup | None
+
+
+class HostVictim(NamedTuple):
+    """A group of a victim's entry, or a user's processes, as `reconciler.signals.onlinewait.OnlineWait` measures it.
+
+    ``cpus``: where they may run; empty: not known.
+    """
+
+    pod: Pod
+    pids: tuple[int, ...]
+    cpus: CpuSet
 
 
 class _Listing(NamedTuple):
@@ -180,6 +193,16 @@ class HostMeter:
             by_entry[part.entry].append(key)
         entries = {name: self._entry(name, keys, sheet) for name, keys in by_entry.items()}
         return HostWorkloads(at_s=now, entries=entries, be_milli=self._be_milli(sheet))
+
+    def victims(self) -> dict[str, HostVictim]:
+        """What of victims' entries has processes, by the entry's subject and, after a blank, the group."""
+        victims: dict[str, HostVictim] = {}
+        for key, part in self._parts.items():
+            pids = self._lists.get(part.pod, 0.0)
+            if pids and self._entries[part.entry].counts_as is CountsAs.VICTIM:
+                uid = f"{host_subject(part.entry)} {part.pod.group.path}"
+                victims[uid] = HostVictim(replace(part.pod, uid=uid), pids, self._cpus.get(key, EMPTY))
+        return victims
 
     def _scene(self, pods: Mapping[str, Pod]) -> SampleContext:
         view = NodeView(

@@ -1,4 +1,4 @@
-"""What online pods wait for a CPU, ten times a second: the harm law's signal.
+"""What online pods and host workloads wait for a CPU, ten times a second: the harm law's signal.
 
 The cheapest source that there is: taskstats by process (2 µs each, all threads in one reply, on every cgroup version);
 else the pod's CPU pressure (cgroup v2), from which waiting is estimated; else schedstat by thread. Bounded: in pods and
@@ -88,6 +88,7 @@ class OnlineWait:
         self._turn = 0
         self._reached = -_RESTING
         self._failed = False
+        self._listed: Mapping[str, Sequence[int]] = {}
         self.problem: str | None = None
         self.processes = 0
         """Read in the last round."""
@@ -101,12 +102,20 @@ class OnlineWait:
             self._socket = None
 
     async def sample(
-        self, pods: Mapping[str, Pod], first: Collection[str], *, most_pods: int, most_processes: int
+        self,
+        pods: Mapping[str, Pod],
+        first: Collection[str],
+        listed: Mapping[str, Sequence[int]],
+        *,
+        most_pods: int,
+        most_processes: int,
     ) -> dict[str, PodWaiting] | None:
         """One round. ``first``: uids that are read in any case; None: unknown, see ``problem``.
 
-        A pod is in the result from its second reading on.
+        A pod is in the result from its second reading on. ``listed``: the processes of those of ``pods`` that are
+        host workloads.
         """
+        self._listed = listed
         now = self._clock()
         if self._kept is not None:
             self._kept.rotate()
@@ -185,11 +194,13 @@ class OnlineWait:
         if self._socket is None and self._unified:
             for pod in pods:
                 number = self._by_pressure(pod)
-                yield pod, [] if number is None else [(_WHOLE, number)]
+                # A user's processes have no group.
+                threads = [] if number else self._by_thread(self._listed.get(pod.uid, ())[: min(_PER_POD, most)])
+                yield pod, threads if number is None else [(_WHOLE, number)]
             return
         listed: dict[str, Sequence[int]] = {}
         for pod in pods:
-            pids: Sequence[int] = self._processes.get(pod, now)
+            pids = self._listed[pod.uid] if pod.uid in self._listed else self._processes.get(pod, now)
             room = min(_PER_POD, most)
             if len(pids) > room:
                 begin = self._turn * room % len(pids)
@@ -272,23 +283,31 @@ class OnlineWait:
     def _throttled(self, pod: Pod) -> bool:
         """Whether the pod's own quotas have stopped it since the last round, or may have: there was none.
 
-        Pods without a quota are not read.
+        Pods without a quota are not read; of a host workload its group and those above are.
         """
-        limited = [
-            container
-            for container in containers_of(pod)
-            if container.spec is None or (container.spec.quota_us or 0) > 0
-        ]
-        if not limited:
-            return False
+        if pod.uid in self._listed:
+            paths = _with_above(pod.group.path)
+        else:
+            limited = [
+                container.group.path
+                for container in containers_of(pod)
+                if container.spec is None or (container.spec.quota_us or 0) > 0
+            ]
+            paths = [pod.group.path, *limited] if limited else []
         stopped, reads = False, self._files if self._kept is None else self._kept
-        for group in (pod.group, *(container.group for container in limited)):
+        for path in paths:
             try:
-                text = reads.read(self._hierarchy.directory(self._bandwidth, group.path), "cpu.stat")
+                text = reads.read(self._hierarchy.directory(self._bandwidth, path), "cpu.stat")
             except OSError:
                 continue
             hits = parse_cpu_stat(text).hit
-            before = self._hits.get((pod.uid, group.path))
+            before = self._hits.get((pod.uid, path))
             stopped |= before is None or before[1] != hits or self._turn - before[0] > _RESTING
-            self._hits[pod.uid, group.path] = self._turn, hits
+            self._hits[pod.uid, path] = self._turn, hits
         return stopped
+
+
+def _with_above(path: str) -> list[str]:
+    """A group and those above it but the root, which has no quota."""
+    parts = path.strip("/").split("/")
+    return ["/" + "/".join(parts[:count]) for count in range(len(parts), 0, -1)]

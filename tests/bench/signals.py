@@ -221,7 +221,7 @@ async def _rounds(made: Pods, most_pods: int, number: int, *, awake: bool) -> di
     for _ in range(number + _WARM_UP):
         began = time.thread_time()
         await wait.sample(
-            made.pods, made.pods if awake else (), most_pods=most_pods, most_processes=config.processes_per_round
+            made.pods, made.pods if awake else (), {}, most_pods=most_pods, most_processes=config.processes_per_round
         )
         spent.append(time.thread_time() - began)
         processes = max(processes, wait.processes)

@@ -1,7 +1,7 @@
 """From what online pods wait to control files, on the strict fake kernel in both versions. Time is given."""
 
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
+from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.usage import UsageReader
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.control.harm_watch import HarmWatch
@@ -24,6 +25,7 @@ from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.workqueue import DirtyBatch
+from reconciler.signals.host_meter import HostVictim
 from state.cpu import HarmReading
 from state.model import NodeCpu, Pod
 from tests.fakes.constants import varied
@@ -42,15 +44,24 @@ class Waits:
     def __init__(self) -> None:
         self.problem: str | None = None
         self.now: PodWaiting | None = CALM
+        self.hosts = CALM
         self.asked: list[list[str]] = []
+        self.listed: Mapping[str, Sequence[int]] = {}
 
     async def sample(
-        self, pods: Mapping[str, Pod], first: Collection[str], *, most_pods: int, most_processes: int
+        self,
+        pods: Mapping[str, Pod],
+        first: Collection[str],
+        listed: Mapping[str, Sequence[int]],
+        *,
+        most_pods: int,
+        most_processes: int,
     ) -> dict[str, PodWaiting] | None:
         del first, most_pods, most_processes
+        self.listed = listed
         self.asked.append(sorted(pods))
         await trio.lowlevel.checkpoint()
-        return None if self.now is None else dict.fromkeys(pods, self.now)
+        return None if self.now is None else {**dict.fromkeys(pods, self.now), **dict.fromkeys(listed, self.hosts)}
 
     def close(self) -> None:
         """Holds nothing."""
@@ -62,12 +73,13 @@ class Rounds:
     def __init__(self, node: LiveNode, agent: Agent) -> None:
         self.node, self.agent = node, agent
         self.waits = Waits()
+        self.hosts: dict[str, HostVictim] = {}
         self.now = time.monotonic()
         self.be_ns = 0
         self.want_milli: int | None = None
         usage = UsageReader(agent.place.hierarchy, ops=node.kernel, clock=lambda: self.now)
         usage.cpu_ns = lambda path: self.be_ns if path == agent.control.inventory.besteffort else 0  # type: ignore[method-assign]  # counters by hand
-        self.watch = HarmWatch(agent.control.reconciler, usage, wait=lambda: self.waits)
+        self.watch = HarmWatch(agent.control.reconciler, usage, wait=lambda: self.waits, hosts=lambda: self.hosts)
 
     async def next(self, times: int = 1) -> HarmReading | None:
         for _ in range(times):
@@ -159,6 +171,26 @@ async def test_only_pods_that_share_cpus_with_be_are_measured(node: LiveNode) ->
     async with watching(node) as rounds:
         await rounds.next(2)
         assert rounds.waits.asked[-1] == [WEB]
+
+
+async def test_a_host_workload_takes_part_where_it_shares_cpus_with_be(node: LiveNode) -> None:
+    async with watching(node) as rounds:
+        agent, uid = rounds.agent, "host:db /system.slice/db.service"
+        pod = replace(agent.control.inventory.pods[WEB], uid=uid, containers=())
+        rounds.hosts = {
+            uid: HostVictim(pod, (21, 22), EMPTY),
+            "host:far /far": HostVictim(pod, (23,), CpuSet([4711])),
+        }
+        await rounds.next(60)
+        assert rounds.waits.listed == {uid: (21, 22)}
+        assert rounds.waits.asked[-1] == [WEB, uid]
+        rounds.waits.hosts = HARM
+        reading = await rounds.next()
+        assert reading is not None
+        assert (reading.cuts, reading.uid) == (1, "host:db")
+        facts = rounds.watch.facts()
+        assert facts is not None
+        assert facts["worst_uid"] == "host:db"
 
 
 @pytest.mark.parametrize("form", list(ReclaimedForm))

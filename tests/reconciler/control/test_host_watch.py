@@ -15,6 +15,7 @@ from reconciler.control.inventory import Inventory
 from reconciler.signals.host_config import HostWorkloadConfig
 from state.hosts import CountsAs, HostWorkloads
 from tests.reconciler.signals.podtree import Tree
+from tests.reconciler.signals.test_host_processes import put
 
 
 class Layout:
@@ -46,8 +47,11 @@ async def test_entries_of_a_reload_are_measured_and_those_removed_are_forgotten(
     tmp_path: Path, known: Known, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     tree = Tree(tmp_path)
-    for name in ("a", "b"):
+    for number, name in enumerate(("a", "b"), 21):
         tree.group(f"/{name}")
+        for mount in tree.hierarchy.mounts():
+            Path(mount.path(f"/{name}"), "cgroup.procs").write_text(f"{number}\n")
+        put(tree, number)
         tree.put("cpuacct", f"/{name}", "cpuacct.usage", "0")
     entries: dict[str, HostWorkloadConfig] = {}
     watch = HostWatch(
@@ -65,16 +69,21 @@ async def test_entries_of_a_reload_are_measured_and_those_removed_are_forgotten(
     assert [list(hosts.entries) for hosts in known.taken] == [["a"]] * 5
     assert known.taken[-1].be_milli == pytest.approx(500, abs=1)
     assert watch.be_ms == pytest.approx(500, abs=1)
+    assert watch.victims == {}
 
     entries = {"b": entry("cgroup:/b", CountsAs.VICTIM)}
     watch.reconfigure()
     await trio.sleep(0.5)
     assert [list(hosts.entries) for hosts in known.taken[5:]] == [[], ["b"]]
+    assert {uid: (host.pids, host.pod.uid, host.pod.group.path) for uid, host in watch.victims.items()} == {
+        "host:b /b": ((22,), "host:b /b", "/b")
+    }
 
     entries = {}
     watch.reconfigure()
     await trio.sleep(60)
     assert [list(hosts.entries) for hosts in known.taken[7:]] == [[]]
+    assert watch.victims == {}
 
 
 async def test_very_many_groups_are_read_every_other_second(

@@ -299,6 +299,8 @@ def test_the_reason_names_the_pod_and_its_waiting_but_not_to_tenants() -> None:
     reasons = pools_of(view(harm=CUT)).reasons
     assert "ns/web waited 22.5 % for a CPU, 1 % without BE work" in reasons["law"]
     assert "web" not in reasons["budget"]
+    host = pools_of(view(harm=replace(CUT, uid="host:db"))).reasons["law"]
+    assert "host workload db waited 22.5 % for a CPU" in host
 
 
 def test_a_new_pod_alone_is_not_believed_to_yield() -> None:

@@ -8,7 +8,7 @@ from cgroupfs.errors import SourceError
 from reconciler.policies.waiting import PodWaiting
 from reconciler.signals.onlinewait import OnlineWait
 from reconciler.signals.taskstats import Delays
-from state.model import Pod, RuntimeSpec
+from state.model import GroupRef, Pod, RuntimeSpec
 from tests.reconciler.signals.podtree import Tree
 from tests.reconciler.signals.test_runqueue import MS, Answers
 
@@ -38,6 +38,7 @@ class Node:
         self.tree = Tree(path)
         self.answers = Recorder()
         self.pod = self.tree.pod()
+        self.listed: dict[str, Sequence[int]] = {}
         self.list("11\n12\n")
         self.wait = OnlineWait(
             self.tree.hierarchy, root=str(path), taskstats=lambda: self.answers, clock=self.tree.clock
@@ -49,7 +50,7 @@ class Node:
     async def next(self, known: dict[int, Delays], pod: Pod | None = None, **most: int) -> dict[str, PodWaiting] | None:
         self.tree.now += 0.1
         self.answers.known = known
-        return await self.wait.sample({self.pod.uid: pod or self.pod}, (), **(ALL | most))
+        return await self.wait.sample({self.pod.uid: pod or self.pod}, (), self.listed, **(ALL | most))
 
 
 async def test_rates_of_all_processes(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ async def test_without_taskstats_threads_are_read(tmp_path: Path) -> None:
         node.tree.now += 0.1
         node.tree.proc("11/task/11/schedstat", f"{used * MS} {used * MS} 7\n")
         node.tree.proc("11/task/12/schedstat", f"0 {used * MS} {7 + used}\n")
-        found = await wait.sample({node.pod.uid: node.pod}, (), **ALL)
+        found = await wait.sample({node.pod.uid: node.pod}, (), {}, **ALL)
     assert found is not None
     assert found[node.pod.uid] == pytest.approx((300.0, 600.0, 300.0))
 
@@ -122,13 +123,45 @@ async def test_without_taskstats_pressure_stands_in_on_cgroup_v2(tmp_path: Path)
         tree.put("cpu", pod.group.path, "cpu.stat", f"usage_usec {used}\nnr_throttled 0\nthrottled_usec 0\n")
         text = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={used // 2}\n"
         tree.put("cpu", pod.group.path, "cpu.pressure", text)
-        found = await wait.sample({pod.uid: pod}, (), **ALL)
+        found = await wait.sample({pod.uid: pod}, (), {}, **ALL)
     assert found is not None
     assert found[pod.uid] == pytest.approx((200.0, 100.0, 0.0))
 
 
+async def test_a_host_workload_is_measured_by_its_own_list_and_left_out_where_a_quota_above_stops_it(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    node.tree.group("/system.slice/db.service")
+    host = replace(node.pod, uid="host:db /db", group=node.tree.ref("/system.slice/db.service"), containers=())
+    node.listed = {host.uid: (21,)}
+    stopped = "nr_periods 9\nnr_throttled 7\nthrottled_time 5\n"
+    found = []
+    for used, stat in ((0, ""), (10, ""), (20, ""), (30, stopped)):
+        node.tree.put("cpu", "/system.slice", "cpu.stat", stat)
+        node.tree.put("cpu", "/system.slice/db.service", "cpu.stat", "")
+        node.tree.now += 0.1
+        node.answers.known = {11: Delays(0, 0, 0), 12: Delays(0, 0, 0), 21: Delays(used * MS, used * MS, used)}
+        found.append(await node.wait.sample({node.pod.uid: node.pod, host.uid: host}, (), node.listed, **ALL))
+    assert [host.uid in (waits or {}) for waits in found] == [False, False, True, False]
+    assert found[2] is not None
+    assert found[2][host.uid] == pytest.approx((100.0, 100.0, 100.0))
+
+
+async def test_a_users_processes_have_no_pressure_and_are_read_by_thread(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, version=2)
+    host = replace(tree.pod(), uid="host:ci /none", group=GroupRef(path="/none", inode=0), containers=())
+    wait = OnlineWait(tree.hierarchy, root=str(tmp_path), taskstats=refused, clock=tree.clock)
+    for used in (0, 20, 40):
+        tree.now += 0.1
+        tree.proc("21/task/21/schedstat", f"{used * MS} {used * MS} 7\n")
+        found = await wait.sample({host.uid: host}, (), {host.uid: (21,)}, **ALL)
+    assert found is not None
+    assert found[host.uid] == pytest.approx((200.0, 200.0, 0.0))
+
+
 async def test_nothing_to_measure_is_no_unknown(tmp_path: Path) -> None:
-    assert await Node(tmp_path).wait.sample({}, (), **ALL) == {}
+    assert await Node(tmp_path).wait.sample({}, (), {}, **ALL) == {}
 
 
 async def test_pods_at_rest_are_read_once_in_ten_rounds_and_one_without_processes_is_no_unknown(tmp_path: Path) -> None:
@@ -139,7 +172,7 @@ async def test_pods_at_rest_are_read_once_in_ten_rounds_and_one_without_processe
     for _ in range(42):
         node.tree.now += 0.1
         node.answers.known = {11: Delays(MS, 0, 0)}
-        rounds.append(await node.wait.sample({node.pod.uid: node.pod, "empty": empty}, (), **ALL))
+        rounds.append(await node.wait.sample({node.pod.uid: node.pod, "empty": empty}, (), {}, **ALL))
     assert None not in rounds
     assert sum(bool(found) for found in rounds) in {4, 5}
 
@@ -152,7 +185,7 @@ async def test_more_named_pods_than_a_round_has_are_read_in_turn(tmp_path: Path)
     for _ in range(40):
         node.tree.now += 0.1
         node.answers.known = {11: Delays(0, 0, 0)}
-        found = await node.wait.sample(pods, list(pods), most_pods=8, most_processes=512)
+        found = await node.wait.sample(pods, list(pods), {}, most_pods=8, most_processes=512)
         assert found is not None
         assert len(found) <= 8
         seen |= found.keys()
@@ -168,7 +201,7 @@ async def test_a_round_has_the_named_the_busy_and_some_of_the_others(tmp_path: P
     for number in range(60):
         node.tree.now += 0.1
         node.answers.known = {11: Delays(number * MS, 0, 0)}
-        found = await node.wait.sample(pods, ["pod-7"], most_pods=8, most_processes=512)
+        found = await node.wait.sample(pods, ["pod-7"], {}, most_pods=8, most_processes=512)
         assert found is not None
         rounds.append(found)
         seen |= found.keys()
