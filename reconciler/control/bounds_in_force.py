@@ -5,7 +5,6 @@ node and of its pods: it names the pod, the group in the way, and the owner of e
 runs. While such a problem exists, the source `NAME` is not ok: it is in the metrics and, once it lasts, an alert.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -15,6 +14,8 @@ from reconciler.actuators.cgroup.control_files import MEMORY_PAIR
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies.be_memory import NAME as BE_MEMORY
+from reconciler.policies.cache import NAME as CACHE
+from reconciler.policies.network import NAME as NETWORK
 from reconciler.policies.refusals import ABOVE_PARENT, OUTSIDE_PARENT
 from reconciler.policies.responses import NAME as RESPONSES
 from reconciler.policies.shared import LIMITED_TO_IT
@@ -22,13 +23,13 @@ from reconciler.policies.shared import NAME as SHARED
 from reconciler.runtime.format import first_of
 from state.cpu import QuotaFloor
 from state.model import ContainerKind, Pod, PodClass, Refusal, SourceStatus
+from state.plan import NodePlan
 from state.setting_state import SettingState
 
 NAME: Final = "bounds of pods"
 _BE_MEMORY_KNOBS: Final = ("memory.high", "memory.soft", "memory.max")
 _BOUNDS: Final = frozenset({"cpu.set", "cpu.mems", "cpu.quota", *MEMORY_PAIR, *_BE_MEMORY_KNOBS})
 _SHOWN: Final = 3
-_STATES_A_BOUND: Final = re.compile(r"(?<!not )\b(limited|enforced)\b")
 
 
 class BoundProblem(NamedTuple):
@@ -62,7 +63,8 @@ def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict
     In observe mode each of them is of the plan only.
     """
     if not reconciler.actuator.judge.mode.enforce:
-        return {name: f"planned: {text}" if _STATES_A_BOUND.search(text) else text for name, text in reasons.items()}
+        bounds = _bounds_of(reconciler.plan)
+        return {name: f"planned: {text}" if name in bounds else text for name, text in reasons.items()}
     texts = dict(reasons)
     pools = reconciler.pools
     be = _pods(reconciler, PodClass.RECLAIMED)
@@ -74,11 +76,10 @@ def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict
     if "quota" in texts and parts:
         directory = {reconciler.inventory.besteffort} if reconciler.inventory.besteffort in parts else set()
         quotas = _claim(reconciler, [pod for pod in be if pod.uid in parts], "cpu.quota", directory)
-    if quotas.lacking:
         # Where it is the directory's that is refused, the next plan is for the containers.
-        planned = texts["quota"].replace("enforced as", "planned as", 1)
-        texts["quota"] = f"not in force on {quotas.share} groups: {quotas.first}; {planned}"
-    if SHARED in texts and texts[SHARED].endswith(LIMITED_TO_IT):
+        lacking = f"not in force on {quotas.share} groups: {quotas.first}; planned: {texts['quota']}"
+        texts["quota"] = lacking if quotas.lacking else f"enforced as {texts['quota']}"
+    if SHARED in texts and pools is not None and pools.confine_shared:
         online = _claim(reconciler, _pods(reconciler, PodClass.SHARED), "cpu.set", policy=SHARED)
         if online.lacking:
             rest = f"; {online.share} online containers are not limited to it: {online.first}"
@@ -88,6 +89,23 @@ def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict
     if RESPONSES in texts and (sets.lacking or quotas.lacking):
         texts[RESPONSES] += f", which is not in force everywhere: {quotas.first or sets.first}"
     return texts
+
+
+def _bounds_of(plan: NodePlan | None) -> frozenset[str]:
+    """The names of the reasons by which the plan bounds something."""
+    if plan is None:
+        return frozenset()
+    pools = plan.pools
+    bounds = {
+        "cpuset": pools.confined,
+        "reclaimed": pools.confined,
+        "quota": pools.quota_milli is not None,
+        SHARED: pools.confine_shared,
+        BE_MEMORY: plan.memory.reclaimed_high_bytes is not None,
+        NETWORK: plan.network is not None,
+        CACHE: plan.cache is not None,
+    }
+    return frozenset(name for name, is_bound in bounds.items() if is_bound)
 
 
 def response_problem(reconciler: Reconciler, uid: str) -> str:

@@ -51,17 +51,16 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
     index = index_of(view.pods)
     inside, outside, online = index.inside, index.outside, index.beside
     takers = {pod.uid: _taker_of(pod, view) for pod in outside}
-    reason = "enforced as CPU quota on kubepods/besteffort"
+    reason = "CPU quota on kubepods/besteffort"
     floor = floor_above(budget, view)
     if online:
         takers |= {pod.uid: _taker_of(pod, view) for pod in inside}
         first = min(pod.title for pod in online)
-        reason = f"enforced as CPU quota per container: online pod {first} is inside kubepods/besteffort"
+        reason = f"CPU quota per container: online pod {first} is inside kubepods/besteffort"
     elif floor is not None:
         takers |= {pod.uid: _taker_of(pod, view) for pod in inside}
         reason = (
-            f"enforced as CPU quota per container: kubepods/besteffort takes no less than {cpu(floor.milli)}, because "
-            f"of {floor.by}"
+            f"CPU quota per container: kubepods/besteffort takes no less than {cpu(floor.milli)}, because of {floor.by}"
         )
     else:
         takers[view.besteffort] = _taker(
@@ -69,7 +68,7 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
             view.uses.get(view.besteffort),
         )
         if outside:
-            reason = f"enforced as CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
+            reason = f"CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
     if not any(taker.weight for taker in takers.values()):
         return ({} if online or floor is not None else {view.besteffort: budget}), reason
     parts = _divide(budget, takers)

@@ -68,7 +68,7 @@ def test_an_inner_quota_above_the_budget_costs_its_own_pod_only_and_ends_with_it
         assert "default/ci" in problem
         reason = item.state("budget")["budget"]["reasons"]["quota"]
         assert reason.startswith("not in force on 1 of 2 groups: default/ci: ")
-        assert "planned as CPU quota per container: kubepods/besteffort takes no less than 2.00 CPU" in reason
+        assert "planned: CPU quota per container: kubepods/besteffort takes no less than 2.00 CPU" in reason
     finally:
         remove_inner(node, ci, name)
     # No restart: the budget returns to the directory.

@@ -384,7 +384,7 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "law": "quota: no BE pod",
         "reclaimed": "BE runs on CPU 2-7 (6 of 8 eligible)",
         "cpuset": "BE containers are limited to the BE pool",
-        "quota": "enforced as CPU quota on kubepods/besteffort",
+        "quota": "CPU quota on kubepods/besteffort",
         "normalise": "off: quotas are unchanged",
         "burst": "off",
         "idle_class": "off",

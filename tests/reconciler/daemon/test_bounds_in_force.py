@@ -105,7 +105,14 @@ async def test_in_observe_mode_a_bound_is_planned(live: LiveNode) -> None:
         await live.look(agent)
         reasons = shown(agent)[1]
         assert reasons["cpuset"] == "planned: BE containers are limited to the BE pool"
-        assert reasons["quota"].startswith("planned: ") or "enforced" not in reasons["quota"]
+        assert "enforced" not in reasons["quota"]
+        quota = replace(live.config.policies.reclaimed, form=ReclaimedForm.QUOTA)
+    config = replace(live.config, mode=AgentMode.OBSERVE, policies=replace(live.config.policies, reclaimed=quota))
+    with live.agent(config) as agent:
+        await live.look(agent)
+        reasons = shown(agent)[1]
+        assert reasons["quota"] == "planned: CPU quota on kubepods/besteffort"
+        assert reasons["cpuset"].startswith("not used: ")
 
 
 async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -> None:
@@ -165,7 +172,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
         assert INNER in line
         assert line.endswith("(a group of ci/batch-7)")
         assert reasons["quota"].startswith("not in force on 1 of 1 groups: ci/batch-7: cpu.quota: child ratio at most")
-        assert "; planned as CPU quota per container: kubepods/besteffort takes no less than" in reasons["quota"]
+        assert "; planned: CPU quota per container: kubepods/besteffort takes no less than" in reasons["quota"]
         assert nothing_in_force(agent) is None
         live.kernel.remove_group(os.path.dirname(INNER))
         for _ in range(5):

@@ -183,9 +183,7 @@ def test_where_an_inner_group_forbids_the_directorys_quota_the_pods_have_their_o
     """The directory has the least that v1 takes, and the other pods are not free for that reason."""
     parts, reason = split(1_000, node(CI, OTHER, quota_floors={DIRECTORY: QuotaFloor(2_000, INNER)}))
     assert parts == {"ci": 500, "other": 500}
-    assert reason == (
-        "enforced as CPU quota per container: kubepods/besteffort takes no less than 2.00 CPU, because of " + INNER
-    )
+    assert reason == ("CPU quota per container: kubepods/besteffort takes no less than 2.00 CPU, because of " + INNER)
     # Of a budget that is no smaller it forbids nothing.
     assert split(2_000, node(CI, OTHER, quota_floors={DIRECTORY: QuotaFloor(2_000, INNER)}))[0] == {DIRECTORY: 2_000}
     assert split(1_000, node(CI, OTHER))[0] == {DIRECTORY: 1_000}
