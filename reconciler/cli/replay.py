@@ -47,7 +47,10 @@ class PlanReplay:
 
     def take(self, step: NodeStep, frame: SampleFrame, *, gap: bool, counted: bool) -> None:
         """The next step. ``gap``: what was before it belongs to another run. Errors: `CliError`."""
-        against = None if self._against is None else self._against.at(frame.wall_s)
+        against = None
+        if self._against is not None:
+            self._against.use(step.settings.node)
+            against = self._against.at(frame.wall_s)
         comparison = self._configured(step.settings, self._config.at(frame.wall_s), against)
         if gap:
             comparison.begin(step.plan)

@@ -53,6 +53,8 @@ def blocks(document: dict[str, Any]) -> Iterator[Block]:
         StyledText(f"{fmt.clock(document['begin_s'])} to {fmt.clock(document['end_s'])}", "head"),
         f"  {fmt.duration(span)} in {document['frames']} frames, evaluated in {fmt.duration(document['took_s'])}",
     )
+    if document["node_settings"] is not None:
+        yield line(StyledText(document["node_settings"], "warn"))
     if document["gaps"]:
         yield line(StyledText(f"{fmt.plural(document['gaps'], 'gap')}: history starts again after each", "dim"))
     yield blank()
@@ -195,6 +197,7 @@ _GAP_S: Final = 60.0
 class SimulationReport(Struct, kw_only=True):
     """What one configuration made of the recording. Plain values; times are seconds since the epoch.
 
+    ``node_settings``: what the recording lacks of the control plane's settings, which count; None: it lacks none.
     ``plans``: the plans beside those of the other configuration (`PlanReplay.facts`); None: no views are recorded.
     ``headroom``: what each law of headroom would have promised (`PromiseReplay.facts`).
     ``resources``: what is planned beside the CPUs at the last frame (`state.summary.resource_facts`); None: no views.
@@ -205,6 +208,7 @@ class SimulationReport(Struct, kw_only=True):
     evictions: list[dict[str, Any]]
     unknown: dict[str, int]
     plans: dict[str, Any] | None = None
+    node_settings: str | None = None
     resources: dict[str, Any] | None = None
     headroom: dict[str, Any] | None = None
     frames: int = 0
@@ -247,24 +251,30 @@ def replay(
     """
     began = time.process_time()
     report = SimulationReport(incidents=[], responses=[], evictions=[], unknown={})
-    run = _Run(config, report, plans)
+    config.use(b"")
+    run, lacking = _Run(config, report, plans), 0
     for frame in recorded:
         if isinstance(frame, LearnedState):
             run.learned = frame
             continue
         if isinstance(frame, NodeStep):
             run.step = frame
+            config.use(frame.settings.node)
             continue
         if end is not None and frame.wall_s > end:
             break
         with _evaluable():
             run.take(frame, told=begin is None or frame.wall_s >= begin)
+        lacking += config.lacks_settings
     run.finish()
     if plans is not None:
         report.plans = plans.facts()
         report.headroom = run.promises.facts()
     if plans is not None and plans.plans is not None:
         report.resources = resource_facts(plans.plans[1], None)
+    if lacking:
+        whose = "none count" if config.own_node is None else f"those stored here count, of node {config.own_node}"
+        report.node_settings = f"{fmt.plural(lacking, 'frame')} without the control plane's settings: {whose}"
     report.took_s = time.process_time() - began
     return report
 

@@ -23,15 +23,31 @@ class WindowedConfig:
     """A configuration at the times of a recording, each window made once."""
 
     def __init__(self, loaded: Loaded, kept: "KeptSettings | None" = None, zone: str | None = None) -> None:
-        """``loaded``: as the files have it. ``kept``: a control plane's settings, which apply below it.
+        """``loaded``: as the files have it. ``kept``: a control plane's settings where the recording has none.
 
         ``zone``: of windows without one; None: this machine's. One whose data is not here is UTC.
         """
         self._loaded = loaded
-        self._kept = kept
+        self._own = self._kept = kept
+        self._row = b""
+        self.own_node = kept.node if kept is not None else None
+        """Whose settings count where the recording has none; None: no settings do."""
         self._table = load.window_table(loaded.config, known_zone(zone)) if loaded.config.windows else None
         self._decision: Decision | None = None
         self._configs: dict[int | None, Config] = {None: self._layered(loaded)}
+
+    def use(self, row: bytes) -> None:
+        """Of a recording: what the control plane had set then, which applies below the files; empty: it has none."""
+        if row != self._row:
+            from reconciler.config.node_settings import decode_kept  # as below
+
+            self._row, self._kept = row, (decode_kept(row) if row else None) or self._own
+            self._configs = {None: self._layered(self._loaded)}
+
+    @property
+    def lacks_settings(self) -> bool:
+        """Whether a control plane's settings count, and `use` had none."""
+        return not self._row and self._loaded.config.apiserver.node_settings != "off"
 
     def at(self, wall_s: float) -> Config:
         """In seconds since the epoch; the same object as long as the same window is in force."""

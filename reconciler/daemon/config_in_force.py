@@ -140,6 +140,15 @@ class ConfigInForce:
         """The values of the control plane that are not taken, each with its reason."""
         return () if self._now.settings is None else self._now.settings.left
 
+    def settings_row(self) -> bytes:
+        """What the control plane has set, for a recording; empty: nothing that counts."""
+        kept = self._now.kept
+        if kept is None or self._now.settings is None:
+            return b""
+        from reconciler.config.node_settings import encode_kept
+
+        return encode_kept(kept)
+
     def _take(self, composed: _Composed) -> None:
         if composed.kept is not self._kept:
             # The control plane's settings have changed while a worker was at it.

@@ -104,7 +104,7 @@ class Daemon:
         """The environment of the last agent."""
         self._search: trio.CancelScope | None = None
         self._ended = False
-        self._settings = SettingsUse(self._use_node_settings, self.in_force.settings_facts)
+        self._settings = SettingsUse(self._use_node_settings, self.in_force.settings_facts, self.in_force.settings_row)
         self._log = get_log("daemon")
         self._notifier = Notifier()
 

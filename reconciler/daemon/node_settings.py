@@ -32,11 +32,12 @@ async def _ignored(_: "KeptSettings | None") -> None:
 class SettingsUse(NamedTuple):
     """``take`` gets what a control plane has set for this node, at the start and when it changes.
 
-    ``facts``: what of that counts, for the state document.
+    ``facts``: what of that counts, for the state document. ``row``: that, for a recording; empty: nothing counts.
     """
 
     take: Callable[["KeptSettings | None"], Awaitable[None]] = _ignored
     facts: Callable[[], dict[str, object]] = dict
+    row: Callable[[], bytes] = bytes
 
 
 UNUSED: Final = SettingsUse()

@@ -29,7 +29,7 @@ from reconciler.control.loop import ControlLoop
 from reconciler.control.record import NodeRecord
 from reconciler.interference.alerts import alerts_of, closing_alert, effect_events, opened_alert, resolutions
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
-from reconciler.interference.nodesteps import NodeStep, settings_of
+from reconciler.interference.nodesteps import NodeStep, PlannerSettings, settings_of
 from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
 from reconciler.interference.snapshots import host_samples, host_snapshot, snapshot_of
@@ -110,6 +110,7 @@ class InterferenceMonitor:
         control: ControlLoop,
         *,
         config: Callable[[], Config],
+        settings: Callable[[], bytes] = bytes,
         means: Callable[[Config], ReaderContext],
         tell: Callable[..., None],
         kept: MonitorState,
@@ -120,7 +121,7 @@ class InterferenceMonitor:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``config``: the one in use. ``means``: the environment of readers.
+        """``config``: the one in use. ``means``: the environment of readers. ``settings``: the control plane's, to record.
 
         ``kept``: by `read_kept`. ``building``: makes the readers of the signals that are wanted.
         """
@@ -132,7 +133,7 @@ class InterferenceMonitor:
             control,
         )
         self._in_use, self._means, self._tell, self._evictor = config, means, tell, evictor
-        self._mode = control.writes.mode
+        self._mode, self._settings = control.writes.mode, settings
         self._clock, self._wall = clock, wall
         self._readers: tuple[MeteredReader, ...] = ()
         self._config: Config | None = None
@@ -272,12 +273,15 @@ class InterferenceMonitor:
             config.interference.record,
             frame,
             lambda: LearnedState(self.engine.remember().learned),
-            lambda: NodeStep(view=view, plan=plan, settings=settings_of(config, self._control.inventory)),
+            lambda: NodeStep(view=view, plan=plan, settings=self._planner_settings(config)),
         )
         self.passes += 1
         if judgement.modes or frame.at_s - self._saved_at >= _KEEP_S:
             await self._keep(frame.at_s)
         return judgement
+
+    def _planner_settings(self, config: Config) -> PlannerSettings:
+        return settings_of(config, self._control.inventory, self._settings())
 
     async def _judge(self, frame: SampleFrame) -> tuple[Evaluation, float]:
         """The brain's judgement, a millisecond at a time, and the CPU seconds that it took."""

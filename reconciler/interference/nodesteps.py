@@ -34,13 +34,15 @@ _OF_PLAN: Final = ("memory", "disk", "network", "cache", "starts")
 class PlannerSettings(Struct, frozen=True, kw_only=True):
     """What the daemon planned by. ``operator``: class overrides of the operator's file.
 
-    ``zone``: the name of the node's time zone, in which windows without one hold; None: it has none.
+    ``zone``: the name of the node's time zone, in which windows without one hold; None: it has none. ``node``: what a
+    control plane had set, as `reconciler.config.node_settings` keeps it; empty: nothing that counted.
     """
 
     policies: PoliciesConfig = PoliciesConfig()
     classes: ClassRules = ClassRules()
     operator: tuple[ClassOverride, ...] = ()
     zone: str | None = None
+    node: bytes = b""
 
 
 class NodeStep(Struct, frozen=True, kw_only=True):
@@ -54,14 +56,15 @@ class NodeStep(Struct, frozen=True, kw_only=True):
     settings: PlannerSettings
 
 
-def settings_of(config: Config, inventory: Inventory) -> PlannerSettings:
-    """What is planned by now."""
+def settings_of(config: Config, inventory: Inventory, node: bytes = b"") -> PlannerSettings:
+    """What is planned by now. ``node``: as in `PlannerSettings`."""
     own = len(config.classes.overrides)
     return PlannerSettings(
         policies=config.policies,
         classes=config.classes,
         operator=inventory.rules.overrides[own:],
         zone=_zone(config.node.root) if config.windows else None,
+        node=node,
     )
 
 

@@ -8,7 +8,7 @@ Enabled by a reload it starts, disabled it ends and withdraws its demands.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -59,9 +59,13 @@ class InterferenceService:
         record: NodeRecord,
         control: ControlLoop,
         alerts: AlertService,
+        *,
+        settings: Callable[[], bytes],
     ) -> None:
+        """``settings``: the control plane's, for a recording."""
         self._config, self._base, self._record, self._control, self._alerts = config, base, record, control, alerts
         self._place, self._mode = base.place, control.writes.mode
+        self._settings = settings
         self._changed = WakeUp()
         # Evictions that an earlier run began are completed or dropped, whatever the configuration now.
         self._left = bool(record.store.rows(EVICTIONS))
@@ -116,6 +120,7 @@ class InterferenceService:
                     record,
                     self._control,
                     config=lambda: self._config,
+                    settings=self._settings,
                     means=self._means,
                     tell=self._alerts.send,
                     kept=kept,

@@ -232,20 +232,41 @@ def test_a_window_without_a_zone_is_in_that_of_the_recorded_node(replayed: Repla
     assert replayed(there, windows)["plans"]["pools"] == named["pools"] != {}
 
 
+def settings_row(node: str, percent: int) -> bytes:
+    values = (KeptValue("resourceUsedThresholdWithBE.cpuSuppressThresholdPercent", percent),)
+    objects = (KeptObject(title=f"NodeSLO {node}", values=values),)
+    return encode_kept(KeptSettings(source=NodeSettings.KOORDINATOR, node=node, objects=objects))
+
+
 def test_a_control_planes_settings_of_the_node_count_below_the_windows(replayed: Replay, tmp_path: Path) -> None:
-    store = Store(f"{tmp_path}/state.db")
-    values = (KeptValue("resourceUsedThresholdWithBE.cpuSuppressThresholdPercent", 40),)
-    kept = KeptSettings(
-        source=NodeSettings.KOORDINATOR, node="n1", objects=(KeptObject(title="NodeSLO n1", values=values),)
-    )
-    batch = StoreBatch()
-    batch.put(META, NODE_SETTINGS, encode_kept(kept))
+    """Those of the recording at each step; this machine's own only where it has none, and that is said."""
+    store, batch = Store(f"{tmp_path}/state.db"), StoreBatch()
+    batch.put(META, NODE_SETTINGS, settings_row("here", 40))
     store.apply(batch)
     store.close()
     items = list(steps(night(120)))
     files = f"store: {{path: {tmp_path}/state.db}}\napiserver: {{node_settings: koordinator}}\n"
-    smaller, got = replayed(items, SMALLER)["plans"], replayed(items, files)["plans"]
+    smaller, without = replayed(items, SMALLER)["plans"], replayed(items, files)
+    got = without["plans"]
     assert got["pools"]["reclaimed"]["differ_s"] == smaller["pools"]["reclaimed"]["differ_s"] > 0
+    said = "120 frames without the control plane's settings: those stored here count, of node here"
+    assert without["node_settings"] == said
+
+    def set_to(*percent: int) -> list[Step]:
+        rows = [settings_row("n1", percent[place * len(percent) // 120]) for place in range(120)]
+        return [
+            (replace(step, settings=replace(step.settings, node=row)), frame)
+            for (step, frame), row in zip(items, rows, strict=True)
+        ]
+
+    recorded, half = replayed(set_to(65), files), replayed(set_to(65, 40), files, "--against", f"{tmp_path}/c.yaml")
+    assert recorded["plans"]["pools"] == {}
+    assert recorded["node_settings"] is half["node_settings"] is None
+    assert half["plans"]["before"] == half["plans"]["now"]
+    only_half = replayed(set_to(65, 40), files)["plans"]["pools"]["reclaimed"]["differ_s"]
+    assert 0 < only_half < got["pools"]["reclaimed"]["differ_s"]
+    elsewhere = replayed(items, "apiserver: {node_settings: koordinator}\nstore: {path: /nowhere}\n")
+    assert elsewhere["node_settings"] == "120 frames without the control plane's settings: none count"
     begin, change = (time.strftime("%H:%M", time.gmtime(items[at][1].wall_s)) for at in (0, 60))
     window = f"windows: [{{name: quiet, when: 'daily {change}-{begin} UTC', limit_percent: 65}}]"
     part = replayed(items, files + window)["plans"]

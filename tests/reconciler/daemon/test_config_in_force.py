@@ -96,8 +96,10 @@ async def test_off_counts_at_once_and_on_again_has_what_is_known(files: Files) -
     files.keep(encode_kept(kept(55)))
     files.write()
     got = files.in_force()
+    assert got.settings_row() == encode_kept(kept(55)), "what a recording has"
     files.write(settings="off")
     await got.reload()
+    assert got.settings_row() == b""
     assert value_at(got.config, LIMIT) != 55
     assert got.settings_facts() == {}
     files.write(settings="katalyst")
@@ -125,6 +127,7 @@ def test_stored_settings_of_another_node_do_not_count(files: Files) -> None:
     assert value_at(got.config, LIMIT) == 55
     got.drop_settings_of_others(lambda: "n2")
     assert value_at(got.config, LIMIT) != 55
+    assert got.settings_row() == b""
 
 
 def test_without_a_store_there_are_none(files: Files) -> None:

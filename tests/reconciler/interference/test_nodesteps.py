@@ -149,14 +149,14 @@ def test_what_no_writer_makes_is_an_input_error(change: object) -> None:
         list(read(io.BytesIO(begin(LearnedState()) + packer.block()), "x.rec"))
 
 
-def test_the_zone_of_the_node_is_recorded_where_there_are_windows(tmp_path: Path) -> None:
+def test_a_control_planes_settings_are_recorded_and_the_nodes_zone_where_there_are_windows(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/localtime").symlink_to("/usr/share/zoneinfo/Asia/Kathmandu")
     inventory = cast(Inventory, SimpleNamespace(rules=SimpleNamespace(overrides=())))
     without = replace(Config(), node=replace(Config().node, root=str(tmp_path)))
     windows = (WindowConfig(name="office", when="daily 08:00-18:00"),)
     assert settings_of(without, inventory).zone is None
-    settings = settings_of(replace(without, windows=windows), inventory)
-    assert settings.zone == "Asia/Kathmandu"
+    settings = settings_of(replace(without, windows=windows), inventory, b"a control plane's")
     step = replace(next(iter(steps([view(0, 1500, 500)])))[0], settings=settings)
-    assert NodeStepReader().step(NodeStepWriter().change(step)).settings.zone == "Asia/Kathmandu"
+    recorded = NodeStepReader().step(NodeStepWriter().change(step)).settings
+    assert (recorded.zone, recorded.node) == ("Asia/Kathmandu", b"a control plane's")
