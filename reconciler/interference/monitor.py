@@ -121,9 +121,10 @@ class InterferenceMonitor:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``config``: the one in use. ``means``: the environment of readers. ``settings``: the control plane's, to record.
+        """``config``: the one in use. ``means``: the environment of readers.
 
-        ``kept``: by `read_kept`. ``building``: makes the readers of the signals that are wanted.
+        ``settings``: the control plane's, to record. ``kept``: by `read_kept`.
+        ``building``: makes the readers of the signals that are wanted.
         """
         self._building = building
         self._hierarchy, self._samples, self._record, self._control = (
