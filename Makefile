@@ -36,15 +36,16 @@ types: setup
 
 # First what mostly waits, with the processors to itself when it needs them: daemons on nodes made of directories,
 # containers, and what asks the kernel for facts. Beside it, two or three at a time, what needs nothing but a processor
-# (the type check, five parts of the tests): all at once, those that wait are late. What measures has the machine to
-# itself afterwards. The few tests that failed beside others decide at the end, alone.
+# (the type check, five parts of the tests): all at once, those that wait are late. What measures, fills the CPUs or
+# needs idle ones (the mark `alone`) has the machine to itself afterwards. The few tests that failed beside others
+# decide at the end, alone.
 PARTS = types unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
 	$(MAKE) --no-print-directory --jobs=6 --output-sync=target $(PARTS)
 	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
-	$(PYTEST) $(NAMES)/kernel -m "kernel or containerd" $(filter-out $(BESIDE),$(KERNEL))
+	$(PYTEST) $(NAMES)/alone -m alone $(call marked,alone)
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
 
 # The tests' directories are in memory where a GiB of it is free: hundreds of stores and node trees are written and synced.
@@ -59,26 +60,16 @@ ORDER = --randomly-seed=1
 NAMES = -p tests.again --again=$(AGAIN)
 PURE = PYTEST_DEBUG_TEMPROOT=$(MEMORY) $(BEHIND) $(PYTEST) -p no:cacheprovider \
 	-o tmp_path_retention_policy=failed -m "not kernel and not containerd and not cluster"
+WAITING = $(PYTEST) -p no:cacheprovider -m "(kernel or containerd) and not alone"
 DECIDING = $(addprefix tests/reconciler/,policies detectors interference placement pods responses control headroom)
 ACTING = tests/reconciler/actuators tests/reconciler/signals
 ELSEWHERE = tests/reconciler/cli
 # The files in which a test has one of the marks (tests/conftest.py holds them to it): reading all files takes 12 s.
-KERNEL = $(sort $(ALONE) $(shell grep -rlE 'mark\.(kernel|containerd)' tests --include='test_*.py'))
-DAEMON = $(filter-out $(ALONE),$(wildcard tests/daemon/test_*.py))
-# The one measures rates; the other waits for CPUs that nothing uses, a minute beside the other parts.
-ALONE = tests/daemon/test_network.py tests/daemon/test_headroom.py
-# Ask the kernel for facts, not for times or rates, and no containerd. The daemon's own group has one name: its test runs
-# when no other daemon does.
-FACTS = $(filter-out tests/cgroupfs/test_pressure.py tests/cgroupfs/test_usage.py \
-	tests/artifact/test_image.py tests/reconciler/sources/test_cri.py,$(filter \
-	tests/architecture/% tests/artifact/% tests/cgroupfs/% tests/fakes/% tests/resctrl/% tests/state/% tests/test_deploy.py \
-	tests/reconciler/actuators/files/% tests/reconciler/actuators/processes/test_oom_score.py \
-	tests/reconciler/actuators/network/test_pod_ceiling_kernel.py tests/reconciler/cli/test_doctor% tests/reconciler/cli/test_prove.py \
-	tests/reconciler/policies/% tests/reconciler/responses/% tests/reconciler/runtime/test_cgroup_namespace.py \
-	tests/reconciler/sources/%,$(KERNEL)))
-# Containers that are classified, bounded and restored, whatever else the machine does: no BE work in them has to proceed.
-CONTAINERS = $(patsubst %,tests/e2e/test_%.py,agent harness inner_groups)
-BESIDE = $(DAEMON) $(FACTS) $(CONTAINERS)
+marked = $(sort $(shell grep -rlE 'mark\.($(1))' tests --include='test_*.py'))
+KERNEL = $(call marked,kernel|containerd)
+DAEMON = $(wildcard tests/daemon/test_*.py)
+CONTAINERS = $(filter tests/e2e/%,$(KERNEL))
+FACTS = $(filter-out tests/e2e/% tests/daemon/%,$(KERNEL))
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
 .PHONY: $(PARTS) bytecode
 # One process compiles what all of them import, while the type check has the other processor.
@@ -102,16 +93,16 @@ unit-cli:
 	$(PURE) $(NAMES)/$@ $(ELSEWHERE)
 
 unit-daemon:
-	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(filter-out $(STARTS),$(DAEMON))
+	$(WAITING) $(NAMES)/$@ $(filter-out $(STARTS),$(DAEMON))
 
 unit-daemon-starts:
-	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(STARTS)
+	$(WAITING) $(NAMES)/$@ $(STARTS)
 
 unit-facts:
-	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(FACTS)
+	$(WAITING) $(NAMES)/$@ $(FACTS)
 
 unit-containers:
-	$(PYTEST) $(NAMES)/$@ -p no:cacheprovider -m "kernel or containerd" $(CONTAINERS)
+	$(WAITING) $(NAMES)/$@ $(CONTAINERS)
 
 search: setup ## the pure tests on examples that nobody has seen yet
 	BYPASSD_SEARCH=1 $(BIN)/python -m pytest -q -m "not kernel and not containerd"

@@ -182,6 +182,7 @@ def test_no_pair_of_readings_gives_a_negative_rate(before: UsageCounters, after:
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
 def test_a_real_spinner_under_a_real_quota_is_measured_and_seen_throttled() -> None:
     with kernel_groups("usage", "cpu", "cpuacct", "memory", "cpuset") as (hierarchy, group):
         if hierarchy.version("cpu") != 1:

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.daemon.process import Daemon, wait_for
 from tests.fakes.node import DirectoryNode
 
+pytestmark = pytest.mark.alone
 Make = Callable[..., Daemon]
 
 

@@ -131,6 +131,7 @@ def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
     assert [name for name in pools if name.startswith("dedicated/")] == [f"dedicated/{spec.uid}/main"]
 
 
+@pytest.mark.alone
 def test_be_pods_with_quotas_of_their_own_lend_what_they_do_not_use(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent
 ) -> None:
@@ -150,6 +151,7 @@ def test_be_pods_with_quotas_of_their_own_lend_what_they_do_not_use(
     eventually("a second one has as much", most_of_all)
 
 
+@pytest.mark.alone
 def test_be_work_gives_way_by_the_request_of_an_online_container_that_starts(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent
 ) -> None:

@@ -24,6 +24,7 @@ from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, new_u
 
 pytestmark = [
     pytest.mark.containerd,
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(pure_v2(), reason="the files that containers report here are cgroup v1's"),

@@ -24,6 +24,7 @@ from tests.e2e.values import besteffort_quota
 
 pytestmark = [
     pytest.mark.containerd,
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(3600 if FULL else 400),
     pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="BE pods kept off some CPUs need a second one"),
@@ -36,7 +37,7 @@ AT_FLOOR = {"policies": {"reclaimed": {"budget": {"limit_percent": 1}}}}
 FLOOR_US = "10000"
 FACTOR = 2.0
 SETTLED_S = 0.5
-"""From one act to the next: what the first had beside the budget is over."""
+"""From one act to the next while the agent runs: what the first had beside the budget is over."""
 PACE_S = 6.0 if FULL else 0.0
 """Between two pods while the agent runs: a start, a probe and a removal have the allowance for some 0.8 s together, and
 it may last a tenth of the time. So the long form takes half an hour."""
@@ -66,15 +67,15 @@ def probe(node: Node, container: Running) -> float:
     return time.monotonic() - began
 
 
-def lives(node: Node, count: int, *, pace_s: float = 0.0) -> Iterator[tuple[float, float, float]]:
+def lives(node: Node, count: int, *, settled_s: float = 0.0, pace_s: float = 0.0) -> Iterator[tuple[float, float, float]]:
     """Seconds from the first call to the runtime to the first instruction, of a probe, and of the removal of pods."""
     for number in range(count):
         began = time.monotonic()
         pod = node.run_pod(best_effort(f"plain-{number}"))
         first = pod["main"].report(within_s=SLOW_S).first_ns / 1e9
-        time.sleep(SETTLED_S)
+        time.sleep(settled_s)
         answered = probe(node, pod["main"])
-        time.sleep(SETTLED_S)
+        time.sleep(settled_s)
         ending = time.monotonic()
         node.remove_pod(pod)
         yield first - began, answered, time.monotonic() - ending
@@ -89,7 +90,7 @@ def test_plain_be_pods_start_answer_and_end_beside_burners_at_the_floor(
     without = list(lives(containerd_node, STARTS // 2))
     daemon = agent(containerd_node, **AT_FLOOR)
     eventually("BE is at its floor", lambda: besteffort_quota(containerd_node) == FLOOR_US)
-    beside = list(lives(containerd_node, STARTS, pace_s=PACE_S))
+    beside = list(lives(containerd_node, STARTS, settled_s=SETTLED_S, pace_s=PACE_S))
     eventually("BE is at its floor again", lambda: besteffort_quota(containerd_node) == FLOOR_US)
     assert daemon.stop() == 0
     without += lives(containerd_node, STARTS // 2)

@@ -11,6 +11,7 @@ from tests.node.disturbance import SCENES, Outcome, Scene, theatre, told
 FULL = bool(os.environ.get("BYPASSD_FULL"))
 pytestmark = [
     pytest.mark.kernel,
+    pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="REAL KERNEL TEST NOT RUN: cgroups are made by root only"),
     pytest.mark.skipif("memory" not in hierarchies(), reason="REAL KERNEL TEST NOT RUN: it bounds v1's kubepods"),
     pytest.mark.skipif((os.cpu_count() or 1) > 4, reason="REAL KERNEL TEST NOT RUN: its disturbers fill four CPUs"),

@@ -11,6 +11,7 @@ from tests.node.memoryscene import BATCH_BYTES, BE_BYTES, Compared, Scene, Windo
 FULL = bool(os.environ.get("BYPASSD_FULL"))
 pytestmark = [
     pytest.mark.kernel,
+    pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="REAL KERNEL TEST NOT RUN: cgroups are made by root only"),
     pytest.mark.skipif("memory" not in hierarchies(), reason="REAL KERNEL TEST NOT RUN: it reads v1's memory files"),
     pytest.mark.skipif(os.cpu_count() != 2, reason="REAL KERNEL TEST NOT RUN: it divides two CPUs"),

@@ -26,6 +26,7 @@ from tests.node.writes import WriteLog, Written, count
 
 pytestmark = [
     pytest.mark.kernel,
+    pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="REAL KERNEL TEST NOT RUN: cgroups are made by root only"),
     pytest.mark.skipif("cpuset" not in hierarchies(), reason="REAL KERNEL TEST NOT RUN: it counts writes to v1 files"),
     pytest.mark.skipif(os.cpu_count() != 2, reason="REAL KERNEL TEST NOT RUN: it divides two CPUs"),
@@ -130,7 +131,7 @@ def _at_rest(result: Scene) -> Callable[[], bool]:
 @pytest.mark.parametrize(
     "tick_s",
     [
-        pytest.param(1.5, id="each 1.5 s"),
+        pytest.param(1.2, id="each 1.2 s"),
         pytest.param(
             TICK_S, id="each 10 s", marks=pytest.mark.skipif(not FULL, reason="takes two minutes: only in make e2e")
         ),

@@ -22,6 +22,7 @@ RATE = 2000.0
 
 pytestmark = [
     pytest.mark.kernel,
+    pytest.mark.alone,
     pytest.mark.skipif(REDIS.missing, reason="REAL KERNEL TEST NOT RUN: redis-server is not installed"),
     pytest.mark.skipif(
         "cpu" not in hierarchies() or shutil.which("runc") is None,

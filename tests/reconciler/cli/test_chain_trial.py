@@ -36,6 +36,7 @@ def tried(directory: Path) -> tuple[bool, str]:
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
 def test_the_hog_is_bounded_by_the_kernel_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hierarchy = real_hierarchy()
     quotas: list[float | None] = []
@@ -55,6 +56,7 @@ def test_the_hog_is_bounded_by_the_kernel_and_nothing_is_left(tmp_path: Path, mo
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
 def test_a_write_that_is_lost_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hierarchy = real_hierarchy()
     write = type(REAL).write
@@ -76,6 +78,7 @@ def test_a_write_that_is_lost_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
 def test_alerts_that_do_not_arrive_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hierarchy = real_hierarchy()
 

@@ -307,6 +307,7 @@ trio.run(main)
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
 def test_a_daemon_without_a_service_manager_makes_its_group_and_removes_it() -> None:
     directory = f"{mount_of('cpu')}{own_group.GROUP}"
     with contextlib.suppress(OSError):
@@ -330,6 +331,7 @@ def test_a_daemon_without_a_service_manager_makes_its_group_and_removes_it() -> 
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
 def test_the_group_of_a_killed_daemon_is_removed_when_nothing_is_in_it() -> None:
     directory = f"{mount_of('cpu')}{own_group.GROUP}"
     if os.path.exists(directory):

@@ -24,7 +24,7 @@ _BESIDE = """
     def switches():
         usage = resource.getrusage(resource.RUSAGE_THREAD)
         return usage.ru_nivcsw + usage.ru_nvcsw
-    def burn(seconds=0.05):
+    def burn(seconds=0.02):
         before, end = switches(), time.thread_time() + seconds
         while time.thread_time() < end:
             pass
@@ -54,6 +54,7 @@ def run(body: str) -> dict[str, Any]:
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
 def test_a_thread_leaves_its_cpu_some_times_each_millisecond_while_the_timer_runs_and_it_is_not_held() -> None:
     result = run("""
         result["before"] = burn()
@@ -72,13 +73,14 @@ def test_a_thread_leaves_its_cpu_some_times_each_millisecond_while_the_timer_run
         result["at last"] = burn()
     """)
     assert result["problem"] == ""
-    # 500 stints each; another process on the CPU may take some of the turns.
-    assert min(result["running"], result["at last"]) > 80
+    # 200 stints each; another process on the CPU may take some of the turns.
+    assert min(result["running"], result["at last"]) > 32
     for state in ("before", "stopped", "held", "held again"):
         assert result[state] < result["running"] / 2, state
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
 def test_each_thread_has_a_timer_of_its_own_which_ends_with_it() -> None:
     result = run("""
         def work():
@@ -95,7 +97,7 @@ def test_each_thread_has_a_timer_of_its_own_which_ends_with_it() -> None:
         result["after"] = timers()
     """)
     assert (result["main alone"], result["during"], result["after"]) == (1, 2, 1)
-    assert result["worker"] > 80
+    assert result["worker"] > 32
 
 
 @pytest.mark.kernel

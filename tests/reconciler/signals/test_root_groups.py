@@ -37,6 +37,7 @@ def hierarchy() -> Iterator[Hierarchy]:
         remove_tree(path)
 
 
+@pytest.mark.alone
 def test_use_weight_and_waiting_are_read(hierarchy: Hierarchy) -> None:
     groups = RootGroups(hierarchy, UsageReader(hierarchy), KUBEPODS)
     cpu = min(os.sched_getaffinity(0))
@@ -70,6 +71,7 @@ def test_use_weight_and_waiting_are_read(hierarchy: Hierarchy) -> None:
             groups.close()
 
 
+@pytest.mark.alone
 def test_reading_all_groups_takes_less_than_a_millisecond(hierarchy: Hierarchy) -> None:
     groups = RootGroups(hierarchy, UsageReader(hierarchy), KUBEPODS)
     times: list[float] = []

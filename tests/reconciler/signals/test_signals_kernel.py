@@ -30,7 +30,7 @@ from state.topology import Topology
 from state.undo import RestoreOutcome
 from tests.cgroupfs.kernelgroup import kernel_groups
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory")
 SPIN = "while True: pass"
 WAIT_S = 1.5

@@ -590,6 +590,7 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+@pytest.mark.alone
 async def test_a_normal_thread_beside_an_idle_one_gets_nearly_all_of_the_cpu(live: Idle) -> None:
     cpu = min(os.sched_getaffinity(0))
     usual, idle = (live.start((sys.executable, "-c", WORK)).pid for _ in range(2))
