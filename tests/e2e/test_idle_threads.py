@@ -25,6 +25,7 @@ def policy(container: Running) -> int:
     return os.sched_getscheduler(container.init_pid())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("runtime", ["", "crun"], ids=["runc", "crun"])
 def test_a_be_container_is_in_the_idle_class_at_its_first_instruction(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, runtime: str

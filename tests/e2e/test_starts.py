@@ -67,7 +67,9 @@ def probe(node: Node, container: Running) -> float:
     return time.monotonic() - began
 
 
-def lives(node: Node, count: int, *, settled_s: float = 0.0, pace_s: float = 0.0) -> Iterator[tuple[float, float, float]]:
+def lives(
+    node: Node, count: int, *, settled_s: float = 0.0, pace_s: float = 0.0
+) -> Iterator[tuple[float, float, float]]:
     """Seconds from the first call to the runtime to the first instruction, of a probe, and of the removal of pods."""
     for number in range(count):
         began = time.monotonic()

@@ -86,6 +86,8 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[FakeAgent]:
     FakeAgent.made = []
     monkeypatch.setattr(main, "Agent", FakeAgent)
     monkeypatch.setattr(main.Daemon, "_inner", lambda *_: [])
+    # All objects of all tests: tests/reconciler/runtime/test_malloc.py has that.
+    monkeypatch.setattr(main.malloc, "free_earlier", lambda: None)
     return FakeAgent.made
 
 
