@@ -5,13 +5,14 @@ node and of its pods: it names the pod, the group in the way, and the owner of e
 runs. While such a problem exists, the source `NAME` is not ok: it is in the metrics and, once it lasts, an alert.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.actuators.cgroup.control_files import MEMORY_PAIR
 from reconciler.actuators.cgroup.status import SettingStatus
+from reconciler.control.planner import SANDBOXED
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies.be_memory import NAME as BE_MEMORY
 from reconciler.policies.cache import NAME as CACHE
@@ -291,3 +292,28 @@ def _is_refused(status: SettingStatus) -> bool:
 
 def _set(value: Value) -> CpuSet:
     return value if isinstance(value, CpuSet) else EMPTY
+
+
+SANDBOXED_NAME: Final = "pods in gVisor or kata"
+_SHOWN_PODS: Final = 8
+_COST: Final[Mapping[str, str]] = {
+    "memory.max": "the node's other pods bear what it uses beyond its limit",
+    "cpu.quota": "the CPU limit of one of its containers does not hold",
+    "cpu.set": "it runs on the CPUs of other pods",
+}
+"""At whose cost a setting is missing, by knob."""
+
+
+def sandboxed_status(refusals: Mapping[str, Sequence[Refusal]], pods: Mapping[str, Pod]) -> SourceStatus:
+    """Whether each setting of such a pod is in force at its directory; if not, which are not, and at whose cost."""
+    known = ((pods.get(uid), refused) for uid, refused in sorted(refusals.items()))
+    texts = [text for pod, refused in known if pod is not None and (text := sandboxed_text(pod, refused))]
+    detail = first_of(texts, _SHOWN_PODS, "pods") or "every setting is applied to the pod as a whole"
+    return SourceStatus(name=SANDBOXED_NAME, ok=not texts, age_s=0.0, detail=detail)
+
+
+def sandboxed_text(pod: Pod, refused: Sequence[Refusal]) -> str:
+    """What one such pod lacks, and who pays for it; empty: nothing."""
+    knobs = sorted({refusal.setting.knob for refusal in refused if refusal.rule == SANDBOXED})
+    costs = "; ".join(f"no {knob}{f' ({cost})' if (cost := _COST.get(knob)) else ''}" for knob in knobs)
+    return f"{pod.title} in {pod.sandbox}: {costs}" if costs else ""

@@ -4,16 +4,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, final
 
-from reconciler.control.bounds_in_force import bounds_status
+from reconciler.control.bounds_in_force import bounds_status, sandboxed_status
 from reconciler.control.cpu_hotplug import CpusetRepair
 from reconciler.control.hub import NodeBase
 from reconciler.control.inventory import Inventory
-from reconciler.control.owner_check import NAME as OWNER_CHECK
-from reconciler.control.owner_check import OwnerCheck
 from reconciler.control.persistence import read_classes, read_plan, read_unexamined
 from reconciler.control.reconciler import Reconciler
 from reconciler.control.record import NodeRecord
-from reconciler.control.sandboxed import sandboxed_status
+from reconciler.control.record_check import NAME as OWNER_CHECK
+from reconciler.control.record_check import OwnerCheck
 from reconciler.control.side_actuators import SideActuators, kernel_release
 from reconciler.control.writes import CgroupWrites
 from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims

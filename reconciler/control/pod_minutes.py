@@ -22,7 +22,7 @@ from cgroupfs.lines import lines_of
 from cgroupfs.pressure import parse_pressure
 from cgroupfs.usage import UsageReader, grown
 from reconciler.runtime.cooperative import TimeSlice
-from state.model import ContainerKind, Pod, PodClass
+from state.model import ContainerKind, NodeCpu, Pod, PodClass
 
 NAME: Final = "pod minutes"
 MINUTE_S: Final = 60.0
@@ -238,3 +238,58 @@ def directories_above(path: str) -> Iterator[str]:
     """The groups above a pod's, the nearest first; without the hierarchy's root."""
     while (path := path.rpartition("/")[0]) not in {"", "/"}:
         yield path
+
+
+NODE_INTERVAL_S: Final = 10.0
+NODE_LENGTH: Final = 360
+NODE_SERIES: Final = ("online_milli", "reclaimed_milli", "system_milli", "idle_milli", "budget_milli")
+_NODE_WIDTH: Final = len(NODE_SERIES)
+
+
+@final
+class NodeHour:
+    """Means of `INTERVAL_S`, the oldest first; None where nothing was known."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._values = array("f")
+        self._sums = [0.0] * _NODE_WIDTH
+        self._counts = [0] * _NODE_WIDTH
+        self._began: float | None = None
+
+    def add(self, cpu: NodeCpu | None, budget_milli: int | None, cpus: int, now: float) -> None:
+        """One reading, None while it is unknown. ``cpus``: how many are online."""
+        if self._began is None:
+            self._began = now
+        while now - self._began >= NODE_INTERVAL_S:
+            self._end()
+        values: tuple[int | None, ...] = (None, None, None, None, budget_milli)
+        if cpu is not None:
+            idle = max(0, 1000 * cpus - cpu.busy_milli)
+            values = (cpu.online_milli, cpu.reclaimed_milli, cpu.system_milli, idle, budget_milli)
+        for index, value in enumerate(values):
+            if value is not None:
+                self._sums[index] += value
+                self._counts[index] += 1
+
+    def _end(self) -> None:
+        assert self._began is not None
+        pairs = zip(self._sums, self._counts, strict=True)
+        self._values.extend(total / count if count else math.nan for total, count in pairs)
+        del self._values[: -NODE_LENGTH * _NODE_WIDTH]
+        self._sums, self._counts = [0.0] * _NODE_WIDTH, [0] * _NODE_WIDTH
+        self._began += NODE_INTERVAL_S
+        if self._clock() - self._began > NODE_LENGTH * NODE_INTERVAL_S:
+            # After a suspend: no loop over hours of nothing.
+            self._values, self._began = array("f"), self._clock()
+
+    def series(self) -> dict[str, object]:
+        """As plain values. ``age_s``: of the newest value's end."""
+        return {
+            "interval_s": NODE_INTERVAL_S,
+            "age_s": None if self._began is None else max(0.0, self._clock() - self._began),
+            **{
+                name: [None if math.isnan(value) else round(value) for value in self._values[index::_NODE_WIDTH]]
+                for index, name in enumerate(NODE_SERIES)
+            },
+        }

@@ -4,6 +4,7 @@ One task instead of many sleeping ones. It reads counters, runs the pure control
 result has changed; the worker does the rest.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Final, final
@@ -14,15 +15,14 @@ from msgspec.structs import replace
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
-from cgroupfs.usage import UsageReader
-from reconciler.control.daemon_watch import DaemonWatch
+from cgroupfs.usage import MemoryUsage, UsageReader
+from reconciler.control.be_watch import RealtimeWatch, StartWatch
 from reconciler.control.harm_watch import HarmWatch
-from reconciler.control.memory_sampler import MemorySampler
+from reconciler.control.host_watch import DaemonWatch
 from reconciler.control.quota_lending import QuotaLender
-from reconciler.control.realtime_watch import RealtimeWatch
 from reconciler.control.reconciler import Reconciler
-from reconciler.control.start_watch import StartWatch
-from reconciler.policies import idle_buffer
+from reconciler.policies import be_memory, idle_buffer
+from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
 from reconciler.policies.start_allowance import without_allowance
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.wakeup import beat_after
@@ -39,11 +39,91 @@ from reconciler.signals.cpu import (
 )
 from reconciler.signals.groups import GroupSampler, sampled
 from reconciler.signals.irqs import IrqSampler
+from reconciler.signals.memory import parse_meminfo
 from reconciler.signals.numa_memory import NumaMemorySampler
 from reconciler.signals.uses import UsageHistory
 from state.cpu import Uses
+from state.memory import NodeMemoryReading
 from state.model import NodeCpu, Pod, PodClass, SourceStatus
 from state.pod_index import derived, index_of
+
+_MEMORY_LOG: Final = get_log("memory_sampler")
+_OLD_S: Final = 10.0
+
+
+@final
+class MemorySampler:
+    """Reads memory at intervals and steps the law of BE's memory bound. The newest readings are in its attributes."""
+
+    def __init__(
+        self,
+        *,
+        used: Callable[[], int | None],
+        pods: Callable[[int], MemoryUsage | None],
+        root: str = "/",
+        files: FileOps = REAL,
+    ) -> None:
+        """``used``: bytes in use below the besteffort directory, None where that is not known.
+
+        ``pods``: kubepods' memory; its page cache matters only where less than these bytes are left below its limit.
+        """
+        self.node: NodeMemoryReading | None = None
+        self.problem: str | None = None
+        self._used = used
+        self._pods = pods
+        self._proc = os.path.join(root, "proc")
+        self._files = files
+        self._read_at = self._stepped_at = 0.0
+        self._state: MemoryState | None = None
+
+    def on_second(self, now: float) -> None:
+        """Read. ``now``: monotonic seconds."""
+        try:
+            read = parse_meminfo(self._files.read(self._proc, "meminfo"))
+            used = self._used()
+        except (OSError, ValueError) as exc:
+            # Unknown: the last reading ages, and the law raises nothing on it.
+            if self.problem is None:
+                _MEMORY_LOG.warning("cannot read the node's memory", error=str(exc))
+            self.problem = f"cannot read the node's memory: {exc}"
+            if self.node is not None:
+                self.node = replace(self.node, age_s=now - self._read_at)
+            return
+        self.problem = None
+        self._read_at = now
+        self.node = _with_pods(replace(read, reclaimed_bytes=used, age_s=0.0), self._pods(read.available_bytes))
+
+    def bound(self, config: BeMemoryConfig, previous: int | None, now: float) -> int | None:
+        """BE work's bound by the law; None while it is off or the node has not been read.
+
+        ``previous``: the bound in force when the law has just started (from an earlier run, or none).
+        """
+        node = self.node
+        if not config.enabled or node is None:
+            self._state = None
+            return None
+        if self._state is None:
+            self._state = be_memory.start(previous, node.for_pods_bytes, config)
+        elif now - self._stepped_at < config.interval_s * 0.9:
+            return self._state.high_bytes
+        self._stepped_at = now
+        fresh = node.age_s is not None and node.age_s < _OLD_S
+        sample = MemorySample(
+            total_bytes=node.for_pods_bytes,
+            available_bytes=node.left_for_pods_bytes if fresh else None,
+            used_bytes=node.reclaimed_bytes if fresh else None,
+        )
+        self._state = be_memory.step(self._state, sample, now, config)
+        return self._state.high_bytes
+
+
+def _with_pods(node: NodeMemoryReading, pods: MemoryUsage | None) -> NodeMemoryReading:
+    """The node's reading, reduced to what kubepods' own limit leaves where that limit is tighter."""
+    if pods is None or pods.limit_bytes is None or pods.limit_bytes >= node.total_bytes:
+        return node
+    left = max(0, pods.limit_bytes - pods.kept_bytes)
+    return replace(node, pods_bytes=pods.limit_bytes, pods_available_bytes=left)
+
 
 _LOG: Final = get_log("sampler")
 _ASLEEP_MILLI: Final = 20

@@ -10,17 +10,15 @@ from typing import Final, final
 from reconciler.alerts.service import AlertService
 from reconciler.config.model import Config
 from reconciler.control import effect_hours, owner_ledger, pod_minutes
-from reconciler.control.daemon_watch import DaemonWatch
 from reconciler.control.effect_hours import EffectHours, ModeNow
 from reconciler.control.harm_watch import HarmWatch, WaitSource
 from reconciler.control.host_watch import NAME as HOST_WORKLOADS
-from reconciler.control.host_watch import HostWatch
+from reconciler.control.host_watch import DaemonWatch, HostWatch
 from reconciler.control.hub import NodeBase
 from reconciler.control.loop import ControlLoop
 from reconciler.control.node_headroom import NodeHeadroom
-from reconciler.control.node_hour import NodeHour
 from reconciler.control.owner_ledger import OwnerLedger
-from reconciler.control.pod_minutes import Minute, PodMinutes
+from reconciler.control.pod_minutes import Minute, NodeHour, PodMinutes
 from reconciler.control.record import NodeRecord
 from reconciler.control.sampler import Sampler
 from reconciler.interference.service import InterferenceService

@@ -7,8 +7,7 @@ is by pod, for its part of the document, `bypassctl why` and the pod lists.
 from collections.abc import Iterator
 from typing import Final, final
 
-from reconciler.control.bounds_in_force import bound_problems
-from reconciler.control.sandboxed import sandboxed_text
+from reconciler.control.bounds_in_force import bound_problems, sandboxed_text
 from reconciler.daemon.agent import Agent
 from reconciler.sources.outside import outside_of_pods, outside_text
 from state.model import Pod

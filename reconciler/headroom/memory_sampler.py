@@ -41,7 +41,7 @@ class MemoryHeadroomReading(Protocol):
 
 
 class PeakSource(Protocol):
-    """The part of `reconciler.control.workload_peaks.PeakPredictor` that is used here."""
+    """The part of `reconciler.control.node_headroom.PeakPredictor` that is used here."""
 
     def second(self, cpu: NodeCpu | None) -> None: ...
 

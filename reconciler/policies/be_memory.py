@@ -1,6 +1,6 @@
 """be memory: the memory that BE work may use together follows what the node has left for it.
 
-`step` is the control law; `reconciler.control.memory_sampler` keeps its state and runs it every few seconds. Its bound
+`step` is the control law; `reconciler.control.sampler` keeps its state and runs it every few seconds. Its bound
 reaches the planner as ``NodeView.reclaimed_memory_bytes`` and becomes the besteffort directory's ``memory.high``
 (cgroup v2) or soft limit (v1), both of which slow BE work down and reclaim from it, and kill no process. A hard limit,
 which does kill inside of the directory, is a second step that has to be enabled separately. Off by default.

@@ -30,10 +30,10 @@ from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.config import load, window_time
 from reconciler.config.node_settings import decode_kept
 from reconciler.control.effect_hours import load_effect
-from reconciler.control.hold_store import read_holds
 from reconciler.control.node_headroom import decode_note, read_published
 from reconciler.control.owner_ledger import load_hours
 from reconciler.control.persistence import decode_plan, encoded, read_classes, read_plan, read_unexamined
+from reconciler.control.record import read_holds
 from reconciler.headroom.peak_rows import decode_row, decode_workload, encode_row, encode_workload
 from reconciler.headroom.peaks import Workload
 from reconciler.headroom.report import read_kept as read_headroom
@@ -541,7 +541,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         BYTES,
     ),
     Parser(
-        "reconciler.control.hold_store:read_holds",
+        "reconciler.control.record:read_holds",
         feed_row("node", read_holds),
         (),
         (msgpack.packb({"target": "node", "reason": "r", "by": "b", "until": None}),),

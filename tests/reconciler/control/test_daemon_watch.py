@@ -12,7 +12,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
-from reconciler.control.daemon_watch import DaemonWatch
+from reconciler.control.host_watch import DaemonWatch
 from reconciler.daemon.agent import Agent
 from reconciler.policies.node_daemons import NodeDaemonsConfig
 from reconciler.policies.table import PoliciesConfig

@@ -10,8 +10,8 @@ import trio
 
 from cgroupfs.errors import InputError
 from reconciler.actuators.holds import LONGEST_S, MOST
-from reconciler.control.hold_store import HoldManager, HoldRows
 from reconciler.control.persistence import encoded
+from reconciler.control.record import HoldManager, HoldRows
 from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest, RestoreRequest
 from state.model import Hold

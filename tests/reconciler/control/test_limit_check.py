@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.control.limit_check import NAME
+from reconciler.control.record_check import LIMITS_NAME
 from reconciler.daemon.agent import Agent
 from reconciler.pods.classify import classification_input
 from state.model import CpuPolicy, PodMeta, Resources, RuntimeSpec
@@ -46,7 +46,7 @@ def put(live: LiveNode, *, memory: int | None = None, quota: int | None = None) 
 async def looked(agent: Agent, times: int = 2) -> str:
     for _ in range(times):
         await agent.control.owner_check.limits.check(agent.control.inventory.pods, CpuPolicy.NONE)
-    return next((status.detail for status in agent.statuses() if status.name == NAME), "")
+    return next((status.detail for status in agent.statuses() if status.name == LIMITS_NAME), "")
 
 
 async def test_a_limit_that_no_file_has_is_a_condition_with_both_values(live: LiveNode) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.usage import MemoryUsage
-from reconciler.control.memory_sampler import MemorySampler
+from reconciler.control.sampler import MemorySampler
 from reconciler.policies.be_memory import BeMemoryConfig
 from tests.fakes.constants import varied
 

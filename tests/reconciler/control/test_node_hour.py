@@ -1,6 +1,6 @@
 """Means of ten seconds, unknown where nothing was known, an hour and no more."""
 
-from reconciler.control.node_hour import INTERVAL_S, LENGTH, NodeHour
+from reconciler.control.pod_minutes import NODE_INTERVAL_S, NODE_LENGTH, NodeHour
 from state.model import NodeCpu
 
 
@@ -39,12 +39,12 @@ def test_what_was_not_known_is_null_and_what_was_not_read_is_a_gap() -> None:
 def test_an_hour_is_kept_and_a_suspend_costs_no_loop() -> None:
     now = 0.0
     hour = NodeHour(lambda: now)
-    for step in range(LENGTH + 50):
-        now = step * INTERVAL_S
+    for step in range(NODE_LENGTH + 50):
+        now = step * NODE_INTERVAL_S
         hour.add(use(step, step, 0), 0, 8, now)
     online = hour.series()["online_milli"]
     assert isinstance(online, list)
-    assert (len(online), online[-1]) == (LENGTH, LENGTH + 48)
+    assert (len(online), online[-1]) == (NODE_LENGTH, NODE_LENGTH + 48)
     now = 1e9
     hour.add(use(1, 1, 0), 0, 8, now)
     assert hour.series()["online_milli"] == []

@@ -10,8 +10,8 @@ from trio.testing import MockClock
 from cgroupfs.naming import QosClass
 from reconciler.actuators.mode import WriteSettings
 from reconciler.alerts.source_health import SourceHealth, claim_states
-from reconciler.control.owner_check import _is_meant
 from reconciler.control.planner import plan, plan_pools
+from reconciler.control.record_check import _is_meant
 from reconciler.daemon.agent import Agent
 from reconciler.placement.claims import CpuClaim, claims_status, cpu_claims
 from reconciler.policies.budget import BudgetConfig

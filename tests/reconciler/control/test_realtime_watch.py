@@ -9,7 +9,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.scheduling import IDLE, OTHER
-from reconciler.control.realtime_watch import RealtimeWatch
+from reconciler.control.be_watch import RealtimeWatch
 from reconciler.daemon.agent import Agent
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import StoreError
 from cgroupfs.usage import MemoryUsage
+from reconciler.control.node_headroom import PeakPredictor
 from reconciler.control.pod_minutes import Minute
-from reconciler.control.workload_peaks import PeakPredictor
 from reconciler.headroom.cpu import HeadroomLaw
 from reconciler.headroom.peak_rows import ROW, ROWS, decode_row, row_of
 from state.memory import NodeMemoryReading

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
+from reconciler.control.bounds_in_force import sandboxed_status
 from reconciler.control.planner import plan, plan_node, plan_pod, plan_pools
-from reconciler.control.sandboxed import sandboxed_status
 from reconciler.placement.claims import cpu_claims
 from reconciler.policies.memory_qos import MemoryQosConfig, OnlineMemory
 from reconciler.policies.table import PoliciesConfig

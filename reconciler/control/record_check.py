@@ -1,0 +1,346 @@
+"""Compares what records say of containers with the kernel's files: a record protects nothing that the kernel denies.
+
+`OwnerCheck`, exclusive CPUs: the kubelet's checkpoint and bypassd's own plan say which CPUs a container has alone.
+Whether that is so, is in CPU set files: its own (of a pod in a machine or kernel of its own, the pod's, as no group
+below it has its processes), and those of every other container. A kubelet corrects a wrong set within one period of its
+reconcile loop; what is wrong for longer is handed to the inventory, and the plan protects the CPUs where the container
+runs. Kubernetes 120230: the checkpoint has the new CPUs, the update of the container failed, and the file keeps the old
+ones for ever. Cost: one read of 11 µs a container (measured, with its parsing), twice a period, where a container has
+exclusive CPUs.
+
+`LimitCheck`, limits and CPU sets of the runtime's records: kubelet and policies use the record; what is in force is the
+file. They differ where an update failed half-way, where another program wrote the file, or where systemd reapplied a
+unit's older value. A limit that the kubelet has admitted counts as recorded: crun's record does not follow a resize. A
+difference at two looks in a row is a condition of the node, which names both values. Files that bypassd manages are
+compared by the reconciler, and are left out. Cost: up to four reads of some 10 µs a container, once a minute.
+
+On v1 a CPU that was offline leaves every set but the root's for good, and neither the kubelet nor the runtime narrows
+the set of kubepods, of a QoS directory or of a pod, nor, under the CPU manager policy none, of a container whose record
+names no CPUs. What a group lacks of the group above was taken before bypassd's start (`reconciler.control.cpu_hotplug`
+restores what it has seen go), or by another program. Nothing is written: no record separates such a CPU from one that
+an administrator or another agent (koordlet's suppression of BE) keeps the pods off. In kubepods a CPU that is reserved
+by the kubelet's or bypassd's configuration, or isolated, is not missed. On v2 partitions take CPUs from groups whose
+set has them (`cgroupfs.partitions`).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple, final
+
+import trio
+
+from cgroupfs.codecs import DEFAULT_PERIOD_US
+from cgroupfs.cpuset import EMPTY, CpuSet
+from cgroupfs.errors import CgroupError
+from cgroupfs.log import get_log
+from cgroupfs.naming import Layout, QosClass
+from cgroupfs.partitions import not_in_effect, partitions_beside, partitions_in
+from cgroupfs.steps import ancestors
+from reconciler.actuators.cgroup.control_files import ControlFileCache
+from reconciler.control.reconciler import Reconciler
+from reconciler.policies.reclaimed import ReclaimedForm
+from reconciler.policies.shared import ConfineMode
+from reconciler.policies.table import PoliciesConfig
+from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.format import first_of, size
+from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.workqueue import NODE
+from state.cpu import OwnerCpus
+from state.ledger import Ledger
+from state.model import Container, ContainerKind, CpuPolicy, Phase, Pod, PodClass, SourceStatus
+
+LIMITS_NAME: Final = "limits and CPU sets"
+LIMITS_EVERY_S: Final = 60.0
+_SHOWN: Final = 3
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+"""The kernel rounds a limit of memory down to a whole number of pages."""
+_ROUNDED_MILLI: Final = 10
+"""systemd rounds a quota up to 10 ms of CPU time in a second."""
+_CPU: Final = 1000
+
+
+class _Difference(NamedTuple):
+    title: str
+    text: str
+    uid: str = ""
+    """Of the pod; empty: of a directory above the pods."""
+
+
+@final
+class LimitCheck:
+    """Compares records with files, and reports differences that last."""
+
+    def __init__(self, control_files: ControlFileCache, ledger: Ledger, layout: Layout) -> None:
+        self._layout = layout
+        self._control_files = control_files
+        self._ledger = ledger
+        self._before: frozenset[_Difference] = frozenset()
+        self._above: dict[str, CpuSet] = {}
+        """By path, the CPUs in effect of directories in this check."""
+        self._lasting: tuple[_Difference, ...] = ()
+
+    async def check(self, pods: Mapping[str, Pod], policy: CpuPolicy, reserved: CpuSet = EMPTY) -> None:
+        """Compare every container once. ``policy``: the kubelet's CPU manager's. ``reserved``: not for pods."""
+        slices = TimeSlice()
+        found: set[_Difference] = set()
+        self._above.clear()
+        kubepods = self._layout.kubepods
+        for path in (kubepods, *(above for above in ancestors(kubepods) if above != "/")):
+            found |= self._narrowed(path, path, spared=reserved)
+        for qos in (QosClass.BURSTABLE, QosClass.BESTEFFORT):
+            found |= self._narrowed(self._layout.qos(qos), self._layout.qos(qos))
+        for pod in list(pods.values()):
+            found |= self._narrowed(pod.title, pod.group.path, pod.uid)
+            found |= self._partitioned(pod)
+            for item in pod.containers if pod.sandbox is None else ():
+                if item.kind is not ContainerKind.SANDBOX and item.phase is Phase.SETTLED and item.spec is not None:
+                    name = f"{pod.title}/{item.name or item.id[:13]}"
+                    found |= (
+                        self._narrowed(name, item.group.path, pod.uid)
+                        if policy is CpuPolicy.NONE and not item.spec.cpus
+                        else set()
+                    )
+                    found |= {
+                        _Difference(name, text, pod.uid) for text in (self._memory(item), self._quota(item)) if text
+                    }
+            await slices.checkpoint()
+        self._lasting = tuple(sorted(found & self._before))
+        self._before = frozenset(found)
+
+    def status(self) -> SourceStatus:
+        """Whether every limit in a record is the file's."""
+        texts = [f"{item.title}: {item.text}" for item in self._lasting]
+        detail = first_of(texts, _SHOWN) or "every limit and CPU set is as recorded"
+        return SourceStatus(name=LIMITS_NAME, ok=not texts, age_s=0.0, detail=detail)
+
+    def problems(self, uid: str) -> list[str]:
+        """The differences of one pod, as text."""
+        return [f"{item.title}: {item.text}" for item in self._lasting if item.uid == uid]
+
+    def _narrowed(self, title: str, path: str, uid: str = "", spared: CpuSet = EMPTY) -> set[_Difference]:
+        """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either."""
+        file = self._control_files.find(path, "cpu.set")
+        if file is None or file.version != 1:
+            return set()
+        above = path.rpartition("/")[0] or "/"
+        if any(entry.knob == "cpu.set" for group in (path, above) for entry in self._ledger.group(group)):
+            return set()
+        have = self._control_files.cpus_in_effect(path)
+        # Those of a directory with many groups are read once.
+        if above not in self._above:
+            self._above[above] = self._control_files.cpus_in_effect(above)
+        lacks = self._above[above] - have - spared
+        if not have or not lacks:
+            return set()
+        text = f"its CPU set {have} lacks CPU {lacks} of the group above, which no record explains"
+        return {_Difference(title, text, uid)}
+
+    def _partitioned(self, pod: Pod) -> set[_Difference]:
+        """Containers whose v2 CPU set is not in effect, and groups of theirs that keep others off CPUs."""
+        files, hierarchy = self._control_files.files, self._control_files.hierarchy
+        texts: list[str] = []
+        for item in pod.containers if hierarchy.version("cpuset") == 2 else ():
+            texts += map(str, partitions_in(hierarchy, item.group.path, files))
+            try:
+                wanted = CpuSet.parse(self._control_files.text_in("cpuset", item.group.path, "cpuset.cpus"))
+            except (CgroupError, ValueError):
+                continue
+            have = not_in_effect(hierarchy, item.group.path, wanted, files)
+            if have is not None:
+                taken = [str(found) for found in partitions_beside(hierarchy, files) if found.cpus & wanted]
+                why = f": {taken[0]}" if taken else ""
+                texts.append(f"its CPU set {wanted} is not in effect, it runs on CPU {have}{why}")
+        return {_Difference(pod.title, text, pod.uid) for text in texts}
+
+    def _memory(self, container: Container) -> str:
+        record = container.spec.memory_bytes if container.spec is not None else None
+        if not record or record < 0:
+            return ""
+        known, have = self._read(container, "memory.max")
+        admitted = container.limits.memory_bytes
+        pages = {number // _PAGE for number in (record, admitted) if number}
+        if not known or (have is not None and have // _PAGE in pages):
+            return ""
+        shown = "no memory limit" if have is None else f"a memory limit of {size(have)}"
+        return f"the runtime's record has a memory limit of {size(record)}, its file has {shown}"
+
+    def _quota(self, container: Container) -> str:
+        spec = container.spec
+        if spec is None or not spec.quota_us or spec.quota_us < 0:
+            return ""
+        record = spec.quota_us * _CPU // (spec.period_us or DEFAULT_PERIOD_US)
+        known, quota = self._read(container, "cpu.quota")
+        period_known, period = self._read(container, "cpu.period")
+        if not known or not period_known or not period:
+            return ""
+        have = None if quota is None else quota * _CPU // period
+        expected = [number for number in (record, container.limits.cpu_milli) if number]
+        if have is not None and any(number - 1 <= have <= number + _ROUNDED_MILLI for number in expected):
+            return ""
+        shown = "no CPU quota" if have is None else f"a CPU quota of {have / _CPU:g}"
+        return f"the runtime's record has a CPU quota of {record / _CPU:g}, its file has {shown}"
+
+    def _read(self, container: Container, knob: str) -> tuple[bool, int | None]:
+        """Whether the file's value is known and not bypassd's, and the value; None: no limit."""
+        file = self._control_files.find(container.group.path, knob)
+        if file is None or self._ledger.get(file.key) is not None:
+            return False, None
+        try:
+            value = file.knob.decode(self._control_files.text(file), file.version)
+        except (CgroupError, ValueError):
+            return False, None
+        return value is None or isinstance(value, int), value if isinstance(value, int) else None
+
+
+NAME: Final = "owners of CPUs"
+_LOG: Final = get_log("owner_check")
+_MOST_SHOWN: Final = 4
+"""Containers that are named beside one owner."""
+
+
+class _OwnerPlace(NamedTuple):
+    """A group that has processes, and the containers whose they are."""
+
+    path: str
+    pod: Pod
+    containers: tuple[Container, ...]
+
+
+@final
+class OwnerCheck:
+    """A component: compares exclusive CPUs with the files twice in each of the kubelet's periods."""
+
+    def __init__(self, reconciler: Reconciler, *, period_s: Callable[[], float], enforces: Callable[[], bool]) -> None:
+        """``period_s``: how long the kubelet takes to correct a CPU set. ``enforces``: whether bypassd writes."""
+        self._reconciler = reconciler
+        self._period_s = period_s
+        self._enforces = enforces
+        self._since: dict[str, float] = {}
+        judge = reconciler.actuator.judge
+        self.limits = LimitCheck(judge.control_files, judge.ledger, reconciler.inventory.layout)
+        self._limits_at = 0.0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Check until cancelled, twice in each period."""
+        task_status.started()
+        while True:
+            await trio.sleep_until(beat_after(self._period_s() / 2))
+            await self.check()
+            if trio.current_time() >= self._limits_at:
+                self._limits_at = trio.current_time() + LIMITS_EVERY_S
+                inventory = self._reconciler.inventory
+                kubelet, pools = inventory.readings.kubelet, self._reconciler.pools
+                reserved = kubelet.reserved | inventory.readings.topology.isolated
+                reserved |= EMPTY if pools is None else pools.reserved
+                await self.limits.check(inventory.pods, kubelet.policy, reserved)
+
+    async def check(self) -> None:
+        """Compare once; mark the node when what is reported differs from before."""
+        now = trio.current_time()
+        found = await self._found()
+        self._since = {key: self._since.get(key, now) for key in found}
+        lasting = {key: owner for key, owner in found.items() if now - self._since[key] >= self._period_s()}
+        inventory = self._reconciler.inventory
+        before = inventory.readings.owners
+        if lasting == before:
+            return
+        for key in sorted(lasting.keys() - before.keys()):
+            owner = lasting[key]
+            _LOG.warning(
+                "exclusive CPUs are not what the kernel's files have",
+                container=key,
+                record=str(owner.record),
+                kernel=str(owner.kernel),
+                beside="; ".join(owner.beside),
+            )
+        for key in sorted(before.keys() - lasting.keys()):
+            _LOG.info("exclusive CPUs agree with the kernel's files again", container=key)
+        inventory.take(owners=lasting)
+        self._reconciler.dirty.mark(NODE)
+
+    async def _found(self) -> dict[str, OwnerCpus]:
+        """The contradictions of this moment, by key of the pools."""
+        pools, policies = self._reconciler.pools, self._reconciler.policies
+        if pools is None or not pools.dedicated:
+            return {}
+        pods = self._reconciler.inventory.pods
+        cpus_of = self._reconciler.actuator.judge.control_files.cpus_in_effect
+        kernel: dict[str, CpuSet] = {}
+        """By key; of a pod in a machine of its own, which may have no group below its own, by uid too."""
+        others: list[tuple[_OwnerPlace, CpuSet]] = []
+        slices = TimeSlice()
+        for place in _places(pods):
+            cpus = cpus_of(place.path)
+            if cpus:
+                keys = [f"{place.pod.uid}/{item.name or item.id}" for item in place.containers]
+                for key in (*keys, *([place.pod.uid] if place.pod.sandbox is not None else [])):
+                    kernel[key] = kernel.get(key, EMPTY) | cpus
+                others.append((place, cpus))
+            await slices.checkpoint()
+        found: dict[str, OwnerCpus] = {}
+        for key, record in pools.dedicated.items():
+            ours = key in pools.placed
+            if ours and not (self._enforces() and _writes(policies.exclusive)):
+                continue
+            uid = key.partition("/")[0]
+            have = kernel.get(key) or kernel.get(uid) or record
+            if (pod := pods.get(uid)) is not None and pod.sandbox is not None:
+                # The pod as a whole owns what its containers own.
+                whole = CpuSet.union(cpus for owner, cpus in pools.dedicated.items() if owner.startswith(f"{uid}/"))
+                have = record if have <= whole else have
+            beside = [
+                (place, cpus & record)
+                for place, cpus in others
+                if place.pod.uid != uid and cpus & record and not _is_meant(place.pod, policies, ours=ours)
+            ]
+            if have != record or beside:
+                found[key] = OwnerCpus(
+                    record=record,
+                    kernel=have,
+                    shared=CpuSet.union(cpus for _, cpus in beside),
+                    beside=tuple(_text(place, cpus) for place, cpus in beside[:_MOST_SHOWN]),
+                )
+            await slices.checkpoint()
+        return found
+
+
+def _places(pods: Mapping[str, Pod]) -> Iterator[_OwnerPlace]:
+    """The groups with processes of containers that the runtime has finished with, but for pause containers."""
+    for pod in list(pods.values()):
+        containers = tuple(
+            item
+            for item in pod.containers
+            if item.phase is Phase.SETTLED
+            and item.kind is not ContainerKind.SANDBOX
+            and (item.name is not None or item.kind is not ContainerKind.UNKNOWN)
+        )
+        if pod.sandbox is not None:
+            yield _OwnerPlace(pod.group.path, pod, containers)
+            continue
+        for item in containers:
+            yield _OwnerPlace(item.group.path, pod, (item,))
+
+
+def _writes(section: object) -> bool:
+    """Whether a policy's settings are written."""
+    return bool(getattr(section, "enabled", True)) and not getattr(section, "dry_run", False)
+
+
+def _is_meant(pod: Pod, policies: PoliciesConfig, *, ours: bool) -> bool:
+    """Whether the configuration lets this pod run on exclusive CPUs.
+
+    ``ours``: bypassd chose the CPUs. System pods are not kept off those; under the kubelet's static policy they are.
+    """
+    if pod.pod_class is PodClass.RECLAIMED:
+        anywhere = ours and policies.reclaimed.form is ReclaimedForm.QUOTA
+        return policies.reclaimed.share_exclusive or not _writes(policies.reclaimed) or anywhere
+    if not ours:
+        return False
+    return (
+        pod.pod_class is PodClass.SYSTEM or policies.shared.confine is ConfineMode.NEVER or not _writes(policies.shared)
+    )
+
+
+def _text(place: _OwnerPlace, cpus: CpuSet) -> str:
+    name = place.containers[0].name if len(place.containers) == 1 else None
+    return f"{place.pod.title}{f'/{name}' if name else ''} may run on CPU {cpus}"
