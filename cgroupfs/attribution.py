@@ -75,9 +75,7 @@ class WriteWatch(Protocol):
         """The events reported so far, without waiting; may be empty. `next_batch` does not return them again."""
         ...
 
-    def close(self) -> None:
-        """Watch nothing any more."""
-        ...
+    def close(self) -> None: ...
 
 
 def watch_writes(directories: Iterable[str], *, files: Collection[str] | None = None, below: str = "/") -> WriteWatch:
@@ -146,7 +144,6 @@ class FanotifyWatch:
         self._followed.discard(group)
 
     def close(self) -> None:
-        """Drop the marks."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             if self._waiting:
@@ -297,7 +294,6 @@ class InotifyWrites:
         self._watcher.remove(f"{directory}{group.rstrip('/')}")
 
     def close(self) -> None:
-        """Drop every watch."""
         self._watcher.close()
 
     def take(self) -> Sequence[ObservedWrite]:

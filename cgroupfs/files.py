@@ -83,8 +83,6 @@ def _read_all(number: int) -> str:
 
 @final
 class RealFiles:
-    """`FileOps` on the running kernel."""
-
     def inode(self, directory: Directory) -> int:
         return os.stat(directory).st_ino
 

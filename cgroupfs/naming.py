@@ -104,7 +104,6 @@ class Layout(Struct, frozen=True):
         return self._path(KUBEPODS, *filter(None, [qos.directory]))
 
     def pod(self, qos: QosClass, uid: str) -> str:
-        """The group of one pod."""
         return self._path(KUBEPODS, *filter(None, [qos.directory]), f"pod{uid}")
 
     def container(

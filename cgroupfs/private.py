@@ -67,7 +67,6 @@ class PrivateTree:
 
     @property
     def root(self) -> str:
-        """The hierarchy's root directory."""
         return self._mounted or self._point
 
     def open(self) -> None:

@@ -59,8 +59,6 @@ class Scheduler(Protocol):
 
 @final
 class RealScheduler:
-    """`Scheduler` on the running kernel."""
-
     def policy(self, tid: int) -> int:
         return os.sched_getscheduler(_thread(tid)) & ~_RESET
 

@@ -66,7 +66,6 @@ class Subtree:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directories."""
         for number, _ in self._found.values():
             os.close(number)
         self._found.clear()

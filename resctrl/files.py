@@ -41,8 +41,6 @@ class GroupFiles(Protocol):
 
 @final
 class RealGroupFiles:
-    """`GroupFiles` on the running kernel."""
-
     def read(self, directory: str, file: str) -> str:
         return REAL_FILES.read(directory, file)
 

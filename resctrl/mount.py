@@ -50,8 +50,6 @@ def unseen(place: str, options: Sequence[str]) -> CgroupDeniedError:
 
 @final
 class RealMounter:
-    """`Mounter` on the running kernel."""
-
     def __init__(self, root: str = "/") -> None:
         self._table = os.path.join(root, "proc/self/mountinfo")
         self._host = os.path.join(root, "proc/1/ns/mnt")

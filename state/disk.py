@@ -14,7 +14,6 @@ class Disk(Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Its name for people."""
         return f"{self.kernel} {self.device}"
 
 

@@ -22,8 +22,6 @@ US: Final = "us"
 
 
 class OriginalSource(StrEnum):
-    """Source of an original."""
-
     READ = "read"
     """Read from the file before our first write."""
     SPEC = "spec"

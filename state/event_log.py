@@ -44,7 +44,6 @@ class EventLog:
         return self._next - 1
 
     def add(self, event: LedgerEvent) -> LedgerEvent:
-        """The event with its number."""
         numbered = replace(event, number=self._next)
         self._next += 1
         self._recent.append(numbered)

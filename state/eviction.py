@@ -125,7 +125,6 @@ class EvictionCase(Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """True while it has not ended."""
         return self.outcome is None
 
     @property

@@ -107,7 +107,6 @@ class PodSnapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """The subject of its samples."""
         return pod_subject(self.uid)
 
     @property
@@ -190,7 +189,6 @@ class DetectorVerdict(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def evidence(self) -> str:
-        """The verdict's text."""
         return self.text if isinstance(self.text, str) else self.text()
 
 

@@ -23,7 +23,6 @@ LARGEST: Final = 256 << 20
 
 
 def frame(body: bytes) -> bytes:
-    """One frame."""
     return b"".join((MARK, len(body).to_bytes(4, "big"), zlib.crc32(body).to_bytes(4, "big"), body))
 
 

@@ -75,7 +75,6 @@ class Intents:
         self._number, self._size, self.problem = number, len(data), None
 
     def close(self) -> None:
-        """Let go of the file."""
         number, self._number = self._number, -1
         if number >= 0:
             with suppress(OSError):

@@ -109,7 +109,6 @@ class Ledger:
             yield from list(rows.values())
 
     def get(self, key: FileKey) -> LedgerEntry | None:
-        """The entry of one value."""
         if (kind := self._kinds.get(key[0])) is not None and key in kind:
             return kind[key]
         group = self._groups.get(key[1])
@@ -121,7 +120,6 @@ class Ledger:
             yield from list(group.values())
 
     def group(self, path: str) -> list[LedgerEntry]:
-        """The control files of one group."""
         return list(self._groups.get(path, {}).values())
 
     def groups(self) -> list[str]:

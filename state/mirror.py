@@ -39,7 +39,6 @@ class Copied(NamedTuple):
 
 
 def copy_path(store: str) -> str:
-    """Where the copy of a store is."""
     return f"{store}.copy"
 
 
@@ -163,7 +162,6 @@ class CopyFile:
         return (mine.st_ino, mine.st_dev) != (there.st_ino, there.st_dev) or there.st_size != self._size
 
     def close(self) -> None:
-        """Let go of the file."""
         number, self._number = self._number, -1
         if number >= 0:
             with suppress(OSError):

@@ -267,7 +267,6 @@ class Pod(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def pod_class(self) -> PodClass:
-        """Short for ``classification.pod_class``."""
         return self.classification.pod_class
 
     @property

@@ -33,7 +33,6 @@ class Direction(StrEnum):
 
     @property
     def other(self) -> "Direction":
-        """The opposite one."""
         return Direction.RECEIVED if self is Direction.SENT else Direction.SENT
 
     @property

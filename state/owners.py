@@ -25,7 +25,6 @@ class OwnerAccount(Struct, frozen=True, kw_only=True):
     fair_s: Seconds = 0.0
 
     def plus(self, other: "OwnerAccount") -> "OwnerAccount":
-        """The sum."""
         return OwnerAccount(
             sold_s=self.sold_s + other.sold_s,
             taken_s=self.taken_s + other.taken_s,

@@ -60,7 +60,6 @@ class PodIndex(NamedTuple):
 
 
 def index_of(pods: Pods) -> PodIndex:
-    """The index of these pods."""
     return derived(pods, _index)
 
 

@@ -32,7 +32,6 @@ class RowForm(Generic[R]):
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def encode(self, row: R) -> bytes:
-        """The body of a row."""
         return _encode(row)
 
     def decode(self, body: bytes) -> R | None:

@@ -153,11 +153,9 @@ class Topology(Struct, frozen=True, kw_only=True, dict=True):
         return self._l3
 
     def sockets(self) -> Mapping[int, CpuSet]:
-        """CPUs by socket."""
         return self._sockets
 
     def kind_cpus(self, kind: CpuKind) -> CpuSet:
-        """All online CPUs of one kind."""
         return self._kinds.get(kind, EMPTY)
 
     @property

@@ -106,8 +106,6 @@ class ActuatorKind(Struct, frozen=True, kw_only=True):
 
 
 class AuxiliaryActuator(Protocol):
-    """The interface of an auxiliary actuator."""
-
     @property
     def name(self) -> str:
         """The name of its component and of its state section, such as ``resctrl``."""
@@ -178,22 +176,18 @@ def _offers(actuator: object, protocol: Any) -> bool:  # mypy has no type for a 
 
 
 def has_group_outcomes(actuator: object) -> TypeGuard[GroupOutcomes]:
-    """Whether its outcomes belong to groups."""
     return _offers(actuator, GroupOutcomes)
 
 
 def measures_caches(actuator: object) -> TypeGuard[CacheUsageSource]:
-    """Whether it measures caches and memory bandwidth."""
     return _offers(actuator, CacheUsageSource)
 
 
 def gives_notice(actuator: object) -> TypeGuard[NoticeSource]:
-    """Whether it gives pods notice of a step."""
     return _offers(actuator, NoticeSource)
 
 
 def marks_node(actuator: object) -> TypeGuard[MarkSource]:
-    """Whether it marks the node's object in the cluster."""
     return _offers(actuator, MarkSource)
 
 
@@ -218,7 +212,6 @@ class LazyActuator:
 
     @property
     def name(self) -> str:
-        """The real one's name, also before it is built."""
         return self._name
 
     def planned(self, situation: PlanSnapshot) -> None:
@@ -230,7 +223,6 @@ class LazyActuator:
             self._real.planned(situation)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wait until it is wanted, then run the real one's task."""
         if self._real is None:
             task_status.started()
             await self._loaded.wait()
@@ -239,32 +231,25 @@ class LazyActuator:
         await self._real.run(task_status=task_status)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """The real one's; without it there is nothing to restore."""
         return await self._real.restore(only) if self._real is not None else ()
 
     def status(self) -> Mapping[str, object]:
-        """The real one's; empty without it."""
         return self._real.status() if self._real is not None else {}
 
     def problems(self) -> Sequence[str]:
-        """The real one's; empty without it."""
         return self._real.problems() if self._real is not None else ()
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """The real one's, if its outcomes belong to groups."""
         return self._real.standings if has_group_outcomes(self._real) else {}
 
     def measured(self) -> CacheUsage | None:
-        """The real one's, if it measures."""
         return self._real.measured() if measures_caches(self._real) else None
 
     def notified(self) -> frozenset[str]:
-        """The real one's, if it gives notice."""
         return self._real.notified() if gives_notice(self._real) else frozenset()
 
     def mark(self) -> MarkStatus | None:
-        """The real one's, if it marks the node."""
         return self._real.mark() if marks_node(self._real) else None
 
 
@@ -307,7 +292,6 @@ class PeriodicWorker:
             self._wake_up.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep, for ever."""
         task_status.started()
         rests_until = -math.inf
         while True:
@@ -366,9 +350,7 @@ class PeriodicActuator:
         return True
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep after each change, and at intervals, for ever."""
         await self._worker.run(task_status=task_status)
 
     async def sweep(self) -> None:
-        """Act on the newest plan, once; one sweep at a time."""
         await self._worker.sweep()

@@ -36,7 +36,6 @@ class RowCodec(Struct, Generic[S], frozen=True, kw_only=True):
 
 
 def read_rows(ledger: Ledger, codec: RowCodec[S]) -> S:
-    """The state recorded in the ledger."""
     return codec.load(ledger.of_kind(codec.kind))
 
 

@@ -29,7 +29,6 @@ class WriteMode:
     """What may be written now: mode, holds, dry runs, and the way to lower memory limits."""
 
     def __init__(self, settings: WriteSettings, holds: Mapping[str, Hold] = MappingProxyType({})) -> None:
-        """``holds``: those in force, by target."""
         self._settings = settings
         self.enforce = settings.enforce
         """Whether what is planned is also written."""
@@ -42,7 +41,6 @@ class WriteMode:
         return self._settings.reclaim
 
     def hold_on(self, path: str, knob: str, pod_uid: str | None) -> Hold | None:
-        """The hold that covers a file."""
         return holding(self.holds, path=path, knob=knob, pod_uid=pod_uid)
 
     def is_dry(self, policy: str) -> bool:
@@ -62,5 +60,4 @@ class WriteMode:
         self.holds = {**self.holds, hold.target: hold}
 
     def use(self, settings: WriteSettings) -> None:
-        """Take a configuration."""
         self._settings, self.enforce = settings, settings.enforce

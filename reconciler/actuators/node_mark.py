@@ -129,7 +129,6 @@ def taint_of(closed: ClosedNode, effect: str) -> NodeTaint:
 
 
 def condition_of(closed: ClosedNode) -> NodeCondition:
-    """The condition."""
     until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(closed.until_s))
     message = f"closed to new BE pods by bypassd, until {until} at most: {closed.reason}"[:_LONGEST_MESSAGE]
     return NodeCondition(type=CLOSED_CONDITION, status="True", reason="Shortage", message=message)
@@ -202,8 +201,6 @@ _GONE: Final = frozenset({RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, Resto
 
 @final
 class NodeMarker:
-    """The auxiliary actuator for the node's object."""
-
     name = NAME
 
     def __init__(

@@ -16,7 +16,6 @@ def dry_run_parts(config: Config) -> tuple[str, ...]:
 
 
 def write_settings(config: Config) -> WriteSettings:
-    """What may be written."""
     sections = ((name, getattr(config.policies, name)) for name in config.policies.__struct_fields__)
     return WriteSettings(
         enforce=config.mode is AgentMode.ENFORCE,

@@ -163,7 +163,6 @@ def _keep_fixed(old: Config, new: Config) -> tuple[Config, tuple[str, ...]]:
 
 
 def changed(old: Config, new: Config) -> tuple[str, ...]:
-    """The dotted names of the settings that differ."""
     return tuple(
         path
         for path, field in settings(section_of(Config))
@@ -180,7 +179,6 @@ def digest(config: Config) -> str:
 
 
 def setting_count() -> int:
-    """How many settings a configuration has."""
     return sum(field.schema.struct is None for _, field in settings(section_of(Config)))
 
 

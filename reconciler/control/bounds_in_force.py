@@ -133,12 +133,10 @@ class _BoundClaim(NamedTuple):
 
     @property
     def share(self) -> str:
-        """As text."""
         return f"{len(self.lacking)} of {self.total}"
 
     @property
     def first(self) -> str:
-        """One of them; empty: none."""
         return self.lacking[0] if self.lacking else ""
 
 

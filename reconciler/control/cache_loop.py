@@ -43,8 +43,6 @@ _ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
 @final
 class CacheLoop(PeriodicActuator):
-    """The auxiliary actuator of resctrl."""
-
     name = "resctrl"
 
     def __init__(
@@ -71,12 +69,10 @@ class CacheLoop(PeriodicActuator):
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """Status of the pods' groups, by group path, then knob."""
         return self._actuator.standings
 
     @property
     def use(self) -> ResctrlUsage | None:
-        """The newest occupancies and bandwidths."""
         return self._actuator.use
 
     def measured(self) -> CacheUsage | None:
@@ -86,11 +82,9 @@ class CacheLoop(PeriodicActuator):
         return None if situation is None or wish is None else self._actuator.measured(situation.view, wish)
 
     def status(self) -> Mapping[str, object]:
-        """Its section; see `actuators.resctrl.status`."""
         return {**self._actuator.status(), "sweeps": self._worker.sweeps, "last_sweep_s": self._worker.swept_s}
 
     def problems(self) -> Sequence[str]:
-        """What does not work now."""
         situation = self._worker.situation
         titles = {} if situation is None else {uid: pod.title for uid, pod in situation.view.pods.items()}
         return self._actuator.problems(titles)

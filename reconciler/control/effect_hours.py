@@ -58,7 +58,6 @@ class OnlineMinutes(msgspec.Struct, kw_only=True):
     throttled_milli: Amount = 0.0
 
     def add(self, minute: Minute) -> None:
-        """One online pod's minute."""
         if minute.wait_milli is not None:
             self.samples += 1
             self.wait_milli += minute.wait_milli
@@ -69,7 +68,6 @@ class OnlineMinutes(msgspec.Struct, kw_only=True):
             self.throttled_milli += minute.throttled_milli
 
     def merge(self, other: "OnlineMinutes") -> None:
-        """Add those of another row."""
         for name in ("minutes", "samples", "wait_milli", "throttled_samples", "throttled_milli"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.waits = dict(Counter(self.waits) + Counter(other.waits))
@@ -104,7 +102,6 @@ class EffectSums(msgspec.Struct, kw_only=True):
     promises: PromiseHour = msgspec.field(default_factory=PromiseHour)
 
     def add(self, other: "EffectSums") -> None:
-        """Both as one: this, changed."""
         for name in ("be_cpu_s", "minutes", "enforced", "held", "broken"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.with_be.merge(other.with_be)
@@ -122,7 +119,6 @@ class EffectHour(EffectSums, kw_only=True):
     windows: Annotated[dict[str, EffectSums], Meta(max_length=_MOST_WINDOWS)] = {}
 
     def merge(self, other: "EffectHour") -> "EffectHour":
-        """Both as one hour: this row, changed."""
         self.add(other)
         for name, part in other.windows.items():
             if (own := self.part(name)) is not None:
@@ -177,7 +173,6 @@ class EffectHours:
         self._rows = HourRows(store, lane, ROW, self.hours, merge=EffectHour.merge, wall=wall, uptime=uptime)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Store the hours each minute; then the last state."""
         task_status.started()
         try:
             while True:
@@ -188,7 +183,6 @@ class EffectHours:
                 await self.save()
 
     def minute(self, pods: Sequence[tuple[Pod, Minute]]) -> None:
-        """The last minute of all pods."""
         hours = self._parts()
         uses = (minute.use_milli for pod, minute in pods if pod.pod_class is PodClass.RECLAIMED)
         be_milli = sum(use for use in uses if use is not None)
@@ -227,7 +221,6 @@ class EffectHours:
         return [hour] if part is None else [hour, part]
 
     async def save(self) -> None:
-        """Store what changed, and drop what is too old."""
         await self._rows.save(DAYS)
 
     def status(self) -> list[dict[str, object]]:
@@ -236,7 +229,6 @@ class EffectHours:
 
 
 def load_effect(store: Store) -> dict[int, EffectHour]:
-    """The hours of earlier runs."""
     return dict(load_rows(store, ROW, _DECODER.decode))
 
 

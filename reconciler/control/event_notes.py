@@ -72,7 +72,6 @@ class EventNotes:
                 self._of_target("release", target, f"hold ended: {hold.reason}", "")
 
     def mode(self, mode: str, why: str) -> None:
-        """The mode in force."""
         before, self._mode = self._mode, mode
         if before != mode:
             self._event("mode", f"{f'{before} -> ' if before else ''}{mode} ({why})")
@@ -89,7 +88,6 @@ class EventNotes:
             self._event("settings", f"{why}: {text}")
 
     def window(self, now: WindowNow) -> None:
-        """The window in force."""
         name = (now.name or _NO_WINDOW) if now.names else ""
         before, self._window = self._window, name
         if before != name:

@@ -115,7 +115,6 @@ class HarmWatch:
         }
 
     def config(self) -> BudgetConfig:
-        """The laws' parameters in force."""
         return self._reconciler.policies.reclaimed.budget
 
     def decides(self, now: float) -> bool:
@@ -126,7 +125,6 @@ class HarmWatch:
         return state.unknown_since is None or now - state.unknown_since <= self.config().unknown_hold_s
 
     def interval_s(self, now: float) -> float:
-        """Seconds until the next round."""
         pools, state = self._reconciler.pools, self._state
         terms = pools.harm if pools is not None else None
         config = self.config().harm
@@ -220,7 +218,6 @@ class HarmWatch:
         self.withheld_s += max(0, min(top - ceiling, idle)) * seconds / 1000
 
     def close(self) -> None:
-        """Give the source back."""
         if self._wait is not None:
             self._wait.close()
             self._wait = None

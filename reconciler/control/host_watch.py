@@ -66,11 +66,9 @@ class HostWatch:
         """What of them has processes, for the harm law; see `HostMeter.victims`."""
 
     def reconfigure(self) -> None:
-        """Take the entries of a new configuration."""
         self._changed.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Measure until cancelled."""
         task_status.started()
         while True:
             entries = self._entries()
@@ -140,7 +138,6 @@ class DaemonWatch:
         self._rounds = 0
 
     def close(self) -> None:
-        """Give the sources back."""
         self._groups.close()
 
     async def round(self, now: float) -> None:

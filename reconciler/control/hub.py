@@ -32,11 +32,9 @@ class Topic(Generic[P]):
         self._subscribers: tuple[Callable[P, object], ...] = ()
 
     def subscribe(self, subscriber: Callable[P, object]) -> None:
-        """Call it for each event from now on."""
         self._subscribers = (*self._subscribers, subscriber)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Publish an event."""
         for subscriber in self._subscribers:
             subscriber(*args, **kwargs)
 

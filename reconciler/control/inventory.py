@@ -161,22 +161,18 @@ class Inventory:
 
     @property
     def readings(self) -> InventoryReadings:
-        """The newest of each source."""
         return self._readings
 
     @property
     def node_memory(self) -> NodeMemoryReading | None:
-        """The node's memory, as read last."""
         return self._readings.node_memory
 
     @property
     def rules(self) -> ClassRules:
-        """The class rules in force."""
         return self._rules()
 
     @property
     def capacity_milli(self) -> int:
-        """As in the view."""
         return 1000 * len(usable_cpus(self._readings.topology.online, self._readings.kubepods_cpus))
 
     def take(self, **news: Unpack[NewReadings]) -> InventoryReadings:
@@ -186,12 +182,10 @@ class Inventory:
 
     @property
     def kubepods(self) -> str:
-        """The group path of all pods."""
         return self.layout.kubepods
 
     @property
     def besteffort(self) -> str:
-        """The besteffort directory's group path."""
         return self._besteffort
 
     def owner(self, container_id: str) -> str | None:

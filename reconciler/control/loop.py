@@ -140,11 +140,9 @@ class ControlLoop:
         hub.held.subscribe(self._reconcile_holds)
 
     def plan(self) -> NodePlan | None:
-        """The plan of the last pass."""
         return self.reconciler.plan
 
     def current(self) -> tuple[NodeView, NodePlan | None]:
-        """The node's present state, and the plan of the last pass."""
         files = self.writes.judge.control_files
         return self.inventory.view(time.monotonic(), files.actual, files.floors), self.reconciler.plan
 
@@ -189,5 +187,4 @@ class ControlLoop:
         return [Component(name=OWNER_CHECK, run=self.owner_check.run)]
 
     def _reconcile_holds(self, _holds: Mapping[str, Hold]) -> None:
-        """Targets of an ended hold are reconciled again."""
         self._hub.changed.mark_all("holds")

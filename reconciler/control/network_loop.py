@@ -72,8 +72,6 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
 @final
 class NetworkLoop(PeriodicActuator):
-    """The network's auxiliary actuator."""
-
     name = NAME
 
     def __init__(
@@ -105,7 +103,6 @@ class NetworkLoop(PeriodicActuator):
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """Status of BE pods with a network namespace of their own."""
         sent, received = self._pods.standings, self._receivers.standings
         if not received:
             return sent
@@ -125,7 +122,6 @@ class NetworkLoop(PeriodicActuator):
             return done
 
     def status(self) -> Mapping[str, object]:
-        """See `AuxiliaryActuator`. Rates in bytes a second."""
         interfaces = {
             name: {
                 "instead_of": self._trees.roots.get(name),
@@ -158,7 +154,6 @@ class NetworkLoop(PeriodicActuator):
         return {**fields, "received": received, "received_devices": _pods_of(self._receivers)}
 
     def problems(self) -> Sequence[str]:
-        """See `AuxiliaryActuator`."""
         texts = [f"{name}: {line.problem}" for name, line in sorted(self.lines.items()) if line.problem]
         texts += [f"received: {self.received.problem}"] if self.received.problem else []
         return [*texts, *(pods.problem for pods in (self._pods, self._receivers) if pods.problem)]

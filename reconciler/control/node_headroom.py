@@ -429,7 +429,6 @@ class NodeHeadroom:
         base.hub.planned.subscribe(self._planned)
 
     def reconfigure(self, config: HeadroomConfig) -> None:
-        """Take a new configuration."""
         self.memory.use(config)
         self.report.use(config)
         self.publisher.changed()
@@ -439,7 +438,6 @@ class NodeHeadroom:
         self.report.close(plan.closed.reason if plan.closed is not None and self._mode.enforce else None)
 
     def minute(self) -> NodePromises:
-        """A minute is over: what was promised, and what was there."""
         minute = NodePromises(
             self.report.config.law.value, self.report.promises.minute(), self.memory.promises.minute()
         )
@@ -453,7 +451,6 @@ class NodeHeadroom:
         self.publisher.changed()
 
     def status(self) -> dict[str, object]:
-        """The state document's part."""
         return {**self.report.status(), "law": self.peaks.status(), "published": self.publisher.status()}
 
     def text(self) -> str:
@@ -463,7 +460,6 @@ class NodeHeadroom:
         return f"{amounts}; law {self.peaks.status()['text']}"
 
     def statuses(self) -> list[SourceStatus]:
-        """Whether the file can be written, and the cluster's object."""
         return [*self.report.statuses(), *self.publisher.statuses()]
 
     def components(self) -> list[Component]:

@@ -108,7 +108,6 @@ class OwnerLedger:
         self._saved_at = wall()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Account until cancelled; then the last state is stored."""
         task_status.started()
         try:
             while True:
@@ -287,7 +286,6 @@ class OwnerLedger:
 
 
 def facts(account: OwnerAccount) -> dict[str, float]:
-    """One account as plain numbers."""
     return {
         "sold_s": round(account.sold_s, 1),
         "taken_back_s": round(account.taken_s, 1),
@@ -310,7 +308,6 @@ def _directory(pod: Pod) -> str:
 
 
 def owner_of(pod: Pod, config: OwnersConfig) -> str:
-    """The owner of a pod."""
     name = pod.namespace if config.label is None else pod.labels.get(config.label)
     return name[:_LONGEST] if name else UNKNOWN
 

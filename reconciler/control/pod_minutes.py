@@ -93,7 +93,6 @@ class MinuteSeries:
         return minute, more
 
     def series(self, name: str) -> list[int | None]:
-        """One of `SERIES`, the oldest first."""
         values = self._values[SERIES.index(name) :: _WIDTH]
         return [None if math.isnan(value) else round(value) for value in values]
 
@@ -129,7 +128,6 @@ class PodMinutes:
         """Of all pods that a class ever had, since the start: what pods that ended have used stays in it."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sample until cancelled."""
         task_status.started()
         due = trio.current_time()
         while True:

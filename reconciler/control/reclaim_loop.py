@@ -23,8 +23,6 @@ from state.undo import RestoreResult
 
 @final
 class MemoryReclaimLoop:
-    """The auxiliary actuator of memory reclaim."""
-
     name = "memory_reclaim"
 
     def __init__(
@@ -79,7 +77,6 @@ class MemoryReclaimLoop:
         return ()
 
     def status(self) -> Mapping[str, object]:
-        """Counts, the newest actions, and which NUMA nodes are short."""
         return {
             "wanted": _wish(self._situation) is not None,
             "counts": dict(sorted(self._actuator.counts.items())),
@@ -101,13 +98,11 @@ class MemoryReclaimLoop:
         }
 
     def problems(self) -> Sequence[str]:
-        """What cannot be read or done here."""
         if _wish(self._situation) is None:
             return []
         return [*([self._problem] if self._problem else []), *self._actuator.problems.values()]
 
     async def reclaim(self, wish: ReclaimRequest) -> None:
-        """Read, decide, act."""
         situation = self._situation
         if situation is None:
             return

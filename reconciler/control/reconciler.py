@@ -147,7 +147,6 @@ class Reconciler:
         return self.plan.pools if self.plan is not None else None
 
     def use(self, policies: PoliciesConfig) -> None:
-        """Plan by these from the next pass on."""
         self.policies = policies
 
     # The runtime's signal (called in the reader's task)
@@ -184,7 +183,6 @@ class Reconciler:
         self._metadata.container_changed()
 
     def on_executed(self, result: FastResult) -> None:
-        """The fast path has written."""
         self.actuator.on_executed(result)
         self.timelines.on_executed(result)
 
@@ -360,7 +358,6 @@ class Reconciler:
         return listed, uids
 
     def _settle(self, cid: str, at: float) -> None:
-        """The runtime has finished writing."""
         ran = self.inventory.runs(cid)
         changed = self.inventory.refresh(cid)
         if cid not in self._found:
@@ -608,7 +605,6 @@ class Reconciler:
             return 0
 
     def classes(self) -> dict[str, PodClass]:
-        """The class of every pod, by uid."""
         return {uid: pod.pod_class for uid, pod in self.inventory.pods.items()}
 
 

@@ -42,7 +42,6 @@ _DRIFT_S: Final = 2.0
 
 
 def read_holds(store: Store) -> dict[str, Hold]:
-    """The holds, by target."""
     holds: dict[str, Hold] = {}
     for key, row in store.rows(HOLDS):
         try:
@@ -70,7 +69,6 @@ class HoldRows:
         """A flush is due now."""
 
     def stored(self) -> dict[str, Hold]:
-        """All that are stored, by target."""
         return read_holds(self._store)
 
     async def put(self, hold: Hold) -> None:
@@ -226,7 +224,6 @@ class HoldManager:
             await self._changed.wait(max(0.0, min([*left, _LOOK_S])))
 
     def expire(self) -> None:
-        """Remove expired holds and pass on those in force."""
         self._follow_clock()
         now = self._boot()
         for target in [
@@ -351,7 +348,6 @@ class NodeRecord:
             alert("store", f"the store was damaged ({store.damage}){aside}; {saved}", None)
 
     def statuses(self) -> list[SourceStatus]:
-        """Whether the store can be written."""
         store = self.store
         if not store.writable:
             return [SourceStatus(name="store", ok=False, age_s=None, detail=store.problem or "not writable")]
@@ -370,7 +366,6 @@ class NodeRecord:
         return done
 
     def close(self) -> None:
-        """Thaw what we have frozen, and give the store back."""
         self.thaw()
         self.notes.stopped()
         with suppress(StoreError):

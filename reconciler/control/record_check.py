@@ -221,7 +221,6 @@ class OwnerCheck:
         self._limits_at = 0.0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Check until cancelled, twice in each period."""
         task_status.started()
         while True:
             await trio.sleep_until(beat_after(self._period_s() / 2))

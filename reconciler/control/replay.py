@@ -64,7 +64,6 @@ class PlanTrack(Struct, kw_only=True):
         return view if self.pods is None else replace(view, pods=self.pods(view))
 
     def step(self, view: NodeView) -> NodePlan:
-        """Plan again."""
         before = self.plan
         self.plan = plan = plan_node(view, before, self.policies)
         churn = moved(None if before is None else before.pools, plan.pools)
@@ -254,7 +253,6 @@ class PlanComparison:
             setting.differ_s += seconds
 
     def facts(self) -> dict[str, Any]:
-        """The comparison as plain values."""
         seconds, known = self.seconds, self.seconds - self._unknown_s
         agreed = self._agreed
         off = round(agreed["budget_off_milli"] / agreed["steps"]) if agreed["steps"] else None

@@ -197,7 +197,6 @@ class Sampler:
         return SourceStatus(name="cpu", ok=self.problem is None, age_s=age, detail=self.problem or "/proc/stat")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Tick until cancelled."""
         task_status.started()
         try:
             await self._tick_for_ever()

@@ -70,7 +70,6 @@ class _ActuatorRow(Struct, frozen=True):
         return part is not None and part != {}
 
     def load(self) -> ActuatorKind:
-        """Its module's part."""
         kind = load(self.place)
         assert isinstance(kind, ActuatorKind)
         return kind
@@ -114,7 +113,6 @@ class SideActuators:
             side.planned(situation)
 
     def components(self) -> list[Component]:
-        """Theirs."""
         return [Component(name=side.name, run=side.run) for side in self.all]
 
     def cache_use(self) -> CacheUsage | None:

@@ -36,7 +36,6 @@ class Timeline:
         self.init: InitClass | None = None
 
     def on_executed(self, result: FastResult) -> None:
-        """The fast path has written at the runtime event."""
         if result.creation:
             self.signal_at = time.time() - (time.monotonic() - result.signal_at)
             self.settled_at = self.signal_at + result.seconds
@@ -45,7 +44,6 @@ class Timeline:
         self.init = result.init or self.init
 
     def status(self) -> dict[str, object]:
-        """As it is shown."""
         return {
             "seen_at": self.seen_at,
             "prepared_at": self.prepared_at or None,
@@ -71,7 +69,6 @@ class Timelines:
         self._ready_at = 0.0
 
     def get(self, container_id: str) -> Timeline | None:
-        """One container's; None when no such container exists."""
         return self._by_id.get(container_id)
 
     def ready(self) -> None:
@@ -79,15 +76,12 @@ class Timelines:
         self._ready_at = time.time()
 
     def came(self, container_id: str) -> None:
-        """A container has been found."""
         self._by_id[container_id] = Timeline(time.time())
 
     def went(self, container_id: str) -> None:
-        """The container was removed."""
         self._by_id.pop(container_id, None)
 
     def on_executed(self, result: FastResult) -> None:
-        """The fast path has written at the runtime event."""
         if (timeline := self.get(result.container_id)) is not None:
             timeline.on_executed(result)
         if result.creation:

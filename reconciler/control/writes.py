@@ -98,7 +98,6 @@ class CgroupWrites:
         return Component(name="write attribution", run=self.attribution.run)
 
     def statuses(self) -> list[SourceStatus]:
-        """Whether writers are known."""
         return [self.attribution.status()]
 
     def released(self, path: str) -> None:

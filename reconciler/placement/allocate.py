@@ -176,7 +176,6 @@ class _Allocator:
         return 0 <= surplus < min((core.bit_count() for core in cores), default=1)
 
     def _claim(self, demand: CpuDemand, mask: int) -> None:
-        """Reserve the CPUs for this demand."""
         before = self._owned.get(demand.key, 0)
         self._owned[demand.key] = mask
         self._avail = self._avail & ~mask | before & ~mask

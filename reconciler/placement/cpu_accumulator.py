@@ -97,7 +97,6 @@ class CpuAccumulator:
         return tuple(node for node, cpus in self.nodes.items() if cpus & mask)
 
     def node_mask(self, nodes: Iterable[int]) -> int:
-        """All CPUs of the given nodes."""
         mask = 0
         for node in nodes:
             mask |= self.nodes.get(node, 0)

@@ -73,7 +73,6 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
     @property
     def owned(self) -> CpuSet:
-        """All CPUs that some demand owns."""
         mask = 0
         for cpus in self.cpus.values():
             mask |= cpus.mask

@@ -67,7 +67,6 @@ class NodeSeats:
         self._new: dict[int, bool] = {}
 
     def join(self, node: int, pool: str, milli: int) -> None:
-        """A pod is on this node, in a pool of this name."""
         self._left[node] -= self._more(node, pool, milli)
         self._milli[node, pool] = self._milli.get((node, pool), 0) + milli
         self._load[node] += milli
@@ -118,7 +117,6 @@ class NodeSeats:
         return min(cores, left // threads) - min(cores, after // threads)
 
     def seat(self, request: SeatRequest, node: int) -> None:
-        """Place one of those that wait."""
         self.join(node, request.pool, request.milli)
         if request.uid:
             self._new[node] = request.alone or self._new.get(node, False)
@@ -130,7 +128,6 @@ class NodeSeats:
         return seats
 
     def copy(self) -> "NodeSeats":
-        """An independent one."""
         seats = NodeSeats(self._cpus, self._rivals)
         seats._milli, seats._load = dict(self._milli), dict(self._load)
         seats._left, seats._new = dict(self._left), dict(self._new)

@@ -170,7 +170,6 @@ def longest(annotation: str) -> int:
 
 
 def utf8_bytes(text: str) -> int:
-    """How many bytes a text has in UTF-8."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 

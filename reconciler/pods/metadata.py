@@ -103,7 +103,6 @@ class Metadata:
 
     @property
     def has_cri(self) -> bool:
-        """Whether there is a runtime to ask."""
         return self._cri is not None
 
     @property
@@ -120,7 +119,6 @@ class Metadata:
         self.manifests = {meta.uid: meta for meta in manifests}
 
     def get(self, uid: str) -> list[PodMeta]:
-        """The metadata of one pod from each source."""
         tables = (self._kubelet.known if self._kubelet is not None else {}, self._told, self.manifests)
         metas = [table[uid] for table in tables if uid in table]
         watched = None if self._watch is None else self._watch.known.get(uid)
@@ -215,7 +213,6 @@ class Metadata:
         return [uid for uid in uids if not self._labelled(uid)]
 
     def statuses(self, now: float) -> list[SourceStatus]:
-        """The state of each source."""
         statuses = [source.status(now) for source in (self._kubelet, self._watch) if source is not None]
         if self._cri is not None:
             age = None if self._answered_at is None else now - self._answered_at

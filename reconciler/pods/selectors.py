@@ -67,7 +67,6 @@ class LabelSelector(
 
     @property
     def empty(self) -> bool:
-        """True when nothing is required."""
         return not self.match_labels and not self.match_expressions
 
     def matches(self, labels: Mapping[str, str]) -> bool:
@@ -98,7 +97,6 @@ class PodSelector(
 
     @property
     def title(self) -> str:
-        """What a message calls it."""
         if self.name:
             return self.name
         parts = [*self.namespaces, *self.pods, *self.priority_classes, *_label_words(self.labels)]
@@ -148,7 +146,6 @@ class ClassOverride(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def title(self) -> str:
-        """What a message calls it."""
         parts = [f"uid {self.uid}"] if self.uid else []
         parts += [self.pod] if self.pod else []
         parts += _label_words(self.labels)

@@ -74,7 +74,6 @@ def volume_of(pod: Pod) -> str | None:
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CapacityConfig) -> NodePlan:
-    """The content of every file."""
     before = previous.capacity if previous is not None else None
     given = given_milli(view, plan.pools, before)
     lows = add_low(before.lows if before is not None else (), view.now, given, config.window_s)
@@ -142,7 +141,6 @@ class _Common(NamedTuple):
 
 
 def capacity_of(pod: Pod, volume: str, view: NodeView, plan: NodePlan, common: _Common) -> PodCapacity:
-    """One BE pod's file."""
     pools = plan.pools
     measures = view.measures if pools.reasons.get(RESPONSES) != "off" else Restrictions()
     cpu, sharing = _cpu(pod, view, plan, common)

@@ -63,7 +63,6 @@ def parents(view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list[Setting]:
-    """The identity of a pod and its containers."""
     del plan
     if pod.pod_class is PodClass.SYSTEM or unsupported_reason(view, KNOB) is not None:
         return []

@@ -167,7 +167,6 @@ class HarmState(Struct, frozen=True, kw_only=True):
 
 
 def interval_s(state: HarmState, top_milli: int, now: float, config: HarmConfig) -> float:
-    """Seconds until the next sample."""
     # At the top for so long: the step to it is watched as any other.
     calm = state.calm_since is not None and now - max(state.calm_since, state.raised_at) >= _QUIET_S
     if calm and state.ceiling_milli >= top_milli:

@@ -74,7 +74,6 @@ class NodeDaemonsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
 
 
 def paths(config: NodeDaemonsConfig) -> tuple[str, ...]:
-    """The groups' paths."""
     return tuple(f"/{name}" for name in config.groups)
 
 
@@ -118,7 +117,6 @@ def _turns(view: NodeView, config: NodeDaemonsConfig) -> dict[str, FileTarget]:
 
 
 def parents(view: NodeView, plan: NodePlan, config: NodeDaemonsConfig) -> list[Setting]:
-    """The weights as settings of the groups' files."""
     settings = []
     for path, weight in plan.daemons.items():
         group = view.daemons.groups.get(path, DaemonGroup())

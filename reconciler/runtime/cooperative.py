@@ -67,7 +67,6 @@ class TimeSlice:
         return time.monotonic() - self._since > _SLICE_S
 
     async def checkpoint(self) -> None:
-        """Let others run when a slice has passed."""
         if not self.is_over:
             return
         if not self._timer.installed or time.thread_time() - self._turn > _TURN_S or self._timer.urgent():

@@ -25,7 +25,6 @@ class HistogramValues(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many were observed."""
         return sum(self.counts)
 
 
@@ -41,13 +40,11 @@ class Histogram:
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
     @property
     def values(self) -> HistogramValues:
-        """A frozen copy."""
         return HistogramValues(self._bounds, tuple(self._counts), self._total)
 
 
@@ -164,7 +161,6 @@ class AgentCounters:
 
     @property
     def values(self) -> CounterValues:
-        """A frozen copy."""
         return CounterValues(
             starts=dict(self._starts),
             events=self._events,

@@ -64,7 +64,6 @@ class InstanceLock:
                 raise
 
     def release(self) -> None:
-        """Let the next one in."""
         while self._fds:
             os.close(self._fds.pop())
 

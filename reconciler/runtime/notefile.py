@@ -44,7 +44,6 @@ class NoteFile:
 
     @property
     def path(self) -> str:
-        """For messages."""
         return "/".join((self._root.rstrip("/"), *self._inside, self._name))
 
     def write(self, text: str) -> None:

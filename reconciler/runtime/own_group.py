@@ -190,7 +190,6 @@ class OwnGroup(trio.abc.Instrument):
 
     @property
     def status(self) -> OwnGroupStatus:
-        """As the kernel has it now."""
         if self._group is None:
             return OwnGroupStatus(placement=Placement.UNKNOWN, problem=self._problem)
         top = self._top()

@@ -52,14 +52,12 @@ class OwnProcess:
         self.group.prepare()
 
     def start(self) -> None:
-        """The daemon is ready."""
         self.group.start()
         self.stints.start()
         self.urgent.start()
         self.priority.start()
 
     def stop(self) -> None:
-        """Give all of it back."""
         self.priority.stop()
         self.urgent.stop()
         self.group.stop()

@@ -78,7 +78,6 @@ class KernelCalls:
         os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(level))
 
     def set_nice(self, nice: int) -> None:
-        """See setpriority(2)."""
         os.setpriority(os.PRIO_PROCESS, 0, nice)
 
     def limit(self, soft_us: int, hard_us: int) -> None:
@@ -97,7 +96,6 @@ class KernelCalls:
         return time.thread_time()
 
     def pause(self, seconds: float) -> None:
-        """Leave the CPU."""
         time.sleep(seconds)
 
 

@@ -80,11 +80,9 @@ class Stints(trio.abc.Instrument):
             trio.lowlevel.remove_instrument(self)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio calls it so
-        """A task runs until its next checkpoint."""
         self._began = self._used()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """It has reached one, or its end."""
         cpu_s = self._used() - self._began
         self._steps.observe(cpu_s)
         self._of(task.context.get(COMPONENT, "daemon")).add(cpu_s)
@@ -96,7 +94,6 @@ class Stints(trio.abc.Instrument):
 
     @property
     def values(self) -> StintValues:
-        """A frozen copy."""
         return StintValues(
             steps=self._steps.values,
             jobs=self._jobs.values,
@@ -147,7 +144,6 @@ class OncePerPass(trio.abc.Instrument):
         return answer
 
     def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        """A pass ends."""
         self._answer = None
 
 
@@ -165,7 +161,6 @@ class LoopTimer(trio.abc.Instrument):
             self._timer.stop()
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        """Work begins, or continues."""
         held = self._starting()
         self._timer.hold(held=held)
         if not held:

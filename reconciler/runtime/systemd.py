@@ -80,11 +80,9 @@ class Notifier:
         return self.send(STOPPING=1, STATUS=status)
 
     def ping(self) -> bool:
-        """The watchdog's sign of life."""
         return self.send(WATCHDOG=1)
 
     def close(self) -> None:
-        """No more states."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -131,12 +129,10 @@ class Heartbeat:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last report."""
         return self._clock() - self._last
 
     @property
     def alive(self) -> bool:
-        """Whether the last report is recent enough."""
         return self.age_s <= self.limit_s
 
 

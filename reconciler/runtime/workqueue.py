@@ -18,12 +18,10 @@ FILES = "files:"
 
 
 def pod_key(uid: str) -> str:
-    """The key of one pod."""
     return f"pod:{uid}"
 
 
 def container_key(container_id: str) -> str:
-    """The key of one container."""
     return f"container:{container_id}"
 
 
@@ -56,7 +54,6 @@ class DirtyKeys:
         self.resyncs: dict[str, int] = {}
 
     def mark(self, key: str) -> None:
-        """Mark ``key`` for the next pass."""
         self.marks += 1
         self._keys.add(key)
         self._wake.set()

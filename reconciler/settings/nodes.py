@@ -60,7 +60,6 @@ class Scalar(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """For a message."""
         return "nothing" if self.null else repr(self.text if len(self.text) <= 40 else f"{self.text[:40]}...")
 
     @property

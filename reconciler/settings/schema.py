@@ -134,7 +134,6 @@ class Schema(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def whole(self) -> bool:
-        """True for an integer."""
         return isinstance(self.kind, IntType)
 
     @property
@@ -151,7 +150,6 @@ class Schema(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def high(self) -> float | None:
-        """The upper bound of a number."""
         return self.kind.le if isinstance(self.kind, IntType | FloatType) else None
 
     @property

@@ -80,8 +80,6 @@ class GroupFollower(Protocol):
 
 @final
 class CgroupActuator:
-    """The actuator for control files."""
-
     def __init__(
         self,
         *,

@@ -324,7 +324,6 @@ class ForeignWriteHandler:
         return self._rules.pending(now)
 
     def forget(self, path: str) -> None:
-        """The group is gone."""
         self._rules.forget(path)
         for place in [place for place in self._updating if place[0] == path]:
             del self._updating[place]
@@ -406,7 +405,6 @@ class WriteAttribution:
                 self._for_each_mount(path, self._watch.follow)
 
     def forget(self, path: str) -> None:
-        """The group is gone."""
         if path in self._followed:
             self._followed.discard(path)
             if self._watch is not None:
@@ -427,7 +425,6 @@ class WriteAttribution:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch until cancelled."""
         directories = [mount.directory for mount in self._hierarchy.mounts()]
         watch = self._watch = self._make(directories, files=_FILES, below=self._kubepods)
         try:

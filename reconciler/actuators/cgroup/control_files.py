@@ -183,7 +183,6 @@ class ControlFileCache:
                 self.actual.pop((path, name), None)
 
     def store(self, file: KnobFile, text: str) -> None:
-        """Record the text of a file."""
         place = file.key[1], file.knob.name
         try:
             self.actual[place] = file.knob.decode(text, file.version)

@@ -72,7 +72,6 @@ class RecentReleases:
             self._files[work.place] = now, work.knob.normal(after, work.version)
 
     def forget(self, path: str) -> None:
-        """The group is gone."""
         self._files = {place: pair for place, pair in self._files.items() if place[0] != path}
 
     def places(self, target: GroupTarget) -> list[tuple[str, str]]:
@@ -131,7 +130,6 @@ class ValuesInPlace:
                 del self._values[path]
 
     def forget(self, path: str) -> None:
-        """The group is gone."""
         self._values.pop(path, None)
 
 

@@ -84,7 +84,6 @@ class FastResult(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Time from the signal to the last write."""
         return self.done_at - self.signal_at
 
 

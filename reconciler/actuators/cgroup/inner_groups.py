@@ -194,7 +194,6 @@ class Inside:
 
     @property
     def left(self) -> int:
-        """Moves that are left."""
         return len(self._moves)
 
     def take(self, most: int) -> dict[str, int]:
@@ -265,7 +264,6 @@ class InnerGroups:
         self._resumed = False
 
     def forget(self, path: str) -> None:
-        """The managed group is gone."""
         for knob in SETS:
             self._inside.pop((path, knob), None)
             self._refusing.discard((path, knob))

@@ -52,11 +52,9 @@ class StatusTable:
         self._alert = alert
 
     def get(self, place: tuple[str, str]) -> SettingStatus | None:
-        """The status of the setting of one group and knob."""
         return self.by_group.get(place[0], {}).get(place[1])
 
     def record(self, work: FileWrite, state: SettingState, detail: str = "", actual: str | None = None) -> None:
-        """Record the status of a wanted setting."""
         if work.setting is not None:
             shown = work.actual if actual is None else actual
             self._store(SettingStatus(work.setting, state, work.text, shown, detail, time.time()))

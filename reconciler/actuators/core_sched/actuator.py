@@ -70,8 +70,6 @@ class _CookieState(NamedTuple):
 
 @final
 class CoreSched:
-    """The auxiliary actuator for core scheduling."""
-
     name = CORE_SCHED
 
     def __init__(
@@ -105,12 +103,10 @@ class CoreSched:
     # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over."""
         concerned = situation.plan.cookies is not None or self._ours or self._unable or self.standings
         self._worker.planned(situation, wake=bool(concerned))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep after each reconciliation, and periodically, for ever."""
         await self._worker.run(task_status=task_status)
 
     async def sweep(self) -> None:
@@ -141,7 +137,6 @@ class CoreSched:
         }
 
     def problems(self) -> Sequence[str]:
-        """What does not work now."""
         return [problem for problem in (self._unable, self._unrecorded, self._refused) if problem]
 
     # One sweep

@@ -45,7 +45,6 @@ class ThreadTally(Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """The number of all threads."""
         return self.right + self.foreign + self.wrong
 
 

@@ -54,8 +54,6 @@ class Prctl(Protocol):
 
 @final
 class RealPrctl:
-    """`Prctl` on the running kernel."""
-
     def __init__(self) -> None:
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
@@ -108,7 +106,6 @@ class CookieCarrier:
         return self._thread.submit(function, *arguments).result()
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.shutdown()
 
     def __enter__(self) -> Self:

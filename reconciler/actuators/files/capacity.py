@@ -164,8 +164,6 @@ def remove(root: str, place: CapacityPlace) -> RestoreResult:
 
 @final
 class CapacityFiles(PeriodicActuator):
-    """The auxiliary actuator for capacity files."""
-
     name = "capacity"
 
     def __init__(
@@ -178,7 +176,6 @@ class CapacityFiles(PeriodicActuator):
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``lane``: the store's one-thread limiter."""
         self.counts: Counter[str] = Counter()
         self._root = root
         self._pods_dir = os.path.join(kubelet_dir, "pods")
@@ -193,7 +190,6 @@ class CapacityFiles(PeriodicActuator):
     # The interface of an auxiliary actuator
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
-        """Remove all files, or one pod's."""
         async with self._worker.restoring():
             return await self._remove(sorted(place for place in self._rows.now.places if only in {None, place.uid}))
 
@@ -217,7 +213,6 @@ class CapacityFiles(PeriodicActuator):
         return frozenset(place.uid for place in self._written) - self._problems.keys()
 
     def problems(self) -> Sequence[str]:
-        """Why a pod has no current file."""
         return [f"capacity file of pod {uid}: {text}" for uid, text in sorted(self._problems.items())]
 
     # One sweep
@@ -315,7 +310,6 @@ class CapacityFiles(PeriodicActuator):
 
 
 def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
-    """The parts of a situation that this actuator depends on."""
     plan = situation.plan.capacity
     wanted = None if plan is None else (plan.file, plan.pods, plan.dry_run)
     return wanted, situation.enforce, situation.holds

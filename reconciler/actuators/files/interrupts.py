@@ -201,12 +201,9 @@ class _Sweep(Struct):
 
 @final
 class InterruptPlaces(PeriodicActuator):
-    """The auxiliary actuator for the places of interrupts."""
-
     name = NAME
 
     def __init__(self, ledger: Ledger, lane: trio.CapacityLimiter, *, root: str = "/", files: FileOps = REAL) -> None:
-        """``lane``: the store's one-thread limiter."""
         self._access = InterruptFiles(root, files)
         self._rows = LedgerState(CODEC, ledger, lane)
         super().__init__(PeriodicWorker(self._sweep, self._next_s), _relevant)
@@ -229,7 +226,6 @@ class InterruptPlaces(PeriodicActuator):
             return await self._give_back(self._rows.now.by_number) if only is None else ()
 
     def status(self) -> Mapping[str, object]:
-        """Counts, and the first of the moved ones."""
         moved = {n: place for n, place in self._rows.now.by_number.items() if n not in self._refused}
         return {
             "moved": len(moved),

@@ -178,8 +178,6 @@ def restore_files(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> 
 
 @final
 class NodeFiles(PeriodicActuator):
-    """The auxiliary actuator for the node's files."""
-
     name = NAME
 
     def __init__(
@@ -191,7 +189,6 @@ class NodeFiles(PeriodicActuator):
         files: FileOps = REAL,
         catalog: Mapping[str, NodeFile] = FILES,
     ) -> None:
-        """``lane``: the store's one-thread limiter."""
         self.counts: Counter[str] = Counter()
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         self._access = FileAccess(root, files, catalog)
@@ -333,7 +330,6 @@ class NodeFiles(PeriodicActuator):
 
 
 def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
-    """The parts of a situation that this actuator depends on."""
     targets = {name: (target.setting, target.dry_run) for name, target in situation.plan.files.items()}
     return targets, situation.enforce, situation.holds
 

@@ -53,8 +53,6 @@ class ReclaimResult(NamedTuple):
 
 @final
 class ReclaimActuator:
-    """The actuator for proactive reclaim."""
-
     def __init__(
         self, hierarchy: Hierarchy, *, files: FileOps = REAL, clock: Callable[[], float] = time.monotonic
     ) -> None:

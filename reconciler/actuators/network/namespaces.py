@@ -47,8 +47,6 @@ class NetworkNamespaces(Protocol):
 
 @final
 class RealNetworkNamespaces:
-    """`NetworkNamespaces` from /proc."""
-
     def __init__(self, hierarchy: Hierarchy, *, files: FileOps = REAL, proc: str = "/proc") -> None:
         self.own = 0
         self._processes = PodProcesses(hierarchy, files)

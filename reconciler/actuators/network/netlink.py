@@ -111,7 +111,6 @@ class Links:
         self._socket.close()
 
     def all(self) -> list[Link]:
-        """All devices."""
         return list(self._links(_REQUEST | _DUMP, _LINK.pack(0, 0, 0, 0, 0)))
 
     def named(self, name: str) -> Link | None:

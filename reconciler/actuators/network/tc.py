@@ -107,8 +107,6 @@ def open_socket() -> Any:
 
 @final
 class RealTc:
-    """`Tc` on the running kernel."""
-
     def __init__(self, connect: Connect = open_socket) -> None:
         """``connect``: opens a socket of the namespace to change."""
         self._connect = connect

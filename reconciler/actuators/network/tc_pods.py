@@ -140,8 +140,6 @@ class PodTc(Protocol):
 
 @final
 class RealPodTc:
-    """`PodTc` on the running kernel."""
-
     def __init__(
         self,
         direction: Direction = Direction.SENT,

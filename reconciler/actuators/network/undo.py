@@ -56,11 +56,9 @@ class NetworkState(Struct, frozen=True, kw_only=True):
     received: Redirects = Redirects()
 
     def of(self, direction: Direction) -> Redirects:
-        """The redirects of one direction."""
         return self.sent if direction is Direction.SENT else self.received
 
     def with_(self, direction: Direction, redirects: Redirects) -> "NetworkState":
-        """With these as the redirects of one direction."""
         return replace(self, sent=redirects) if direction is Direction.SENT else replace(self, received=redirects)
 
 

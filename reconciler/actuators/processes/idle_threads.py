@@ -109,8 +109,6 @@ class _Created(NamedTuple):
 
 @final
 class IdleThreads(ProcessValueActuator):
-    """The auxiliary actuator for the idle class of threads."""
-
     name = _NAME
 
     def __init__(

@@ -67,8 +67,6 @@ def restore_scores(
 
 @final
 class OomScores(ProcessValueActuator):
-    """The auxiliary actuator for ``oom_score_adj``."""
-
     name = _NAME
 
     def __init__(
@@ -80,7 +78,6 @@ class OomScores(ProcessValueActuator):
         root: str = "/",
         files: FileOps = REAL,
     ) -> None:
-        """``lane``: the store's one-thread limiter."""
         scores = _Scores(hierarchy, root, files)
         super().__init__(_KIND, scores, hierarchy, ledger, lane, root=root, files=files)
 

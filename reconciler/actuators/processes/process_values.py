@@ -287,8 +287,6 @@ class _Comparison(NamedTuple):
 
 
 class ProcessValueActuator:
-    """An auxiliary actuator for one such value."""
-
     name: str
 
     def __init__(
@@ -302,7 +300,6 @@ class ProcessValueActuator:
         root: str = "/",
         files: FileOps = REAL,
     ) -> None:
-        """``lane``: the store's one-thread limiter."""
         self.counts: Counter[str] = Counter()
         self.standings: dict[str, dict[str, SettingStatus]] = {}
         """By group path, then knob; as `cgroup.status.StatusTable.by_group`."""
@@ -362,7 +359,6 @@ class ProcessValueActuator:
         return part, situation.enforce, situation.holds, phases if part is not None else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sweep after each reconciliation, and periodically, for ever."""
         await self._worker.run(task_status=task_status)
 
     async def sweep(self) -> None:
@@ -386,7 +382,6 @@ class ProcessValueActuator:
 
     @property
     def sweeps(self) -> int:
-        """The number of sweeps so far."""
         return self._worker.sweeps
 
     def problems(self) -> Sequence[str]:

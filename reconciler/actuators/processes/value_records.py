@@ -28,8 +28,6 @@ class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of all containers, by group path."""
-
     containers: Mapping[str, ContainerRecord] = {}
 
 
@@ -69,7 +67,6 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def codec_of(kind: ProcessValueKind) -> RowCodec[ContainerRecords]:
-    """The codec of its rows."""
     return RowCodec(kind=kind.ledger, load=partial(_load, kind), dump=partial(_dump, kind))
 
 

@@ -70,7 +70,6 @@ class ResctrlMount:
 
     @property
     def state(self) -> ResctrlState:
-        """The recorded state."""
         return self._rows.now
 
     @property
