@@ -2,15 +2,72 @@
 
 A `Codec` is three pure functions for one kind of control file; `cgroupfs.knobs` assigns them to files. They raise
 `ValueError` for values that the kernel would refuse or silently change.
+
+Source of the values per block device: kernel documentation, admin-guide/cgroup-v1/blkio-controller and
+admin-guide/cgroup-v2 ("IO Interface Files").
 """
 
 import mmap
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias, final
 
 from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.devices import DeviceLimits
+
+Row: TypeAlias = Mapping[str, int | str]
+"""What is set for one device, by key."""
+
+_DEVICE: Final = re.compile(r"(\d{1,10}):(\d{1,10})", re.ASCII)
+
+
+@final
+class DeviceLimits:
+    """Device (``major:minor``) -> key -> value. Never empty: no limit at all is None, as for every knob.
+
+    Value semantics: hashable, equal by content, whatever the order it was made in; devices are in the order of their
+    numbers. Errors: `ValueError` for a device other than a pair of numbers, and for an empty map.
+    """
+
+    __slots__ = ("_rows",)
+    _rows: Mapping[str, Row]
+
+    def __init__(self, rows: Mapping[str, Row]) -> None:
+        made = {device: dict(rows[device]) for device in sorted(rows, key=device_numbers) if rows[device]}
+        if not made:
+            raise ValueError("no device has a limit: use None")
+        object.__setattr__(self, "_rows", made)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"DeviceLimits is immutable: cannot set {name}")
+
+    def __getitem__(self, device: str) -> Row:
+        return dict(self._rows[device])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return self._rows == other._rows if isinstance(other, DeviceLimits) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple((device, frozenset(row.items())) for device, row in self._rows.items()))
+
+    def __str__(self) -> str:
+        rows = (f"{device} {' '.join(f'{key}={row[key]}' for key in row)}" for device, row in self._rows.items())
+        return "; ".join(rows)
+
+    def __repr__(self) -> str:
+        return f"DeviceLimits({self})"
+
+
+def device_numbers(device: str) -> tuple[int, int]:
+    """Major and minor number of ``major:minor``. Errors: `ValueError`."""
+    match = _DEVICE.fullmatch(device)
+    if match is None:
+        raise ValueError(f"{shown(device)} is not a device's major:minor")
+    return int(match[1]), int(match[2])
+
 
 Value: TypeAlias = CpuSet | DeviceLimits | int | None
 """None is "no limit"."""

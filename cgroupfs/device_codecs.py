@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from cgroupfs.bounded import shown, whole
-from cgroupfs.codecs import Codec, Value, words_of
-from cgroupfs.devices import DeviceLimits, Row
+from cgroupfs.codecs import Codec, DeviceLimits, Row, Value, words_of
 from cgroupfs.lines import lines_of
 
 MAX_BPS: Final = (1 << 64) - 2

@@ -31,6 +31,7 @@ from cgroupfs.codecs import (
     SWAP_V2,
     WEIGHT,
     Codec,
+    DeviceLimits,
     Value,
     Version,
 )
@@ -49,7 +50,6 @@ from cgroupfs.device_codecs import (
     WRITE_BPS,
     WRITE_IOPS,
 )
-from cgroupfs.devices import DeviceLimits
 
 
 class ParentRule(StrEnum):

@@ -14,11 +14,11 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
-from cgroupfs.below import groups_below
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.probe import cpus_in_effect
+from cgroupfs.steps import groups_below
 
 _FILE: Final = "cpuset.cpus.partition"
 _OWN: Final = ("cpuset.cpus.exclusive.effective", "cpuset.cpus")

@@ -4,7 +4,8 @@ They hold no references back to anything, so they are kept out of the garbage co
 thousands of them per plan that is a third of the planner's time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
@@ -94,3 +95,27 @@ def nearest_known(path: str, known: Mapping[str, object]) -> str | None:
         if path in known:
             return path
     return None
+
+
+def groups_below(names: Callable[[str, int], list[str]], top: str, most: int) -> Iterator[str]:
+    """The paths of at most ``most`` groups below ``top``, each after the one that it is in.
+
+    ``names``: of the groups in one, at most so many; its `OSError` (gone) counts as none.
+    """
+    inside = [iter((top,))]
+    # The group itself is listed first, and is not among the results.
+    left = most + 1
+    while inside and left > 0:
+        group = next(inside[-1], None)
+        if group is None:
+            inside.pop()
+            continue
+        left -= 1
+        if group != top:
+            yield group
+        with suppress(OSError):
+            inside.append(_paths(group, names(group, left) if left else []))
+
+
+def _paths(group: str, names: list[str]) -> Iterator[str]:
+    return (f"{group}/{name}" for name in names)

@@ -1,14 +1,26 @@
-"""The only access to resctrl's files: that of `cgroupfs.files`, and making and removing groups.
+"""The only access to resctrl's files: that of `cgroupfs.files`, making and removing groups, and the mount.
 
 The same code runs on the kernel (`REAL`) and on a strict model of it. On hardware a ``mkdir`` and a ``schemata`` write
 send interrupts to other CPUs, and a ``tasks`` file walks every thread of the machine: all of it must stay out of the
 loop.
+
+Only bypassd's own mount is ever unmounted. A second mount anywhere is refused (EBUSY), and unmounting deletes every
+group, also those of others. So bypassd's mount is identified by its source, `SOURCE`, which the kernel shows in the
+mount table and ignores: its number would not do, as the kernel reuses numbers. And it is only unmounted while it has no
+groups of others.
+
+A process with mounts of its own (a container, a systemd unit with ``ProtectSystem``) must not mount it: the host would
+not have the mount, and it would vanish, with all groups, when that process ends.
 """
 
+import ctypes
 import os
+from collections.abc import Sequence
 from typing import Final, Protocol, final
 
+from cgroupfs.errors import CgroupDeniedError, cgroup_error
 from cgroupfs.files import REAL as REAL_FILES
+from cgroupfs.lines import lines_of
 
 
 class GroupFiles(Protocol):
@@ -65,3 +77,74 @@ class RealGroupFiles:
 
 REAL: Final[GroupFiles] = RealGroupFiles()
 """The running kernel."""
+
+
+SOURCE: Final = "bypassd"
+"""Source of bypassd's mount; other mounts have ``resctrl``, ``none`` or the like."""
+_NOSUID: Final = 2
+_NODEV: Final = 4
+_NOEXEC: Final = 8
+
+
+class Mounter(Protocol):
+    """What is done to mounts. ``place`` is the directory, root prefix included. All raise `CgroupError`."""
+
+    def mount(self, place: str, options: Sequence[str]) -> None:
+        """Mount resctrl there."""
+
+    def unmount(self, place: str) -> None:
+        """Take the mount away."""
+
+    def source(self, place: str) -> str | None:
+        """What the resctrl mount there is of; None when there is none."""
+
+    def sees_the_host(self) -> bool:
+        """Whether the daemon's mounts are those of process 1; also where that is unknown."""
+
+
+def unseen(place: str, options: Sequence[str]) -> CgroupDeniedError:
+    """Why a process with mounts of its own does not mount it, and where it must be mounted."""
+    return CgroupDeniedError(
+        place,
+        "mount: this process has a private mount namespace; mount resctrl on the host instead, in "
+        f"/etc/fstab: resctrl {place} resctrl {','.join(options) or 'defaults'} 0 0",
+    )
+
+
+@final
+class RealMounter:
+    def __init__(self, root: str = "/") -> None:
+        self._table = os.path.join(root, "proc/self/mountinfo")
+        self._host = os.path.join(root, "proc/1/ns/mnt")
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def mount(self, place: str, options: Sequence[str]) -> None:
+        if not self.sees_the_host():
+            raise unseen(place, options)
+        flags = ctypes.c_ulong(_NOSUID | _NODEV | _NOEXEC)
+        data = ",".join(options).encode() or None
+        if self._libc.mount(SOURCE.encode(), place.encode(), b"resctrl", flags, data) != 0:
+            raise cgroup_error(place, OSError(ctypes.get_errno(), "mount"), f"mount resctrl ({','.join(options)})")
+
+    def unmount(self, place: str) -> None:
+        if self._libc.umount2(place.encode(), 0) != 0:
+            raise cgroup_error(place, OSError(ctypes.get_errno(), "umount"), "unmount resctrl")
+
+    def source(self, place: str) -> str | None:
+        try:
+            with open(self._table, encoding="utf-8", errors="replace", newline="\n") as file:
+                lines = lines_of(file.read())
+        except OSError:
+            return None
+        for line in lines:
+            before, _, after = line.partition(" - ")
+            fields = before.split(" ")
+            if after.startswith("resctrl ") and len(fields) > 4 and place.endswith(fields[4]):
+                return after.split(" ")[1]
+        return None
+
+    def sees_the_host(self) -> bool:
+        try:
+            return os.readlink(self._host) == os.readlink("/proc/self/ns/mnt")
+        except OSError:
+            return True

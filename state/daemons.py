@@ -30,7 +30,7 @@ class DaemonGroup(Struct, frozen=True, kw_only=True):
 
     ``original``: the weight without bypassd. ``use_milli``: its CPU use over the last interval. ``waits``: the share of
     the time, 0.0-1.0, in which one of its tasks waited for a CPU. ``wanted``: the weight by the law
-    (`reconciler.policies.daemon_weight`); None: it is not managed, or its need was not measured over a whole window.
+    (`reconciler.policies.node_daemons`); None: it is not managed, or its need was not measured over a whole window.
     ``need_milli``: the largest use in that window.
     """
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from state.kinds import CGROUP
 
@@ -138,3 +139,29 @@ TEXTS: Final = (
     *("pod_uid", "container_id", "policy", "reason", "kind"),
 )
 """The fields of an `LedgerEntry` that are texts."""
+
+
+class RestoreOutcome(StrEnum):
+    """What became of one value."""
+
+    RESTORED = "restored"
+    ALREADY = "already as before"
+    GONE = "its group is gone"
+    FOREIGN = "changed by somebody else since; left"
+    UNKNOWN = "its original is not known; left"
+    REFUSED = "the kernel refused"
+
+
+class RestoreResult(Struct, frozen=True, kw_only=True):
+    """One value of the ledger and how undoing it ended. ``ok``: it is as if we had never changed it."""
+
+    path: str
+    file: str
+    undo: RestoreOutcome
+    text: str = ""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """False if a person should check it."""
+        return self.undo in {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.GONE}

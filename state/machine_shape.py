@@ -1,6 +1,6 @@
 """A machine of so many sockets, nodes, cores and threads, and the topology that Linux would show of it.
 
-`state.machine` reads one from a line of text, `state.machine_guess` finds the one behind a topology.
+`state.machine` reads one from a line of text, `state.machine` finds the one behind a topology.
 """
 
 from typing import Final, NoReturn

@@ -1,18 +1,23 @@
 """Replacing a store that cannot be used: every provably whole row is saved, the file is moved aside, never deleted.
 
-That is a damaged store, and one of a newer version before a restore with this one.
-
 The order makes it safe to be killed at any point: the replacement is complete and on disk as ``<path>.new`` before the
 damaged file is renamed, and `finish_interrupted` puts it in place if the process ended between the two renames.
+
+So is a store of a newer version before a restore with this one (`convert_newer`). A newer version may have added
+tables, kinds of rows and fields. The tables that both know are copied with every row as it is, also the rows that only
+the newer version can restore. The newer file, with its history, is moved aside and never deleted; the newer version
+migrates the converted one again when it returns.
 """
 
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import Final
 
+from cgroupfs.errors import StoreError, errno_name
+from state.reader import read_tables
 from state.schema import KEYED, MOST_ROWS, check_objects, guard, migrate, seal, unseal
 
 KEEP: Final = 5
@@ -106,3 +111,19 @@ def _forget_old(path: str, why: str) -> None:
     for base in sorted(entry for entry in aside if not entry.endswith(("-wal", "-shm")))[:-KEEP]:
         with suppress(OSError):
             _remove(os.path.join(directory, base))
+
+
+def convert_newer(path: str, *, clock: Callable[[], float] = time.time) -> str | None:
+    """Convert the store if a newer version wrote it; returns where that file is now, None if there was nothing to do.
+
+    The caller has the instance lock. Errors: `NewerSchemaError` for one that this version cannot read; `StoreError`.
+    """
+    tables = read_tables(path)
+    if tables.newer is None:
+        return None
+    try:
+        return replace_damaged(path, tables.rows, clock(), why=f"schema-{tables.newer.version}")
+    except OSError as exc:
+        raise StoreError(f"{path}: cannot be converted: {errno_name(exc.errno)}") from exc
+    except sqlite3.Error as exc:
+        raise StoreError(f"{path}: cannot be converted: {exc}") from exc

@@ -101,7 +101,7 @@ _MOST_OBJECTS: Final = 1_000
 class NewerSchemaError(StoreError):
     """The file was written by a newer bypassd. It is left exactly as it is.
 
-    ``readable``: this version can restore by it, and convert it (`state.downgrade`).
+    ``readable``: this version can restore by it, and convert it (`state.quarantine`).
     """
 
     def __init__(self, path: str, version: int, oldest: int) -> None:

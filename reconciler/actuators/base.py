@@ -37,11 +37,11 @@ from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import WakeUp
 from state.cache import CacheUsage
 from state.closing import MarkStatus
+from state.entry import RestoreResult
 from state.evidence import Sample
 from state.ledger import Ledger
 from state.model import Hold, NodeView
 from state.plan import NodePlan
-from state.undo import RestoreResult
 
 if TYPE_CHECKING:
     from reconciler.clients.kube import KubeApi

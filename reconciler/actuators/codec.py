@@ -17,9 +17,8 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import errno_name
 from reconciler.runtime.stints import in_worker
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.ledger import Ledger
-from state.undo import RestoreOutcome, RestoreResult
 
 S = TypeVar("S", bound=Struct)
 

@@ -46,10 +46,9 @@ from state.closing import (
     MarkStatus,
     NodeMark,
 )
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import NODE_OBJECT
 from state.ledger import Ledger
-from state.undo import RestoreOutcome, RestoreResult
 
 NAME: Final = "node_mark"
 _LOG: Final = get_log(NAME)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from cgroupfs.errors import SourceError, StoreError
 from reconciler.actuators.codec import RowCodec, not_understood
+from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
-from state.undo import RestoreOutcome, RestoreResult
 
 UndoKind = Callable[[], Awaitable[Sequence[RestoreResult]]]
 """Restores one kind and drops the restored rows from the ledger."""

@@ -34,8 +34,7 @@ from reconciler.runtime import format as fmt
 from reconciler.runtime.safe_files import FileRule, UntrustedFileError, check_directory, read_file
 from reconciler.sources.runtime_files import announce_reading
 from reconciler.sources.runtime_roots import CONTAINERD_CONFIG, CRIO_CONFIG, CRIO_DROP_INS, CRIO_STORAGE
-from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
-from state.kubelet import CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
+from state.kubelet import ACTUATED_PODS, ALLOCATED_PODS, CPU_STATE, DEVICES, MEMORY_STATE, POD_STATUS
 from state.reader import NoStoreError, open_readonly
 
 _LONGEST_S: Final = 60.0

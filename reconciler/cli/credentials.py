@@ -38,8 +38,7 @@ from reconciler.config.environment import kubelet_peer, node_name
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
-from reconciler.runtime.safe_files import FileRule, read_file
-from reconciler.runtime.whole_files import replace_file
+from reconciler.runtime.safe_files import FileRule, read_file, replace_file
 from reconciler.sources.kubelet_api import decode_pods
 from state.closing import NodeMark
 from state.eviction import EvictionMethodName

@@ -23,13 +23,13 @@ from reconciler.control import side_actuators
 from reconciler.responses.eviction.journal import thaw_killed
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
 from reconciler.runtime.own_group import remove_left
-from state.downgrade import convert_newer
+from state.entry import RestoreResult
 from state.kinds import CGROUP
 from state.ledger import Ledger
+from state.quarantine import convert_newer
 from state.reader import LostStoreError, NoStoreError, read_tables
 from state.schema import META, PLACES, RUNNING, NewerSchemaError
 from state.store import Store, StoreBatch, boot_id
-from state.undo import RestoreResult
 
 if TYPE_CHECKING:
     from reconciler.clients.kube import KubeApi

@@ -29,8 +29,7 @@ from reconciler.control.inventory import Inventory
 from reconciler.control.persistence import POOLS, convert_plan
 from reconciler.control.planner import plan
 from reconciler.pods.marks import MarkReader
-from reconciler.policies.cachelevel import begin
-from reconciler.policies.cacheplan import plan_cache
+from reconciler.policies.cacheplan import begin, plan_cache
 from reconciler.policies.yielding import scheduler_of
 from reconciler.runtime import format as fmt
 from reconciler.runtime.safe_files import FileRule

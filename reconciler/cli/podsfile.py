@@ -35,7 +35,7 @@ from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.policies.base import PERIOD_US, QUOTA_MIN_US, SHARES_MIN
 from reconciler.runtime.format import cpu, plural
 from reconciler.settings.binder import Text, bind_list
-from reconciler.settings.quantity import milli
+from reconciler.settings.units import milli
 from reconciler.sources.kubelet_api import decode_pods
 from state.cpu import GroupUse
 from state.model import (

@@ -22,10 +22,9 @@ from reconciler.cli.screen import Block, StyledText, line, present
 from reconciler.cli.windowed import moment_of, window_facts
 from reconciler.config import load
 from reconciler.config.docs import preset_in_force, shown
-from reconciler.config.level_line import with_level
 from reconciler.config.model import AgentMode, Config, Protection
-from reconciler.config.presets import ROWS, LevelEffect, NodeOffers, effects
-from reconciler.runtime.whole_files import replace_file
+from reconciler.config.presets import ROWS, LevelEffect, NodeOffers, effects, with_level
+from reconciler.runtime.safe_files import replace_file
 from reconciler.settings.binder import Text
 from reconciler.settings.yaml import MAX_BYTES
 

@@ -30,8 +30,8 @@ from reconciler.cli.nodeview import InspectedNode
 from reconciler.cli.planted import CannotTryError, Planted, measured, spin
 from reconciler.runtime import format as fmt
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from reconciler.runtime.safe_files import replace_file
 from reconciler.runtime.trials import DIRECTORY, clean
-from reconciler.runtime.whole_files import replace_file
 from resctrl.trial import CacheTrial
 
 RESULTS: Final = "results.json"

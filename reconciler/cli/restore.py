@@ -98,7 +98,7 @@ _REASONS: Final = {
     "its original is not known; left": "original value unknown",
     "the kernel refused": "refused by the kernel",
 }
-"""Texts for `state.undo.RestoreOutcome`."""
+"""Texts for `state.entry.RestoreOutcome`."""
 
 
 def _blocks(options: Namespace, answer: dict[str, Any], only: Row | None) -> Iterator[Block]:

@@ -13,8 +13,7 @@ from reconciler.config.window_time import zone_of
 
 if TYPE_CHECKING:
     from reconciler.config.node_settings import KeptSettings
-    from reconciler.config.window_time import Decision
-    from reconciler.config.windows import WindowTable
+    from reconciler.config.window_time import Decision, WindowTable
     from reconciler.settings.schema import Schema
 
 

@@ -25,11 +25,11 @@ from reconciler.control.node_headroom import PublishedNote, decode_note
 from reconciler.headroom.publisher import PublishError
 from reconciler.headroom.targets import withdraw_from
 from reconciler.runtime.lock import AlreadyRunningError, InstanceLock
+from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.reader import NoStoreError, read_tables
 from state.schema import FILES, META, PUBLISHED, outlives_boot
 from state.store import Store, StoreBatch, boot_id
-from state.undo import RestoreOutcome, RestoreResult
 
 _TIMEOUT_S: Final = 3.0
 """The node is without its daemon meanwhile; the next start tries again."""

@@ -17,7 +17,7 @@ from reconciler.settings.schema import Schema, section_of, settings
 from reconciler.settings.yaml import MAX_BYTES
 
 if TYPE_CHECKING:
-    from reconciler.config.windows import WindowTable
+    from reconciler.config.window_time import WindowTable
 
 _LARGEST: Final = 4 * MAX_BYTES
 """Bytes; a file with more than `MAX_BYTES` characters is reported with its place."""
@@ -88,7 +88,7 @@ def in_window(loaded: Loaded, index: int | None, top: Schema | None = None) -> L
     if index is None:
         return loaded
     from reconciler.config import presets
-    from reconciler.config.windows import moved
+    from reconciler.config.window_time import moved
 
     base = loaded.config
     name = base.windows[index].name
@@ -124,7 +124,7 @@ def in_force(loaded: Loaded, at: float, top: Schema | None = None, zone: str | N
 
 def window_table(config: Config, zone: str | None = None) -> "WindowTable":
     """The windows of a configuration that has been loaded: the data of their zones was there. ``zone``: as above."""
-    from reconciler.config.windows import WindowTable  # only for a configuration that has some
+    from reconciler.config.window_time import WindowTable  # only for a configuration that has some
 
     return WindowTable(config.windows, config.node.root, zone)
 
@@ -245,7 +245,7 @@ def _check_windows(layers: TextLayers[Config], bound: BoundConfig[Config] | None
     count = layers.count("windows")
     if not count:
         return
-    from reconciler.config.windows import WindowTable, moved
+    from reconciler.config.window_time import WindowTable, moved
 
     names: dict[object, int] = {}
     for index in range(count):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.settings.quantity import milli
+from reconciler.settings.units import milli
 
 Leaf = str | int | float | bool | None
 _LONGEST_LIST: Final = 400

@@ -25,11 +25,11 @@ from reconciler.runtime.log_settings import LogFormat, LogLevel
 from reconciler.settings.schema import lazy_struct
 
 if TYPE_CHECKING:
-    from reconciler.config.windows import WindowConfig
+    from reconciler.config.window_time import WindowConfig
     from reconciler.signals.host_config import HostWorkloadConfig
 else:
     HostWorkloadConfig = lazy_struct("reconciler.signals.host_config", "HostWorkloadConfig")
-    WindowConfig = lazy_struct("reconciler.config.windows", "WindowConfig")
+    WindowConfig = lazy_struct("reconciler.config.window_time", "WindowConfig")
 
 _RESTART: Final = {"restart": True}
 _PATH: Final = {"path": True}

@@ -6,23 +6,26 @@ is within twice. The part after midnight belongs to the day on which the window 
 once the first of the list is in force.
 
 Units: instants are seconds since the epoch, times of day minutes since midnight, days are 0 (Monday) to 6.
-Source: PEP 495 (times that are shown twice), PEP 615 (zone data).
+Source: PEP 495 (times that are shown twice), PEP 615 (zone data). Loaded only where a configuration has windows.
 """
 
 import os
 import re
 import struct
 import zoneinfo
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from io import BytesIO
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, final
 from zoneinfo import ZoneInfo
+
+from msgspec import Meta, Struct
 
 from cgroupfs.bounded import read_file
 from reconciler.runtime import safe_files
 from reconciler.runtime.safe_files import FileRule
+from reconciler.settings.schema import lazy_struct
 
 FORM: Final = "DAYS HH:MM-HH:MM [ZONE], such as weekdays 09:00-20:00 Europe/Berlin"
 _NAMES: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -317,3 +320,80 @@ def _times(text: str) -> tuple[int, int]:
     if begin == end:
         raise ValueError(f"times: the window is empty: {text!r}; write 00:00-24:00 for the whole day")
     return begin, end
+
+
+if TYPE_CHECKING:
+    from reconciler.detectors.rule import RuleConfig
+else:
+    RuleConfig = lazy_struct("reconciler.detectors.rule", "RuleConfig")
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "protect": "protect",
+    "limit_percent": "policies.reclaimed.budget.limit_percent",
+    "reserve_percent": "policies.reclaimed.budget.harm.reserve_percent",
+    "memory_reserve_percent": "headroom.memory.reserve_percent",
+    "rules": "interference.rules",
+}
+"""The keys of a window, and the setting whose value each is while the window is in force."""
+_PERCENT: Final = "in place of {}"
+
+
+class WindowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A time, and what is otherwise while it lasts. The mode is the same in every window."""
+
+    name: Annotated[
+        str,
+        Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$", description="its name in events, metrics and reports"),
+    ]
+    when: Annotated[
+        str,
+        Meta(
+            description=f"{FORM}; without a zone the node's",
+            extra={"check": "reconciler.config.window_time:check_when"},
+        ),
+    ]
+    protect: Annotated[Literal["cpu", "cpu+memory", "full"] | None, Meta(description="another level of protect")] = None
+    limit_percent: Annotated[
+        Annotated[int, Meta(ge=1, le=100)] | None, Meta(description=_PERCENT.format(SETTINGS["limit_percent"]))
+    ] = None
+    reserve_percent: Annotated[
+        Annotated[int, Meta(ge=0, le=50)] | None, Meta(description=_PERCENT.format(SETTINGS["reserve_percent"]))
+    ] = None
+    memory_reserve_percent: Annotated[
+        Annotated[int, Meta(ge=0, le=90)] | None, Meta(description=_PERCENT.format(SETTINGS["memory_reserve_percent"]))
+    ] = None
+    rules: Annotated[
+        Mapping[str, RuleConfig], Meta(description="rules by name, key by key above those of interference.rules")
+    ] = {}
+
+
+def moved(index: int) -> Mapping[tuple[str | int, ...], str]:
+    """Where the values of a window are written, and the settings that have them while it is in force."""
+    return {("windows", index, key): setting for key, setting in SETTINGS.items()}
+
+
+@final
+class WindowTable:
+    """The windows of a configuration in their zones."""
+
+    def __init__(self, windows: Sequence[WindowConfig], root: str = "/", zone: str | None = None) -> None:
+        """``zone``: of those without one; None: that of the node below ``root``.
+
+        Errors: `ValueError` where a zone has no data.
+        """
+        self.names = tuple(window.name for window in windows)
+        times = [parse_when(window.when) for window in windows]
+        self._zoned = [ZonedTime(time, zone_of(time.zone or zone, root)) for time in times]
+
+    def decide(self, at: float) -> Decision:
+        """The window in force at an instant (seconds since the epoch), and the next change."""
+        return decide(self._zoned, at)
+
+    def name(self, index: int | None) -> str | None:
+        """Of a window; None: no window is in force."""
+        return None if index is None else self.names[index]
+
+    def overlaps(self, at: float) -> Iterator[str]:
+        """A line for each two windows that hold together at some moment of the weeks after ``at``."""
+        for first, second in overlapping(self._zoned, at):
+            yield f"windows {self.names[first]} and {self.names[second]} overlap: {self.names[first]} is in force then"

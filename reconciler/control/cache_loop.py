@@ -2,7 +2,7 @@
 
 An auxiliary actuator: runs after each reconcile pass, and every few seconds because threads that ``exec`` adds to a
 container inherit no group. The readings of `reconciler.actuators.resctrl.actuator` are the input of the control law
-(`reconciler.policies.cachelevel`) and of the plan (`reconciler.policies.cacheplan`); the actuator applies the plan.
+(`reconciler.policies.cacheplan`) and of the plan (`reconciler.policies.cacheplan`); the actuator applies the plan.
 """
 
 import time
@@ -26,15 +26,14 @@ from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.resctrl.actuator import ResctrlActuator, ResctrlReading
 from reconciler.actuators.resctrl.mount import ResctrlWorker
 from reconciler.actuators.resctrl.undo import CODEC, restore_resctrl
-from reconciler.policies.cachelevel import LevelState, begin, step
-from reconciler.policies.cacheplan import is_dynamic, plan_cache
+from reconciler.policies.cacheplan import LevelState, begin, is_dynamic, plan_cache, step
 from reconciler.signals.resctrl import ResctrlUsage, strain
 from resctrl.groups import DEFAULT
 from state.cache import CacheMode, CachePlan, CacheRequest, CacheUsage
+from state.entry import RestoreResult
 from state.evidence import Sample
 from state.kinds import RESCTRL
 from state.model import PodClass
-from state.undo import RestoreResult
 
 _LOG: Final = get_log("cache")
 _GAP_S: Final = 0.2

@@ -16,8 +16,8 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.usage import UsageReader
 from reconciler.control.inventory import Inventory
 from reconciler.control.reconciler import Reconciler
-from reconciler.policies import daemon_weight, node_daemons
-from reconciler.policies.daemon_weight import WeightRules, WeightSample, WeightState
+from reconciler.policies import node_daemons
+from reconciler.policies.node_daemons import WeightRules, WeightSample, WeightState
 from reconciler.runtime.own_group import service_weight
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import TICK
@@ -156,7 +156,7 @@ class DaemonWatch:
             group = groups.get(path)
             if group is None or path in read.refused or group.original is None or read.pods_weight is None:
                 continue
-            state = daemon_weight.step(
+            state = node_daemons.step(
                 self._states.get(path), self._sample(path, daemons, group.original, now), now, self._rules()
             )
             states[path] = state
@@ -175,7 +175,7 @@ class DaemonWatch:
         rows = [
             DaemonRow(
                 group=path,
-                credit_us=daemon_weight.credit_us(group.weight, daemons.latency_ns, version),
+                credit_us=node_daemons.credit_us(group.weight, daemons.latency_ns, version),
                 **asdict(group),
             )
             for path, group in daemons.groups.items()

@@ -12,8 +12,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from cgroupfs.bounded import decoded
+from cgroupfs.codecs import DeviceLimits
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.devices import DeviceLimits
 from cgroupfs.log import get_log
 from reconciler.control.earlier_run import Unexamined
 from state.cache import CacheRequest

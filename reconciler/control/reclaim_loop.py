@@ -1,6 +1,6 @@
 """Control loop that reclaims memory from BE containers: read the node and the containers, run the laws, reclaim.
 
-An auxiliary actuator with a step each interval. The laws are `reconciler.policies.memory_reclaim_control`;
+An auxiliary actuator with a step each interval. The laws are `reconciler.policies.memory_reclaim`;
 `reconciler.actuators.memory_reclaim.actuator` reads containers and reclaims from them.
 """
 
@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
-from reconciler.policies.memory_reclaim_control import ReclaimHistory, missing_bytes, probe, relieve
+from reconciler.policies.memory_reclaim import ReclaimHistory, missing_bytes, probe, relieve
 from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages, without_huge
+from state.entry import RestoreResult
 from state.memory import MemoryShortage, ReclaimRequest
-from state.undo import RestoreResult
 
 
 @final

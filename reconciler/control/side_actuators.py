@@ -38,12 +38,12 @@ from reconciler.runtime.lazy import load
 from reconciler.runtime.supervisor import Component
 from state.cache import CacheUsage
 from state.closing import MarkStatus
+from state.entry import RestoreResult
 from state.kinds import CAPACITY, COOKIE, FILE, INTERRUPT, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
 from state.ledger import Ledger
 from state.model import NodeView
 from state.plan import NodePlan
 from state.store import boot_id
-from state.undo import RestoreResult
 
 if TYPE_CHECKING:
     from reconciler.clients.kube import KubeApi

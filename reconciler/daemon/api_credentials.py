@@ -35,10 +35,9 @@ from reconciler.clients.http_config import checked_token
 from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.token_life import LONGEST_TOKEN, TokenLife, life_of, token_of
 from reconciler.runtime.format import clock, duration
-from reconciler.runtime.safe_files import FileRule, read_file
+from reconciler.runtime.safe_files import FileRule, read_file, replace_file
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import beat_after
-from reconciler.runtime.whole_files import replace_file
 from state.model import SourceStatus
 
 NAME: Final = "api token"

@@ -36,10 +36,9 @@ from reconciler.interference.service import InterferenceService
 from reconciler.policies import node_daemons
 from reconciler.runtime.stints import in_worker
 from reconciler.web.interface import OffRequest, RestoreRequest
-from state.entry import LedgerEvent
+from state.entry import LedgerEvent, RestoreResult
 from state.kinds import CGROUP
 from state.model import Hold, PodClass
-from state.undo import RestoreResult
 
 _LOG: Final = get_log("agent")
 

@@ -23,8 +23,7 @@ from reconciler.runtime.stints import in_worker
 
 if TYPE_CHECKING:
     from reconciler.config.node_settings import KeptSettings, SettingsInForce
-    from reconciler.config.window_time import Decision
-    from reconciler.config.windows import WindowTable
+    from reconciler.config.window_time import Decision, WindowTable
 
 
 class _Decided(NamedTuple):

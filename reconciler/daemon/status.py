@@ -15,8 +15,8 @@ from typing import Any, Final, final
 
 from msgspec.structs import asdict
 
+from cgroupfs.codecs import DeviceLimits
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import AgentError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG

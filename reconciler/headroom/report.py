@@ -242,7 +242,7 @@ class HeadroomReport:
         if self.config.file is None:
             self.problem = None
             return
-        from reconciler.runtime.whole_files import replace_file  # only where a file is configured
+        from reconciler.runtime.safe_files import replace_file  # only where a file is configured
 
         path = os.path.join(self._root, self.config.file.lstrip("/"))
         content = msgspec.json.encode(self.document()) + b"\n"

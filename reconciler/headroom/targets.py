@@ -37,7 +37,7 @@ from reconciler.headroom.shapes import (
     node_status,
     withheld,
 )
-from reconciler.settings.quantity import milli, whole
+from reconciler.settings.units import milli, whole
 
 _MERGE: Final = "application/merge-patch+json"
 _MANAGER: Final = "bypassd"

@@ -14,9 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
-from cgroupfs.codecs import Value
+from cgroupfs.codecs import DeviceLimits, Value
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.devices import DeviceLimits
 from reconciler.config.model import Config
 from reconciler.control.inventory import Inventory
 from reconciler.control.persistence import encoded, unplain

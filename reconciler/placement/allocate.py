@@ -30,11 +30,10 @@ from typing import final
 from msgspec import Struct
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.chain import PlacementContext, PluginChain, load
+from reconciler.placement.chain import PlacementContext, PluginChain, PluginRunner, load
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.cpu_accumulator import CpuAccumulator
 from reconciler.placement.demand import Allocation, CpuDemand
-from reconciler.placement.plugin_runner import PluginRunner
 from state.model import PodClass
 from state.topology import Topology
 

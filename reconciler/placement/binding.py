@@ -5,7 +5,7 @@ hints are for new demands. Resources that the kubelet has assigned already (memo
 fixed: the CPUs follow them. Other memory is a hint of its own: what is available on each node, by the kernel's figures
 and by what is promised there.
 
-Nodes that a new demand does not get, or only for lack of others (`reconciler.placement.exclusivity`):
+Nodes that a new demand does not get, or only for lack of others (`reconciler.placement.demand`):
 
 - a node that another demand has exclusively, ever; and a demand with exclusive nodes gets one without owners;
 - a node with a pod that shares its nodes with no other bound one (Katalyst's ``numa_share`` false), while the others
@@ -30,15 +30,13 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import allocate
 from reconciler.placement.chain import PluginChain
 from reconciler.placement.cpu_accumulator import CpuAccumulator
-from reconciler.placement.demand import Allocation, CpuDemand
-from reconciler.placement.exclusivity import NumaOccupancy
+from reconciler.placement.demand import Allocation, CpuDemand, NumaOccupancy
 from reconciler.placement.floors import CUT_POOLS, Floor, PoolFloors
-from reconciler.placement.free_capacity import FreeCapacity, NumaFreeMemory
 from reconciler.placement.hints import MEMORY
 from reconciler.placement.joint import propose
 from reconciler.placement.nodes import NodeChoice, choose_nodes
 from reconciler.placement.pool_members import bound_nodes
-from reconciler.placement.resource_hints import ResourceCapacity, fixed
+from reconciler.placement.resource_hints import FreeCapacity, NumaFreeMemory, ResourceCapacity, fixed
 from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Topology
 

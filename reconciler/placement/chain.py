@@ -20,15 +20,17 @@ returns an invalid result is skipped for that demand, its first error is reporte
 Source: the CPU manager plug-in model proposed for the kubelet (sort, filter, post-filter, pre-score, select, score,
 allocate, deallocate). Differences: pre-scores are given by groups (bit masks) instead of per CPU, so that a rule costs
 the same on 8 and on 1,024 CPUs; select yields several combinations, for score to have something to compare; a
-post-filter relaxes filters instead of evicting a pod. `reconciler.placement.plugin_runner` calls the plug-ins;
-docs/cpu-plugins.md describes how a site writes one.
+post-filter relaxes filters instead of evicting a pod. docs/cpu-plugins.md describes how a site
+writes one.
 """
 
 # ruff: noqa: ARG002  (a plug-in's unused extension points use no argument)
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Final
+from itertools import islice
+from typing import Final, TypeVar, final
 
 from msgspec import Struct
 
@@ -176,3 +178,215 @@ def checked(config: PlacementConfig) -> None:
     """
     if not config.plugins.keys() <= BUILT_IN.keys():
         loaded(config)
+
+
+_GROUPS_BY_MASK: Final = 12
+_POOLS: Final = 4
+_COMBINATIONS: Final = 16  # compared for one container: more cost time in the path of a start and win nothing
+_SAME: Final = 9  # digits: what differs behind these is the order of additions
+
+T = TypeVar("T")
+
+
+@final
+class PluginRunner:
+    """The plug-ins of one choice. ``errors``: by plug-in, the first thing that went wrong with it."""
+
+    def __init__(self, chain: PluginChain, context: PlacementContext) -> None:
+        self.context = context
+        self.errors: dict[str, str] = {}
+        self.steps = 0
+        self._failed: set[tuple[str, str]] = set()
+        self._at: dict[str, list[tuple[str, float, Plugin]]] = {point: [] for point in POINTS}
+        for plugin in chain.plugins:
+            try:
+                made = plugin.make()
+            except Exception as exc:  # noqa: BLE001  # one bad plug-in never stops the others
+                self.errors[plugin.name] = f"{type(exc).__name__}: {exc}"
+                continue
+            for point in plugin.points:
+                self._at[point].append((plugin.name, plugin.weight, made))
+
+    def _asked(self, point: str, demand: CpuDemand, ask: Callable[[Plugin], T]) -> Iterator[tuple[str, float, T]]:
+        """The answers of all plug-ins with this extension point, without those that fail for this demand."""
+        for name, weight, plugin in self._at[point]:
+            if self._failed and (name, demand.key) in self._failed:
+                continue
+            self.steps += 1
+            try:
+                answer = ask(plugin)
+            except Exception as exc:  # noqa: BLE001  # one bad plug-in never stops the others
+                self._failed.add((name, demand.key))
+                self.errors.setdefault(name, f"{demand.key}: {point}: {type(exc).__name__}: {exc}")
+                continue
+            yield name, weight, answer
+
+    def ordered(self, demands: Iterable[CpuDemand]) -> list[CpuDemand]:
+        """The order of choice: the plug-ins' sort, priority, demands of whole nodes, then the larger ones."""
+        context = self.context
+
+        def rank(demand: CpuDemand) -> tuple[tuple[float, ...], int, bool, int, str]:
+            parts = {
+                name: -value
+                for name, _, value in self._asked("sort", demand, lambda plugin: _finite(plugin.sort(demand, context)))
+            }
+            sorters = tuple(parts.get(name, 0.0) for name, _, _ in self._at["sort"])
+            return sorters, -demand.priority, not demand.numa_exclusive, -demand.count, demand.key
+
+        return sorted(demands, key=rank)
+
+    def allowed(self, demand: CpuDemand, cpus: CpuSet, count: int) -> tuple[CpuSet, tuple[str, ...]]:
+        """``cpus`` without what the filters keep out, and which filters did; relaxed when fewer than ``count``."""
+        left, names = cpus, []
+        for name, _, out in self._asked(
+            "filter", demand, lambda plugin: _cpus(plugin.filter(demand, self.context, cpus))
+        ):
+            if out & left:
+                left -= out
+                names.append(name)
+
+        def relaxed(plugin: Plugin) -> CpuSet:
+            missing, rejected = count - len(left), cpus - left
+            if missing <= 0 or not rejected:
+                return EMPTY
+            return _cpus(plugin.post_filter(demand, self.context, rejected, missing)) & rejected
+
+        for _, _, back in self._asked("post_filter", demand, relaxed):
+            left |= back
+        return left, tuple(names)
+
+    def tiers(self, demand: CpuDemand, cpus: CpuSet) -> tuple[CpuSet, ...]:
+        """``cpus`` by falling sum of weighted pre-scores: disjoint, none empty."""
+        groups = [
+            (mask, score * weight)
+            for _, weight, given in self._asked(
+                "pre_score", demand, lambda plugin: _scored(plugin.pre_score(demand, self.context, cpus), cpus)
+            )
+            for mask, score in given
+            if mask != cpus.mask and score
+        ]
+        if not groups:
+            return (cpus,) if cpus else ()
+        scores = self._by_group(groups, cpus) if len(groups) <= _GROUPS_BY_MASK else self._by_cpu(groups, cpus)
+        return tuple(CpuSet.from_mask(scores[value]) for value in sorted(scores, reverse=True))
+
+    def _by_group(self, groups: list[tuple[int, float]], cpus: CpuSet) -> dict[float, int]:
+        scores: dict[float, int] = {0.0: cpus.mask}
+        for mask, score in groups:
+            self.steps += len(scores)
+            split: dict[float, int] = {}
+            for value, members in scores.items():
+                for part, total in ((members & mask, round(value + score, _SAME)), (members & ~mask, value)):
+                    if part:
+                        split[total] = split.get(total, 0) | part
+            scores = split
+        return scores
+
+    def _by_cpu(self, groups: list[tuple[int, float]], cpus: CpuSet) -> dict[float, int]:
+        """For rules that score CPU by CPU: the work is their number, not the product of groups and tiers."""
+        single: dict[int, float] = dict.fromkeys(cpus, 0.0)
+        for mask, score in groups:
+            self.steps += mask.bit_count()
+            for cpu in CpuSet.from_mask(mask):
+                single[cpu] += score
+        scores: dict[float, int] = {}
+        for cpu, score in single.items():
+            value = round(score, _SAME)
+            scores[value] = scores.get(value, 0) | 1 << cpu
+        return scores
+
+    def best(self, demand: CpuDemand, count: int, candidates: CpuSet, kept: CpuSet) -> CpuSet:
+        """The combination of ``count`` candidates that scores best, without ``kept``; empty if there are fewer."""
+        if count <= 0 or len(candidates) < count:
+            return EMPTY
+        tiers = self.tiers(demand, candidates)
+        pools = _nested(tiers, count, candidates)
+        question = PluginRequest(demand=demand, count=count, candidates=candidates, kept=kept, tiers=tiers, pools=pools)
+        combinations = self._selected(question)
+        if len(combinations) == 1:
+            return combinations[0]
+        totals = [self._total(question, kept | cpus) for cpus in combinations]
+        return combinations[totals.index(max(totals))]
+
+    def _selected(self, question: PluginRequest) -> Sequence[CpuSet]:
+        values: dict[int, None] = {}
+        for _, _, given in self._asked(
+            "select",
+            question.demand,
+            lambda plugin: _combinations(plugin.select(question, self.context), question, _COMBINATIONS),
+        ):
+            values.update(dict.fromkeys(given))
+        fitter = self.context.fitter
+        if not values:
+            # Whatever is switched off or broken, there is a result.
+            values[fitter.anywhere(question.count, question.pools[0].mask, question.kept.mask)] = None
+        masks = list(values)[:_COMBINATIONS]
+        if question.demand.full_cores:
+            masks = list(dict.fromkeys(fitter.round_up(mask, question.candidates.mask) for mask in masks))
+        return [CpuSet.from_mask(mask) for mask in masks]
+
+    def _total(self, question: PluginRequest, whole: CpuSet) -> float:
+        return round(
+            sum(
+                weight * score
+                for _, weight, score in self._asked(
+                    "score", question.demand, lambda plugin: _unit(plugin.score(question, self.context, whole))
+                )
+            ),
+            _SAME,
+        )
+
+    def rejections(self, demand: CpuDemand, owned: CpuSet, given_back: CpuSet) -> None:
+        """Report to the plug-ins what a demand owns now and what it released."""
+        context = self.context
+        if given_back and self._at["deallocate"]:
+            list(self._asked("deallocate", demand, lambda plugin: plugin.deallocate(demand, context, given_back)))
+        if owned and self._at["allocate"]:
+            list(self._asked("allocate", demand, lambda plugin: plugin.allocate(demand, context, owned)))
+
+
+def _nested(tiers: Sequence[CpuSet], count: int, candidates: CpuSet) -> tuple[CpuSet, ...]:
+    """The first few unions of best tiers that hold ``count``, and everything."""
+    pools: list[CpuSet] = []
+    union = EMPTY
+    for tier in tiers[:-1]:
+        union |= tier
+        if len(union) >= count and len(pools) < _POOLS - 1:
+            pools.append(union)
+    return (*pools, candidates)
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"expected a finite number, got {value!r}")
+    return value
+
+
+def _unit(value: float) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"expected a score from 0.0 to 1.0, got {value!r}")
+    return value
+
+
+def _cpus(value: CpuSet) -> CpuSet:
+    if not isinstance(value, CpuSet):
+        raise TypeError(f"expected a CpuSet, got {value!r}")
+    return value
+
+
+def _scored(values: Iterable[Scored], cpus: CpuSet) -> list[tuple[int, float]]:
+    """At most two groups a CPU: more would make no difference."""
+    limit = 2 * len(cpus)
+    return [(mask, _unit(score)) for given, score in islice(values, limit) if (mask := _cpus(given).mask & cpus.mask)]
+
+
+def _combinations(values: Iterable[CpuSet], question: PluginRequest, limit: int) -> list[int]:
+    """A plug-in's selection, checked: inside the candidates, and of the requested size."""
+    combinations: list[int] = []
+    for cpus in islice(values, limit):
+        if not _cpus(cpus) <= question.candidates:
+            raise ValueError(f"selected {cpus - question.candidates}, which is not allowed")
+        if len(cpus) != question.count:
+            raise ValueError(f"selected {len(cpus)} CPUs, expected {question.count}")
+        combinations.append(cpus.mask)
+    return combinations

@@ -51,7 +51,7 @@ def choose_nodes(
     closest: bool = True,
     aligned: Collection[str] = ALIGNED,
 ) -> NodeChoice:
-    """The nodes for a container. ``cpu``: `free_capacity.cpus` of what it may have; ``others``: its memory and devices.
+    """The nodes for a container. ``cpu``: `FreeCapacity.cpus` of what it may have; ``others``: its memory and devices.
 
     The pod's own ``topology_policy`` counts before the node's ``policy``, and ``numa_binding`` makes best-effort of
     none. A node that the container must not use (another demand's exclusively) has nothing free in ``cpu``.

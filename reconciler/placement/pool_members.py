@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.exclusivity import NumaOccupancy
+from reconciler.placement.demand import NumaOccupancy
 from reconciler.placement.seats import NO_RIVALS, NodeRivals, NodeSeats, SeatRequest
 from state.cpu import SHARED_POOL
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass

@@ -12,7 +12,7 @@ can not. What does not fit then is placed where the most room is, and its pool i
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, final
 
-from reconciler.placement.exclusivity import NumaOccupancy
+from reconciler.placement.demand import NumaOccupancy
 
 STEPS: Final = 500
 """Tries of one search."""

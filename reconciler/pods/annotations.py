@@ -13,7 +13,7 @@ from cgroupfs.bounded import decoded
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import InputError
 from reconciler.pods.marks import LONGEST_WORD, longest, note, too_long, utf8_bytes
-from reconciler.settings.quantity import parse_quantity
+from reconciler.settings.units import parse_quantity
 
 NUMA_NODES: Final = 1024
 """As many as the kernel can be built for (CONFIG_NODES_SHIFT 10)."""

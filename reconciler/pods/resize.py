@@ -5,7 +5,7 @@ Three things differ while a resize is on its way: what the pod's spec *wants*, w
 is admitted: a deferred or infeasible resize may never happen, and the runtime gets no more than that. The missing part
 is in `state.model.Container.resize`.
 
-Sources: the kubelet's checkpoint (`state.allocated`) at the moment of admission, and limits from 1.32 on; the pod's
+Sources: the kubelet's checkpoint (`state.kubelet`) at the moment of admission, and limits from 1.32 on; the pod's
 status (``allocatedResources``, ``resources``, ``resize`` or from 1.33 two conditions) when the API server has returned
 it, seconds later. The checkpoint counts before the status. Unreported limits are those of the spec, except while a
 resize is pending: then they are what the runtime has.
@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from reconciler.pods.resources import read_resources
-from state.allocated import AllocatedTexts, AllocationState
 from state.checkpoint import CheckpointError
+from state.kubelet import AllocatedTexts, AllocationState
 from state.model import Resize, Resources
 
 PROPOSED: Final = "proposed"

@@ -25,7 +25,7 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import InputError
 from reconciler.pods.marks import longest, note, too_long, utf8_bytes
-from reconciler.settings.quantity import milli, parse_quantity, whole
+from reconciler.settings.units import milli, parse_quantity, whole
 from state.model import ContainerKind, ContainerMeta, Resources
 
 EXTENDED_SPEC: Final = "node.koordinator.sh/extended-resource-spec"

@@ -8,21 +8,270 @@ A BE pod's own share, range or level, is cut to what BE as a whole has: Koordina
 annotation, rubik any level, and with it the cache of the pods that the policy is to protect. An online pod's range is
 not cut.
 
-Source: Koordinator's resctrl-qos, rubik's dynCache, goresctrl's partitions; `resctrl.shares` lists the differences.
+Source: Koordinator's resctrl-qos, rubik's dynCache, goresctrl's partitions; `resctrl.schemata` lists the differences.
+
+A pod's annotations may request a share; a broken value is one message, never an exception:
+
+- Koordinator's ``node.koordinator.sh/resctrl``: ``llc.schemata.range``, ``llc.schemataPerCache``,
+  ``mb.schemata.percent`` and ``mb.schemataPerCache``, ranges as percents.
+- rubik's ``volcano.sh/cache-limit``: one of its levels, for BE pods.
+
+Source: Koordinator's API (apis/extension/resctrl.go), rubik's dynCache. If both are given, the first counts.
+
+In mode dynamic BE's share is small at once and grows slowly. The law is AIMD with a dead band. Misses of any single
+online pod above the mark shrink BE's ways and bandwidth; a memory bus above its mark shrinks the bandwidth only (fewer
+ways would make more traffic), and only while BE is part of the traffic: BE is not responsible for what online work
+needs itself. All readings must be calm for a while before each step up, and an unknown reading is not calm.
+
+Bandwidth is new at each step; misses are not, as they are counted for some seconds of each minute. A count from before
+the ways last changed does not show the effect of that change: it moves them neither down nor up again, but while it is
+high it still keeps BE from growing.
+
+Source: rubik's dynCache (+5, -50, a band between its two marks in which nothing moves); Heracles (bandwidth first).
+rubik treats a missing miss count as calm, and takes misses in percent of references, which is unreliable with few
+references.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from cgroupfs.errors import InputError
-from reconciler.policies.cachewish import CacheLevelName, PodCacheShare, pod_share
+from reconciler.pods.annotations import JsonAnnotation, UnusableError, attempt, one_of, read_plain, whole_number
+from reconciler.runtime.format import number, percent
 from resctrl.capability import BandwidthCapability, CacheCapability, Capability, ResctrlStatus
 from resctrl.groups import DEFAULT, PREFIX
-from resctrl.schemata import largest
-from resctrl.shares import bandwidth, overlay, partitions, percent_mask, range_mask, without_shared
-from state.cache import CacheGroup, CacheLayout, CacheMode, CachePlan, CacheRequest, ClassShare, ShareLevel
+from resctrl.schemata import bandwidth, largest, overlay, partitions, percent_mask, range_mask, without_shared
+from state.cache import (
+    CacheGroup,
+    CacheLayout,
+    CacheMode,
+    CachePlan,
+    CacheRequest,
+    ClassShare,
+    Contention,
+    LevelControl,
+    ShareLevel,
+    ShareLevels,
+)
+from state.evidence import Sample
 from state.model import Pod, PodClass
+
+
+class LevelState(Struct, frozen=True, kw_only=True):
+    """State of BE's share.
+
+    On the caller's clock: ``calm_since``, None: not calm; ``moved_at``: when its ways last changed, or would have but
+    for their bounds, None: never.
+    """
+
+    level: ShareLevel
+    calm_since: float | None = None
+    moved_at: float | None = None
+    reason: str = ""
+
+
+def begin(levels: ShareLevels) -> LevelState:
+    """BE starts low: it has shown nothing yet."""
+    return LevelState(level=levels.low, reason="start at level low")
+
+
+def step(state: LevelState, strain: Contention, now: float, law: LevelControl, levels: ShareLevels) -> LevelState:
+    """The next state. The answer stays within the levels low and high, also when these have changed."""
+    cache, memory = state.level.cache_percent, state.level.mba_percent
+    bandwidth = strain.bandwidth if strain.age_s <= law.stale_s else None
+    misses = {uid: sample for uid, sample in strain.misses.items() if sample.age_s <= law.miss_stale_s}
+    fresh = {uid for uid, sample in misses.items() if state.moved_at is None or now - sample.age_s > state.moved_at}
+    missing = {
+        uid: sample.value for uid, sample in misses.items() if uid in fresh and sample.value > law.miss_high_per_1000
+    }
+    full = {
+        domain: used
+        for domain, used in (bandwidth or {}).items()
+        if used > law.bandwidth_high_percent and strain.reclaimed.get(domain, 100.0) >= law.suspect_percent
+    }
+    if strain.online and (missing or full):
+        memory -= law.step_down_percent
+        if missing:
+            cache -= law.step_down_percent
+            worst = max(sorted(missing), key=lambda uid: missing[uid])
+            reason = f"{worst}: {number(missing[worst])} cache misses per 1000 instructions"
+        else:
+            domain = max(sorted(full), key=lambda item: full[item])
+            reason = f"memory bandwidth of domain {domain}: {percent(round(full[domain]))} in use"
+        return LevelState(
+            level=_within(cache, memory, levels), moved_at=now if missing else state.moved_at, reason=reason
+        )
+    level = _within(cache, memory, levels)
+    worry = _worry(strain, bandwidth, misses, law)
+    if worry:
+        return LevelState(level=level, moved_at=state.moved_at, reason=worry)
+    since = now if state.calm_since is None else state.calm_since
+    waiting = LevelState(level=level, calm_since=since, moved_at=state.moved_at, reason="below the thresholds, waiting")
+    if now - since < law.calm_s:
+        return waiting
+    up = law.step_up_percent
+    grown = _within(cache + up, memory + up, levels)
+    if grown == level:
+        return waiting
+    if strain.online and len(fresh) < len(misses):
+        return LevelState(
+            level=level,
+            calm_since=since,
+            moved_at=state.moved_at,
+            reason="below the thresholds, waiting for newer cache miss counts",
+        )
+    return LevelState(level=grown, calm_since=now, moved_at=now, reason="calm")
+
+
+def _worry(
+    strain: Contention, bandwidth: Mapping[int, float] | None, misses: Mapping[str, Sample], law: LevelControl
+) -> str:
+    """Why it is not calm; empty: it is. Either all bandwidths must be known, or the misses of all online pods."""
+    if strain.online == 0:
+        return ""
+    every_domain = bool(bandwidth) and not strain.blind
+    if not every_domain and len(misses) < strain.online:
+        return "bandwidth or cache misses not fully known: no increase"
+    calm = all(sample.value < law.miss_low_per_1000 for sample in misses.values()) and all(
+        used < law.bandwidth_low_percent for used in (bandwidth or {}).values()
+    )
+    return "" if calm else "above the lower thresholds"
+
+
+def _within(cache: int, memory: int, levels: ShareLevels) -> ShareLevel:
+    low, high = levels.low, levels.high
+    return ShareLevel(
+        cache_percent=min(high.cache_percent, max(low.cache_percent, cache)),
+        mba_percent=min(high.mba_percent, max(low.mba_percent, memory)),
+    )
+
+
+RESCTRL: Final = "node.koordinator.sh/resctrl"
+CACHE_LIMIT: Final = "volcano.sh/cache-limit"
+_T = TypeVar("_T")
+_REMEMBERED: Final = 256
+_MOST_ENTRIES: Final = 256
+"""Caches of one machine."""
+
+Range = tuple[int, int]
+
+
+class CacheLevelName(StrEnum):
+    """rubik's levels. ``max`` is all that BE may have, ``dynamic`` what the law gives it now."""
+
+    LOW = "low"
+    MIDDLE = "middle"
+    HIGH = "high"
+    MAX = "max"
+    DYNAMIC = "dynamic"
+
+
+class PodCacheShare(Struct, frozen=True, kw_only=True):
+    """A pod's own share: ranges of ways and percents of bandwidth, for all domains and for single ones.
+
+    None and empty: as its class. ``level`` instead of all that: one of BE's sizes.
+    """
+
+    range: Range | None = None
+    ranges: Mapping[int, Range] = {}
+    percent: int | None = None
+    percents: Mapping[int, int] = {}
+    level: CacheLevelName | None = None
+
+    def __bool__(self) -> bool:
+        return self != PodCacheShare()
+
+
+def pod_share(pod: Pod) -> tuple[PodCacheShare, tuple[str, ...]]:
+    """A pod's requests, and the problems of those that could not be used."""
+    # A plan is made at each pass: the texts are parsed only when they have changed.
+    return _pod_share(pod.annotations.get(RESCTRL), pod.annotations.get(CACHE_LIMIT), pod.pod_class)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _pod_share(
+    resctrl: str | None, cache_limit: str | None, pod_class: PodClass
+) -> tuple[PodCacheShare, tuple[str, ...]]:
+    problems: list[str] = []
+    texts = {name: text for name, text in ((RESCTRL, resctrl), (CACHE_LIMIT, cache_limit)) if text is not None}
+    annotation = JsonAnnotation(texts, RESCTRL, problems)
+    cache = annotation.read("llc", lambda value: _part(value, "range", _range, f"{RESCTRL}: llc", problems))
+    memory = annotation.read("mb", lambda value: _part(value, "percent", _percent, f"{RESCTRL}: mb", problems))
+    share = PodCacheShare(
+        range=cache[0] if cache else None,
+        ranges=cache[1] if cache else {},
+        percent=memory[0] if memory else None,
+        percents=memory[1] if memory else {},
+    )
+    level = read_plain(
+        texts,
+        CACHE_LIMIT,
+        lambda value: one_of(value, {level_name.value: level_name for level_name in CacheLevelName}),
+        problems,
+    )
+    if level is not None and pod_class is not PodClass.RECLAIMED:
+        problems.append(f"annotation {CACHE_LIMIT}: {level.value!r}: levels are for BE pods; this one is {pod_class}")
+    elif level is not None and not share:
+        share = PodCacheShare(level=level)
+    return share, tuple(problems)
+
+
+def _part(
+    value: Any,
+    key: str,
+    reader: Callable[[Any], _T],
+    where: str,
+    problems: list[str],  # untrusted JSON
+) -> tuple[_T | None, dict[int, _T]]:
+    if not isinstance(value, dict):
+        raise UnusableError("an object with schemata or schemataPerCache")
+    whole = value.get("schemata")
+    everywhere: _T | None = None
+    if whole is not None:
+        everywhere = attempt(f"annotation {where}.schemata", whole, lambda item: _field(item, key, reader), problems)
+    single: dict[int, _T] = {}
+    entries = value.get("schemataPerCache") or []
+    if not isinstance(entries, list):
+        raise UnusableError("schemataPerCache as a list")
+    if len(entries) > _MOST_ENTRIES:
+        raise UnusableError(f"schemataPerCache with at most {_MOST_ENTRIES} entries")
+    for entry in entries:
+        pair = attempt(f"annotation {where}.schemataPerCache", entry, lambda item: _entry(item, key, reader), problems)
+        if pair is not None:
+            single[pair[0]] = pair[1]
+    return everywhere, single
+
+
+def _field(value: Any, key: str, reader: Callable[[Any], _T]) -> _T | None:  # untrusted JSON
+    if not isinstance(value, dict):
+        raise UnusableError(f"an object with {key}")
+    return None if value.get(key) is None else reader(value[key])
+
+
+def _entry(value: Any, key: str, reader: Callable[[Any], _T]) -> tuple[int, _T] | None:  # untrusted JSON
+    result = _field(value, key, reader)
+    # Go leaves a zero out when it writes the number of a cache.
+    return None if result is None else (whole_number(value.get("cacheID", 0), 0, 1 << 20), result)
+
+
+def _range(value: Any) -> Range:  # untrusted JSON
+    expected = "a range [start, end] of percents, 0 <= start < end <= 100"
+    if not isinstance(value, list) or len(value) != 2:
+        raise UnusableError(expected)
+    low, high = whole_number(value[0], 0, 100), whole_number(value[1], 0, 100)
+    if low >= high:
+        raise UnusableError(expected)
+    return low, high
+
+
+def _percent(value: Any) -> int:  # untrusted JSON
+    return whole_number(value, 1, 100)
+
 
 CLASS_GROUPS: Final[Mapping[PodClass, str]] = {
     PodClass.RECLAIMED: f"{PREFIX}be",

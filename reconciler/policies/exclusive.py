@@ -50,7 +50,7 @@ Interface = Annotated[str, Meta(pattern=r"^[^\s/]{1,64}$")]
 
 
 if TYPE_CHECKING:
-    from reconciler.placement.free_capacity import NumaFreeMemory
+    from reconciler.placement.resource_hints import NumaFreeMemory
 
 
 class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -288,7 +288,7 @@ def _memory(view: NodeView) -> "NumaFreeMemory | None":
             number = container.requests.memory_bytes or 0
             key = f"{pod.uid}/{INIT_KEY if container.kind is ContainerKind.INIT else container.name or container.id}"
             requests[key] = max(requests.get(key, 0), number)
-    from reconciler.placement.free_capacity import NumaFreeMemory  # see `placement.config`
+    from reconciler.placement.resource_hints import NumaFreeMemory  # see `placement.config`
 
     return NumaFreeMemory(total=total, free={node: known.free[node] for node in total}, requests=requests)
 

@@ -1,20 +1,147 @@
 """memory reclaim: takes unneeded memory from BE containers, and their page cache when the node is short.
 
-Nothing permanent is written into control files: the actuator of this name
-(`reconciler.actuators.memory_reclaim.actuator`) makes the kernel reclaim a bounded amount at a time, by the laws in
-`reconciler.policies.memory_reclaim_control`. Off by default: the pages that are needed again are read again, and on
+Nothing permanent is written into control files: `reconciler.actuators.memory_reclaim.actuator` makes the kernel reclaim
+a bounded amount at a time, by the two laws here. Off by default: the pages that are needed again are read again, and on
 cgroup v1 all page cache of a container is dropped at once.
+
+`probe` takes a little from every BE container while their pressure stays low (senpai): memory that a
+container does not fault back in was not needed. `relieve` drops page cache of BE work when a NUMA node is nearly out of
+free memory, before the kernel makes online work do its own reclaiming, and before a process is killed. Units: bytes,
+percent of wall time.
+
+Source: senpai (senpai.py, and the plug-in of oomd): probe at most 1 % a round, less by the square of how near the
+pressure is to its target, none above it, and then a pause; Meta's TMO paper (ASPLOS 2022). Katalyst's cache reaper:
+largest cache first. Differences:
+
+- Swap is used while it is *less* full than its threshold. The oomd plug-in has the test inverted.
+- Without room in swap no more is reclaimed than page cache that no process has mapped: reclaiming more makes the kernel
+  scan for nothing and throw out program text.
+- A node is short when its free memory is near the kernel's own marks, not below a fixed number of GiB; missing data
+  does not count as a shortage. Memory *available* is not a measure here: page cache that could be dropped counts into
+  it.
+- Only cache on the short node counts: dropping another node's does not help.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Final
 
-from msgspec import Meta, convert
+from msgspec import Meta, Struct, convert
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig
-from state.memory import ReclaimRequest
+from reconciler.runtime.format import percent, size
+from state.memory import GroupMemory, MemoryShortage, NodeMemoryReading, ReclaimAction, ReclaimRequest, ZoneNode
 from state.model import NodeView
 from state.plan import NodePlan
+
+_LEAST: Final = 1 << 20
+"""Less than this is not worth an action."""
+
+
+class ReclaimHistory(Struct, frozen=True, kw_only=True):
+    """State of a container between two rounds; times are monotonic.
+
+    ``rest_until``: it is not probed before; ``relieved_until``: its cache has just been dropped, and may grow until
+    then.
+    """
+
+    at_s: float
+    stalled_us: int | None = None
+    rest_until: float = 0.0
+    relieved_until: float = 0.0
+
+
+def pressure_percent(before: ReclaimHistory | None, now: GroupMemory) -> float | None:
+    """Share of the time since the last round in which some task waited for memory; None: unknown."""
+    if before is None or before.stalled_us is None or now.stalled_us is None:
+        return None
+    elapsed_s, stalled_us = now.at_s - before.at_s, now.stalled_us - before.stalled_us
+    if elapsed_s <= 0 or stalled_us < 0:
+        return None
+    return min(100.0, stalled_us / elapsed_s / 10_000)
+
+
+def has_swap(node: NodeMemoryReading, wish: ReclaimRequest) -> bool:
+    """Whether pages may go to swap: there is some, and less of it is in use than the threshold."""
+    used = node.swap_bytes - node.swap_free_bytes
+    return node.swap_bytes > 0 and used * 100 < node.swap_bytes * wish.swap_percent
+
+
+def probe(
+    before: ReclaimHistory | None, now: GroupMemory, node: NodeMemoryReading, wish: ReclaimRequest
+) -> tuple[ReclaimAction | None, ReclaimHistory]:
+    """What one container gives up now, and what to remember of it."""
+    base = before if before is not None else ReclaimHistory(at_s=now.at_s)
+    kept = replace(base, at_s=now.at_s, stalled_us=now.stalled_us)
+    pressure = pressure_percent(before, now)
+    if pressure is None or now.at_s < kept.rest_until:
+        return None, kept
+    if pressure >= wish.pressure_percent:
+        return None, replace(kept, rest_until=now.at_s + wish.rest_s)
+    near = min(1.0, (wish.pressure_percent / (10 * pressure)) ** 2) if pressure > 0 else 1.0
+    want = min(int(now.used_bytes * wish.probe_percent / 100 * near), wish.most_bytes)
+    swaps = has_swap(node, wish)
+    if not swaps:
+        want = min(want, now.droppable_bytes)
+    if want < _LEAST or now.used_bytes - want < wish.leave_bytes:
+        return None, kept
+    why = f"memory pressure {percent(pressure)}, limit {percent(wish.pressure_percent)}"
+    action = ReclaimAction(
+        path=now.path, pod_uid=now.pod_uid, kind="probe", want_bytes=want, why=why, cache_only=not swaps
+    )
+    return action, kept
+
+
+def missing_bytes(nodes: Mapping[int, ZoneNode], short: Mapping[int, MemoryShortage]) -> dict[int, int]:
+    """By NUMA node that is hard pressed: what it lacks to be at rest."""
+    numbers: dict[int, int] = {}
+    for number in sorted(nodes):
+        if short.get(number) is MemoryShortage.HARD:
+            node = nodes[number]
+            numbers[number] = max(_LEAST, node.rest_bytes - node.free_bytes)
+    return numbers
+
+
+def relieve(
+    groups: Iterable[GroupMemory],
+    tried: Mapping[str, ReclaimHistory],
+    missing: Mapping[int, int],
+    wish: ReclaimRequest,
+    *,
+    version: int,
+) -> ReclaimAction | None:
+    """The container whose page cache is dropped when a node is short: the largest cache there; one per round.
+
+    No container is left with less than ``leave_bytes``. On v1 all of its cache is dropped (``force_empty``), its
+    program text with it: only that of containers that use more than their request.
+    """
+    if not missing:
+        return None
+    need = sum(missing.values())
+
+    def spare(group_memory: GroupMemory) -> int:
+        """What it may give; on v1 all of its cache or nothing."""
+        over = group_memory.used_bytes - wish.leave_bytes
+        return min(group_memory.cache_on(missing), over) if version == 2 or group_memory.droppable_bytes <= over else 0
+
+    fit = [
+        group_memory
+        for group_memory in groups
+        if group_memory.cache_on(missing) >= max(_LEAST, wish.least_bytes)
+        and spare(group_memory) >= _LEAST
+        and ((last := tried.get(group_memory.path)) is None or group_memory.at_s >= last.relieved_until)
+        and (version == 2 or group_memory.used_bytes > group_memory.asked_bytes)
+    ]
+    if not fit:
+        return None
+    chosen = min(fit, key=lambda group_memory: (-group_memory.cache_on(missing), group_memory.path))
+    want = min(need, spare(chosen), wish.most_bytes) if version == 2 else 0
+    where = ", ".join(map(str, missing))
+    cache = chosen.cache_on(missing)
+    why = f"NUMA node {where} lacks {size(need)} of free memory; page cache of this container: {size(cache)}"
+    why += "" if chosen.droppable_on is None else " there"
+    return ReclaimAction(path=chosen.path, pod_uid=chosen.pod_uid, kind="relief", want_bytes=want, why=why)
+
 
 NAME: Final = "memory_reclaim"
 _BYTES: Final = 1 << 40

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from cgroupfs.devices import DeviceLimits
+from cgroupfs.codecs import DeviceLimits
 from reconciler.policies.base import (
     MILLI_MIN,
     SHARES_MIN,

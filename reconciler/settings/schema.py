@@ -61,8 +61,8 @@ class Schema(Struct, frozen=True, kw_only=True, dict=True):
     """A type in a file. ``kind`` has neither metadata nor null; ``optional`` allows null; ``where`` names it in errors.
 
     An optional struct that is left out is None, and not the struct with its defaults. Only lists and maps hold such:
-    one of several is chosen by its name. ``check``: the function that checks a text, as `reconciler.runtime.lazy` loads
-    it.
+    one of several is chosen by its name. ``check``: the function that checks a text, as
+    `reconciler.runtime.lazy` loads it.
     """
 
     kind: Type

@@ -22,8 +22,8 @@ from reconciler.runtime.format import duration
 from reconciler.runtime.stints import in_worker
 from reconciler.signals.lane import BackgroundJob
 from reconciler.signals.processes import PodProcesses
+from state.entry import RestoreOutcome, RestoreResult
 from state.model import Pod
-from state.undo import RestoreOutcome, RestoreResult
 
 FILE: Final = "cgroup2 group"
 """Used in place of a file's name in the report of a restore."""

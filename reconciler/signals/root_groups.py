@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from msgspec.structs import replace
 
-from cgroupfs.below import groups_below
 from cgroupfs.bounded import digits, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.scheduling import feature
+from cgroupfs.steps import groups_below
 from cgroupfs.usage import UsageReader
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.own_group import GROUP, cpu_group, top_group

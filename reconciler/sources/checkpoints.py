@@ -20,10 +20,9 @@ from typing import Final, Protocol, TypeVar, final
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.chain import AncestorWatch
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.log import get_log
-from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, DirEvent, DirWatcher
+from cgroupfs.watch import APPEARED, CHILDREN, VANISHED, AncestorWatch, DirEvent, DirWatcher
 from reconciler.placement.devices import affinity_of, read_pci_nodes, unplaced_addresses
 from reconciler.pods.resize import Granted, granted
 from reconciler.runtime.cooperative import PacedWork
@@ -31,19 +30,22 @@ from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import NODE
 from reconciler.sources.allocations import Allocations
 from reconciler.sources.reassertion import RECONCILE_S, Reassertion
-from state.allocated import ACTUATED_PODS, ALLOCATED_PODS, AllocationState, parse_allocations
 from state.checkpoint import CheckpointFault
 from state.kubelet import (
+    ACTUATED_PODS,
+    ALLOCATED_PODS,
     CPU_STATE,
     DEVICE_PLUGINS,
     DEVICES,
     KUBELET_ROOT,
     MEMORY_STATE,
     POD_STATUS,
+    AllocationState,
     CheckpointError,
     CpuManagerState,
     DeviceState,
     MemoryManagerState,
+    parse_allocations,
     parse_cpu_manager_state,
     parse_devices,
     parse_memory_manager_state,

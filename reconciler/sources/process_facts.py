@@ -2,9 +2,9 @@
 
 For reports and log lines only. psutil costs some memory once and 0.2 ms for each process, has one `/proc` for the whole
 program and proves nothing of a process. So the following read `/proc` directly: the fast path and the attribution of
-each write (`cgroupfs.identity`), readings of each second (`reconciler.signals`), what a signal or a write to a process
-depends on (start time and pidfd: `reconciler.responses.means.processes`, `reconciler.actuators.processes`), the search
-for the kubelet (`reconciler.sources.host_processes`), and everything below another root (`--root`, captures).
+each write (`cgroupfs.attribution`), readings of each second (`reconciler.signals`), what a signal or a write to a
+process depends on (start time and pidfd: `reconciler.responses.means.processes`, `reconciler.actuators.processes`), the
+search for the kubelet (`reconciler.sources.host_processes`), and everything below another root (`--root`, captures).
 
 Every field is chosen by the process itself: cut here, sanitized where it is printed. Arguments may hold credentials.
 """

@@ -31,9 +31,8 @@ from typing import Final, Protocol, final
 
 import trio
 
-from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
-from cgroupfs.watch import CHILDREN, MOVED_TO, OPENED, VANISHED, DirEvent, DirWatcher, Mask, WatchStats
+from cgroupfs.watch import CHILDREN, MOVED_TO, OPENED, VANISHED, AncestorWatch, DirEvent, DirWatcher, Mask, WatchStats
 from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.runtime_files import FIFO, FILES, STATE_JSON, STATUS

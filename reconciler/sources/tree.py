@@ -19,11 +19,10 @@ from typing import Final, NamedTuple, Protocol, final
 import trio
 from msgspec import Struct
 
-from cgroupfs.chain import AncestorWatch
 from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.log import get_log
 from cgroupfs.naming import GroupKind, GroupName, Layout, QosClass
-from cgroupfs.watch import CHILDREN, VANISHED, DirEvent, DirWatcher, WatchStats
+from cgroupfs.watch import CHILDREN, VANISHED, AncestorWatch, DirEvent, DirWatcher, WatchStats
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp

@@ -11,9 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from cgroupfs.attribution import FanotifyWatch, InotifyWrites, ObservedWrite, WriteWatch, watch_writes
+from cgroupfs.attribution import FanotifyWatch, InotifyWrites, ObservedWrite, WriterKind, WriteWatch, watch_writes
 from cgroupfs.errors import SourceError
-from cgroupfs.identity import WriterKind
 from tests.real_cgroups import make_root, mount_of, remove_tree
 
 pytestmark = pytest.mark.kernel

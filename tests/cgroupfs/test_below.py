@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgroupfs.below import groups_below
+from cgroupfs.steps import groups_below
 
 Tree = dict[str, "Tree"]
 TREES: st.SearchStrategy["Tree"] = st.recursive(

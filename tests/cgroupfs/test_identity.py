@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cgroupfs.identity import WriterKind, WriterProcess, identify
+from cgroupfs.attribution import WriterKind, WriterProcess, identify
 
 UNSET = "4294967295"
 SESSION = "/user.slice/user-0.slice/session-3.scope"

@@ -11,6 +11,7 @@ from cgroupfs.codecs import (
     MIN_SHARES,
     NO_MEMORY_LIMIT,
     PAGE,
+    DeviceLimits,
     Value,
     cpu_max,
     shares_to_weight,
@@ -19,7 +20,6 @@ from cgroupfs.codecs import (
 )
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.device_codecs import MAX_BPS, MAX_IOPS, cost_row
-from cgroupfs.devices import DeviceLimits
 from cgroupfs.knobs import CATALOG, ParentRule
 
 at = DeviceLimits

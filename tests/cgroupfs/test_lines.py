@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cgroupfs.identity import WriterKind, identify
+from cgroupfs.attribution import WriterKind, identify
 from cgroupfs.lines import lines_of, status_field, status_mask
 from cgroupfs.pressure import has_sys_resource
 from reconciler.cli.nodeview import has_capability
@@ -111,7 +111,7 @@ MAY_SPLIT = {
     "reconciler/cli/checks/agent.py": "messages of the configuration",
     "reconciler/cli/completion.py": "a script of bypassctl's own",
     "reconciler/cli/main.py": "help of bypassctl's own",
-    "reconciler/config/level_line.py": "the configuration, as YAML has lines",
+    "reconciler/config/presets.py": "the configuration, as YAML has lines",
     "reconciler/daemon/main.py": "messages of the configuration",
     "reconciler/runtime/streams.py": "messages of bypassctl's own",
     "reconciler/sources/kubelet_arguments.py": "units and argument files of root's, as systemd has lines",

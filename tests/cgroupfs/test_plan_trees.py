@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cgroupfs.codecs import Value
+from cgroupfs.codecs import DeviceLimits, Value
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.devices import DeviceLimits
 from cgroupfs.files import FileOps
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, WritePlan, WriteStep, order_changes

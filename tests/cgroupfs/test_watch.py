@@ -7,8 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from cgroupfs.chain import AncestorWatch
-from cgroupfs.watch import APPEARED, CHILDREN, MOVED_TO, VANISHED, DirEvent, DirWatcher, Mask
+from cgroupfs.watch import APPEARED, CHILDREN, MOVED_TO, VANISHED, AncestorWatch, DirEvent, DirWatcher, Mask
 from tests.real_cgroups import make_root, remove_tree
 
 

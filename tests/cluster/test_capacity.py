@@ -29,7 +29,7 @@ from reconciler.headroom.shapes import (
     Offer,
 )
 from reconciler.headroom.targets import target_of, withdraw_from
-from reconciler.settings.quantity import whole
+from reconciler.settings.units import whole
 from tests.cluster.control_plane import ControlPlane, Object, control_plane
 from tests.fakes.constants import varied
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from state.allocated import ACTUATED_PODS, ALLOCATED_PODS
-from state.kubelet import CPU_STATE, MEMORY_STATE, POD_STATUS
+from state.kubelet import ACTUATED_PODS, ALLOCATED_PODS, CPU_STATE, MEMORY_STATE, POD_STATUS
 from tests.daemon.process import Daemon, wait_for
 from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.fakes.node import DirectoryNode, NodePod

@@ -11,9 +11,9 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.control.record import was_killed
+from state.entry import RestoreResult
 from state.ledger import Ledger
 from state.store import Store, boot_id
-from state.undo import RestoreResult
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.writers import Modifications
 from tests.fakes.node import DirectoryNode, NodePod

@@ -11,9 +11,9 @@ from typing import Final
 import msgpack
 import msgspec
 
-from cgroupfs import device_codecs, identity, naming
+from cgroupfs import attribution, device_codecs, naming
+from cgroupfs.codecs import device_numbers
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.devices import device_numbers
 from cgroupfs.errors import CgroupError, InputError, SourceError, StoreError
 from cgroupfs.files import read_text
 from cgroupfs.hierarchy import Hierarchy
@@ -46,7 +46,7 @@ from reconciler.responses.eviction import journal
 from reconciler.responses.means.config import NoticeConfig
 from reconciler.responses.means.notice import parse_request
 from reconciler.responses.means.processes import read_stat
-from reconciler.settings import binder, quantity, units
+from reconciler.settings import binder, units
 from reconciler.settings.yaml import read_yaml
 from reconciler.signals import (
     cpu,
@@ -80,8 +80,8 @@ from reconciler.sources import (
     runtime_roots,
 )
 from reconciler.sources.kubelet_api import decode_pods
-from resctrl import capability, monitor, schemata, tasks
-from state import allocated, kubelet, machine, reader, rows, topology_sysfs
+from resctrl import capability, groups, monitor, schemata
+from state import kubelet, machine, reader, rows, topology_sysfs
 from state.intents import read_intents
 from state.mirror import read_copy
 from state.model import ContainerMeta, Pools
@@ -331,7 +331,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         VALUE,
         b"rbps=1 rseqiops=2 rrandiops=3 wbps=4 wseqiops=5 wrandiops=6",
     ),
-    of_text("cgroupfs.devices:device_numbers", device_numbers, VALUE, b"8:16"),
+    of_text("cgroupfs.codecs:device_numbers", device_numbers, VALUE, b"8:16"),
     of_text("cgroupfs.cpuset:CpuSet.parse", CpuSet.parse, VALUE, b"0-3,8\n"),
     of_text("cgroupfs.pressure:parse_pressure", parse_pressure, VALUE, PSI),
     of_text("cgroupfs.pressure:has_sys_resource", has_sys_resource, (), b"CapEff:\t0000003fffffffff\n"),
@@ -348,8 +348,8 @@ PARSERS: Final[tuple[Parser, ...]] = (
         "cgroupfs.naming:parse", naming.parse, (), b"/kubepods/burstable/pod6f1d0c5e-9d0c-4b63-9a3c-0a0f6d0b7a11/abc"
     ),
     of_text("cgroupfs.naming:parse_container", naming.parse_container, (), b"cri-containerd-abc.scope"),
-    of_text("cgroupfs.identity:cgroup", identity._unit, (), b"1:name=systemd:/a.service\n0::/a\n"),
-    of_text("cgroupfs.identity:stat", identity._has_terminal, (), PROC_STAT),
+    of_text("cgroupfs.attribution:cgroup", attribution._unit, (), b"1:name=systemd:/a.service\n0::/a\n"),
+    of_text("cgroupfs.attribution:stat", attribution._has_terminal, (), PROC_STAT),
     # resctrl
     of_text(
         "resctrl.schemata:parse_schemata",
@@ -394,9 +394,12 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (CgroupError,),
         b"4096\n",
     ),
-    of_text("resctrl.tasks:numbers", tasks.numbers, VALUE, b"1\n2\n"),
+    of_text("resctrl.groups:numbers", groups.numbers, VALUE, b"1\n2\n"),
     of_text(
-        "resctrl.tasks:members", lambda text: tasks.members(one_text(text), "/r"), (CgroupError, InputError), b"1\n2\n"
+        "resctrl.groups:members",
+        lambda text: groups.members(one_text(text), "/r"),
+        (CgroupError, InputError),
+        b"1\n2\n",
     ),
     on_file("reconciler.cli.nodeview:number", "proc/x", lambda at: read_number(str(at), "/proc/x"), (), b"-5\n"),
     # state
@@ -457,15 +460,15 @@ PARSERS: Final[tuple[Parser, ...]] = (
         fixture("kubelet/inplace-1.27-one-pod/pod_status_manager_state"),
     ),
     of_json(
-        "state.allocated:parse_allocations",
-        allocated.parse_allocations,
+        "state.kubelet:parse_allocations",
+        kubelet.parse_allocations,
         CHECKPOINT,
         fixture("kubelet/inplace-1.27-one-pod/pod_status_manager_state"),
         rb'{"data":"{\"allocationEntries\":{\"pod1\":{\"container1\":{\"requests\":{\"cpu\":\"1Ki\"}}}}}","checksum":0}',
     ),
     Parser(
-        "state.allocated:parse_allocations (inside)",
-        lambda data, _: allocated.parse_allocations(wrapped(data)),
+        "state.kubelet:parse_allocations (inside)",
+        lambda data, _: kubelet.parse_allocations(wrapped(data)),
         CHECKPOINT,
         (
             b'{"allocationEntries":{"p":{"c":{"requests":{"cpu":"1"},"limits":{"cpu":"2"}}}},"resizeStatusEntries":{"p":"Deferred"}}',
@@ -821,9 +824,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         )
     ),
     # reconciler: numbers and words
-    of_text(
-        "reconciler.settings.quantity:parse_quantity", quantity.parse_quantity, VALUE, b"100m", b"4Gi", b"1e3", b"0.5"
-    ),
+    of_text("reconciler.settings.units:parse_quantity", units.parse_quantity, VALUE, b"100m", b"4Gi", b"1e3", b"0.5"),
     of_text(
         "reconciler.config.window_time:parse_when",
         window_time.parse_when,

@@ -19,7 +19,7 @@ from reconciler.pods.assemble import PodInput, assemble
 from reconciler.pods.cpu_annotations import parse
 from reconciler.pods.marks import ANNOTATIONS, LABELS, LONGEST_JSON
 from reconciler.pods.selectors import ClassRules, any_glob
-from reconciler.policies.cachewish import pod_share
+from reconciler.policies.cacheplan import pod_share
 from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.eviction.exemptions import policy_allows
 from reconciler.responses.eviction.triggers.rss_overuse import threshold

@@ -3,8 +3,7 @@ import errno
 import pytest
 
 from cgroupfs.errors import CgroupBusyError, CgroupDeniedError, CgroupGoneError, CgroupRefusedError, InputError
-from resctrl.groups import DEFAULT, ControlGroups, OutOfGroupsError
-from resctrl.tasks import expel, gather
+from resctrl.groups import DEFAULT, ControlGroups, OutOfGroupsError, expel, gather
 from tests.resctrl.machines import INTEL
 from tests.resctrl.stub import tree
 

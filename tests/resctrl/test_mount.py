@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import CgroupDeniedError
-from resctrl.mount import SOURCE, RealMounter
+from resctrl.files import SOURCE, RealMounter
 
 TABLE = """25 1 0:22 / /sys rw - sysfs sysfs rw
 60 25 0:60 / /sys/fs/resctrl rw,relatime shared:9 - resctrl resctrl rw,cdp

@@ -11,10 +11,9 @@ import pytest
 
 from cgroupfs.errors import CgroupBusyError, CgroupGoneError
 from resctrl.capability import BandwidthCapability, BandwidthUnit, CacheCapability, Capability, read_capability
-from resctrl.groups import ControlGroups, OutOfGroupsError
+from resctrl.groups import ControlGroups, OutOfGroupsError, gather
 from resctrl.monitor import MonitorGroups
 from resctrl.schemata import bandwidth_bounds, largest, rounded
-from resctrl.tasks import gather
 from tests.fakes.resctrl_fuse import mounted
 from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_shapes import AMD, INTEL, INTEL_CDP, INTEL_L2, INTEL_MBPS, L2_ONLY, Release, Shape

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import InputError
 from resctrl.capability import BandwidthCapability, CacheCapability
-from resctrl.schemata import check_schemata
-from resctrl.shares import bandwidth, overlay, partitions, percent_mask, range_mask, without_shared
+from resctrl.schemata import bandwidth, check_schemata, overlay, partitions, percent_mask, range_mask, without_shared
 from tests.resctrl.machines import AMD_L3, AMD_MB, INTEL_L3, INTEL_MB, INTEL_MBPS, ready
 
 PERCENTS = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda pair: pair[0] < pair[1])

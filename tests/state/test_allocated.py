@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state import checksum
-from state.allocated import AllocatedTexts, parse_allocations
 from state.checkpoint import CheckpointError, CheckpointFault
+from state.kubelet import AllocatedTexts, parse_allocations
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "kubelet"
 UID = "11111111-1111-4111-8111-111111111111"

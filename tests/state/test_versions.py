@@ -12,8 +12,8 @@ import msgpack
 import pytest
 
 from reconciler.actuators.codec import read_rows
-from state.downgrade import convert_newer
 from state.ledger import Ledger
+from state.quarantine import convert_newer
 from state.reader import read_dump, read_tables
 from state.schema import (
     FILES,

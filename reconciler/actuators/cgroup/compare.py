@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from cgroupfs.codecs import Value, Version, swap_value
+from cgroupfs.codecs import DeviceLimits, Value, Version, swap_value
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.devices import DeviceLimits
 from cgroupfs.knobs import CATALOG, SETS, Knob
 from cgroupfs.lines import lines_of
 from cgroupfs.naming import GroupKind, QosClass, parse

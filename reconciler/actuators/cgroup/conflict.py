@@ -30,9 +30,8 @@ from typing import Final, NamedTuple, Protocol, final
 
 import trio
 
-from cgroupfs.attribution import ObservedWrite, WriteWatch, watch_writes
+from cgroupfs.attribution import ObservedWrite, WriterKind, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.identity import WriterKind
 from cgroupfs.knobs import CATALOG
 from cgroupfs.log import get_log
 from cgroupfs.naming import parse

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Final, final
 
-from cgroupfs.below import groups_below
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, CgroupGoneError, cgroup_error
@@ -22,7 +21,7 @@ from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, SETS, Knob
 from cgroupfs.probe import cpus_in_effect, offered
-from cgroupfs.steps import ancestors
+from cgroupfs.steps import ancestors, groups_below
 from reconciler.actuators.cgroup.compare import FileWrite, KnobFile
 from reconciler.runtime.cooperative import TimeSlice
 from state.cpu import QuotaFloor

@@ -22,7 +22,6 @@ from typing import Final, NamedTuple, final
 
 import trio
 
-from cgroupfs.below import groups_below
 from cgroupfs.codecs import Version
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import FileOps
@@ -30,7 +29,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, SETS, Knob
 from cgroupfs.naming import GroupKind, parse
 from cgroupfs.order_sets import order_sets
-from cgroupfs.steps import ancestors
+from cgroupfs.steps import ancestors, groups_below
 from reconciler.actuators.cgroup.compare import FileAction, FileWrite, GroupTarget, KnobFile
 from reconciler.actuators.cgroup.control_files import MOST_GROUPS, ControlFileCache
 from reconciler.runtime.cooperative import TimeSlice

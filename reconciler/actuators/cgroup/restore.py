@@ -56,9 +56,8 @@ from reconciler.actuators.cgroup.inner_groups import (
 from reconciler.actuators.cgroup.records import NO_RECORDS, Records
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
-from state.entry import US, FileKey, LedgerEntry, same_group
+from state.entry import US, FileKey, LedgerEntry, RestoreOutcome, RestoreResult, same_group
 from state.ledger import Ledger
-from state.undo import RestoreOutcome, RestoreResult
 
 _LOG: Final = get_log("restore")
 _ROUNDS: Final = 3

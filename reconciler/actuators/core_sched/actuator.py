@@ -25,20 +25,25 @@ from cgroupfs.log import get_log
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
-from reconciler.actuators.core_sched import compare, tasks
-from reconciler.actuators.core_sched.compare import CookieAssignment, CookieSteps, ObservedThreads
+from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.prctl import CookieCarrier, Prctl, RealPrctl, unable
-from reconciler.actuators.core_sched.tasks import CODEC, CookieState, restore_cookies
+from reconciler.actuators.core_sched.tasks import (
+    CODEC,
+    CookieAssignment,
+    CookieState,
+    CookieSteps,
+    ObservedThreads,
+    restore_cookies,
+)
 from reconciler.actuators.holds import holding
 from reconciler.runtime.format import plural
 from state.cpu import CORE_COOKIE, CORE_SCHED
-from state.entry import US, LedgerEvent
+from state.entry import US, LedgerEvent, RestoreResult
 from state.kinds import COOKIE
 from state.ledger import Ledger
 from state.model import Setting
 from state.plan import CookieMember, CookiePlan
 from state.setting_state import SettingState
-from state.undo import RestoreResult
 
 _LOG: Final = get_log("core_sched")
 _ROUNDS: Final = 8
@@ -64,7 +69,7 @@ class _CookieTarget(NamedTuple):
 class _CookieState(NamedTuple):
     """The cookies of a container's threads, and whether some were assigned just now."""
 
-    tally: compare.ThreadTally
+    tally: tasks.ThreadTally
     fresh: bool
 
 
@@ -219,7 +224,7 @@ class CoreSched:
             unmanaged = written.difference(*(threads.threads for threads in observed.values()))
             if taken := tasks.with_cookie(self._prctl, sorted(unmanaged), ours):
                 tasks.drop(self._prctl, taken)
-        return observed, compare.decide(wanted, observed, ours, left)
+        return observed, tasks.decide(wanted, observed, ours, left)
 
     async def _assign(self, shares: Sequence[CookieAssignment], refused: Counter[str]) -> set[int]:
         """Assign cookies; new ones are in the store before any thread gets them."""
@@ -297,7 +302,7 @@ class CoreSched:
             self.standings[path] = {CORE_COOKIE: status}
 
     def _state(
-        self, target: _CookieTarget, observed: ObservedThreads, tally: compare.ThreadTally, *, fresh: bool
+        self, target: _CookieTarget, observed: ObservedThreads, tally: tasks.ThreadTally, *, fresh: bool
     ) -> tuple[SettingState, str]:
         if tally.right == tally.total and not observed.problem:
             return SettingState.WRITTEN if fresh else SettingState.IN_PLACE, _threads(tally.total)
@@ -341,10 +346,10 @@ def _threads(count: int) -> str:
 def _tallies(
     wanted: Mapping[str, str], observed: Mapping[str, ObservedThreads], ours: Mapping[int, str], written: set[int]
 ) -> dict[str, _CookieState]:
-    now = compare.current(wanted, observed, ours)
+    now = tasks.current(wanted, observed, ours)
     return {
         path: _CookieState(
-            compare.tally(group, observed[path], now, ours), not written.isdisjoint(observed[path].threads)
+            tasks.tally(group, observed[path], now, ours), not written.isdisjoint(observed[path].threads)
         )
         for path, group in wanted.items()
         if path in observed

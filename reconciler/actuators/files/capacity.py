@@ -36,10 +36,9 @@ from reconciler.actuators.holds import holding
 from reconciler.runtime.notefile import EMPTY_DIRS, NoteFile, is_name
 from reconciler.runtime.stints import in_worker
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import CAPACITY
 from state.ledger import Ledger
-from state.undo import RestoreOutcome, RestoreResult
 
 SCHEMA: Final = 1
 VALID_S: Final = 180.0

@@ -40,13 +40,12 @@ from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_va
 from reconciler.actuators.holds import holding
 from reconciler.runtime.format import plural
 from state.cpu import INTERRUPTS, InterruptPlan
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import INTERRUPT
 from state.ledger import Ledger
 from state.memory import MACHINE
 from state.printable import printable
 from state.topology import Topology
-from state.undo import RestoreOutcome, RestoreResult
 
 NAME: Final = "interrupts"
 FILE: Final = "smp_affinity_list"

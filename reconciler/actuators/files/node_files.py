@@ -32,14 +32,13 @@ from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
 from reconciler.actuators.file_catalog import FILES, NodeFile
 from reconciler.actuators.holds import holding
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import FILE, SYSCTL
 from state.ledger import Ledger
 from state.memory import MACHINE
 from state.model import Setting
 from state.plan import FileTarget
 from state.setting_state import SettingState
-from state.undo import RestoreOutcome, RestoreResult
 
 NAME: Final = "node_files"
 CHANGED: Final = "another program has written it just now"

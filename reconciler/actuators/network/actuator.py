@@ -19,7 +19,7 @@ from reconciler.actuators.network.netlink import Link, link_mbit
 from reconciler.actuators.network.tc import ClassRates, Tc
 from reconciler.actuators.network.tc_pods import PodTc
 from reconciler.actuators.network.undo import NetworkState, remove_trees, undo
-from state.undo import RestoreResult
+from state.entry import RestoreResult
 
 
 class TreeReading(Struct, frozen=True, kw_only=True):

@@ -15,11 +15,10 @@ from cgroupfs.errors import SourceError
 from reconciler.actuators.codec import RowCodec, undo_rows
 from reconciler.actuators.network.tc import FILE, NAME, Tc
 from reconciler.actuators.network.tc_pods import PodTc
-from state.entry import LedgerEntry, OriginalSource
+from state.entry import LedgerEntry, OriginalSource, RestoreOutcome, RestoreResult
 from state.kinds import NETWORK
 from state.ledger import Ledger
 from state.network import Direction
-from state.undo import RestoreOutcome, RestoreResult
 
 FILTER: Final = "ingress filter"
 RECEIVED_FILTER: Final = "egress filter"

@@ -35,12 +35,12 @@ from reconciler.actuators.processes.value_records import ContainerRecord, Proces
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.processes import PodProcesses
 from state.cpu import THREAD_POLICY
+from state.entry import RestoreResult
 from state.kinds import THREAD
 from state.ledger import Ledger
 from state.model import Phase
 from state.plan import ProcessValuePlan
 from state.setting_state import SettingState
-from state.undo import RestoreResult
 
 FILE: Final = "scheduling policy"
 """In place of a file name, in the ledger and in the results of a restore."""

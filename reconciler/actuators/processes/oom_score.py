@@ -20,10 +20,10 @@ from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineCont
 from reconciler.actuators.processes.process_values import MemberValues, ProcessValueActuator, offline, restore_values
 from reconciler.actuators.processes.value_records import ProcessValueKind, codec_of
 from reconciler.signals.processes import PodProcesses
+from state.entry import RestoreResult
 from state.kinds import PROCESS
 from state.ledger import Ledger
 from state.memory import OOM_SCORE
-from state.undo import RestoreResult
 
 FILE: Final = "oom_score_adj"
 _NAME: Final = "oom_score"

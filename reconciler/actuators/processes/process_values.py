@@ -45,11 +45,11 @@ from reconciler.actuators.processes.value_records import (
     with_records,
 )
 from reconciler.runtime.cooperative import TimeSlice
+from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.model import GroupRef, Phase, Setting
 from state.plan import ProcessValuePlan
 from state.setting_state import SettingState
-from state.undo import RestoreOutcome, RestoreResult
 
 _ROUNDS: Final = 4
 """Of one sweep, and of one restore: what is forked after a listing is found by the next."""

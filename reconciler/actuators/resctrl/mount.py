@@ -12,11 +12,10 @@ from cgroupfs.errors import AgentError, InputError, StoreError
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, undo_all
 from resctrl.capability import Capability, ResctrlStatus
-from resctrl.files import GroupFiles
-from resctrl.mount import Mounter, unseen
+from resctrl.files import GroupFiles, Mounter, unseen
 from state.cache import CacheRequest
+from state.entry import RestoreResult
 from state.ledger import Ledger
-from state.undo import RestoreResult
 
 _REREAD_S: Final = 60.0
 _REMOUNT_S: Final = 600.0

@@ -16,9 +16,8 @@ from msgspec import Struct, field
 from cgroupfs.errors import AgentError, CgroupBusyError, CgroupGoneError
 from resctrl.capability import Capability
 from resctrl.files import GroupFiles
-from resctrl.groups import DEFAULT, PREFIX, ControlGroups, OutOfGroupsError
+from resctrl.groups import DEFAULT, PREFIX, ControlGroups, MoveResult, OutOfGroupsError, expel, gather
 from resctrl.monitor import MonitorAssignment, MonitorGroups, rotate
-from resctrl.tasks import MoveResult, expel, gather
 from state.cache import CachePlan
 
 _LOW_ON_RMIDS: Final = "no free monitoring id yet"

@@ -21,17 +21,14 @@ from reconciler.actuators.codec import RowCodec, undo_rows
 from reconciler.runtime.format import plural
 from resctrl.capability import Capability, ResctrlStatus, read_capability
 from resctrl.files import REAL as REAL_GROUPS
-from resctrl.files import GroupFiles
-from resctrl.groups import DEFAULT, PREFIX, ControlGroups
+from resctrl.files import SOURCE, GroupFiles, Mounter, RealMounter
+from resctrl.groups import DEFAULT, PREFIX, ControlGroups, gather, numbers
 from resctrl.monitor import MonitorGroups
-from resctrl.mount import SOURCE, Mounter, RealMounter
 from resctrl.schemata import differing, format_schemata, parse_schemata
-from resctrl.tasks import gather, numbers
 from state.cache import CACHE as POLICY
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import RESCTRL
 from state.ledger import Ledger
-from state.undo import RestoreOutcome, RestoreResult
 
 _WRITTEN: Final = 2
 

@@ -15,8 +15,7 @@ from reconciler.actuators.network.netlink import link_mbit
 from reconciler.cli.asking import release
 from reconciler.cli.checks import CheckResult, CheckState, bad, ok, warn
 from reconciler.cli.nodeview import InspectedNode, has_capability, read_number, read_text
-from reconciler.policies.disk import DiskPolicyConfig
-from reconciler.policies.diskrules import by_device
+from reconciler.policies.disk import DiskPolicyConfig, by_device
 from reconciler.runtime import format as fmt
 from reconciler.signals.memory import parse_meminfo
 from reconciler.sources.disks import find_disk

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 
 from state import checksum
-from state.allocated import ALLOCATED_PODS
+from state.kubelet import ALLOCATED_PODS
 from tests.e2e.pods import BURSTABLE, ContainerSpec, PodSpec
 from tests.fakes.kubelet import cpu_manager
 from tests.fakes.kubelet.api import Item, KubeletApi, ListedContainer, pod_item, stamp

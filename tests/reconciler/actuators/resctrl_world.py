@@ -16,10 +16,10 @@ from reconciler.actuators.resctrl.actuator import ResctrlActuator
 from reconciler.control.cache_loop import CacheLoop
 from reconciler.control.planner import plan_node
 from reconciler.policies.cache import CachePolicyConfig
-from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL
+from reconciler.policies.cacheplan import CACHE_LIMIT, RESCTRL
 from reconciler.policies.table import PoliciesConfig
 from resctrl.capability import Capability, ResctrlStatus, read_capability
-from resctrl.mount import SOURCE
+from resctrl.files import SOURCE
 from state.cache import ClassShare
 from state.evidence import Sample
 from state.ledger import Ledger

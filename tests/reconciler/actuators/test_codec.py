@@ -40,11 +40,10 @@ from reconciler.actuators.resctrl import undo as resctrl
 from reconciler.actuators.resctrl.undo import ResctrlState
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.control import side_actuators
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import NETWORK, SYSCTL
 from state.ledger import Ledger
 from state.store import Store
-from state.undo import RestoreOutcome, RestoreResult
 from tests.fakes.no_api import no_api
 from tests.state.ledgers import entry
 

@@ -20,12 +20,12 @@ from reconciler.control import side_actuators
 from reconciler.control.planner import plan_node
 from reconciler.policies.table import PoliciesConfig
 from state.closing import CLOSED_CONDITION, NODE_MARK, ClosedNode, MarkState, MarkStatus, NodeMark
+from state.entry import RestoreOutcome
 from state.kinds import NODE_OBJECT
 from state.ledger import Ledger
 from state.model import Hold
 from state.plan import NodePlan
 from state.store import Store
-from state.undo import RestoreOutcome
 from tests.fakes.api_nodes import FakeNodes
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.constants import varied

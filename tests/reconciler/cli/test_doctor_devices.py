@@ -13,8 +13,7 @@ from reconciler.cli.nodeview import inspect_node
 from reconciler.cli.offline import plan_node
 from reconciler.cli.recorded import RecordedNode
 from reconciler.config.model import Config
-from reconciler.policies.disk import DiskPolicyConfig
-from reconciler.policies.diskrules import DiskRule
+from reconciler.policies.disk import DiskPolicyConfig, DiskRule
 from reconciler.policies.network import InterfaceRule, NetworkConfig
 from reconciler.policies.table import PoliciesConfig
 from tests.fakes.livenode import LiveNode

@@ -6,8 +6,7 @@ import yaml
 
 from reconciler.cli import masks
 from state import checksum
-from state.allocated import parse_allocations
-from state.kubelet import parse_devices
+from state.kubelet import parse_allocations, parse_devices
 from tests.cputime import least_cpu_s
 
 SECRETS = [

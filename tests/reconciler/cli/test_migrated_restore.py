@@ -150,7 +150,7 @@ def test_a_store_that_cannot_be_converted_is_restored_all_the_same(node: Path, m
     def full(*_: object, **__: object) -> str:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("state.downgrade.replace_damaged", full)
+    monkeypatch.setattr("state.quarantine.replace_damaged", full)
     answer = restore_without_daemon(store_of(node), str(node), None)
     assert (node / "proc/sys/vm/min_free_kbytes").read_text().strip() == MARKS["min_free_kbytes"][1]
     assert (answer["recorded"], answer["converted"]) == (False, None)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.config.host_applications import KEY, applications
-from reconciler.config.imported import fitting, imported, lines
+from reconciler.config.imported import KEY, applications, fitting, imported, lines
 from reconciler.config.load import load
 from state.hosts import CountsAs
 

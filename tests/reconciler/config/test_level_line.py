@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.config import load
-from reconciler.config.level_line import with_level
 from reconciler.config.model import Protection
+from reconciler.config.presets import with_level
 from reconciler.settings.binder import Text
 
 NAMES = st.sampled_from(["mode: observe", "on_stop: keep", "node: {sample_s: 2s}", "# protect a node", "", "  # x"])

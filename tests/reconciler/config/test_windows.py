@@ -9,7 +9,7 @@ import pytest
 from reconciler.config import load
 from reconciler.config.docs import explain, show
 from reconciler.config.model import AgentMode, Config, Protection
-from reconciler.config.windows import SETTINGS, WindowConfig
+from reconciler.config.window_time import SETTINGS, WindowConfig
 from reconciler.settings.binder import ConfigError
 from reconciler.settings.schema import section_of, settings
 

@@ -9,8 +9,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan, plan_node, plan_parents, plan_pod, plan_pools
 from reconciler.policies.base import Policy
 from reconciler.policies.budget import BudgetConfig
-from reconciler.policies.pick import choose_cpus
-from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm, choose_cpus
 from reconciler.policies.reserve import ReserveConfig
 from reconciler.policies.table import POLICIES, PoliciesConfig
 from state.memory import MemoryPlan

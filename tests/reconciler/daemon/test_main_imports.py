@@ -61,7 +61,7 @@ NEVER = {
     *(
         "reconciler.clients.kube",
         "reconciler.clients.kubeconfig",
-        "reconciler.policies.network_control",
+        "reconciler.policies.network",
         "reconciler.control.cache_loop",
         "reconciler.control.network_loop",
         "reconciler.control.reclaim_loop",

@@ -14,7 +14,7 @@ from reconciler.config import load
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon import main
 from reconciler.runtime.priority import LoopPriority, PriorityState
-from state.undo import RestoreResult
+from state.entry import RestoreResult
 
 
 class NoCalls:

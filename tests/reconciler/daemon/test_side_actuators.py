@@ -22,8 +22,8 @@ from reconciler.control.planner import plan_node
 from reconciler.control.reclaim_loop import MemoryReclaimLoop
 from reconciler.policies.table import PoliciesConfig
 from state.cache import CacheUsage
+from state.entry import RestoreOutcome, RestoreResult
 from state.kinds import CAPACITY, COOKIE, FILE, INTERRUPT, NETWORK, NODE_OBJECT, PROCESS, RESCTRL, SYSCTL, THREAD
-from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
 PROJECT = Path(__file__).parents[3]

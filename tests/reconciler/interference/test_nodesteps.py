@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from cgroupfs.codecs import DeviceLimits
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.devices import DeviceLimits
 from cgroupfs.errors import InputError
 from reconciler.config.model import Config
-from reconciler.config.windows import WindowConfig
+from reconciler.config.window_time import WindowConfig
 from reconciler.control.inventory import Inventory
 from reconciler.interference.nodesteps import NodeStep, NodeStepReader, NodeStepWriter, settings_of
 from reconciler.interference.recording import HEAD, LearnedState, RecordingWriter, begin, read

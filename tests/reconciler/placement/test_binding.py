@@ -7,7 +7,7 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.binding import NodeBinding, bind
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.free_capacity import NumaFreeMemory
+from reconciler.placement.resource_hints import NumaFreeMemory
 from state.cpu import AntiAffinity, CpuPreferences, TopologyPolicy
 from state.topology import Topology, uniform
 from tests.reconciler.placement.shapes import demand

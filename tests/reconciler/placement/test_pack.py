@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from reconciler.placement.pack import pack
-from reconciler.placement.quotas import attainable, cells
+from reconciler.placement.pack import attainable, cells, pack
 from state.topology import Topology, uniform
 from tests.reconciler.nodes import cpus
 from tests.reconciler.placement.packcost import PackCost, cost

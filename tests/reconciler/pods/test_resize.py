@@ -7,8 +7,8 @@ from reconciler.pods.assemble import ContainerInput, PodInput, assemble
 from reconciler.pods.resize import ResizeCondition, effective, granted, state_of
 from reconciler.pods.selectors import ClassRules
 from reconciler.sources.kubelet_api import decode_pods
-from state.allocated import AllocatedTexts, AllocationState
 from state.checkpoint import CheckpointError, CheckpointFault
+from state.kubelet import AllocatedTexts, AllocationState
 from state.model import ContainerKind, GroupRef, PodMeta, Resize, Resources
 from tests.fakes.marks import MARKS
 

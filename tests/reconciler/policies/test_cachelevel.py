@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.policies.cachelevel import LevelState, begin, step
+from reconciler.policies.cacheplan import LevelState, begin, step
 from state.cache import Contention, LevelControl, ShareLevel, ShareLevels
 from state.evidence import Sample
 

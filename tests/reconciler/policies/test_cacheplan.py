@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.naming import QosClass
-from reconciler.policies.cacheplan import plan_cache
-from reconciler.policies.cachewish import CACHE_LIMIT, RESCTRL, CacheLevelName, PodCacheShare, pod_share
+from reconciler.policies.cacheplan import CACHE_LIMIT, RESCTRL, CacheLevelName, PodCacheShare, plan_cache, pod_share
 from resctrl.capability import BandwidthCapability, CacheCapability, Capability, ResctrlStatus
 from resctrl.schemata import check_schemata
 from state.cache import CacheLayout, CacheMode, CachePlan, CacheRequest, ClassShare, ShareLevel, ShareLevels

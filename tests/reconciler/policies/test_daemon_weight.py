@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.policies.daemon_weight import (
+from reconciler.policies.node_daemons import (
     LATE,
     LOWER_S,
     WeightRules,

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cgroupfs.codecs import DeviceLimits
 from cgroupfs.device_codecs import MAX_IOPS
-from cgroupfs.devices import DeviceLimits
 from cgroupfs.naming import QosClass
 from reconciler.control.planner import plan
-from reconciler.policies.disk import DiskPolicyConfig, DiskShare
-from reconciler.policies.diskrules import LEAST_BPS, DiskRule
+from reconciler.policies.disk import LEAST_BPS, DiskPolicyConfig, DiskRule, DiskShare
 from reconciler.policies.table import PoliciesConfig
 from state.disk import Disk, DiskPreference
 from state.model import ContainerKind, NodeView, Pod

@@ -24,16 +24,15 @@ from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from reconciler.actuators.cgroup.restore import restore_all
 from reconciler.actuators.mode import WriteMode, WriteSettings
 from reconciler.control.planner import plan
-from reconciler.policies.disk import DiskPolicyConfig, DiskShare
-from reconciler.policies.diskrules import DiskRule
+from reconciler.policies.disk import DiskPolicyConfig, DiskRule, DiskShare
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.sources.disks import find_disk
 from state.disk import Disk
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.model import GroupRef, NodeView, Setting
 from state.store import Store
-from state.undo import RestoreOutcome
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.reconciler.actuators.acting import Followed
 from tests.reconciler.nodes import node, pod

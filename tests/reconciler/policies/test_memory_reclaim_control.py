@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.policies.memory_reclaim_control import (
+from reconciler.policies.memory_reclaim import (
     ReclaimHistory,
     has_swap,
     missing_bytes,

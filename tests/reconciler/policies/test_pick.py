@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.allocate import preference
-from reconciler.policies.pick import choose_cpus, neighbours
+from reconciler.policies.reclaimed import choose_cpus, neighbours
 from state.topology import CpuKind, Topology, uniform
 from tests.reconciler.nodes import cpus
 

@@ -15,8 +15,7 @@ from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.policies.budget import BudgetConfig
 from reconciler.policies.exclusive import ExclusiveConfig
-from reconciler.policies.pick import by_rules, choose_cpus
-from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm
+from reconciler.policies.reclaimed import ReclaimedConfig, ReclaimedForm, by_rules, choose_cpus
 from reconciler.policies.table import PoliciesConfig
 from state.model import CpuPolicy, NodeView, Pod, PodClass
 from state.topology import CpuKind, Topology, uniform

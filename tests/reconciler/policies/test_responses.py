@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from cgroupfs.devices import DeviceLimits
+from cgroupfs.codecs import DeviceLimits
 from reconciler.control.planner import plan
 from reconciler.policies.cache import CachePolicyConfig, reduced
 from reconciler.policies.responses import ResponsesConfig

@@ -9,8 +9,8 @@ import pytest
 
 from cgroupfs.log import get_log
 from reconciler.runtime import logs
-from reconciler.runtime.log_folding import FIRST_S, LONGEST_S, MOST, FoldingHandler, Repeats
 from reconciler.runtime.log_settings import LogFormat, LogLevel
+from reconciler.runtime.logs import FIRST_S, LONGEST_S, MOST, FoldingHandler, Repeats
 from tests.fakes.clock import Clock
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.runtime.whole_files import replace_file
+from reconciler.runtime.safe_files import replace_file
 
 
 def test_a_failed_replacement_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.settings.quantity import milli, parse_quantity, whole
+from reconciler.settings.units import milli, parse_quantity, whole
 
 
 @pytest.mark.parametrize(

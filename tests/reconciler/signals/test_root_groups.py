@@ -17,10 +17,9 @@ from cgroupfs.usage import UsageReader
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.restore import restore_all
 from reconciler.signals.root_groups import RootGroups
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome
 from state.ledger import Ledger
 from state.store import Store
-from state.undo import RestoreOutcome
 from tests.real_cgroups import make_root, remove_tree
 
 pytestmark = pytest.mark.kernel

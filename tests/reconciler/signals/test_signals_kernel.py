@@ -24,10 +24,10 @@ from reconciler.signals.psi import Psi
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet
 from reconciler.signals.runqueue import RunQueue
 from reconciler.signals.taskstats import Taskstats
+from state.entry import RestoreOutcome
 from state.evidence import Sample
 from state.model import Classification, Container, GroupRef, NodeView, Pod, PodClass
 from state.topology import Topology
-from state.undo import RestoreOutcome
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgroupfs import identity
+from cgroupfs import attribution
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import Driver
 from reconciler.runtime.kubelet_programs import INSIDE, KUBECONFIGS, PROGRAMS, SOCKETS
@@ -387,7 +387,7 @@ def test_no_content_of_a_file_or_an_argument_raises(name: str, words: list[str],
 def test_the_table_names_each_program_once_and_every_kubelet_counts_as_one_when_it_writes() -> None:
     names = [name for row in PROGRAMS for name in row.programs if row.is_inside]
     assert len(set(names)) == len(names)
-    assert {name for row in PROGRAMS for name in row.programs} <= identity._KUBELETS
+    assert {name for row in PROGRAMS for name in row.programs} <= attribution._KUBELETS
     assert KUBECONFIGS[0] == "/etc/kubernetes/kubelet.conf"
     assert SOCKETS[0] == "/run/containerd/containerd.sock"
 

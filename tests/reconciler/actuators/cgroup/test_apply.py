@@ -15,9 +15,8 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.files import Directory
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.actuators.mode import WriteSettings
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome
 from state.model import Hold, RuntimeSpec
-from state.undo import RestoreOutcome
 from tests.reconciler.actuators.acting import (
     BE,
     CID,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cgroupfs.devices import DeviceLimits
+from cgroupfs.codecs import DeviceLimits
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
+from state.entry import RestoreOutcome
 from state.model import RuntimeSpec
-from state.undo import RestoreOutcome
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import BE, CID, GROUP, Acting, Stopped, make_node
 

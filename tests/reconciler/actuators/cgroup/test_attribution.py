@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from cgroupfs.attribution import ObservedWrite
-from cgroupfs.identity import WriterKind, WriterProcess
+from cgroupfs.attribution import ObservedWrite, WriterKind, WriterProcess
 from reconciler.actuators.cgroup.conflict import WriteAttribution
 from reconciler.runtime.workqueue import DirtyKeys, files_key
 from tests.reconciler.actuators.acting import GROUP, UID, make_node

@@ -21,10 +21,10 @@ from reconciler.actuators.cgroup.records import LARGEST_BYTES, Records
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.sources.bundles import parse_state
 from reconciler.sources.runtime_roots import RuntimeDirs
+from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec
 from state.store import Store
-from state.undo import RestoreOutcome, RestoreResult
 from tests.examples import examples
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.fakes.kubelet.cpu_manager import checkpoint

@@ -7,7 +7,7 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.restore import restore_all
-from state.undo import RestoreOutcome
+from state.entry import RestoreOutcome
 from tests.fakes.kernel import FakeKernel
 from tests.reconciler.actuators.acting import BE, GROUP, POD, Acting
 

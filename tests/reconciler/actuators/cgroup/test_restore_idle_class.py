@@ -6,7 +6,7 @@ import pytest
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
-from state.undo import RestoreOutcome
+from state.entry import RestoreOutcome
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.actuators.acting import POD, Acting, Stopped, make_node
 

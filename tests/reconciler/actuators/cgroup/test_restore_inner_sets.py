@@ -11,7 +11,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.steps import WriteStep
 from cgroupfs.writer import KernelWriter, StepOutcome
 from reconciler.actuators.cgroup.restore import restore_all
-from state.undo import RestoreOutcome
+from state.entry import RestoreOutcome
 from tests.reconciler.actuators.acting import GROUP, UID, Acting, make_node
 
 DOCKER = f"{GROUP}/docker"

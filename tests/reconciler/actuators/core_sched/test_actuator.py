@@ -22,11 +22,11 @@ from reconciler.control.planner import plan_node
 from reconciler.policies.core_sched import CoreSchedConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import CORE_COOKIE, CookieGroups
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.model import ContainerKind, Hold, Pod, PodClass
 from state.store import Store
 from state.topology import uniform
-from state.undo import RestoreOutcome
 from tests.fakes.constants import varied
 from tests.fakes.cores import FakeCores
 from tests.reconciler.nodes import container, node, online, pod

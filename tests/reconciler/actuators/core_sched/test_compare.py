@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.actuators.core_sched.compare import (
+from reconciler.actuators.core_sched.tasks import (
     CookieAssignment,
     CookieSteps,
     ObservedThreads,

@@ -18,11 +18,11 @@ from reconciler.actuators.codec import read_rows
 from reconciler.actuators.files.capacity import ACTUATOR, CODEC, VALID_S, CapacityFiles, text_of
 from reconciler.runtime.notefile import EMPTY_DIRS, LARGEST
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.model import Hold
 from state.plan import NodePlan
 from state.store import Store, StoreBatch
-from state.undo import RestoreOutcome
 from tests.fakes.no_api import no_api
 from tests.reconciler.nodes import node, pod
 from tests.reconciler.policies.test_capacity import ON, planned

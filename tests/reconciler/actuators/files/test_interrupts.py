@@ -21,11 +21,11 @@ from reconciler.control.planner import plan_node
 from reconciler.policies.interrupts import InterruptsConfig
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import INTERRUPTS, InterruptPlan
+from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.model import Hold
 from state.store import Store
 from state.topology import Cpu, Topology
-from state.undo import RestoreOutcome, RestoreResult
 from tests.reconciler.nodes import node
 
 TWO_NODES = Topology(online=CpuSet(range(8)), cpus=tuple(Cpu(id=cpu, core=cpu, node=cpu // 4) for cpu in range(8)))

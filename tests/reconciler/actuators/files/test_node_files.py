@@ -21,13 +21,12 @@ from reconciler.control import side_actuators
 from reconciler.control.planner import plan_node
 from reconciler.policies.table import PoliciesConfig
 from reconciler.policies.watermarks import WatermarksConfig
-from state.entry import LedgerEntry
+from state.entry import LedgerEntry, RestoreOutcome
 from state.kinds import SYSCTL
 from state.ledger import Ledger
 from state.memory import MIN_FREE, SCALE, NodeMemoryReading
 from state.model import Hold
 from state.store import Store
-from state.undo import RestoreOutcome
 from tests.fakes.no_api import no_api
 from tests.reconciler.nodes import node
 

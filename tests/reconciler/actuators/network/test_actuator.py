@@ -15,12 +15,12 @@ from reconciler.actuators.network.netlink import Link, link_mbit
 from reconciler.actuators.network.tc import ClassRates, RootQdisc
 from reconciler.actuators.network.undo import CODEC, restore_network
 from reconciler.control.network_loop import NetworkLoop
+from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.model import Hold, Pools
 from state.network import HANDLE, InterfaceRequest, NetworkRequest
 from state.plan import NodePlan
 from state.store import Store
-from state.undo import RestoreOutcome, RestoreResult
 from tests.fakes.cables import FakePodTc, FakeSpaces, both_directions
 from tests.reconciler.nodes import cpus, node
 

@@ -20,10 +20,10 @@ from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.tc import ClassRates, RealTc, load_classifier
 from reconciler.actuators.network.undo import CODEC, restore_network
 from reconciler.control.network_loop import NetworkLoop
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.network import BE_CLASS, HANDLE, Direction, InterfaceRequest, NetworkRequest
 from state.store import Store
-from state.undo import RestoreOutcome
 from tests.fakes.cables import FakeSpaces
 from tests.real_cgroups import mount_of, remove_tree
 from tests.reconciler.actuators.netns import ip, library, namespace, pod_tc

@@ -13,11 +13,11 @@ from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.netlink import Link
 from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
 from reconciler.control.network_loop import NetworkLoop
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.model import Hold, Pod
 from state.network import GATHER, RECEIVED_GATHER, RECEIVED_SHARE, SHARE, InterfaceRequest, NetworkRequest
 from state.store import Store
-from state.undo import RestoreOutcome
 from tests.fakes.cables import HOST, FakePodTc, FakeSpaces
 from tests.reconciler.actuators.network.test_actuator import MBIT, Clock, FakeTc, Killed, situation
 from tests.reconciler.nodes import node, online, pod

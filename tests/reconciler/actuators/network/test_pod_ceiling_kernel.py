@@ -24,11 +24,11 @@ from reconciler.actuators.network.netlink import Links
 from reconciler.actuators.network.tc_pods import IfbState, RealPodTc, VethFilters
 from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
 from reconciler.control.network_loop import NetworkLoop
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.model import Container, ContainerKind, GroupRef, Phase
 from state.network import GATHER, RECEIVED_GATHER, RECEIVED_SHARE, SHARE, Direction, InterfaceRequest, NetworkRequest
 from state.store import Store
-from state.undo import RestoreOutcome
 from tests.fakes.cables import FakeSpaces
 from tests.real_cgroups import mount_of, remove_tree
 from tests.reconciler.actuators.netns import ip, library, namespace, plain, pod_tc

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from reconciler.actuators.network.netlink import Link
-from reconciler.actuators.network.pod_compare import ObservedLinks, PodLinks, decide
+from reconciler.actuators.network.pod_ceiling import ObservedLinks, PodLinks, decide
 from reconciler.actuators.network.tc_pods import IfbState, VethFilters
 from reconciler.actuators.network.undo import Redirect
 from state.model import Hold

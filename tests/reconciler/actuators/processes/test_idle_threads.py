@@ -31,10 +31,10 @@ from reconciler.actuators.processes.idle_threads import CODEC, IdleThreads, rest
 from reconciler.actuators.processes.process_values import MemberValues
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.model import Hold, Phase, PodClass
 from state.store import Store, StoreBatch
-from state.undo import RestoreOutcome
 from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
 from tests.reconciler.nodes import node
 

@@ -18,11 +18,11 @@ from reconciler.actuators.processes.oom_score import CODEC, OomScores, restore_s
 from reconciler.control.planner import plan_node
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.table import PoliciesConfig
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.memory import MemoryPreferences
 from state.model import Hold, PodClass
 from state.store import Store, StoreBatch
-from state.undo import RestoreOutcome
 from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
 from tests.reconciler.nodes import node
 

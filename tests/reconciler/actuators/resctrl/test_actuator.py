@@ -31,7 +31,7 @@ async def test_all_threads_of_be_pods_share_a_group_and_online_ones_stay(world: 
     assert world.places(web) == [MOUNT] * 2
     assert world.model.read(BE, "schemata") == "    MB:0=100;1=100\n    L3:0=00f;1=00f\n"
     assert world.side.problems() == []
-    assert world.writes["resctrl.tasks", "written"] == 6
+    assert world.writes["resctrl.groups", "written"] == 6
     standing = world.side.standings[BATCH.group.path][RESCTRL_GROUP]
     assert (standing.state, standing.wanted, standing.actual) == ("in place", "bypassd-be", "bypassd-be")
     assert standing.setting.reason == "class reclaimed"

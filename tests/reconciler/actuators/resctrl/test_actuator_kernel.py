@@ -25,11 +25,11 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import share_interpreter
 from resctrl.capability import Capability, read_capability
 from resctrl.files import REAL
-from resctrl.tasks import members
+from resctrl.groups import members
+from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.model import GroupRef, Pod
 from state.store import Store
-from state.undo import RestoreOutcome
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.fakes.resctrl_fuse import mounted
 from tests.fakes.resctrl_model import ResctrlModel
@@ -226,7 +226,7 @@ KILLED = """
 import os, sys
 from reconciler.actuators.codec import write_rows
 from reconciler.actuators.resctrl.undo import CODEC, ResctrlState
-from resctrl.mount import RealMounter
+from resctrl.files import RealMounter
 from state.ledger import Ledger
 from state.store import Store
 store = Store(sys.argv[1], boot="boot-1")

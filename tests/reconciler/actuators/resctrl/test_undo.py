@@ -13,10 +13,10 @@ from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, restore_resct
 from reconciler.policies.cache import CachePolicyConfig
 from resctrl.capability import Capability, ResctrlStatus
 from state.cache import MountOption
+from state.entry import RestoreOutcome
 from state.kinds import RESCTRL
 from state.ledger import Ledger
 from state.store import Store, StoreBatch
-from state.undo import RestoreOutcome
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, SYSTEM, WEB, World
 
 
