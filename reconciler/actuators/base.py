@@ -20,10 +20,12 @@ A new one is a module that ends in ``ACTUATOR = ActuatorKind(...)`` and a row in
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, TypeVar, final, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import trio
 from msgspec import Struct
@@ -105,94 +107,59 @@ class ActuatorKind(Struct, frozen=True, kw_only=True):
     undo_online: Callable[[OfflineContext], Awaitable[Sequence[RestoreResult]]] | None = None
 
 
-class AuxiliaryActuator(Protocol):
-    @property
-    def name(self) -> str:
-        """The name of its component and of its state section, such as ``resctrl``."""
+class AuxiliaryActuator(ABC):
+    """The interface of an auxiliary actuator. What one does not have is as if there were none of it."""
 
+    name: str
+    """Of its component and of its state section, such as ``resctrl``."""
+    _standings: Mapping[str, Mapping[str, SettingStatus]] = MappingProxyType({})
+
+    @abstractmethod
     def planned(self, situation: PlanSnapshot) -> None:
         """Called after each reconciliation. Must not wait: it only stores the situation and wakes `run`."""
 
+    @abstractmethod
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Apply the newest plan, for ever. Never raises for an error that the kernel returns."""
 
+    @abstractmethod
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Restore everything, or one pod's values (uid). Errors: none; they are in the results.
 
         In a result ``file`` names what was changed (such as ``schemata``) and ``path`` the object.
         """
 
+    @abstractmethod
     def status(self) -> Mapping[str, object]:
         """Its section of the state document: plain values."""
 
+    @abstractmethod
     def problems(self) -> Sequence[str]:
         """What does not work now, as texts for people."""
 
-
-@runtime_checkable
-class GroupOutcomes(Protocol):
-    """An auxiliary actuator whose outcomes belong to groups: shown and counted beside those of control files."""
-
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """By group path, then knob. The knobs have names of their own, none of the catalog's."""
+        """Outcomes that belong to groups, shown and counted beside those of control files: by group path, then knob.
 
-
-@runtime_checkable
-class CacheUsageSource(Protocol):
-    """An auxiliary actuator that measures the cache and memory bandwidth of pods."""
+        The knobs have names of their own, none of the catalog's.
+        """
+        return self._standings
 
     def measured(self) -> CacheUsage | None:
-        """The newest measurement; None while no plan requests it."""
-
-
-@runtime_checkable
-class NoticeSource(Protocol):
-    """An auxiliary actuator that gives pods notice of a step before it."""
+        """The cache and memory bandwidth of pods, as measured last; None: no plan requests it."""
+        return None
 
     def notified(self) -> frozenset[str]:
-        """Uids of the pods that its last notice has reached."""
-
-
-@runtime_checkable
-class MarkSource(Protocol):
-    """An auxiliary actuator that marks the node's object in the cluster."""
+        """Uids of the pods that its last notice of a step before it has reached."""
+        return frozenset()
 
     def mark(self) -> MarkStatus | None:
-        """What became of the mark; None: none is wanted."""
-
-
-_OFFERED: Final[dict[tuple[type, object], bool]] = {}
-"""By type and protocol. Bounded: both are the program's own."""
-
-
-def _offers(actuator: object, protocol: Any) -> bool:  # mypy has no type for a protocol as a value
-    """`isinstance`, checked once for each type: the check of a protocol takes 20 to 50 us."""
-    key = type(actuator), protocol
-    known = _OFFERED.get(key)
-    if known is None:
-        known = _OFFERED[key] = isinstance(actuator, protocol)
-    return known
-
-
-def has_group_outcomes(actuator: object) -> TypeGuard[GroupOutcomes]:
-    return _offers(actuator, GroupOutcomes)
-
-
-def measures_caches(actuator: object) -> TypeGuard[CacheUsageSource]:
-    return _offers(actuator, CacheUsageSource)
-
-
-def gives_notice(actuator: object) -> TypeGuard[NoticeSource]:
-    return _offers(actuator, NoticeSource)
-
-
-def marks_node(actuator: object) -> TypeGuard[MarkSource]:
-    return _offers(actuator, MarkSource)
+        """What became of the mark of the node's object in the cluster; None: none is wanted."""
+        return None
 
 
 @final
-class LazyActuator:
+class LazyActuator(AuxiliaryActuator):
     """An `AuxiliaryActuator` that builds the real one with ``make`` as soon as a situation is ``wanted``."""
 
     def __init__(
@@ -204,15 +171,11 @@ class LazyActuator:
         leftover: bool = False,
     ) -> None:
         """``leftover``: there is something to restore, so the real one is built at once."""
-        self._name = name
+        self.name = name
         self._make = make
         self._wanted = wanted
         self._real: AuxiliaryActuator | None = make() if leftover else None
         self._loaded = trio.Event()
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def planned(self, situation: PlanSnapshot) -> None:
         """Build the real one when it is wanted for the first time; it stays from then on."""
@@ -241,16 +204,16 @@ class LazyActuator:
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        return self._real.standings if has_group_outcomes(self._real) else {}
+        return self._real.standings if self._real is not None else {}
 
     def measured(self) -> CacheUsage | None:
-        return self._real.measured() if measures_caches(self._real) else None
+        return self._real.measured() if self._real is not None else None
 
     def notified(self) -> frozenset[str]:
-        return self._real.notified() if gives_notice(self._real) else frozenset()
+        return self._real.notified() if self._real is not None else frozenset()
 
     def mark(self) -> MarkStatus | None:
-        return self._real.mark() if marks_node(self._real) else None
+        return self._real.mark() if self._real is not None else None
 
 
 T = TypeVar("T")
@@ -326,22 +289,18 @@ class PeriodicWorker:
         return await in_worker(work, limiter=self._limiter)
 
 
-class PeriodicActuator:
+class PeriodicActuator(AuxiliaryActuator):
     """What auxiliary actuators have in common that sweep at intervals, and when their part of the plan changes."""
 
-    def __init__(
-        self,
-        worker: PeriodicWorker,
-        relevant: Callable[[PlanSnapshot], object],
-    ) -> None:
-        """``worker``: runs the sweeps; ``relevant``: the parts of a situation on which they depend."""
+    def __init__(self, worker: PeriodicWorker, relevant: Callable[[PlanSnapshot], object] | None = None) -> None:
+        """``relevant``: the parts of a situation on which sweeps depend; None: they depend on each reconciliation."""
         self._worker = worker
         self._relevant = relevant
 
     def planned(self, situation: PlanSnapshot) -> None:
         """A reconciliation is over. Only another relevant part wakes a sweep."""
-        before = self._worker.situation
-        changed = before is None or self._relevant(before) != self._relevant(situation)
+        before, relevant = self._worker.situation, self._relevant
+        changed = before is None or relevant is None or relevant(before) != relevant(situation)
         self._worker.planned(situation, wake=changed and self._concerns(situation))
 
     def _concerns(self, situation: PlanSnapshot) -> bool:

@@ -15,7 +15,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cgroupfs.errors import errno_name
+from cgroupfs.errors import StoreError, errno_name
 from reconciler.runtime.stints import in_worker
 from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.ledger import Ledger
@@ -94,6 +94,15 @@ class LedgerState(Generic[S]):
             return
         await in_worker(self._write, state, dropped, limiter=self._limiter)
         self.now = state
+
+    async def restored(self, left: S, done: Sequence[RestoreResult]) -> list[RestoreResult]:
+        """Record what a restore has left; its results are refusals where that cannot be recorded."""
+        try:
+            await self.save(left, dropped="restored")
+        except StoreError as exc:
+            refusal = {"undo": RestoreOutcome.REFUSED, "detail": str(exc)}
+            return [replace(result, **refusal) if result.ok else result for result in done]
+        return list(done)
 
     def _write(self, state: S, dropped: str) -> None:
         write_rows(self._ledger, self._codec, state, dropped=dropped)

@@ -19,12 +19,18 @@ from typing import Final, final
 import msgspec
 import trio
 from msgspec import Struct
-from msgspec.structs import replace
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError, StoreError
 from cgroupfs.log import get_log
-from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import (
+    ActuatorContext,
+    ActuatorKind,
+    OfflineContext,
+    PeriodicActuator,
+    PeriodicWorker,
+    PlanSnapshot,
+)
 from reconciler.actuators.codec import LedgerState, RowCodec, read_rows, write_rows
 from reconciler.actuators.holds import holding
 from reconciler.clients.node_object import (
@@ -199,7 +205,7 @@ _GONE: Final = frozenset({RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, Resto
 
 
 @final
-class NodeMarker:
+class NodeMarker(PeriodicActuator):
     name = NAME
 
     def __init__(
@@ -218,7 +224,7 @@ class NodeMarker:
         self._made: NodeClient | None = None
         self._clock = clock
         self._wall = wall
-        self._worker = PeriodicWorker(self._sweep, self._period_s, gap_s=_GAP_S)
+        super().__init__(PeriodicWorker(self._sweep, self._period_s, gap_s=_GAP_S))
         self._status: MarkStatus | None = None
         self._wanted: ClosedNode | None = None
         self._confirmed = False
@@ -245,17 +251,13 @@ class NodeMarker:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Set, verify and remove the mark, for ever; at the end it is removed."""
         try:
-            await self._worker.run(task_status=task_status)
+            await super().run(task_status=task_status)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _END_S):
                 await self.restore()
                 if self._made is not None:
                     await self._made.aclose()
                     self._made = None
-
-    async def sweep(self) -> None:
-        """Bring the object to the newest plan's mark."""
-        await self._worker.sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Remove the mark; it belongs to no pod."""
@@ -400,10 +402,7 @@ class NodeMarker:
         self._left = [result for result in done if result.undo not in _GONE]
         if finished:
             left = {field: row for field, row in self._rows.now.rows.items() if field not in finished}
-            try:
-                await self._rows.save(MarkRows(rows=left), dropped="restored")
-            except StoreError as exc:
-                done = [replace(result, undo=RestoreOutcome.REFUSED, detail=str(exc)) for result in done]
+            done = await self._rows.restored(MarkRows(rows=left), done)
         return done
 
     def _client(self) -> NodeClient:

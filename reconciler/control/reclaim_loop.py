@@ -13,7 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL, FileOps
-from reconciler.actuators.base import ActuatorContext, ActuatorKind, PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, AuxiliaryActuator, PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
 from reconciler.policies.memory_reclaim import ReclaimHistory, missing_bytes, probe, relieve
 from reconciler.signals.memory import parse_meminfo, parse_zoneinfo, shortages, without_huge
@@ -22,7 +22,7 @@ from state.memory import MemoryShortage, ReclaimRequest
 
 
 @final
-class MemoryReclaimLoop:
+class MemoryReclaimLoop(AuxiliaryActuator):
     name = "memory_reclaim"
 
     def __init__(

@@ -22,10 +22,6 @@ from reconciler.actuators.base import (
     LazyActuator,
     OfflineContext,
     PlanSnapshot,
-    gives_notice,
-    has_group_outcomes,
-    marks_node,
-    measures_caches,
 )
 from reconciler.actuators.codec import RowCodec
 from reconciler.actuators.mode import WriteMode
@@ -117,15 +113,15 @@ class SideActuators:
 
     def cache_use(self) -> CacheUsage | None:
         """What is measured of caches and memory bandwidth, by whichever of them measures it; None: by none, now."""
-        return next((use for side in self.all if measures_caches(side) and (use := side.measured())), None)
+        return next((use for side in self.all if (use := side.measured())), None)
 
     def mark(self) -> MarkStatus | None:
         """What became of the mark of a closed node; None: none is wanted."""
-        return next((status for side in self.all if marks_node(side) and (status := side.mark())), None)
+        return next((status for side in self.all if (status := side.mark())), None)
 
     def notified(self) -> frozenset[str]:
         """Uids of the pods that read of a step before it: whose file of capacity could be written."""
-        return frozenset[str]().union(*(side.notified() for side in self.all if gives_notice(side)))
+        return frozenset[str]().union(*(side.notified() for side in self.all))
 
     def idle_containers(self) -> frozenset[str]:
         """The group paths of the containers whose threads all are in the idle class, if this kernel heeds it.
@@ -139,10 +135,9 @@ class SideActuators:
                 continue
             kept = side.status().get("kept")
             without = kept if isinstance(kept, Mapping) else {}
-            standings = side.standings if has_group_outcomes(side) else {}
             return frozenset(
                 path
-                for path, statuses in standings.items()
+                for path, statuses in side.standings.items()
                 if path not in without and any(status.state.is_in_force() for status in statuses.values())
             )
         return frozenset()

@@ -12,7 +12,6 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.knobs import CATALOG
 from cgroupfs.usage import UsageCounters
-from reconciler.actuators.base import has_group_outcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.holds import pod_hold
 from reconciler.control.pod_minutes import directories_above
@@ -35,7 +34,7 @@ Outcomes = list[Mapping[str, Mapping[str, SettingStatus]]]
 
 def outcomes_of(agent: Agent) -> Outcomes:
     """The outcomes of the auxiliary actuators that have some for groups now. Valid until others run."""
-    return [side.standings for side in agent.sides.all if has_group_outcomes(side) and side.standings]
+    return [side.standings for side in agent.sides.all if side.standings]
 
 
 def standings_of(agent: Agent, path: str, outcomes: Outcomes | None = None) -> Mapping[str, SettingStatus]:

@@ -30,6 +30,7 @@ from reconciler.policies.harm import HarmConfig, top_of
 from reconciler.policies.yielding import obstacle
 from reconciler.runtime import format as fmt
 from state.cpu import HarmReading, HarmTerms
+from state.evidence import HOST
 from state.model import Container, ContainerKind, NodeCpu, NodeView, Pod, Pools
 from state.pod_index import index_of
 

@@ -22,7 +22,14 @@ from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
-from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import (
+    ActuatorContext,
+    ActuatorKind,
+    OfflineContext,
+    PeriodicActuator,
+    PeriodicWorker,
+    PlanSnapshot,
+)
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.core_sched import tasks
@@ -74,7 +81,7 @@ class _CookieState(NamedTuple):
 
 
 @final
-class CoreSched:
+class CoreSched(PeriodicActuator):
     name = CORE_SCHED
 
     def __init__(
@@ -89,8 +96,6 @@ class CoreSched:
         proc: str = "/proc",
     ) -> None:
         """``lane``: the store's one-thread limiter. ``writes`` is counted up: by knob and outcome."""
-        self.standings: dict[str, dict[str, SettingStatus]] = {}
-        """By group path, then knob; as `cgroup.status.StatusTable.by_group`."""
         self._prctl = prctl
         self._hierarchy = hierarchy
         self._ledger = ledger
@@ -99,7 +104,7 @@ class CoreSched:
         self._proc = proc
         self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
         self._rows = LedgerState(CODEC, ledger, lane)
-        self._worker = PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S)
+        super().__init__(PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S))
         self._unable = ""
         self._unrecorded = ""
         self._refused = ""
@@ -107,16 +112,8 @@ class CoreSched:
 
     # The interface of an auxiliary actuator
 
-    def planned(self, situation: PlanSnapshot) -> None:
-        concerned = situation.plan.cookies is not None or self._ours or self._unable or self.standings
-        self._worker.planned(situation, wake=bool(concerned))
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        await self._worker.run(task_status=task_status)
-
-    async def sweep(self) -> None:
-        """Bring all threads to the newest plan's cookies; one sweep at a time."""
-        await self._worker.sweep()
+    def _concerns(self, situation: PlanSnapshot) -> bool:
+        return bool(situation.plan.cookies is not None or self._ours or self._unable or self._standings)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Clear our cookies; from every thread of the machine, or from those of one pod."""
@@ -154,13 +151,13 @@ class CoreSched:
     async def _sweep(self, situation: PlanSnapshot) -> None:
         plan = situation.plan.cookies
         if plan is None and not self._ours:
-            self.standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
+            self._standings, self._unable, self._unrecorded, self._refused = {}, "", "", ""
             return
         why = unable(self._prctl)
         if why:
             if plan is not None and why != self._unable:
                 _LOG.warning("core scheduling is not available", reason=why)
-            self.standings, self._unable = {}, why if plan is not None else ""
+            self._standings, self._unable = {}, why if plan is not None else ""
             return
         self._unable = ""
         try:
@@ -285,7 +282,7 @@ class CoreSched:
         observed: Mapping[str, ObservedThreads],
         cookie_states: Mapping[str, _CookieState],
     ) -> None:
-        before, self.standings = self.standings, {}
+        before, standings = self._standings, dict[str, dict[str, SettingStatus]]()
         for target in places:
             path, member = target.path, target.member
             if member is None or path not in cookie_states:
@@ -299,7 +296,8 @@ class CoreSched:
                 earlier is None or earlier.wanted != member.group or earlier.state is SettingState.WOULD_WRITE
             ):
                 self._note("write", path, group=member.group, why=member.setting.reason, setting=member.setting)
-            self.standings[path] = {CORE_COOKIE: status}
+            standings[path] = {CORE_COOKIE: status}
+        self._standings = standings
 
     def _state(
         self, target: _CookieTarget, observed: ObservedThreads, tally: tasks.ThreadTally, *, fresh: bool

@@ -291,16 +291,7 @@ class CapacityFiles(PeriodicActuator):
             self._written.pop(place, None)
             if result.ok:
                 finished.add(place)
-        if not finished:
-            return done
-        try:
-            await self._rows.save(CapacityRows(places=self._rows.now.places - finished), dropped="restored")
-        except StoreError as exc:
-            return [
-                msgspec.structs.replace(result, undo=RestoreOutcome.REFUSED, detail=str(exc)) if result.ok else result
-                for result in done
-            ]
-        return done
+        return await self._rows.restored(CapacityRows(places=self._rows.now.places - finished), done)
 
     async def _in_thread(self, act: Callable[[], _T]) -> _T:
         """A file system that hangs costs its own file only."""

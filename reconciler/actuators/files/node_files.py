@@ -15,7 +15,6 @@ from typing import Final, final
 
 import trio
 from msgspec import Struct
-from msgspec.structs import replace
 
 from cgroupfs.bounded import whole
 from cgroupfs.errors import StoreError, errno_name
@@ -32,7 +31,7 @@ from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
 from reconciler.actuators.file_catalog import FILES, NodeFile
 from reconciler.actuators.holds import holding
-from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
+from state.entry import LedgerEntry, RestoreResult
 from state.kinds import FILE, SYSCTL
 from state.ledger import Ledger
 from state.memory import MACHINE
@@ -189,7 +188,6 @@ class NodeFiles(PeriodicActuator):
         catalog: Mapping[str, NodeFile] = FILES,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.standings: dict[str, dict[str, SettingStatus]] = {}
         self._access = FileAccess(root, files, catalog)
         self._rows = {kind: LedgerState(codec, ledger, lane) for kind, codec in CODECS.items()}
         super().__init__(PeriodicWorker(self._sweep, _period_s), _relevant)
@@ -226,7 +224,7 @@ class NodeFiles(PeriodicActuator):
         """The wanted values that are not in place, with the reason."""
         return [
             f"{name}: {status.detail}"
-            for name, status in sorted(self.standings.get(MACHINE, {}).items())
+            for name, status in sorted(self._standings.get(MACHINE, {}).items())
             if status.state.is_failing() or status.state.is_absent() or status.state is SettingState.YIELDED
         ]
 
@@ -238,7 +236,7 @@ class NodeFiles(PeriodicActuator):
         return {name: value for rows in self._rows.values() for name, value in rows.now.values.items()}
 
     def _status(self, name: str) -> SettingStatus | None:
-        return self.standings.get(MACHINE, {}).get(name)
+        return self._standings.get(MACHINE, {}).get(name)
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
         targets = situation.plan.files
@@ -260,7 +258,7 @@ class NodeFiles(PeriodicActuator):
             statuses[name] = SettingStatus(setting, state, str(setting.value), actual, detail, time.time())
             if state in _COUNTED:
                 self.counts[state] += 1
-        self.standings = {MACHINE: statuses} if statuses else {}
+        self._standings = {MACHINE: statuses} if statuses else {}
 
     async def _set(self, setting: Setting, wanted: FileTarget, *, held: bool, dry: bool) -> tuple[SettingState, str]:
         """Bring one file to its value; returns its state, with the reason."""
@@ -320,11 +318,7 @@ class NodeFiles(PeriodicActuator):
             finished = selected.keys() - failed.values.keys()
             self._confirmed -= finished
             left = {name: file for name, file in rows.now.values.items() if name not in finished}
-            try:
-                await rows.save(FileRows(values=left), dropped="restored")
-            except StoreError as exc:
-                results = [replace(result, undo=RestoreOutcome.REFUSED, detail=str(exc)) for result in results]
-            done += results
+            done += await rows.restored(FileRows(values=left), results)
         return done
 
 

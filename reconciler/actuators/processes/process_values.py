@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError, StoreError, errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import OfflineContext, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import OfflineContext, PeriodicActuator, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, undo_rows
 from reconciler.actuators.holds import holding
@@ -286,9 +286,7 @@ class _Comparison(NamedTuple):
     stopped: str
 
 
-class ProcessValueActuator:
-    name: str
-
+class ProcessValueActuator(PeriodicActuator):
     def __init__(
         self,
         kind: ProcessValueKind,
@@ -301,13 +299,11 @@ class ProcessValueActuator:
         files: FileOps = REAL,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.standings: dict[str, dict[str, SettingStatus]] = {}
-        """By group path, then knob; as `cgroup.status.StatusTable.by_group`."""
         self._kind = kind
         self._members = MemberValues(kind, access, hierarchy, root, files)
         self._rows = LedgerState(codec_of(kind), ledger, lane)
         self._saving = trio.Lock()
-        self._worker = PeriodicWorker(self._sweep, self._period_s)
+        super().__init__(PeriodicWorker(self._sweep, self._period_s))
         self._problems: list[str] = []
         self._kept: dict[str, int] = {}
         self._members_of: dict[str, int] = {}
@@ -358,13 +354,10 @@ class ProcessValueActuator:
         }
         return part, situation.enforce, situation.holds, phases if part is not None else None
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        await self._worker.run(task_status=task_status)
-
     async def sweep(self) -> None:
         """Bring all members to the newest plan's values; one sweep at a time."""
         self._whole = True
-        await self._worker.sweep()
+        await super().sweep()
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
         """Restore everything, or one pod's containers; the other pods keep their values."""
@@ -467,8 +460,8 @@ class ProcessValueActuator:
             self._members_of = {path: count for path, count in self._members_of.items() if path in wanted}
         others = {} if whole else {path: count for path, count in self._kept.items() if path not in wanted}
         self._kept = others | {path: outcome.kept for path, outcome in outcomes.items() if outcome.kept}
-        self.standings = {
-            **({} if whole else self.standings),
+        self._standings = {
+            **({} if whole else self._standings),
             **{path: {self._kind.knob: status} for path, status in left.items() if status is not None},
             **{path: {self._kind.knob: self._status(wanted[path][0], outcomes.get(path))} for path in wanted},
         }

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from reconciler.actuators.base import GroupOutcomes
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.restore import restore_ledger
@@ -107,7 +106,6 @@ def _document(agent: Agent) -> dict[str, Any]:
 async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run: Run, tmp_path: Path) -> None:
     with machine.live.agent(machine.config()) as agent:
         side = machine.beside(agent)
-        assert isinstance(side, GroupOutcomes)
         await machine.live.look(agent)
         await side.sweep()
         await agent.keeper.flush()

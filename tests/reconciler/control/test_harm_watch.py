@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.usage import UsageReader
-from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.base import AuxiliaryActuator, PlanSnapshot
 from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.sampler import Sampler
 from reconciler.daemon.agent import Agent
@@ -349,7 +350,7 @@ async def test_a_capacity_file_follows_the_cpu_that_is_left_without_a_pass(node:
             assert situation.plan.capacity is not None
             told.append(situation.plan.capacity.pods[BATCH].cpu_milli)
 
-        agent.sides.all = (SimpleNamespace(name="told", planned=planned),)
+        agent.sides.all = (cast("AuxiliaryActuator", SimpleNamespace(name="told", planned=planned)),)
         looks = agent.control.reconciler.looks
         for use in (1000, 1050, 4000):
             agent.control.inventory.take(

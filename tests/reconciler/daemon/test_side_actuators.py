@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from reconciler.actuators import node_mark
-from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes, LazyActuator, PlanSnapshot
+from reconciler.actuators.base import AuxiliaryActuator, LazyActuator, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.core_sched.actuator import CoreSched
 from reconciler.actuators.files import capacity, interrupts, node_files
@@ -29,7 +29,7 @@ from tests.reconciler.nodes import node
 PROJECT = Path(__file__).parents[3]
 
 
-class Noting:
+class Noting(AuxiliaryActuator):
     """A side actuator that records its requests."""
 
     name = "noting"
@@ -91,7 +91,6 @@ async def test_it_is_made_when_it_is_wanted_for_the_first_time_and_stays(nursery
     await real.ran.wait()
     assert (side.status(), side.problems()) == ({"seen": 2}, ["one"])
     # What is shown and counted of the real one must not end at what loads it.
-    assert isinstance(side, GroupOutcomes)
     assert side.standings == {"/group": {}}
     assert side.measured() == CacheUsage(at_s=2.0) == cache_use(LazyActuator("no", make, lambda _: False), side)
     assert [result.path for result in await side.restore("uid")] == ["uid"]

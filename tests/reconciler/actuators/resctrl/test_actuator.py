@@ -7,7 +7,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from reconciler.actuators.base import AuxiliaryActuator, GroupOutcomes
+from reconciler.actuators.base import AuxiliaryActuator
 from reconciler.policies.cache import CachePolicyConfig
 from state.cache import RESCTRL_GROUP, ClassShare
 from state.model import Hold
@@ -311,7 +311,6 @@ async def test_a_mount_that_goes_away_is_a_problem_and_comes_back(world: World) 
 
 
 async def test_it_runs_as_a_side_of_the_agent(world: World, nursery: trio.Nursery) -> None:
-    assert isinstance(world.side, GroupOutcomes)
     side: AuxiliaryActuator = world.side
     batch = world.spawn(BATCH)
     await nursery.start(side.run)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from reconciler.actuators.base import CacheUsageSource
 from reconciler.policies.cache import CachePolicyConfig
 from resctrl.schemata import parse_schemata
 from state.cache import CacheConsumption, CacheMode, LevelControl, ShareLevel
@@ -51,7 +50,6 @@ async def test_use_of_cache_and_bandwidth_is_told_by_pod_or_not_known(world: Wor
 
 
 async def test_what_is_measured_is_told_to_signals_and_metrics(world: World) -> None:
-    assert isinstance(world.side, CacheUsageSource)
     assert world.side.measured() is None
     world.config = CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC)
     world.spawn(BATCH)
