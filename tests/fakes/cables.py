@@ -71,6 +71,8 @@ class FakePodTc:
         self.rates: list[int] = []
         self.up = self.classed = False
         self.gone_through = 0
+        self.past: dict[str, int] = {}
+        """Bytes that a program has handed to the pod past the device, by name."""
         self.refuses = ""
         self._act = act
         self._next = 10
@@ -114,6 +116,9 @@ class FakePodTc:
         raise SourceError("network", f"{index}: ENODEV")
 
     # PodTc
+
+    def handed_past(self, veths: Collection[Link]) -> dict[int, int]:
+        return {link.index: self.past.get(link.name, 0) for link in veths}
 
     def veths(self, spaces: Mapping[str, int]) -> dict[str, tuple[Link, ...]]:
         return {

@@ -4,7 +4,7 @@ pyroute2 takes some 300 µs of CPU for each device of the node, of which there a
 µs. It also sets one kind of filter and one of queue that pyroute2 does not support.
 
 Source: rtnetlink(7), include/uapi/linux/{if_link,net_namespace,netlink,pkt_cls}.h; RTM_GETNSID and IFLA_LINK_NETNSID
-is from Linux 4.0.
+are from Linux 4.0, IFLA_TARGET_NETNSID from 4.15.
 """
 
 import errno
@@ -40,6 +40,8 @@ _LINKINFO: Final = 18
 _INFO_KIND: Final = 1
 _STATS64: Final = 23
 _NETNSID: Final = 37
+_FAR: Final = 5
+_TARGET_NETNSID: Final = 46
 _NSA_NSID: Final = 1
 _NSA_FILE: Final = 3
 _NEW_FILTER: Final = 44
@@ -65,13 +67,15 @@ _WAIT_S: Final = 5.0
 class Link(Struct, frozen=True, kw_only=True):
     """One device. ``kind``: veth, ifb, …, empty for hardware; ``peer``: the id of its other end's namespace.
 
-    A veth device whose peer is in our own namespace has no ``peer``. ``received`` and ``sent``: bytes.
+    A veth device whose peer is in our own namespace has no ``peer``. ``far``: the other end's index there.
+    ``received`` and ``sent``: bytes.
     """
 
     index: int
     name: str
     kind: str = ""
     peer: int | None = None
+    far: int = 0
     up: bool = False
     received: int = 0
     sent: int = 0
@@ -120,6 +124,16 @@ class Links:
             return next(self._links(_REQUEST, body), None)
         except _NoSuchDeviceError:
             return None
+
+    def handed_past(self, veth: Link) -> int | None:
+        """Bytes that the other end of a veth device has received and this end has not sent; None: not known.
+
+        A program has handed them over without this end (``bpf_redirect_peer``). The kernel counts them from 6.7 on.
+        """
+        here = next(self._links(_REQUEST, _LINK.pack(0, 0, veth.index, 0, 0)), None)
+        there = _LINK.pack(0, 0, veth.far, 0, 0) + _packed(_TARGET_NETNSID, struct.pack("=i", veth.peer or 0))
+        far = next(self._links(_REQUEST, there), None)
+        return None if here is None or far is None or far.kind != "veth" else far.received - here.sent
 
     def _links(self, flags: int, question: bytes) -> Iterator[Link]:
         for body in self._request(_GET_LINK, flags, question, _NEW_LINK):
@@ -221,7 +235,7 @@ def _link(body: memoryview) -> Link:
     _, _, index, flags, _ = _LINK.unpack_from(body)
     name = kind = ""
     peer: int | None = None
-    received = sent = 0
+    far = received = sent = 0
     for what, value in _attributes(body, _LINK.size):
         if what == _IFNAME:
             name = _text(value)
@@ -229,9 +243,13 @@ def _link(body: memoryview) -> Link:
             kind = next((_text(inner) for key, inner in _attributes(value, 0) if key == _INFO_KIND), "")
         elif what == _NETNSID:
             peer = int(struct.unpack_from("=i", value)[0])
+        elif what == _FAR:
+            far = int(struct.unpack_from("=I", value)[0])
         elif what == _STATS64:
             received, sent = _BYTES.unpack_from(value)
-    return Link(index=index, name=name, kind=kind, peer=peer, up=bool(flags & _UP), received=received, sent=sent)
+    return Link(
+        index=index, name=name, kind=kind, peer=peer, far=far, up=bool(flags & _UP), received=received, sent=sent
+    )
 
 
 def _text(value: memoryview) -> str:

@@ -33,7 +33,7 @@ from state.network import Direction
 from state.setting_state import SettingState
 
 _NO_VETH: Final = "no veth pair of its namespace ends here; macvlan, ipvlan and physical devices are not limited"
-_BYPASSED: Final = "in place, but bypassed by its packets (XDP, tcx)"
+_BYPASSED: Final = "in place, but bypassed by its packets (XDP, tcx, bpf_redirect_peer)"
 _HOST: Final = {
     Direction.SENT: "in the host network, where only net_cls identifies its packets",
     Direction.RECEIVED: "in the host network, where nothing identifies packets to it",
@@ -52,13 +52,15 @@ class PodLinks(Struct, frozen=True, kw_only=True):
 class ObservedLinks(Struct, frozen=True, kw_only=True):
     """One reading.
 
-    ``pods``: BE pods' by uid; ``filters``: by device index; ``present``: the redirected devices that still exist.
+    ``pods``: BE pods' by uid; ``filters``: by device index; ``present``: the redirected devices that still exist;
+    ``past``: by device index, bytes that were handed to the pod past the device.
     """
 
     pods: Mapping[str, PodLinks]
     filters: Mapping[int, VethFilters]
     present: frozenset[str]
     ifb: IfbState | None
+    past: Mapping[int, int] = {}
 
 
 class LinkSteps(Struct, frozen=True, kw_only=True):
@@ -229,7 +231,7 @@ class PodCeiling:
         self._filters: Mapping[int, VethFilters] = {}
         self._ifb: IfbState | None = None
         self._rate: int | None = None
-        self._counted: dict[int, tuple[int, int]] = {}
+        self._counted: dict[int, tuple[int, int, int]] = {}
 
     @property
     def cables(self) -> Mapping[str, Redirect]:
@@ -382,15 +384,20 @@ class PodCeiling:
             index: entry for index, entry in unchanged.items() if ifb is not None and entry.redirects_to == ifb.index
         }
         fresh = self._tc.filters_of(sorted(indices - cached.keys()))
+        past: Mapping[int, int] = {}
+        if not unchanged and self.direction is Direction.RECEIVED:
+            veths = [link for place in places.values() for link in place.veths]
+            past = self._tc.handed_past([link for link in veths if fresh[link.index].redirects_to is not None])
         return ObservedLinks(
             pods=places,
             filters={index: cached[index] if index in cached else fresh[index] for index in sorted(indices)},
             present=frozenset(present),
             ifb=ifb,
+            past=past,
         )
 
     def _bypassing(self, links: ObservedLinks) -> Sequence[int]:
-        """The devices that sent packets of which our filter counted none since the last reading."""
+        """The devices that sent packets of which our filter counted none since the last reading, or were passed by."""
         before, self._counted = self._counted, {}
         numbers = []
         for place in links.pods.values():
@@ -401,10 +408,12 @@ class PodCeiling:
                 # Received packets have passed our IFB before the device counts them, and those sent, after.
                 sent_by_pod = self.direction is Direction.SENT
                 total = link.received if sent_by_pod else link.sent
-                earlier, passed = before.get(link.index, (total, 0))
-                self._counted[link.index] = total, entry.redirected_bytes
+                past = links.past.get(link.index, 0)
+                earlier, counted, past_before = before.get(link.index, (total, 0, past))
+                self._counted[link.index] = total, entry.redirected_bytes, past
                 in_transit = _BYPASS_BYTES if sent_by_pod else 2 * _BYPASS_BYTES
-                if total - earlier > in_transit and entry.redirected_bytes <= passed:
+                unseen = total - earlier > in_transit and entry.redirected_bytes <= counted
+                if unseen or past - past_before > _BYPASS_BYTES:
                     numbers.append(link.index)
         return numbers
 

@@ -225,11 +225,15 @@ def _classes(link: Any, index: int, rates: ClassRates, command: str) -> None:
 
 
 def load_classifier() -> int:
-    """Load the classifier; its file descriptor. Errors: `SourceError` if the kernel or missing privileges refuse it."""
+    """Load the classifier; as `load_program`."""
+    return load_program(struct.pack("<BBhiBBhi", _CALL, 0, 0, _GET_CGROUP_CLASSID, _EXIT, 0, 0, 0))
+
+
+def load_program(code: bytes) -> int:
+    """Load a program; its file descriptor. Errors: `SourceError` if the kernel or missing privileges refuse it."""
     number = _BPF.get(platform.machine())
     if number is None:
         raise SourceError(NAME, f"no bpf system call number for {platform.machine()}")
-    code = struct.pack("<BBhiBBhi", _CALL, 0, 0, _GET_CGROUP_CLASSID, _EXIT, 0, 0, 0)
     program, license_ = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"Apache-2.0")
     head = struct.pack("=IIQQ", _SCHED_CLS, len(code) // 8, ctypes.addressof(program), ctypes.addressof(license_))
     attributes = ctypes.create_string_buffer(head.ljust(128, b"\0"), 128)

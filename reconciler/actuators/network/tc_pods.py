@@ -20,7 +20,7 @@ A filter is identified as ours by its preference and kind. The handle of an ingr
 caller records whether it was created with our filter. Another program's filter would never see the packets that ours
 redirects, nor ours those that it takes: so the two are never installed on one side of a device. Received packets are
 not redirected beside one on the other side, either: such a data path may hand them past the device
-(``bpf_redirect_peer``), which no counter there shows.
+(``bpf_redirect_peer``), which only the counters of the pod's end show (`Links.handed_past`).
 
 Source: tc-mirred(8), tc-u32(8), tc-htb(8), tc-bfifo(8), drivers/net/ifb.c, net/sched/act_api.c,
 net/core/net_namespace.c (Linux 4.0); clsact came with 4.5, before it there is ``ingress``.
@@ -96,6 +96,9 @@ class PodTc(Protocol):
     def veths(self, spaces: Mapping[str, int]) -> dict[str, tuple[Link, ...]]:
         """The veth devices into each of these namespaces (name -> open file of it), by the same names."""
 
+    def handed_past(self, veths: Collection[Link]) -> dict[int, int]:
+        """By index, what `Links.handed_past` knows of these devices."""
+
     def device(self, name: str) -> Link | None:
         """The device of a name; None if it does not exist."""
 
@@ -163,6 +166,16 @@ class RealPodTc:
                 if link.peer is not None and link.kind == "veth":
                     ends.setdefault(link.peer, []).append(link)
         return {name: tuple(ends.get(number, ())) if number is not None else () for name, number in numbers.items()}
+
+    def handed_past(self, veths: Collection[Link]) -> dict[int, int]:
+        past: dict[int, int] = {}
+        with self._links() as links:
+            for veth in veths:
+                # Removed meanwhile, or a kernel that does not answer for other namespaces.
+                with suppress(SourceError):
+                    if (count := links.handed_past(veth)) is not None:
+                        past[veth.index] = count
+        return past
 
     def device(self, name: str) -> Link | None:
         with self._links() as links:

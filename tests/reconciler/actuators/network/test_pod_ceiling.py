@@ -466,6 +466,16 @@ async def test_received_packets_that_pass_by_our_filter_are_reported(world: Worl
     assert status[SHARE].state == "in place"
 
 
+async def test_received_packets_that_are_handed_past_the_device_are_reported_while_they_are(world: World) -> None:
+    await world.round(wish=RECEIVE)
+    for past, state in ((0, "in place"), (9 << 20, "blocked"), (9 << 20, "in place"), (10 << 20, "in place")):
+        world.both[1].past = {"veth-be": past}
+        await world.round(wish=RECEIVE, seconds=40)
+        status = world.network.standings["/kubepods/besteffort/podbe"]
+        assert (status[RECEIVED_SHARE].state, status[SHARE].state) == (state, "in place")
+        assert ("bpf_redirect_peer" in status[RECEIVED_SHARE].detail) == (state == "blocked")
+
+
 async def test_a_kernel_without_a_side_for_received_packets_says_so(world: World) -> None:
     world.both[1].refuses = "veth-be: this kernel has no clsact (CONFIG_NET_SCH_INGRESS)"
     await world.round(wish=RECEIVE)

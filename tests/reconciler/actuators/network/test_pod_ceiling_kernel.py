@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.namespaces import RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Links
+from reconciler.actuators.network.tc import connected, load_program
 from reconciler.actuators.network.tc_pods import IfbState, RealPodTc, VethFilters
 from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
 from reconciler.control.network_loop import NetworkLoop
@@ -38,6 +40,8 @@ from tests.reconciler.nodes import node, pod
 
 pytestmark = pytest.mark.kernel
 MBIT = 125_000
+_REDIRECT_PEER = 155
+"""Source: bpf-helpers(7)."""
 
 
 class World:
@@ -342,11 +346,11 @@ def test_the_namespace_of_a_pod_is_that_of_its_pause_process(tmp_path: Path) -> 
             os.fstat(file)
 
 
-def deliver(world: World, count: int) -> None:
-    """So many packets of 1,000 bytes of payload for the pod's address, without an answer."""
+def deliver(world: World, count: int, address: str = "10.215.0.2") -> None:
+    """So many packets of 1,000 bytes of payload for an address, the pod's, without an answer."""
     program = (
         "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
-        f"[s.sendto(bytes(1000), ('10.215.0.2', 9)) for _ in range({count})]"
+        f"[s.sendto(bytes(1000), ('{address}', 9)) for _ in range({count})]"
     )
     done = subprocess.run(
         ["ip", "netns", "exec", world.host, sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -406,6 +410,38 @@ async def test_packets_to_a_pod_pass_our_device_once_and_then_the_qdisc_of_other
     assert int(counted.split("Sent ")[1].split()[0]) >= 50 * 1042, "the qdisc of another program applies as before"
     assert all(result.ok for result in await network.restore())
     assert world.dump() == clean
+
+
+def hand_past(world: World) -> None:
+    """A program at another device of the host, which hands each packet there to the pod past the pod's cable."""
+    mov, call, end = 0xB7, 0x85, 0x95
+    code = struct.pack("<" + "BBhi" * 4, mov, 1, 0, world.index, mov, 2, 0, 0, call, 0, 0, _REDIRECT_PEER, end, 0, 0, 0)
+    program, near = load_program(code), world.tc.devices()["eth0"].index
+    try:
+        with connected(partial(library, world.host), "eth0") as link:
+            link.tc("add", "clsact", near)
+            link.tc("add-filter", "bpf", near, parent=0xFFFF_FFF2, prio=1, protocol=3, fd=program, name="p", flags=1)
+    finally:
+        os.close(program)
+
+
+async def test_packets_that_a_program_hands_to_the_pod_are_known_by_the_counters_of_its_end(world: World) -> None:
+    connect(world)
+    network = world.network()
+    await network._round(wanted(receive=True))
+    veth = world.tc.devices()["veth-be"]
+    deliver(world, 20)
+    assert world.received.handed_past([veth]) == {veth.index: 0}, "what passes the device"
+    hand_past(world)
+    ip("-n", world.host, "addr", "add", "10.216.0.1/24", "dev", "far")
+    for name in ("far", "eth0"):
+        ip("-n", world.host, "link", "set", name, "up", "arp", "off")
+    arrived = pod_received(world)
+    deliver(world, 20, "10.216.0.2")
+    if pod_received(world) == arrived:
+        pytest.skip("REAL KERNEL TEST NOT RUN: before Linux 6.7 nothing counts what bpf_redirect_peer hands over")
+    assert world.received.handed_past([veth])[veth.index] >= 20 * 1000
+    assert all(result.ok for result in await network.restore())
 
 
 async def test_a_burst_for_a_pod_waits_in_a_queue_of_bytes_and_the_rest_is_dropped(world: World) -> None:
