@@ -76,7 +76,9 @@ class Agent:
             base, record, sources, writes, self.sides, policies=config.policies, alert=alerts.alert, times=times
         )
         self.headroom = headroom = NodeHeadroom(base, record, control, config.headroom, config.apiserver)
-        self.interference = watching = InterferenceService(config, base, record, control, alerts, settings=settings.row)
+        self.interference = watching = InterferenceService(
+            config, base, record, control, alerts, settings=settings.row, falling=headroom.publisher.is_falling
+        )
         self.conditions = conditions = together(sources.conditions, control.conditions)
         self.accounts = accounts = NodeAccounts(
             config, base, record, control, headroom=headroom, watching=watching, alerts=alerts, conditions=conditions

@@ -161,7 +161,6 @@ class Daemon:
         return place
 
     async def _serve(self, place: NodeEnvironment) -> None:
-        self._renewal = None
         wanted = trio.Event()
         # Since the last agent, or while the node was searched.
         await self._change_window()
@@ -178,7 +177,7 @@ class Daemon:
         if self._restored:
             agent.commands.set_enforce(enforce=False)
         layers = [self._outer(), *agent.components(), self._inner(agent)]
-        self.supervisor = Supervisor(layers, self._component_changed)
+        self.supervisor, self._renewal = Supervisor(layers, self._component_changed), None
         self._log.info(
             "starts",
             version=__version__,
@@ -314,10 +313,10 @@ class Daemon:
                 self._log.info("stopping", signal=self._stopped_by)
                 if self.supervisor is not None:
                     self.supervisor.stop(self._stopped_by)
-                elif self._renewal is None or self.config.on_stop is not OnStop.RESTORE:
+                elif self._renewal is None:
                     scope.cancel(reason=self._stopped_by)
                 elif self._search is not None:
-                    # The next agent restores; the node may never be as that agent needs it.
+                    # The next agent restores and withdraws; the node may never be as that agent needs it.
                     self._search.cancel(reason=self._stopped_by)
 
     def _hands_over(self) -> bool:

@@ -184,6 +184,10 @@ class HeadroomPublisher:
         offer, sent = self._offer(), self._sent
         return sent is None or offer.cpu_milli < sent.cpu_milli or offer.memory < sent.memory
 
+    def is_falling(self) -> bool:
+        """Whether the cluster still has a higher amount than is offered now, and gets the present one soon."""
+        return self._active() and self._published is not None and not self._problem and self._falls()
+
     def _active(self) -> bool:
         return self._writes() and self._wanted() is not ClusterTarget.OFF
 

@@ -61,11 +61,12 @@ class InterferenceService:
         alerts: AlertService,
         *,
         settings: Callable[[], bytes],
+        falling: Callable[[], bool],
     ) -> None:
-        """``settings``: the control plane's, for a recording."""
+        """``settings``: the control plane's, for a recording. ``falling``: the published headroom is to fall."""
         self._config, self._base, self._record, self._control, self._alerts = config, base, record, control, alerts
         self._place, self._mode = base.place, control.writes.mode
-        self._settings = settings
+        self._settings, self._falling = settings, falling
         self._changed = WakeUp()
         # Evictions that an earlier run began are completed or dropped, whatever the configuration now.
         self._left = bool(record.store.rows(EVICTIONS))
@@ -170,7 +171,7 @@ class InterferenceService:
             kubelet_dir=os.path.join(place.root, place.kubelet.root_dir.lstrip("/")),
             pods=self._pod,
             forbidden=self._forbidden,
-            closing=self._control.closing,
+            closing=lambda: self._control.closing() or self._falling(),
         )
 
     def _pod(self, uid: str) -> PodSnapshot | None:

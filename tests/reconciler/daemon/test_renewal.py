@@ -53,9 +53,9 @@ class FakeAgent:
         self.sources = SimpleNamespace(is_urgent=lambda: False)
         self.mode = SimpleNamespace(enforce=config.mode is AgentMode.ENFORCE)
         self.alerts = SimpleNamespace(component=lambda _status: None)
-        self.headroom = SimpleNamespace(publisher=SimpleNamespace(end=trio.lowlevel.checkpoint))
+        self.headroom = SimpleNamespace(publisher=SimpleNamespace(end=self.withdraw))
         self.commands = self
-        self.restored = 0
+        self.restored = self.withdrawn = 0
         self.daemon_weights_restored = 0
         self.closed = False
         self.made.append(self)
@@ -69,6 +69,9 @@ class FakeAgent:
 
     async def restore_daemon_weights(self) -> None:
         self.daemon_weights_restored += 1
+
+    async def withdraw(self) -> None:
+        self.withdrawn += 1
 
     def set_enforce(self, *, enforce: bool) -> None:
         self.mode.enforce = enforce
@@ -129,8 +132,9 @@ async def test_the_agent_before_leaves_no_priority_of_its_own(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_signal_while_the_node_is_searched_again_restores_by_the_last_one(
-    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("on_stop", list(OnStop))
+async def test_a_signal_while_the_node_is_searched_again_restores_and_withdraws_by_the_last_one(
+    agents: list[FakeAgent], monkeypatch: pytest.MonkeyPatch, on_stop: OnStop
 ) -> None:
     places, searched = [place()], trio.Event()
 
@@ -141,7 +145,7 @@ async def test_a_signal_while_the_node_is_searched_again_restores_by_the_last_on
         return places.pop()
 
     monkeypatch.setattr(main, "wait_for_place", found)
-    daemon = main.Daemon(loaded(Config(mode=AgentMode.ENFORCE, on_stop=OnStop.RESTORE)))
+    daemon = main.Daemon(loaded(Config(mode=AgentMode.ENFORCE, on_stop=on_stop)))
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.run)
@@ -149,7 +153,9 @@ async def test_a_signal_while_the_node_is_searched_again_restores_by_the_last_on
             agents[0].renew("test")
             await searched.wait()
             os.kill(os.getpid(), signal.SIGTERM)
-    assert [agent.restored for agent in agents] == [0, 1]
+    assert [agent.withdrawn for agent in agents] == [0, 1]
+    assert [agent.restored for agent in agents] == [0, int(on_stop is OnStop.RESTORE)]
+    assert [agent.daemon_weights_restored for agent in agents] == [0, int(on_stop is OnStop.KEEP)]
     assert agents[1].closed
 
 

@@ -104,8 +104,11 @@ async def test_it_is_noted_before_it_is_written(autojump_clock: trio.testing.Moc
 async def test_a_fall_is_written_soon_and_a_rise_later(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as scene:
         await trio.sleep(1)
+        assert not scene.publisher.is_falling()
         scene.change(cpu_milli=1000)
+        assert scene.publisher.is_falling()
         await trio.sleep(FALL_S)
+        assert not scene.publisher.is_falling()
         assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000]
         scene.change(cpu_milli=3000)
         await trio.sleep(FALL_S + 1)
