@@ -27,7 +27,7 @@ from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
-from reconciler.runtime.wakeup import WakeUp
+from reconciler.runtime.wakeup import WakeUp, beat_after
 from state.entry import LedgerEvent
 from state.model import Pod, Setting, SourceStatus
 from state.schema import META
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LOG: Final = get_log("alerts")
 _AGENT_LOG: Final = get_log("agent")
 _EARLY: Final = 100
-_LOOK_S: Final = 10.0
+_LOOK_S: Final = 20.0
 
 
 class SinkNumbers(Struct, frozen=True, kw_only=True):
@@ -228,7 +228,7 @@ class HealthWatch:
         config = self._service.config
         watch, had_sinks = SourceHealth(config.source_down_s), bool(config.sinks)
         while True:
-            await trio.sleep(_LOOK_S)
+            await trio.sleep_until(beat_after(_LOOK_S))
             config = self._service.config
             if config.sinks and not had_sinks:
                 # The first sink has yet to get what lasts.

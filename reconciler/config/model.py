@@ -117,7 +117,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0.1,
             le=60,
-            description="interval of the CPU usage readings; twice it while BE work sleeps",
+            description="interval of the CPU usage readings; twice it while BE work sleeps, five times while it has "
+            "all it may",
             extra=_RESTART,
         ),
     ] = 1.0

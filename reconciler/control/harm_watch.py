@@ -6,6 +6,7 @@ While BE work sleeps it measures once a second, to learn what each pod waits wit
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, final
 
+from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.usage import UsageReader
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies import harm
@@ -15,7 +16,7 @@ from reconciler.policies.waiting import PodJudgement, PodWaiting, is_quiet, judg
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.workqueue import TICK
 from state.cpu import HarmReading, HarmTerms
-from state.model import Pod, Pools
+from state.model import NodeView, Pod, Pools
 from state.pod_index import index_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class HarmWatch:
         self._measured = False
         self._chosen: dict[str, Pod] = {}
         self._at = self._chosen_at = float("-inf")
+        self._interval: tuple[HarmState | None, HarmTerms | None, float] = None, None, 0.0
+        """What `interval_s` has worked out, for this state and these terms."""
+        self._chosen_of: tuple[NodeView | None, CpuSet] = None, EMPTY
+        """The node and the CPUs of the law by which they were chosen."""
         self._pods: dict[str, PodJudgement] = {}
         self._used: tuple[float, int] | None = None
         self._quiet_since: float | None = None
@@ -127,13 +132,18 @@ class HarmWatch:
     def interval_s(self, now: float) -> float:
         pools, state = self._reconciler.pools, self._state
         terms = pools.harm if pools is not None else None
+        if self._interval[0] is state and self._interval[1] is terms:
+            return self._interval[2]
         config = self.config().harm
         if state is None or terms is None:
             return config.interval_s
         if terms.floor_milli >= terms.top_milli:
             # Nothing to cut.
-            return max(config.interval_s, config.calm_interval_s)
-        return harm.interval_s(state, terms.top_milli, now, config)
+            interval_s = max(config.interval_s, config.calm_interval_s)
+        else:
+            interval_s = harm.interval_s(state, terms.top_milli, now, config)
+        self._interval = state, terms, interval_s
+        return interval_s
 
     def is_calm(self, now: float) -> bool:
         """Whether BE work has all that it may, and has had it for a while without harm: the rounds are rarer, too."""
@@ -261,19 +271,19 @@ class HarmWatch:
         """The online pods and the host workloads that share CPUs with BE work."""
         from reconciler.signals.extent import pod_cpus
 
-        if now - self._chosen_at < _CHOOSE_S:
+        view, cpus = self._reconciler.view, terms.cpus
+        if now - self._chosen_at < _CHOOSE_S or view is None:
             return
-        self._chosen_at = now
-        view = self._reconciler.view
-        if view is None:
+        self._chosen_at, every = now, self._hosts()
+        if view is self._chosen_of[0] and cpus == self._chosen_of[1] and not (every or self._listed):
             return
-        cpus = terms.cpus
+        self._chosen_of = view, cpus
         self._chosen = {
             uid: pod
             for uid, pod in self._reconciler.inventory.pods.items()
             if pod.pod_class.online and pod.containers and pod_cpus(pod, view, pools) & cpus
         }
-        hosts = {uid: host for uid, host in self._hosts().items() if not host.cpus or host.cpus & cpus}
+        hosts = {uid: host for uid, host in every.items() if not host.cpus or host.cpus & cpus}
         self._listed = {uid: host.pids for uid, host in hosts.items()}
         self._chosen |= {uid: host.pod for uid, host in hosts.items()}
         self._pods = {uid: self._pods.get(uid) or PodJudgement() for uid in self._chosen}

@@ -118,6 +118,9 @@ class MemoryReclaimLoop(AuxiliaryActuator):
         self._problem = ""
         self._short = shortages(zones, self._short)
         missing = missing_bytes(zones, self._short) if wish.relieve else {}
+        if not (missing or wish.probe):
+            # Nothing would be done, whatever the containers have.
+            return
         groups = await self._actuator.read(situation, wish, by_node=bool(missing) and len(zones) > 1)
         relief = relieve(groups, self._tried, missing, wish, version=self._actuator.version)
         # A node that is short of memory is first; its reclaim is enough for one step.

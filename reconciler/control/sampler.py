@@ -1,4 +1,4 @@
-"""The agent's one clock: CPU use each second or two, idle buffer or harm law ten times a second while there is BE work.
+"""The agent's one clock: CPU use each second to five; ten times a second, beside BE work, the idle buffer or harm law.
 
 One task instead of many sleeping ones. It reads counters, runs the pure control laws, and marks the node dirty when a
 result has changed; the worker does the rest.
@@ -45,6 +45,7 @@ from reconciler.signals.uses import UsageHistory
 from state.cpu import Uses
 from state.memory import NodeMemoryReading
 from state.model import NodeCpu, Pod, PodClass, SourceStatus
+from state.plan import NodePlan
 from state.pod_index import derived, index_of
 
 _MEMORY_LOG: Final = get_log("memory_sampler")
@@ -127,9 +128,13 @@ def _with_pods(node: NodeMemoryReading, pods: MemoryUsage | None) -> NodeMemoryR
 
 _LOG: Final = get_log("sampler")
 _ASLEEP_MILLI: Final = 20
-_CALM: Final = 2
+_ASLEEP: Final = 2
 """While BE work sleeps, a sample is due after so many intervals: when it wakes up, its law follows within 2 s. Until
-then its weight, its idle class and its quota hold. The same while the harm law, whose rounds go on, takes nothing.
+then its weight, its idle class and its quota hold.
+"""
+_LENT: Final = 5
+"""The same while BE work has all that it may by the harm law: that law's own rounds show what online pods need. Of the
+laws that need the samples then the fastest, that of BE's memory, steps each 5 s.
 """
 _SETTLED_S: Final = 5.0
 """After a container's arrival until its threads' class is surely read: before, a law may depend on the next sample."""
@@ -188,6 +193,8 @@ class Sampler:
         self._before: tuple[CpuReading, int | None] | None = None
         self._sampled_at = 0.0
         self._sums = UseBySide()
+        self._interval: tuple[NodePlan | None, float] = None, sample_s
+        """Between two samples, by the plan of that time."""
         self.problem: str | None = None
 
     def status(self) -> SourceStatus:
@@ -219,32 +226,39 @@ class Sampler:
                 await slices.checkpoint()
             await self.harm.round(now)
             await self.daemons.round(now)
-            intervals = [self._interval_s(now)]
+            self._interval = self._reconciler.plan, self.interval_s(now, works=works)
+            intervals = [self._interval[1]]
             intervals += [burst_s] if (burst_s := self.bursts.interval_s()) is not None else []
             intervals += [config.interval_s] if fast else []
             intervals += [self.harm.interval_s(now)] if harmful else []
             due = beat_after(min(intervals))
             await trio.sleep_until(due)
 
-    def _interval_s(self, now: float) -> float:
-        return _CALM * self._sample_s if self.is_calm(now) else self._sample_s
+    def interval_s(self, now: float, *, works: bool | None = None) -> float:
+        """Seconds from one sample to the next; more where no law needs each second's: nothing starts or is lent.
 
-    def is_calm(self, now: float) -> bool:
-        """Whether no law needs each second's sample: BE work sleeps or has all it may, nothing starts or is lent."""
+        ``works``: whether BE work does, if that is known.
+        """
         reconciler = self._reconciler
         policies, plan = reconciler.policies, reconciler.plan
-        return (
-            plan is not None
+        if not (self._reclaimed_works() if works is None else works):
+            calm = _ASLEEP if self.harm.state is None else 1
+        else:
+            calm = _LENT if self._all_is_lent(now) else 1
+        if (
+            calm > 1
+            and plan is not None
             and self.problem is None
-            and (self._harm_is_calm(now) if self._reclaimed_works() else self.harm.state is None)
             and not (plan.starts.pods or plan.starts.created)
             and not self.bursts.has_customers
             and not policies.node_daemons.enabled
-            and not (policies.be_memory.enabled and policies.be_memory.interval_s < _CALM * self._sample_s)
+            and not (policies.be_memory.enabled and policies.be_memory.interval_s < calm * self._sample_s)
             and not (policies.shared.enabled and policies.shared.measured)
-        )
+        ):
+            return calm * self._sample_s
+        return self._sample_s
 
-    def _harm_is_calm(self, now: float) -> bool:
+    def _all_is_lent(self, now: float) -> bool:
         reconciler = self._reconciler
         return (
             self.harm.is_calm(now)
@@ -254,7 +268,10 @@ class Sampler:
 
     def _is_due(self, now: float) -> bool:
         """Whether the counters are wanted now: by the second's sample, the bursts, or to leave the idle buffer."""
-        second = now - self._sampled_at >= self._interval_s(now) * 0.9
+        plan, interval_s = self._interval
+        if plan is not self._reconciler.plan:
+            interval_s = self.interval_s(now)
+        second = now - self._sampled_at >= interval_s * 0.9
         return second or self.bursts.interval_s() is not None or self._before is not None or self.problem is not None
 
     def tick(self, now: float, *, fast: bool) -> None:

@@ -4,8 +4,9 @@ Its input is frames and their history, and its own memory of the same victim; it
 signal that it needs is missing or too old it returns ``unknown``: never ``ok`` for what was not measured.
 """
 
+import math
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -17,6 +18,9 @@ C = TypeVar("C", bound=Struct)
 M = TypeVar("M", bound=Struct)
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+CALM_S: Final = 2.0
+"""The longest interval between two frames while nothing is wrong."""
+WINDOWED: Final = math.inf
 
 
 class VictimView(Struct, frozen=True, kw_only=True):
@@ -65,12 +69,19 @@ class VictimView(Struct, frozen=True, kw_only=True):
         return patience_s(signal, self.fresh_s)
 
 
+def _half(_config: object) -> float:
+    return 0.5
+
+
 class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
     """One kind of detector. ``config_type`` has a default for each field; its docstring is the documentation.
 
     ``signals``: what it needs, given its configuration. ``judge``: opinion and what to remember of this victim.
     ``learned_s``: when (seconds since the epoch) it last learned something; given where what it remembers outlives the
-    daemon, by workload (see `signature`) instead of by pod.
+    daemon, by workload (see `signature`) instead of by pod. ``near``: from this severity on a finding is a sign that
+    asks for a pass each interval (see `reconciler.interference.pace`): half of a limit that has to be exceeded for a
+    while; `WINDOWED` where windows of at least `CALM_S` are evaluated, of which no pass then misses one; 0.0 where
+    samples are counted.
     """
 
     name: str
@@ -80,6 +91,7 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
     signals: Callable[[C], tuple[str, ...]]
     judge: Callable[[C, VictimView, M | None], tuple[DetectorVerdict, M]]
     learned_s: Callable[[M], float] | None = None
+    near: Callable[[C], float] = _half
 
     @property
     def durable(self) -> bool:

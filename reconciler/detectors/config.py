@@ -42,7 +42,9 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Detection of interference with online pods, responses to it, and reports."""
 
     enabled: Annotated[bool, Meta(description="monitor online pods; each rule's mode decides about responses")] = False
-    sample_s: Annotated[float, Meta(ge=0.2, le=60, description="interval of sampling and evaluation")] = 1.0
+    sample_s: Annotated[
+        float, Meta(ge=0.2, le=60, description="interval of sampling and evaluation; up to 2 s while nothing is wrong")
+    ] = 1.0
     private_cgroup2: Annotated[
         bool,
         Meta(

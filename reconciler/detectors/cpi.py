@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar, Final, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.detectors.base import Detector, VictimView, unknown
+from reconciler.detectors.base import WINDOWED, Detector, VictimView, unknown
 from reconciler.detectors.moments import Moments, moments_of
 from reconciler.detectors.threshold import severity
 from reconciler.runtime.format import cpu, duration, number
@@ -320,5 +320,6 @@ DETECTOR = Detector(
     memory_type=CpiMemory,
     signals=_signals,
     judge=evaluate,
+    near=lambda _: WINDOWED,
     learned_s=learned_s,
 )

@@ -52,11 +52,15 @@ class RulePart(NamedTuple):
 
 
 class ReadyRule(NamedTuple):
-    """A rule prepared for evaluation many times a second: its detectors looked up."""
+    """A rule prepared for evaluation many times a second: its detectors looked up.
+
+    ``near``: from this severity on a finding is a sign; of its detectors' the least.
+    """
 
     name: str
     rule: RuleConfig
     groups: tuple[tuple[RulePart, ...], ...]
+    near: float
 
 
 def ready(name: str, rule: RuleConfig) -> ReadyRule:
@@ -65,7 +69,8 @@ def ready(name: str, rule: RuleConfig) -> ReadyRule:
         tuple(_part(name, f"{number}.{position}", entry) for position, entry in enumerate(group))
         for number, group in enumerate(rule.when)
     )
-    return ReadyRule(name, rule, groups)
+    near = min(DETECTORS[entry.name].near(entry.config) for group in rule.when for entry in group)
+    return ReadyRule(name, rule, groups, near)
 
 
 def _part(rule: str, place: str, entry: DetectorEntry) -> RulePart:
@@ -81,7 +86,7 @@ def evaluate(
 
     ``learned``: all that durable detectors have learned so far.
     """
-    name, rule, groups = request
+    name, rule, groups, _ = request
     now, pod = sight.frame.at_s, sight.pod
     watch = watch or RuleState(since_s=now)
     details: dict[str, Struct] = {}

@@ -149,4 +149,5 @@ DETECTOR = Detector(
     memory_type=EwmaMemory,
     signals=lambda config: (config.signal,),
     judge=evaluate,
+    near=lambda _: 0.0,
 )

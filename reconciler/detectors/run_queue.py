@@ -17,10 +17,10 @@ from typing import Annotated, ClassVar, Final, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.detectors.base import Detector, VictimView, unknown
+from reconciler.detectors.base import CALM_S, WINDOWED, Detector, VictimView, unknown
 from reconciler.detectors.moments import Moments
 from reconciler.detectors.threshold import severity
-from reconciler.detectors.windows import interval_s, span, weighed
+from reconciler.detectors.windows import GAP, interval_s, span, weighed
 from reconciler.runtime.format import number, percent
 from reconciler.signals.history import SampleSeries
 from state.evidence import DetectorVerdict, Verdict
@@ -101,26 +101,33 @@ def _seen(config: RunQueueConfig, sight: VictimView, series: SampleSeries) -> li
     seen: list[float | None] = [None] * config.windows
     index = config.windows - 1
     end = now - index * length
-    start = end - length
+    start = end - length  # of the oldest window
+    patience_s = fresh_s * GAP
     times, waits = series.after(start)
     before = times[0] - interval_s(sight)
     total = seen_s = 0.0
     for at, wait in zip(times, waits, strict=True):
-        span = at - before
-        if span > fresh_s:  # noqa: PLR1730  # as in `windows.weighed`
-            span = fresh_s
-        before = at
+        begin, before = before, at
         if at <= start:
             continue
+        whole = at - begin <= patience_s
+        if at - begin > fresh_s:
+            begin = at - fresh_s
+        if begin < start:  # noqa: PLR1730  # as in `windows.weighed`
+            begin = start
         while at > end and index:
+            if begin < end:
+                if whole:
+                    # The part that it covers of a window before its own.
+                    total += wait * (end - begin)
+                    seen_s += end - begin
+                begin = end
             seen[index] = _share(total, seen_s, length)
             index -= 1
-            start, end = end, now - index * length
+            end = now - index * length
             total = seen_s = 0.0
-        if span > at - start:  # noqa: PLR1730  # the part that lies in the window
-            span = at - start
-        total += wait * span
-        seen_s += span
+        total += wait * (at - begin)
+        seen_s += at - begin
     seen[index] = _share(total, seen_s, length)
     return seen
 
@@ -251,7 +258,8 @@ def _learn(
     since = (sight.now if memory.since_s is None else memory.since_s) if interfered else None
     # Several bad windows are trouble, proved or not; one alone is part of any healthy past.
     last = sight.now if interfered or high >= config.bad else memory.last_s
-    if oldest is None or sight.now - memory.learned_s < _length(config, sight):
+    # Frames come a little early or late: a window that is due is not left out for that.
+    if oldest is None or sight.now - memory.learned_s < _length(config, sight) - interval_s(sight) / 2:
         # Most evaluations change nothing.
         same = since == memory.since_s and last == memory.last_s
         return memory if same else replace(memory, since_s=since, last_s=last)
@@ -273,4 +281,5 @@ DETECTOR = Detector(
     memory_type=RunQueueMemory,
     signals=lambda _: ("cpu.wait", "cpu.delay", "cpu.wait_milli", "cpu.throttled"),
     judge=evaluate,
+    near=lambda config: WINDOWED if config.window_s >= CALM_S else 0.0,
 )

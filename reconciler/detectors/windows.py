@@ -1,7 +1,8 @@
 """Windows over the past of a signal, from the agent's own samples: any length, the same on every kernel.
 
-A sample covers the time since the one before it. Samples may be late or missing: a window reports how much of it was
-covered, and a caller that needs more gets None, which is unknown.
+A sample covers the time since the one before it, also where that is two intervals as in a calm time
+(`reconciler.interference.pace`). Samples may be late or missing: a window reports how much of it was covered, and a
+caller that needs more gets None, which is unknown.
 
 The sums are computed again at each evaluation: a running sum drifts, and a recording would not give the same numbers
 from its middle on; sums kept with every sample cost more than they save.
@@ -15,6 +16,10 @@ from reconciler.signals.history import STALE_S, SampleSeries
 
 COVERED: Final = 0.8
 """The part of a window that must have been seen for its mean to mean anything."""
+GAP: Final = 2.5 / STALE_S
+"""As a part of the time for which a sample is fresh: a sample so long after the one before it follows a gap. In a calm
+time they are two intervals apart.
+"""
 
 
 class SampleWindow(NamedTuple):
@@ -37,25 +42,29 @@ def spacing_s(sight: VictimView, signal: str) -> float:
 
 
 def weighed(series: SampleSeries, start: float, end: float, fresh_s: float) -> tuple[float, float] | None:
-    """The mean by time of the window ``start < at <= end``, and the time covered; None: nothing.
+    """The mean by time of the window from ``start`` to ``end``, and the time covered; None: nothing.
 
-    A sample that follows a gap covers at most ``fresh_s``; the very first one sample interval.
+    A sample counts in each window for the part that it covers there. One that follows a gap (see `GAP`) counts in the
+    window of its own time, and covers at most ``fresh_s``; the very first one covers one sample interval.
     """
     times, values = series.after(start)
-    first = int(bool(times) and times[0] <= start)
-    if first >= len(times) or times[first] > end:
+    if not times:
         return None
-    before = times[first]
-    # Of the first, the part that lies in the window.
-    seen_s = min(before - times[0] if first else fresh_s / STALE_S, fresh_s, before - start)
-    total = values[first] * seen_s
-    first += 1
+    first = int(times[0] <= start)
+    before = times[0] if first else times[0] - fresh_s / STALE_S
+    total = seen_s = 0.0
     for at, value in zip(times[first:], values[first:], strict=True):
         if at > end:
+            begin = max(start, before)
+            if begin < end and at - before <= fresh_s * GAP:
+                total += value * (end - begin)
+                seen_s += end - begin
             break
         span = at - before
         if span > fresh_s:  # noqa: PLR1730  # a call of `min` for each sample costs as much as all the rest
             span = fresh_s
+        if span > at - start:  # noqa: PLR1730  # of the first, the part that lies in the window
+            span = at - start
         before = at
         total += value * span
         seen_s += span
@@ -68,7 +77,13 @@ def span(series: SampleSeries, start: float, end: float, fresh_s: float) -> Samp
     if pair is None:
         return None
     times, values = series.after(start)
-    inside = values[bisect_right(times, start) : bisect_right(times, end)]
+    first, last = bisect_right(times, start), bisect_right(times, end)
+    if last < len(times):
+        before = times[last - 1] if last else times[0] - fresh_s / STALE_S
+        # The one that is measured after the window, if it covers much of it, or is all that does.
+        much = times[last] - before <= fresh_s * GAP and end - before > fresh_s / STALE_S / 2
+        last += last == first or much
+    inside = values[first:last]
     return SampleWindow(pair[0], min(inside), max(inside), pair[1])
 
 

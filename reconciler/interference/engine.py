@@ -58,15 +58,17 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     """Result of one frame.
 
     ``findings``: of every rule and victim. ``begun`` and ``over``: victims that became interfered, and those that
-    ceased to be. ``modes``: rules whose mode changes by evidence, from the next frame on. ``measures``: demands on the
-    plan. ``named``: pods to evict as the ladder's last step; the eviction planner decides. ``would``: the same by rules
-    in shadow, for which no pod is evicted.
+    ceased to be. ``signs``: a victim is not well, or nearly so (`reconciler.interference.pace`). ``modes``:
+    rules whose mode changes by evidence, from the next frame on. ``measures``: demands on the plan. ``named``: pods to
+    evict as the ladder's last step; the eviction planner decides. ``would``: the same by rules in shadow, for which no
+    pod is evicted.
     """
 
     at_s: float
     findings: tuple[RuleVerdict, ...] = ()
     begun: tuple[RuleVerdict, ...] = ()
     over: tuple[RuleVerdict, ...] = ()
+    signs: bool = False
     changes: tuple[EscalationChange, ...] = ()
     modes: tuple[ModeChange, ...] = ()
     measures: Restrictions = Restrictions()
@@ -142,6 +144,7 @@ class InterferenceEngine:
         victims: list[tuple[VictimSelector, list[VictimView]]] = []
         lately = ResourceUses(frame, self.history, self.fresh_s)
         ascents: list[RuleFindings] = []
+        signs = False
         yield
         for item in self._ready:
             name, rule = item.name, item.rule
@@ -160,6 +163,7 @@ class InterferenceEngine:
                 yield
                 if finding.verdict is not _OK and finding.verdict is not _UNKNOWN:
                     finding = yield from self._blamed(item.rule, sight, finding, lately)
+                signs = signs or finding.severity >= item.near
                 findings.append(finding)
             # Steps that are not written cannot help: their effect is not evaluated.
             shadow = not (self.enforces(name) and frame.enforce)
@@ -183,6 +187,7 @@ class InterferenceEngine:
             findings=every,
             begun=begun,
             over=over,
+            signs=signs or bool(self._active or self.ladder.climbs),
             changes=changes,
             modes=modes,
             measures=demands_of(self.ladder, frame),

@@ -1,10 +1,11 @@
 """Monitors online pods: reads signals, evaluates them, requests relief from the plan, orders evictions, sends alerts.
 
-One pass each ``interference.sample_s``, and one at once when memory or CPU pressure of the node begins
-(`reconciler.sources.pressure_events`): readers fill a sheet, the sheet and the pods' snapshots (the `PodSnapshot` that
-verdicts and evictions use, made from the pod of the view) are a `SampleFrame`, the engine evaluates it. Its demands
-reach the groups through the plan like any other setting. What it learned (workloads' usual CPI, what has not helped)
-and since when the node is closed are stored at intervals; everything else starts empty with each run.
+One pass each ``interference.sample_s``, fewer while nothing is wrong (`reconciler.interference.pace`), and one at once
+when memory or CPU pressure of the node begins (`reconciler.sources.pressure_events`): readers fill a sheet, the sheet
+and the pods' snapshots (the `PodSnapshot` that verdicts and evictions use, made from the pod of the view) are a
+`SampleFrame`, the engine evaluates it. Its demands reach the groups through the plan like any other setting. What it
+learned (workloads' usual CPI, what has not helped) and since when the node is closed are stored at intervals;
+everything else starts empty with each run.
 """
 
 import math
@@ -30,6 +31,7 @@ from reconciler.control.record import NodeRecord
 from reconciler.interference.alerts import alerts_of, closing_alert, effect_events, opened_alert, resolutions
 from reconciler.interference.engine import EngineState, Evaluation, InterferenceEngine
 from reconciler.interference.nodesteps import NodeStep, PlannerSettings, settings_of
+from reconciler.interference.pace import PassPace
 from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
 from reconciler.interference.snapshots import host_samples, host_snapshot, snapshot_of
@@ -45,6 +47,7 @@ from reconciler.responses.eviction.plan import EvictionDecision, decide, initial
 from reconciler.responses.eviction.plan import EvictionPlanState as EvictionMemory
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
+from reconciler.runtime.wakeup import beat_after
 from reconciler.runtime.workqueue import NODE, TICK, pod_key
 from reconciler.signals.devicestats import whole_disks
 from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet
@@ -68,6 +71,7 @@ _DISKS_S: Final = 60.0
 _STOP_S: Final = 5.0
 _SOONEST_S: Final = 0.1
 """At least between two passes, however many events come: rates over less time are noise."""
+_NO_MEASURES: Final = Restrictions()
 _ENDING: Final = frozenset(
     {EvictionStep.WAIT, EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY}
 )
@@ -177,6 +181,7 @@ class InterferenceMonitor:
         """CPU seconds of the last pass: reading and judging."""
         self.recorder = Recorder()
         self._woken = trio.Event()
+        self._pace = PassPace()
         self.wakes: Counter[str] = Counter()
         """Passes that an event requested, by its cause."""
         self._tasks: ReaderTasks | None = None
@@ -184,7 +189,8 @@ class InterferenceMonitor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Monitor until cancelled; then no demand on the plan remains."""
         task_status.started()
-        next_at = trio.current_time()
+        began = trio.current_time()
+        self._pace.sign(self._clock())
         try:
             async with trio.open_nursery() as nursery:
                 self._tasks = ReaderTasks(nursery)
@@ -192,9 +198,8 @@ class InterferenceMonitor:
                     if self._resting is not self._in_use():
                         async with self._looking:
                             await self.evaluate()
-                    # A pass that took too long is not made up for.
-                    next_at = max(next_at + self._in_use().interference.sample_s, trio.current_time())
-                    next_at = await self._wait_until(min(next_at, trio.current_time() + self._notice_left_s()))
+                    due = min(self._due(began), trio.current_time() + self._notice_left_s())
+                    began = await self._wait_until(due)
         finally:
             self._tasks = None
             self._samples.put(None)
@@ -212,7 +217,15 @@ class InterferenceMonitor:
     def wake(self, cause: str) -> None:
         """Run a pass at once, before the next one is due; the interval starts again from it."""
         self.wakes[cause] += 1
+        self._pace.sign(self._clock())
         self._woken.set()
+
+    def _due(self, began: float) -> float:
+        """When the pass after the one that began then is due. One that took too long is not made up for."""
+        interval_s = float(self._pace.interval_s(self._in_use().interference.sample_s, self._clock()))
+        if interval_s.is_integer():
+            return beat_after(interval_s)
+        return max(began + interval_s, trio.current_time())
 
     async def _wait_until(self, due: float) -> float:
         """Wait for the next pass; when it begins."""
@@ -269,6 +282,8 @@ class InterferenceMonitor:
             response = change.step.response.value if change.step is not None else ""
             self.changes[response, f"would-{change.turn}" if change.shadow else change.turn.value] += 1
         self.judgement = judgement
+        if self._is_sign(judgement, measures):
+            self._pace.sign(frame.at_s)
         await slices.checkpoint()
         self.recorder.add(
             config.interference.record,
@@ -283,6 +298,17 @@ class InterferenceMonitor:
 
     def _planner_settings(self, config: Config) -> PlannerSettings:
         return settings_of(config, self._control.inventory, self._settings())
+
+    def _is_sign(self, judgement: Evaluation, measures: Restrictions) -> bool:
+        """Whether something is wrong, begins, or is done about it; or a policy works by each second's samples."""
+        return (
+            judgement.signs
+            or measures != _NO_MEASURES
+            or bool(self.decision.pressures)
+            or self._cached
+            or self._followed
+            or any(case.open for case in self.cases())
+        )
 
     async def _judge(self, frame: SampleFrame) -> tuple[Evaluation, float]:
         """The brain's judgement, a millisecond at a time, and the CPU seconds that it took."""

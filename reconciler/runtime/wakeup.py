@@ -21,14 +21,15 @@ def beat_after(seconds: float) -> float:
     """When a periodic task that waits about so long is to work (trio's clock).
 
     A wake-up of the loop costs as much as a short task's work (0.2 ms), so those of a second share one: the deadline is
-    the last whole second up to then, or the next one, if that is not half as far away. Waits of less than a second are
-    exact.
+    the last whole second up to then, or the next one, if that is not half as far away; the same by half seconds for
+    less than a second. Waits of less than half a second are exact.
     """
     now = trio.current_time()
-    if seconds < BEAT_S:
+    if seconds < BEAT_S / 2:
         return now + seconds
-    at = math.floor((now + seconds) / BEAT_S) * BEAT_S
-    return at if at - now >= seconds / 2 else at + BEAT_S
+    beat_s = BEAT_S if seconds >= BEAT_S else BEAT_S / 2
+    at = math.floor((now + seconds) / beat_s) * beat_s
+    return at if at - now >= seconds / 2 else at + beat_s
 
 
 @final

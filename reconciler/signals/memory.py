@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.files import FileOps
-from cgroupfs.lines import lines_of
 from state.memory import MemoryShortage, NodeMemoryReading, ZoneNode, huge_bytes, meminfo_bytes, ordinary_bytes
 
-_NODE: Final = re.compile(r"Node (\d{1,4}), zone +(\w+)")
-_FIELD: Final = re.compile(r" +(?:pages )?(free|min|low|high|managed) +(\d{1,20})")
+_NODE: Final = re.compile(r"(\d{1,4}), zone +\w")
+_FIELD: Final = re.compile(r"^ +(?:pages )?(free|min|low|high|managed) +(\d{1,20})$", re.MULTILINE)
 
 
 def parse_meminfo(text: str) -> NodeMemoryReading:
@@ -47,23 +46,18 @@ def parse_zoneinfo(text: str) -> dict[int, ZoneNode]:
     Errors: `ValueError` without any zone.
     """
     sums: dict[int, dict[str, int]] = {}
-    node: dict[str, int] | None = None
-    zone: dict[str, int] = {}
-
-    def close() -> None:
-        if node is not None and zone.get("managed"):
-            for name, pages in zone.items():
-                node[name] = node.get(name, 0) + pages
-
-    for line in lines_of(text):
-        if (start := _NODE.match(line)) is not None:
-            close()
-            node, zone = sums.setdefault(int(start[1]), {}), {}
-        elif (field := _FIELD.fullmatch(line)) is not None:
-            # The per-CPU lists below have a "high" of their own: the first one is the zone's.
-            zone.setdefault(field[1], int(field[2]))
-    close()
-    if node is None:
+    for part in f"\n{text}".split("\nNode ")[1:]:
+        if (start := _NODE.match(part)) is None:
+            continue
+        node, zone = sums.setdefault(int(start[1]), {}), dict[str, int]()
+        # Most of the text is before and after its own numbers; the per-CPU lists have a "high" of their own.
+        body = part[max(0, part.find("\n  pages free")) :].partition("protection:")[0]
+        for name, pages in _FIELD.findall(body):
+            zone.setdefault(name, int(pages))
+        if zone.get("managed"):
+            for name, count in zone.items():
+                node[name] = node.get(name, 0) + count
+    if not sums:
         raise ValueError("no line that begins a zone")
     return {
         number: ZoneNode(

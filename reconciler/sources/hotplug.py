@@ -1,8 +1,8 @@
 """Detects CPUs that go online or offline while the daemon runs, and reads the machine's topology again.
 
 The kernel reports each CPU in a uevent (netlink); where uevents are unavailable, and where one was lost, the sampler's
-check of the list of online CPUs finds the change within a second. Either is only a hint: the content of /sys after it
-counts.
+check of the list of online CPUs finds the change within five seconds. Either is only a hint: the content of /sys after
+it counts.
 
 Uevents report one thing that /sys does not: a CPU that went offline and returned in between. On cgroup v1 every cpuset
 has lost it all the same.
@@ -94,7 +94,7 @@ class HotplugSource:
 
     def status(self) -> SourceStatus:
         """How changes are noticed here."""
-        how = f"polled every second ({self._no_events})" if self._no_events else "kernel events"
+        how = f"polled with each CPU sample ({self._no_events})" if self._no_events else "kernel events"
         return SourceStatus(name=NAME, ok=self.problem is None, age_s=0.0, detail=self.problem or how)
 
     def check(self) -> None:

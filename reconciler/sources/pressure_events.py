@@ -19,6 +19,7 @@ import trio
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
 from cgroupfs.pressure import PressureResource, PressureTrigger, TriggerSpec, node_pressure_file, open_trigger
+from reconciler.runtime.wakeup import beat_after
 from state.model import SourceStatus
 
 _LOG: Final = get_log("pressure")
@@ -27,6 +28,8 @@ RESOURCES: Final = (PressureResource.MEMORY, PressureResource.CPU)
 SPEC: Final = TriggerSpec(stall_us=150_000, window_us=1_000_000)
 QUIET_S: Final = 10.0
 """Also the least time between two events of one resource that are passed on."""
+_READ_S: Final = 2.0
+"""Reports of lasting pressure are read so far apart, each as of its reading."""
 _RETRY_S: Final = 300.0
 
 
@@ -80,3 +83,5 @@ class PressureEvents:
             if now - last >= QUIET_S:
                 self._begun(resource)
             last = now
+            # The kernel keeps the next one for the reader, which needs not be woken up in each window.
+            await trio.sleep_until(beat_after(_READ_S))

@@ -7,7 +7,7 @@ reason to look for what is computed again; that it may be raised is a decision.
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,11 +18,17 @@ import yaml
 
 from reconciler.config.load import load
 from reconciler.daemon.agent import Agent
+from reconciler.interference.engine import Evaluation
 from reconciler.interference.monitor import InterferenceMonitor, MonitorState
 from reconciler.interference.service import InterferenceService
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals import growth, runqueue
+from reconciler.signals.onlinewait import OnlineWait
+from reconciler.signals.taskstats import Delays
+from state.measures import Restrictions
+from state.model import NodeCpu
 from tests.fakes.livenode import LiveNode
+from tests.reconciler.control.test_harm_watch import watching
 
 ROOT: Final = f"{Path(__file__).parents[2]}/"
 PRODUCT: Final = ("cgroupfs/", "reconciler/", "resctrl/", "state/")
@@ -103,5 +109,47 @@ async def test_a_plan_a_sample_and_a_pass_of_the_monitor_take_few_calls(
     finally:
         agent.close()
     assert sampler.problem is None
+    # Half as many passes follow.
+    assert not monitor._is_sign(monitor.judgement or Evaluation(at_s=0.0), Restrictions())
     for calls, most in ((sample, 200), (plan, 420), (judged, 940)):
         assert calls.total() <= most, "\n".join(f"{count} {name}" for name, count in calls.most_common(40))
+
+
+class Resting:
+    """A `DelaySource`: each process runs for a fifth of the time and waits for nothing."""
+
+    run_ns = 0
+
+    def query(self, pids: Sequence[int]) -> dict[int, Delays]:
+        return {pid: Delays(self.run_ns, 0, 1) for pid in pids}
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+async def test_a_round_beside_online_pods_that_wait_for_nothing_takes_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimeSlice, "is_over", property(lambda _: False))
+    async with watching(LiveNode(tmp_path)) as rounds:
+        sampler, inventory = rounds.agent.accounts.sampler, rounds.agent.control.inventory
+        sampler.harm = rounds.watch
+        await rounds.next(150)
+        inventory.take(cpu=NodeCpu(busy_milli=0, online_milli=0, reclaimed_milli=500, idle={}, age_s=0.0))
+        waits = OnlineWait(rounds.agent.place.hierarchy, taskstats=Resting, clock=lambda: rounds.now)
+        rounds.watch._wait = waits
+        waits._processes.get = lambda _pod, _now: (42,)  # type: ignore[method-assign,assignment]  # none here
+        for _ in range(3):
+            rounds.now += 0.5
+            Resting.run_ns += 100_000_000
+            with counted() as calls:
+                works, due = sampler._reclaimed_works(), sampler._is_due(rounds.now)
+                await rounds.watch.round(rounds.now)
+                sampler._interval = rounds.agent.control.reconciler.plan, sampler.interval_s(rounds.now, works=works)
+            sampler._sampled_at = rounds.now
+        waits.close()
+    assert works
+    assert not due
+    assert waits.processes == 1
+    assert sampler._interval[1] == 5.0
+    assert calls.total() <= 90, "\n".join(f"{count} {name}" for name, count in calls.most_common(40))

@@ -286,7 +286,7 @@ def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
     path = place(tmp_path, main="node:\n  sample_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
     loaded = load(path)
     text = explain(loaded)
-    message = "interval of the CPU usage readings; twice it while BE work sleeps"
+    message = "interval of the CPU usage readings; twice it while BE work sleeps, five times while it has all it may"
     assert f"node.sample_s = 500ms   [{path}:2:13]\n  {message}\n" in text
     assert explain(loaded, "http.port") == (
         "http.port = 9470   [default]\n  TCP port to listen on\n  a whole number from 1 to 65535\n"

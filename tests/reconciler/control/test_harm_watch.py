@@ -145,27 +145,27 @@ async def test_it_rises_to_the_top_and_the_quota_ends(node: LiveNode) -> None:
         assert not rounds.limited
 
 
-async def test_the_nodes_counters_are_read_half_as_often_while_the_law_takes_nothing(node: LiveNode) -> None:
+async def test_the_nodes_counters_are_read_each_five_seconds_while_the_law_takes_nothing(node: LiveNode) -> None:
     async with watching(node) as rounds:
         agent, sampler = rounds.agent, rounds.agent.accounts.sampler
         sampler.harm = rounds.watch
         await rounds.next(150)
         agent.control.inventory.take(cpu=NodeCpu(busy_milli=0, online_milli=0, reclaimed_milli=500, idle={}, age_s=0.0))
-        assert sampler.is_calm(rounds.now)
+        assert sampler.interval_s(rounds.now) == 5.0
         policies = agent.control.reconciler.policies
         agent.control.reconciler.policies = replace(policies, capacity=CapacityConfig(enabled=True))
-        assert not sampler.is_calm(rounds.now)
+        assert sampler.interval_s(rounds.now) == 1.0
         agent.control.reconciler.policies = policies
-        assert sampler.is_calm(rounds.now)
+        assert sampler.interval_s(rounds.now) == 5.0
         rounds.waits.now = None
         await rounds.next()
-        assert not sampler.is_calm(rounds.now)
+        assert sampler.interval_s(rounds.now) == 1.0
         rounds.waits.now = CALM
         await rounds.next(150)
-        assert sampler.is_calm(rounds.now)
+        assert sampler.interval_s(rounds.now) == 5.0
         rounds.waits.now = HARM
         await rounds.next(3)
-        assert not sampler.is_calm(rounds.now)
+        assert sampler.interval_s(rounds.now) == 1.0
 
 
 async def test_only_pods_that_share_cpus_with_be_are_measured(node: LiveNode) -> None:

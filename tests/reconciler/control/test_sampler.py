@@ -69,12 +69,12 @@ def test_samples_are_taken_half_as_often_only_while_nothing_needs_them(
     with node.agent() as agent:
         trio.run(node.look, agent)
         agent.control.inventory.take(cpu=ASLEEP)
-        assert agent.accounts.sampler.is_calm(0.0)
+        assert agent.accounts.sampler.interval_s(0.0) == 2.0
         what(agent)
-        assert not agent.accounts.sampler.is_calm(0.0)
+        assert agent.accounts.sampler.interval_s(0.0) == 1.0
 
 
 def test_without_a_plan_nothing_is_known(tmp_path: Path) -> None:
     node = LiveNode(tmp_path)
     with node.agent() as agent:
-        assert not agent.accounts.sampler.is_calm(0.0)
+        assert agent.accounts.sampler.interval_s(0.0) == 1.0

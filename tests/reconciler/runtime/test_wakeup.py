@@ -149,7 +149,11 @@ async def test_two_waiting_tasks_are_a_mistake(nursery: trio.Nursery, autojump_c
         (10.3, 10.0, 20.0),
         (10.9, 2.5, 13.0),
         (10.3, 0.1, 10.4),
-        (10.3, 0.99, 11.29),
+        (10.3, 0.49, 10.79),
+        (10.3, 0.99, 11.0),
+        (10.3, 0.5, 11.0),
+        (10.24, 0.5, 10.5),
+        (10.26, 0.5, 11.0),
     ],
 )
 async def test_periodic_tasks_work_at_whole_seconds(

@@ -96,7 +96,7 @@ async def test_an_event_of_the_kernel_has_the_topology_read_again(
 async def test_without_events_the_tickers_look_finds_it(nursery: trio.Nursery, tmp_path: Path) -> None:
     watching = Watching(tmp_path, deaf=True)
     await nursery.start(watching.source.run)
-    assert watching.source.status().detail == "polled every second (no uevents: Protocol not supported)"
+    assert watching.source.status().detail == "polled with each CPU sample (no uevents: Protocol not supported)"
     watching.source.check()
     set_online(tmp_path, "0-1,3")
     watching.source.check()
