@@ -4,7 +4,7 @@ It reads no clock and no file, so that a recording gives the same evaluations as
 """
 
 from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import msgspec
 from msgspec import Struct
@@ -52,6 +52,16 @@ _LEARNED_MOST: Final = 2000
 _UNUSED_S: Final = 7 * 86400.0
 """So long is kept what was learned by a rule that is switched off."""
 _LOOK_THROUGH_S: Final = 3600.0
+_SHOWN_S: Final = 10.0
+"""Between two rankings for people. What is done by suspects is ranked in each frame."""
+
+
+class _Shown(NamedTuple):
+    """The suspects of a victim that is suspected only, as of ``at_s``."""
+
+    at_s: float
+    resource: ContendedResource
+    suspects: tuple[Suspect, ...]
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
@@ -102,6 +112,8 @@ class InterferenceEngine:
         self._watches: dict[str, dict[str, RuleState]] = {}
         self._learned: dict[str, Struct] = _learned(remembered) if remembered is not None else {}
         self._active: dict[tuple[str, str], RuleVerdict] = {}
+        self._shown: dict[tuple[str, str], _Shown] = {}
+        """By rule and victim, of the last frame, or of this one so far."""
         self._first_s: float | None = None
         self._aged_s: float | None = None
         self.configure(config, evicts=evicts)
@@ -119,7 +131,7 @@ class InterferenceEngine:
     def forget(self) -> None:
         """Start over: nothing is in force, and the history is empty. What was learned stays."""
         self.history, self.ladder = History(), let_go(self.ladder, self.config.responses)
-        self._watches, self._active, self._first_s = {}, {}, None
+        self._watches, self._active, self._shown, self._first_s = {}, {}, {}, None
         self.evidence = EvidenceMemory(records=self.evidence.records)
 
     @property
@@ -144,6 +156,7 @@ class InterferenceEngine:
         victims: list[tuple[VictimSelector, list[VictimView]]] = []
         lately = ResourceUses(frame, self.history, self.fresh_s)
         ascents: list[RuleFindings] = []
+        shown, self._shown = self._shown, {}
         signs = False
         yield
         for item in self._ready:
@@ -162,7 +175,7 @@ class InterferenceEngine:
                     self._learn(taught)
                 yield
                 if finding.verdict is not _OK and finding.verdict is not _UNKNOWN:
-                    finding = yield from self._blamed(item.rule, sight, finding, lately)
+                    finding = yield from self._blamed(item.rule, sight, finding, lately, shown)
                 signs = signs or finding.severity >= item.near
                 findings.append(finding)
             # Steps that are not written cannot help: their effect is not evaluated.
@@ -309,13 +322,26 @@ class InterferenceEngine:
             del self._learned[next(iter(self._learned))]
 
     def _blamed(
-        self, rule: RuleConfig, sight: VictimView, finding: RuleVerdict, lately: ResourceUses
+        self,
+        rule: RuleConfig,
+        sight: VictimView,
+        finding: RuleVerdict,
+        lately: ResourceUses,
+        before: Mapping[tuple[str, str], _Shown],
     ) -> Generator[None, None, RuleVerdict]:
-        """The finding with its suspects."""
+        """The finding with its suspects. Those of a victim that is itself suspected only are ranked at intervals."""
+        if finding.verdict is not _INTERFERED:
+            key = finding.rule, finding.victim
+            shown = before.get(key)
+            if shown is None or shown.resource is not finding.resource or sight.now - shown.at_s >= _SHOWN_S:
+                suspects = yield from rank(sight, finding.resource, rule.window_s, lately)
+                shown = _Shown(sight.now, finding.resource, _weighed(finding, suspects, sight))
+            self._shown[key] = shown
+            return replace(finding, suspects=shown.suspects)
         suspects = yield from rank(sight, finding.resource, rule.window_s, lately)
         finding = replace(finding, suspects=_weighed(finding, suspects, sight))
         likely = any(suspect.score >= self.config.responses.min_score for suspect in finding.suspects)
-        if finding.verdict is Verdict.INTERFERED and rule.needs_suspect and not likely:
+        if rule.needs_suspect and not likely:
             # Those with a lower score are listed below it: "none" would contradict the list.
             least = f"no suspect reaches the score of {self.config.responses.min_score:g}"
             reason = least if finding.suspects else _NOBODY

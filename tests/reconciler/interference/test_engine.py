@@ -153,7 +153,7 @@ def test_judging_lets_others_run_and_at_once_gives_the_same() -> None:
             except StopIteration as end:
                 judgement = end.value
         assert judgement == other.evaluate_now(frame_of)
-        suffers = any(finding.suspects for finding in judgement.findings)
+        suffers = any(finding.suspects and finding.verdict is Verdict.INTERFERED for finding in judgement.findings)
         assert yields > (12 if suffers else 3), "a ranking of 200 pods is taken apart"
     assert suffers
 
@@ -507,3 +507,19 @@ def test_what_was_useless_is_remembered_over_a_restart() -> None:
     assert kept.useless, "the squeeze of the hog changed nothing in these frames"
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=EngineState)
     assert InterferenceEngine(config(cpu=ENFORCED), back).ladder.useless == kept.useless
+
+
+def test_suspects_of_a_suspected_victim_are_ranked_at_intervals_and_of_an_interfered_one_in_each_frame() -> None:
+    engine = InterferenceEngine(config())
+    ranked: dict[Verdict, list[tuple[float, str]]] = {}
+    for number, sample_frame in enumerate(trouble(60)):
+        busy = {**sample_frame.samples["pod:hog"], "cpu.use": Sample(1000.0 + number)}
+        evaluation = engine.evaluate_now(replace(sample_frame, samples={**sample_frame.samples, "pod:hog": busy}))
+        for finding in evaluation.findings:
+            if finding.suspects:
+                item = sample_frame.at_s, finding.suspects[0].reason
+                ranked.setdefault(finding.verdict, []).append(item)
+    suspected, interfered = ranked[Verdict.SUSPECT], ranked[Verdict.INTERFERED]
+    assert len(suspected) > 2
+    assert len({reason for _, reason in suspected}) <= 1 + (suspected[-1][0] - suspected[0][0]) / 10
+    assert len({reason for _, reason in interfered}) > len(interfered) / 2
