@@ -14,11 +14,13 @@ TURN_FILES: Final[tuple[Mapping[str, str], ...]] = (
     {
         "kernel.sched_latency_ns": "proc/sys/kernel/sched_latency_ns",
         "kernel.sched_min_granularity_ns": "proc/sys/kernel/sched_min_granularity_ns",
+        "kernel.sched_wakeup_granularity_ns": "proc/sys/kernel/sched_wakeup_granularity_ns",
         "sched_features.HRTICK": "sys/kernel/debug/sched_features",
     },
     {
         "sched.latency_ns": "sys/kernel/debug/sched/latency_ns",
         "sched.min_granularity_ns": "sys/kernel/debug/sched/min_granularity_ns",
+        "sched.wakeup_granularity_ns": "sys/kernel/debug/sched/wakeup_granularity_ns",
         "sched.features.HRTICK": "sys/kernel/debug/sched/features",
     },
 )
@@ -55,7 +57,7 @@ class Daemons(Struct, frozen=True, kw_only=True):
     ``refused``: why a group that the configuration names is not among ``groups`` or cannot have a weight, by path.
     ``pods_weight``: of the group of all pods. ``latency_ns``: the scheduler's period, half of which a group may be put
     back when it wakes up; None: this kernel shows none. ``turns``: the values of `TURN_FILES` at the daemon's start;
-    empty if this kernel has not all of one row.
+    empty if this kernel has not all of one row, for the reason ``turns_refused``.
     """
 
     groups: Mapping[str, DaemonGroup] = {}
@@ -63,3 +65,4 @@ class Daemons(Struct, frozen=True, kw_only=True):
     pods_weight: int | None = None
     latency_ns: int | None = None
     turns: Mapping[str, int] = {}
+    turns_refused: str = ""

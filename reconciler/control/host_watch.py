@@ -134,7 +134,8 @@ class DaemonWatch:
         kubepods = reconciler.inventory.layout.kubepods
         self._groups = groups or RootGroups(hierarchy, usage, kubepods, root=root, files=files)
         self._states: dict[str, WeightState] = {}
-        self._at = float("-inf")
+        self._at = self._removed_at = float("-inf")
+        self._removed = 0
         self._rounds = 0
 
     def close(self) -> None:
@@ -147,6 +148,8 @@ class DaemonWatch:
         if 0.0 <= now - self._at < every_s * 0.9:
             return
         self._at, self._rounds = now, self._rounds + 1
+        if self._removed != (removed := self._reconciler.inventory.removed):
+            self._removed, self._removed_at = removed, now
         named = node_daemons.paths(config) if config.enabled else ()
         read = await self._groups.sample(named)
         groups = {path: replace(group, original=self._original(path, group)) for path, group in read.groups.items()}
@@ -205,7 +208,7 @@ class DaemonWatch:
             original=original,
             competing=(daemons.pods_weight or 0) + others,
             cpus=len(inventory.readings.topology.online),
-            starting=inventory.arrived_within(config.hold_s, now),
+            busy=inventory.arrived_within(config.hold_s, now) or now - self._removed_at < config.hold_s,
         )
 
     def _original(self, path: str, group: DaemonGroup) -> int | None:

@@ -158,6 +158,7 @@ class Inventory:
         self._last = dict(classes or {})
         self._assembled: dict[str, tuple[PodInput, ClassRules, Pod]] = {}
         self._arrived: dict[str, float | None] = {}
+        self._removed = 0
 
     @property
     def readings(self) -> InventoryReadings:
@@ -188,6 +189,11 @@ class Inventory:
     def besteffort(self) -> str:
         return self._besteffort
 
+    @property
+    def removed(self) -> int:
+        """How many containers' groups have gone since the start."""
+        return self._removed
+
     def owner(self, container_id: str) -> str | None:
         """The uid of a container's pod, as of the last reading."""
         return self._owners.get(container_id)
@@ -197,6 +203,7 @@ class Inventory:
         before = self.pods.get(uid)
         then = frozenset(self._dirs[uid].containers) if uid in self._dirs else frozenset[str]()
         now = frozenset(dirs.containers) if dirs is not None else frozenset[str]()
+        self._removed += len(then - now)
         for cid in then - now:
             self._facts.pop(cid, None)
             self._bundles.pop(cid, None)
@@ -205,9 +212,10 @@ class Inventory:
             self._read_at.pop(cid, None)
             self._errors.passed(container_key(cid))
         if dirs is None:
-            for table in (self._dirs, self.pods, self._last, self._assembled):
+            for table in (self._dirs, self.pods, self._last, self._assembled, self._arrived):
                 table.pop(uid, None)
             return PodChange(None, before, frozenset(), then)
+        first = uid not in self._dirs
         self._dirs[uid] = dirs
         for cid in now:
             self._owners[cid] = uid
@@ -216,6 +224,9 @@ class Inventory:
         # Their time is that of the next view: the clock is the caller's.
         facts = {cid: self._facts.get(cid) for cid in now - then}
         self._arrived |= {cid: None for cid, known in facts.items() if known is not None and not known.settled}
+        if first and not now:
+            # The kubelet has made the pod's group; the runtime's first container follows.
+            self._arrived[uid] = None
         pod = self._assemble(dirs)
         self.pods[uid] = pod
         return PodChange(pod, before, now - then, then - now)
@@ -256,7 +267,7 @@ class Inventory:
         return True
 
     def arrived_within(self, seconds: float, now: float) -> bool:
-        """Whether a container that the runtime was still making was first seen so recently. ``now``: monotonic."""
+        """Whether a pod or container in creation was first seen so recently. ``now``: monotonic."""
         return any(at is None or now - at < seconds for at in self._arrived.values())
 
     def runs(self, container_id: str) -> bool:

@@ -2,14 +2,15 @@
 
 Each of their wake-ups delays online pods by up to the credit that CFS gives a group which has slept; it is proportional
 to the weight of the group directly below the root (docs/performance.md has the curve). So the weight of the groups that
-the configuration names is held near twice what they need (`step` is the law; the sampler keeps
-its state). While a container is being made, and `hold_s` after it, they have their own weight: the kubelet and
-the runtime do that work.
+the configuration names is held near twice what they need (`step` is the law; the sampler keeps its state). While a pod
+is being made or removed, and `hold_s` after it, they have their own weight: the kubelet and the runtime do that work.
 
 The weight decides how much a group gets, and not how long each of its turns is: until Linux 6.5 (CFS) a turn ends at
 another task's wake-up or at the next tick (1 to 10 ms), and it often begins when an online task wakes up, as kubepods
 has run since the last switch. So turns are shortened for the machine (`TURNS_NS`, and the scheduler's HRTICK, by which
-a timer ends a turn that is used up). Values that are lower are unchanged.
+a timer ends a turn that is used up). Values that are lower are unchanged. One of them is the wake-up granularity:
+divided by its weight it is the lag that a waiting group may have, such as bypassd's own (20 ms at 50 shares), and until
+that one runs the root's least virtual time does not advance: the lag is credit of every other group that wakes up.
 
 Never the group of the pods, nor the root, nor bypassd's own group, which has a weight of its own (`node.own_shares`).
 Where systemd made no group for services (cgroup v1 without CPU accounting) their processes are in the root group, which
@@ -24,9 +25,9 @@ CPU that it needs where every CPU is busy for ever, and runs half of the time. `
 - The need is the largest use of a second in the last ``window_s``. Nothing is lowered before a whole window is known,
   and the need does not fall while the group waits: a daemon that sleeps for a time after its work uses less when it is
   slowed down, and would be slowed down further.
-- Raised at once: by the whole difference where the need has grown, to the original while a container is being made or
-  the use is unknown, and to twice the weight where the group waits for a CPU most of the time. That weight then is the
-  least for a window, and for twice as long each time that it was not enough.
+- Raised at once: by the whole difference where the need has grown, to the original while a pod is being made or
+  removed, whose use does not count, or the use is unknown, and to twice the weight where the group waits for a CPU
+  most of the time. That weight then is the least for a window, and for twice as long each time that it was not enough.
 - Lowered slowly: by half at most each `LOWER_S`, and not for less than a quarter.
 
 The weight divides over the CPUs where the group's tasks run, the pods' over all. So the weight is computed for tasks
@@ -78,7 +79,7 @@ class WeightSample(Struct, frozen=True, kw_only=True):
     """What was measured of one group in the last second. None is "unknown".
 
     ``original``: the weight without bypassd. ``competing``: the sum of the other groups' weights. ``waits``: the share
-    of the time in which one of its tasks waited for a CPU. ``starting``: a container is being made.
+    of the time in which one of its tasks waited for a CPU. ``busy``: a pod or container is being made or removed.
     """
 
     use_milli: int | None
@@ -86,7 +87,7 @@ class WeightSample(Struct, frozen=True, kw_only=True):
     original: int
     competing: int
     cpus: int
-    starting: bool = False
+    busy: bool = False
 
 
 class WeightState(Struct, frozen=True, kw_only=True):
@@ -138,10 +139,10 @@ def step(state: WeightState | None, sample: WeightSample, now: float, rules: Wei
     if state is None:
         state = WeightState(since=now)
     parts = state.parts
-    if not sample.starting:
+    if parts or not sample.busy:
         waits = sample.waits is not None and sample.waits >= WAITS
-        least_use = state.need_milli if waits else 0
-        parts = _with_use(parts, max(least_use, sample.use_milli), now, rules.window_s)
+        least_use = state.need_milli if waits or sample.busy else 0
+        parts = _with_use(parts, least_use if sample.busy else max(least_use, sample.use_milli), now, rules.window_s)
     least, least_until, least_s, weight = state.least, state.least_until, state.least_s, state.weight
     whole = now - state.since >= rules.window_s
     if weight is None and not (whole and parts):
@@ -160,7 +161,7 @@ def step(state: WeightState | None, sample: WeightSample, now: float, rules: Wei
     needed = weight_for(need * rules.percent // 100, sample.competing, sample.cpus)
     target = original if needed is None else max(needed, rules.floor, least if now < least_until else 0)
     target = min(original, target)
-    if sample.starting:
+    if sample.busy:
         weight = original
     elif weight < target:
         weight = min(original, target + target * _MARGIN // 100)
@@ -191,9 +192,10 @@ NAME: Final = "node_daemons"
 KNOB: Final = "cpu.weight"
 _NAME: Final = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9:_.@\\-]{0,254}")
 _OURS: Final = "bypassd.slice"
-TURNS_NS: Final = {"latency_ns": 3_000_000, "min_granularity_ns": 200_000}
-"""By the end of the file's name; half and a quarter of the kernel's for one CPU. A turn is a group's part of the
-latency: 0.3 ms with a tenth of a CPU. Half of both gains a fifth of p99 and doubles the switches (docs/performance.md).
+TURNS_NS: Final = {"latency_ns": 3_000_000, "min_granularity_ns": 200_000, "wakeup_granularity_ns": 200_000}
+"""By the end of the file's name; half, a quarter and a fifth of the kernel's for one CPU. A turn is a group's part of
+the latency: 0.3 ms with a tenth of a CPU. Half of the first two gains a fifth of p99 and doubles the switches
+(docs/performance.md).
 """
 
 
@@ -234,12 +236,12 @@ def paths(config: NodeDaemonsConfig) -> tuple[str, ...]:
 
 
 def starting(view: NodeView, config: NodeDaemonsConfig) -> bool:
-    """Whether a container is being made, or was within `hold_s`."""
+    """Whether a pod or a container is being made, or was within `hold_s`."""
     return any(view.now - at < config.hold_s for at in view.arrived.values())
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: NodeDaemonsConfig) -> NodePlan:
-    """The weight of each group: the law's, or its own while a container is being made."""
+    """The weight of each group: the law's, or its own while a pod is being made."""
     del previous
     own = starting(view, config)
     weights: dict[str, int] = {}
@@ -255,6 +257,8 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         else:
             weights[path] = group.original if own else min(group.original, group.wanted)
             parts.append(f"{path}: the weight for {config.need_percent} % of what it needs")
+    if weights and view.daemons.turns_refused:
+        parts.append(f"turns are not shortened: {view.daemons.turns_refused}")
     reason = "; ".join(parts) or "no group is named"
     files = {**plan.files, **_turns(view, config)} if weights else plan.files
     return replace(plan, daemons=weights, files=files, reasons={**plan.reasons, NAME: reason})
@@ -278,7 +282,7 @@ def parents(view: NodeView, plan: NodePlan, config: NodeDaemonsConfig) -> list[S
         group = view.daemons.groups.get(path, DaemonGroup())
         reason = f"{config.need_percent} % of what its daemons need"
         if weight == group.original:
-            reason = "its own weight: a container is being made, or its daemons need it"
+            reason = "its own weight: a pod is being made or removed, or its daemons need it"
         value = weight if view.versions.get("cpu") == 1 else weight_to_shares(weight)
         settings.append(Setting(path=path, knob=KNOB, value=value, policy=NAME, reason=reason))
     return settings

@@ -23,7 +23,7 @@ from cgroupfs.bounded import digits, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.scheduling import feature
+from cgroupfs.scheduling import feature, has_eevdf
 from cgroupfs.steps import groups_below
 from cgroupfs.usage import UsageReader
 from reconciler.runtime.cooperative import TimeSlice
@@ -78,8 +78,9 @@ class RootGroups:
         files: FileOps = REAL,
         taskstats: "Callable[[], DelaySource]" = _taskstats,
         clock: Callable[[], float] = time.monotonic,
+        release: str = "",
     ) -> None:
-        """``kubepods``: the path of all pods' group."""
+        """``kubepods``: the path of all pods' group. ``release``: of another kernel than the running one."""
         self._hierarchy = hierarchy
         self._usage = usage
         self._kubepods = kubepods
@@ -91,7 +92,9 @@ class RootGroups:
         self._waits = _ProcessWaits(hierarchy, files, taskstats)
         self._used: dict[str, _Counter] = {}
         self._pressure: dict[str, _Counter] = {}
-        self.known = Daemons(latency_ns=self._read_latency(), turns=self._read_turns())
+        turns = self._read_turns()
+        refused = "" if turns else _turns_refused(release or os.uname().release)
+        self.known = Daemons(latency_ns=self._read_latency(), turns=turns, turns_refused=refused)
         """As read last."""
         self._listed_at = float("-inf")
 
@@ -233,6 +236,12 @@ class RootGroups:
             if len(values) == len(row):
                 return values
         return {}
+
+
+def _turns_refused(release: str) -> str:
+    if has_eevdf(release):
+        return "from Linux 6.6 on no file bounds them"
+    return "the scheduler's files cannot be read (debugfs not mounted?)"
 
 
 def _rate(known: dict[str, _Counter], path: str, now: float, value_ns: int | None) -> float | None:

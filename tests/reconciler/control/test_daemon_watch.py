@@ -24,7 +24,7 @@ from state.daemons import DaemonGroup, Daemons
 from state.setting_state import SettingState
 from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
-from tests.fakes.livenode import BATCH, LiveNode, begin
+from tests.fakes.livenode import BATCH, LiveNode, begin, container_id, group
 from tests.fakes.node import mounts_of
 
 SLICE: Final = "/system.slice"
@@ -174,6 +174,34 @@ def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
         agent.control.inventory._awaited = lambda _cid: True
         await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         assert node.weight == original
+
+    node.play(scenario)
+
+
+def test_a_new_pods_group_raises_it_before_its_first_container(node: Node) -> None:
+    original = node.weight
+
+    async def scenario(agent: Agent) -> None:
+        await until_low(node, agent)
+        node.live.kernel.make_group("/kubepods/burstable/pod0e0e0e0e-0000-4000-8000-000000000009")
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        assert node.weight == original
+
+    node.play(scenario)
+
+
+def test_a_removed_container_raises_it_and_what_its_removal_uses_is_no_need(node: Node) -> None:
+    original = node.weight
+
+    async def scenario(agent: Agent) -> None:
+        await until_low(node, agent)
+        node.live.kernel.remove_group(f"{group(BATCH)}/{container_id(BATCH)}")
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        for _ in range(9):
+            await node.second(agent, use_ns=10 * USE_NS)
+            assert node.weight == original
+        await until_low(node, agent)
+        assert node.weight == low(node)
 
     node.play(scenario)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import get_type_hints
 
 import pytest
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import Driver, Layout, QosClass
@@ -126,3 +126,17 @@ def test_a_container_in_creation_arrives_with_the_first_view_after_it_and_is_for
     assert inventory.view(9.0, {}).arrived == {"new": 2.0}, "its start is its start"
     inventory.sample("a", pod("old"))
     assert inventory.view(10.0, {}).arrived == {}
+
+
+def test_a_pods_group_without_a_container_arrives_and_removed_containers_are_counted() -> None:
+    inventory = inventory_of(lambda _cid: False)
+    empty = PodDirs(uid="a", qos=QosClass.GUARANTEED, group=GroupRef(path="/kubepods/poda"), containers={})
+    filled = replace(empty, containers={cid: GroupRef(path=f"/kubepods/poda/{cid}") for cid in ("one", "two")})
+    inventory.sample("a", empty)
+    assert inventory.view(1.0, {}).arrived == {"a": 1.0}
+    inventory.sample("a", filled)
+    assert inventory.removed == 0
+    inventory.sample("a", empty)
+    assert inventory.view(3.0, {}).arrived == {"a": 1.0}, "it ends: that is no start"
+    inventory.sample("a", None)
+    assert (inventory.view(4.0, {}).arrived, inventory.removed) == ({}, 2)

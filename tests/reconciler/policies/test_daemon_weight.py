@@ -106,12 +106,24 @@ def test_a_need_that_no_weight_assures_has_the_groups_own() -> None:
 
 
 def test_a_container_in_creation_has_the_own_weight_at_once_and_its_use_is_no_need() -> None:
-    state = step(settled(IDLE), replace(IDLE, use_milli=700, starting=True), 1000.0, RULES)
+    state = step(settled(IDLE), replace(IDLE, use_milli=700, busy=True), 1000.0, RULES)
     assert state.weight == 1024
     assert state.need_milli == 50
     after = run([IDLE] * 30, state=state)
     assert after[0] == 512
     assert after[-1] == 114
+
+
+def test_a_time_of_starts_longer_than_the_window_keeps_the_need_of_before() -> None:
+    state = settled(IDLE)
+    for second in range(200):
+        state = step(state, replace(IDLE, use_milli=700, busy=True), 1000.0 + second, RULES)
+    weights = []
+    for second in range(60):
+        state = step(state, replace(IDLE, use_milli=0), 1200.0 + second, RULES)
+        weights.append(state.weight)
+    assert weights[0] == 512
+    assert weights[-1] == 114
 
 
 def test_waiting_most_of_the_time_doubles_the_weight_at_once() -> None:
@@ -176,7 +188,7 @@ SAMPLES = st.builds(
     original=st.sampled_from([100, 1024]),
     competing=st.sampled_from([1024, 2048, 8192]),
     cpus=st.sampled_from([1, 2, 8]),
-    starting=st.booleans(),
+    busy=st.booleans(),
 )
 
 
@@ -192,11 +204,11 @@ def test_never_below_twice_the_need_nor_the_floor_nor_above_the_own_weight(
         if state.weight is None:
             continue
         least = weight_for(state.need_milli * percent // 100, sample.competing, sample.cpus)
-        assert state.need_milli >= (sample.use_milli or 0) or sample.starting
+        assert state.need_milli >= (sample.use_milli or 0) or sample.busy
         assert state.weight <= sample.original
         assert state.weight >= min(sample.original, floor)
         assert state.weight >= (sample.original if least is None else min(sample.original, least))
-        if sample.starting or sample.use_milli is None:
+        if sample.busy or sample.use_milli is None:
             assert state.weight == sample.original
 
 

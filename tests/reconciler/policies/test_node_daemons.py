@@ -18,16 +18,18 @@ from tests.fakes.kernel import FakeKernel
 from tests.reconciler.nodes import node
 
 MEASURED = DaemonGroup(weight=1024, original=1024, wanted=114)
-KERNEL = (6_000_000, 750_000, 0)
-SHORT = (3_000_000, 200_000, 1)
+KERNEL = (6_000_000, 750_000, 1_000_000, 0)
+SHORT = (3_000_000, 200_000, 200_000, 1)
 
 
-def turns(row: int, values: tuple[int, int, int] = KERNEL) -> dict[str, int]:
+def turns(row: int, values: tuple[int, ...] = KERNEL) -> dict[str, int]:
     return dict(zip(TURN_FILES[row], values, strict=True))
 
 
-def plan(present: dict[str, int], group: DaemonGroup = MEASURED, *, dry_run: bool = False) -> NodePlan:
-    daemons = Daemons(groups={"/system.slice": group}, turns=present)
+def plan(
+    present: dict[str, int], group: DaemonGroup = MEASURED, *, dry_run: bool = False, refused: str = ""
+) -> NodePlan:
+    daemons = Daemons(groups={"/system.slice": group}, turns=present, turns_refused=refused)
     config = NodeDaemonsConfig(enabled=True, dry_run=dry_run)
     return plan_node(node(daemons=daemons), None, PoliciesConfig(node_daemons=config))
 
@@ -41,18 +43,18 @@ def wanted(planned: NodePlan) -> dict[str, object]:
     "present",
     [
         KERNEL,
-        (24_000_000, 10_000_000, 0),  # eight CPUs, tuned's throughput-performance
+        (24_000_000, 10_000_000, 15_000_000, 0),  # eight CPUs, tuned's throughput-performance
         SHORT,  # of the run before: it stays in the plan, and so is not restored
     ],
 )
-def test_turns_are_shortened_with_the_weight(row: int, present: tuple[int, int, int]) -> None:
+def test_turns_are_shortened_with_the_weight(row: int, present: tuple[int, ...]) -> None:
     planned = plan(turns(row, present))
     assert planned.daemons == {"/system.slice": 114}
     assert wanted(planned) == turns(row, SHORT)
 
 
 def test_a_lower_value_is_unchanged() -> None:
-    assert wanted(plan(turns(0, (1_000_000, 750_000, 1)))) == {
+    assert wanted(plan(turns(0, (1_000_000, 750_000, 100_000, 1)))) == {
         "kernel.sched_min_granularity_ns": 200_000,
         "sched_features.HRTICK": 1,
     }
@@ -61,6 +63,12 @@ def test_a_lower_value_is_unchanged() -> None:
 @pytest.mark.parametrize("group", [DaemonGroup(weight=1024, original=1024), DaemonGroup()])
 def test_before_the_need_is_measured_no_file_is_planned(group: DaemonGroup) -> None:
     assert plan(turns(0), group).files == {}
+
+
+def test_where_turns_cannot_be_shortened_the_weight_is_held_and_the_reason_says_so() -> None:
+    planned = plan({}, refused="from Linux 6.6 on no file bounds them")
+    assert planned.daemons == {"/system.slice": 114}
+    assert planned.reasons["node_daemons"].endswith("; turns are not shortened: from Linux 6.6 on no file bounds them")
 
 
 def test_a_dry_run_of_the_policy_counts_for_the_files_too() -> None:
@@ -72,11 +80,18 @@ def test_the_files_that_are_read_are_those_that_are_written_and_only_all_of_them
     FakeKernel("v1", root=str(tmp_path)).install()
     hierarchy = Hierarchy.detect(str(tmp_path))
 
-    def read() -> dict[str, int]:
-        groups = RootGroups(hierarchy, UsageReader(hierarchy), "/kubepods", root=str(tmp_path), files=REAL)
-        return dict(groups.known.turns)
+    def known(release: str) -> Daemons:
+        usage = UsageReader(hierarchy)
+        return RootGroups(hierarchy, usage, "/kubepods", root=str(tmp_path), files=REAL, release=release).known
 
-    texts = ("6000000\n", "750000\n", "GENTLE_FAIR_SLEEPERS NO_HRTICK NO_DOUBLE_TICK\n")
+    def read() -> dict[str, int]:
+        daemons = known("6.1.0")
+        assert (daemons.turns == {}) == ("debugfs" in daemons.turns_refused)
+        return dict(daemons.turns)
+
+    assert "6.6" in known("6.12.0").turns_refused
+
+    texts = ("6000000\n", "750000\n", "1000000\n", "GENTLE_FAIR_SLEEPERS NO_HRTICK NO_DOUBLE_TICK\n")
     for path, text in zip(TURN_FILES[row].values(), texts, strict=True):
         assert read() == {}
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +99,7 @@ def test_the_files_that_are_read_are_those_that_are_written_and_only_all_of_them
     assert read() == turns(row)
     access = FileAccess(str(tmp_path), REAL)
     assert {name: access.value(name) for name in TURN_FILES[row]} == turns(row)
-    feature = list(TURN_FILES[row])[2]
+    feature = list(TURN_FILES[row])[-1]
     # A file keeps what it is given; the kernel's answers with all of its features.
     access.set(feature, 1)
     assert (tmp_path / TURN_FILES[row][feature]).read_text().startswith("HRTICK")
