@@ -7,7 +7,7 @@ PACKAGES := cgroupfs resctrl state reconciler tests
 # More for `make run`: ARGS="--seconds 300 --kubelet static-1.22 --containers fake"
 ARGS ?=
 
-.PHONY: run test setup lint types unit search e2e scenes cluster vm vmcores monitoring bench protection virtual virtual-short protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
+.PHONY: run test setup lint style types unit search e2e scenes cluster vm vmcores monitoring bench protection virtual virtual-short protos docs lock artifact deb rpm artifact-test artifact-lock image image-test screenshots site site-test clean help
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +15,7 @@ help: ## what there is
 run: setup ## run the agent: against this machine's kubelet, else against the embedded node for 60 s
 	@exec $(BIN)/python -m tests.node $(ARGS)
 
-test: setup lint unit ## lint, types and all tests
+test: setup style unit ## lint, types and all tests
 
 setup: $(VENV)/.ready ## the virtual environment and, through deploy/setup-debian.sh, Debian's packages
 
@@ -26,10 +26,14 @@ $(VENV)/.ready: requirements/dev.txt deploy/setup-debian.sh
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	touch $@
 
-lint: setup
+lint: style imports
+
+style: setup
 	$(BIN)/ruff format --check --quiet $(PACKAGES) deploy
 	$(BIN)/ruff check --quiet $(PACKAGES) deploy
-	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
+
+imports: setup
+	$(BEHIND) $(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
 types: setup
 	$(BEHIND) $(BIN)/mypy
@@ -39,7 +43,7 @@ types: setup
 # (the type check, five parts of the tests): all at once, those that wait are late. What measures, fills the CPUs or
 # needs idle ones (the mark `alone`) has the machine to itself afterwards. The few tests that failed beside others
 # decide at the end, alone.
-PARTS = types unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators
+PARTS = types unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators imports
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
@@ -73,7 +77,7 @@ FACTS = $(filter-out tests/e2e/% tests/daemon/%,$(KERNEL))
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
 .PHONY: $(PARTS) bytecode
 # One process compiles what all of them import, while the type check has the other processor.
-$(filter-out types,$(PARTS)): bytecode
+$(filter-out types imports,$(PARTS)): bytecode
 bytecode:
 	-$(PYTEST) -p no:cacheprovider --collect-only tests/reconciler/cli/test_hostile_text.py tests/daemon >/dev/null
 

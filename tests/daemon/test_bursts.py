@@ -1,6 +1,5 @@
 """A real program that a real quota throttles is lent more and gives it back. Only the machine's load is made up."""
 
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ from typing import Any, final
 import pytest
 import trio
 import yaml
-from msgspec.structs import replace
 
 from cgroupfs.files import REAL, Directory
 from reconciler.config import load
@@ -22,7 +20,6 @@ from reconciler.daemon.agent import Agent
 from reconciler.runtime.supervisor import Supervisor
 from tests.daemon.process import configuration
 from tests.daemon.writers import Scribe
-from tests.fakes.constants import varied
 from tests.fakes.node import Box, DirectoryNode, NodePod
 
 LIMIT = 10_000
@@ -171,21 +168,6 @@ async def test_a_throttled_container_is_lent_quota_until_the_node_is_busy(node: 
             await until(lambda: quotas.main > LIMIT, quotas)
 
 
-async def test_a_loan_ends_with_its_policy(node: DirectoryNode, tmp_path: Path) -> None:
-    pod, machine = web(node), Machine()
-    quotas = Quotas(node, pod)
-    config = config_of(node, tmp_path, quota_burst=BURST)
-    with burning(node, pod.main):
-        async with running(config, machine) as agent:
-            await until(lambda: quotas.main > LIMIT, quotas)
-            agent.reconfigure(config_of(node, tmp_path))
-            await until(quotas.untouched, quotas)
-            await until(lambda: forgotten(agent, pod), lambda: list(agent.record.ledger))
-            await until(
-                lambda: agent.control.inventory.readings.lent_us == {}, lambda: agent.control.inventory.readings.lent_us
-            )
-
-
 async def test_a_loan_ends_with_a_restore_and_with_the_next_start(node: DirectoryNode, tmp_path: Path) -> None:
     pod, machine = web(node), Machine()
     quotas = Quotas(node, pod)
@@ -219,27 +201,3 @@ async def test_a_resize_during_a_loan_is_the_base_of_the_loan_and_of_its_return(
             await until(lambda: quotas.main > 50_000, quotas)
             agent.reconfigure(config_of(node, tmp_path))
             await until(lambda: quotas() == (50_000, LIMIT, 60_000), quotas)
-
-
-async def test_quota_turbo_lends_what_was_saved_and_no_more(node: DirectoryNode, tmp_path: Path) -> None:
-    pod, machine = web(node, annotations={"volcano.sh/quota-turbo": "true"}), Machine()
-    other = node.add("other", qos="burstable", shares=102, quota_us=LIMIT, limits={"cpu": "100m"})
-    quotas = Quotas(node, pod)
-    config = config_of(node, tmp_path, quota_turbo={"enabled": True})
-    turbo = varied(config.policies.quota_turbo, swing_window_s=1.0, grow_percent=2.0, window_looks=40)
-    config = replace(config, policies=replace(config.policies, quota_turbo=turbo))
-    with burning(node, pod.main) as program, burning(node, other.main):
-        program.send_signal(signal.SIGSTOP)
-        async with running(config, machine) as agent:
-
-            def saved() -> int:
-                state = agent.accounts.sampler.bursts.turbo.get(pod.main.group)
-                return sum(state.saved) if state is not None else 0
-
-            await until(lambda: saved() > 3000, saved)
-            program.send_signal(signal.SIGCONT)
-            await until(lambda: quotas() == (2 * LIMIT, LIMIT, 3 * LIMIT), quotas)
-            # It burns on: what it had saved is spent before long, and its average is its limit again.
-            await until(quotas.untouched, quotas)
-            await until(lambda: forgotten(agent, pod), lambda: list(agent.record.ledger))
-            assert node.quota(other.main.group) == str(LIMIT), "a pod without the mark has no part in it"

@@ -22,24 +22,6 @@ def exclusive(node: DirectoryNode, cpus: str = "1") -> NodePod:
     return pod
 
 
-def test_exclusive_cpus_are_adopted_and_be_work_keeps_off_them(node: DirectoryNode, daemon: Make) -> None:
-    be = node.add("be", cpus="0")
-    pinned = exclusive(node)
-    item = daemon().up()
-    wait_for(lambda: item.pod(pinned.uid).get("class") == "dedicated", told=item.tail)
-    assert item.pod(pinned.uid)["class_source"] == "kubelet: exclusive CPUs"
-    assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
-    assert (node.cpus(pinned.main), node.shares(pinned.main)) == ("1", "1024")
-    assert node.cpus(be.main) == "0"
-    # The kubelet moves it (a new checkpoint, then its update through the runtime): we follow.
-    node.kubelet.cpu_manager("static", "1", {pinned.uid: {"main": "0"}})
-    node.settle(pinned.main, {"cpu": {**pinned.main.resources["cpu"], "cpus": "0"}, "memory": {}})
-    node.settle(be.main, {"cpu": {**be.main.resources["cpu"], "cpus": "1"}, "memory": {}})
-    wait_for(lambda: item.state("pools")["pools"].get(f"dedicated/{pinned.uid}/main") == "0", told=item.tail)
-    wait_for(lambda: node.cpus(be.main) == "1", told=item.tail)
-    assert node.cpus(pinned.main) == "0"
-
-
 FAULTS = {
     "torn": (GOOD[: len(GOOD) // 2], "truncated"),
     "empty": ("", "0 bytes without content"),
@@ -80,65 +62,11 @@ def test_a_broken_checkpoint_is_one_message_and_changes_nothing(node: DirectoryN
         wait_for(lambda: not checkpoint_problems(item), told=lambda: str(item.problems()))
 
 
-def test_a_removed_pod_returns_its_cpu_while_its_checkpoint_entry_remains(node: DirectoryNode, daemon: Make) -> None:
-    pinned = exclusive(node)
-    item = daemon().up()
-    wait_for(lambda: f"dedicated/{pinned.uid}/main" in item.state("pools")["pools"], told=item.tail)
-    node.remove(pinned)
-    wait_for(lambda: f"dedicated/{pinned.uid}/main" not in item.state("pools")["pools"], told=item.tail)
-
-
-def test_an_emptied_checkpoint_of_a_restarted_kubelet_does_not_free_cpus_of_running_pods(
-    node: DirectoryNode, daemon: Make
-) -> None:
-    be = node.add("be", cpus="0")
-    pinned = exclusive(node)
-    item = daemon().up()
-    wait_for(lambda: node.cpus(be.main) == "0", told=item.tail)
-    node.kubelet.cpu_manager("static", "0-1")
-    said = wait_for(lambda: [line for line in item.problems() if "are held" in line], told=item.tail)
-    assert len(said) == 1, said
-    assert f"CPUs 1 of {pinned.uid}/main are held" in said[0]
-    assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
-    assert (node.cpus(be.main), node.cpus(pinned.main)) == ("0", "1")
-
-
-def test_a_start_with_a_broken_checkpoint_keeps_what_the_cgroups_show(node: DirectoryNode, daemon: Make) -> None:
-    be = node.add("be", cpus="0")
-    pinned = exclusive(node)
-    node.kubelet.checkpoint(GOOD[:20])
-    item = daemon().up()
-    wait_for(lambda: node.shares(be.main) == "2" and item.pod(pinned.uid), told=item.tail)
-    assert item.state("pools")["pools"][f"dedicated/{pinned.uid}/main"] == "1"
-    assert node.cpus(be.main) == "0"
-    assert len([line for line in item.problems() if "cpu_manager_state" in line]) == 1
-    assert len(item.said("cpu_manager_state")) == 1
-
-
-def _numa_affinity_missing() -> str:
-    block = {"type": "memory", "size": 1}
-    entries = {"11111111-1111-4111-8111-111111111111": {"main": [block]}}
-    return json.dumps({"policyName": "Static", "machineState": {}, "entries": entries, "checksum": 1})
-
-
 NEVER = {
     "nested": b"[" * 1_100 + b"]" * 1_100,
-    "nested inside": b'{"policyName":' + b"[" * 990 + b"]" * 990 + b"}",
-    "4,301 digits": b'{"checksum":' + b"9" * 4_301 + b"}",
-    "a name of 4,301 digits": json.dumps(
-        {
-            "policyName": "Static",
-            "machineState": {"9" * 4_301: {}},
-            "Data": {"PodDeviceEntries": [{"DeviceIDs": {"9" * 4_301: []}}]},
-        }
-    ),
     "an allocation of 4,301 digits": json.dumps(
         {"allocationEntries": {"u": {"c": {"cpu": "9" * 4_301}}}, "checksum": 1}
     ),
-    "a missing numaAffinity": _numa_affinity_missing(),
-    "not UTF-8": b'{"policyName":"\xff"}',
-    "zeros": bytes(4_096),
-    "a list": b"[]",
     "a directory": None,
     "a pipe": None,
 }

@@ -1,4 +1,7 @@
-"""Who is BE and who is not, as each source reports it, and what follows on the real cgroups."""
+"""Who is BE and who is not, as each source reports it, and what follows on the real cgroups.
+
+Precedence, conflicts and broken marks: tests/reconciler/pods/test_classify.py.
+"""
 
 import json
 import os
@@ -13,7 +16,6 @@ Make = Callable[..., Daemon]
 KATALYST = "katalyst.kubewharf.io/qos_level"
 KOORDINATOR = "koordinator.sh/qosClass"
 VOLCANO = "volcano.sh/qos-level"
-MIB = 1 << 20
 
 
 def test_best_effort_pods_are_bounded_and_online_pods_are_left_alone(node: DirectoryNode, daemon: Make) -> None:
@@ -67,39 +69,6 @@ def test_a_mark_makes_the_class_and_is_shown_as_its_source(node: DirectoryNode, 
             assert (node.cpus(pod.main), node.shares(pod.main)) == ("0-1", "512")
 
 
-def test_conflicting_marks_give_the_stronger_class_and_one_message(node: DirectoryNode, daemon: Make) -> None:
-    pod = node.add("odd", annotations={KATALYST: "shared_cores"}, labels={KOORDINATOR: "BE"})
-    item = daemon().up()
-    wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
-    problems = [line for line in item.problems() if "default/odd" in line]
-    assert len(problems) == 1
-    assert f"annotation {KATALYST}=shared_cores gives shared" in problems[0]
-    assert f"label {KOORDINATOR}=BE gives reclaimed" in problems[0]
-    assert node.cpus(pod.main) == "0-1"
-
-
-def test_broken_marks_are_one_message_each_and_the_qos_counts(node: DirectoryNode, daemon: Make) -> None:
-    broken = node.add("broken", annotations={KATALYST: "recliamed_cores"}, labels={KOORDINATOR: "be"})
-    good = node.add("good", qos="burstable", shares=512, labels={KOORDINATOR: "BE"})
-    item = daemon().up()
-    wait_for(lambda: bounded(node, broken.main) and bounded(node, good.main), told=item.tail)
-    problems = [line for line in item.problems() if "default/broken" in line]
-    assert len(problems) == 2
-    assert any("recliamed_cores" in line and "reclaimed_cores" in line for line in problems)
-    assert any("'be'" in line and "LSE, LSR" in line for line in problems)
-    assert [line for line in item.problems() if "default/good" in line] == []
-
-
-def test_batch_resources_become_weight_quota_and_memory_limit(node: DirectoryNode, daemon: Make) -> None:
-    sizes = {"kubernetes.io/batch-cpu": "300", "kubernetes.io/batch-memory": str(64 * MIB)}
-    pod = node.add("batch", labels={KOORDINATOR: "BE"}, requests=sizes, limits=sizes)
-    item = daemon().up()
-    wait_for(lambda: node.shares(pod.main) == "307", told=item.tail)
-    wait_for(lambda: node.quota(pod.main.group) == "30000", told=item.tail)
-    wait_for(lambda: node.read(pod.main.group, "memory", "memory.limit_in_bytes") == str(64 * MIB), told=item.tail)
-    assert node.read(pod.group, "cpu", "cpu.shares") == "307"
-
-
 def test_the_operators_file_has_the_last_word_and_a_bad_entry_is_one_message(node: DirectoryNode, daemon: Make) -> None:
     report = node.add("report", namespace="batch")
     other = node.add("other", namespace="batch")
@@ -119,14 +88,6 @@ def test_the_operators_file_has_the_last_word_and_a_bad_entry_is_one_message(nod
     assert node.cpus(report.main) == "0-1"
     assert len(item.said("classes.yaml:5:")) == 1
     assert len([line for line in item.problems() if "classes.yaml:5:" in line]) == 1
-
-
-def test_an_override_in_the_configuration_outranks_every_mark(node: DirectoryNode, daemon: Make) -> None:
-    pod = node.add("vip", annotations={KATALYST: "reclaimed_cores"})
-    item = daemon(classes={"overrides": [{"class": "shared", "uid": pod.uid}]}).up()
-    wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
-    assert item.pod(pod.uid)["class_source"].startswith(f"override: uid {pod.uid} (")
-    assert "config.yaml:" in item.pod(pod.uid)["class_source"]
 
 
 def test_static_manifests_tell_labels_where_no_api_answers(node: DirectoryNode, daemon: Make) -> None:
@@ -192,14 +153,3 @@ def test_a_tenants_claim_gives_its_pod_no_more_than_the_others_have(node: Direct
         "at most what the node has"
     )
     assert item.pod(greedy.uid)["problems"] == []
-
-
-def test_a_best_effort_pod_of_kube_system_is_unmanaged_while_its_priority_is_unknown(
-    node: DirectoryNode, daemon: Make
-) -> None:
-    proxy, be = node.add("proxy", namespace="kube-system"), node.add("be")
-    before = node.cpus(proxy.main)
-    item = daemon(kubelet={"endpoint": "off"}).up()
-    wait_for(lambda: bounded(node, be.main), told=item.tail)
-    assert item.pod(proxy.uid)["class_source"] == "namespace kube-system, priority not known"
-    assert node.cpus(proxy.main) == before

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.daemon.process import Daemon, wait_for
-from tests.daemon.test_inner_groups import QUOTA, cpus
-from tests.daemon.test_placement import DEDICATED
 from tests.e2e.mounts import hierarchies
 from tests.e2e.programs import program
 from tests.fakes.node import DirectoryNode, NodePod
@@ -27,6 +25,13 @@ pytestmark = [
     pytest.mark.skipif(os.cpu_count() != 2, reason="REAL KERNEL TEST NOT RUN: it divides two CPUs"),
 ]
 START_S = 60.0
+DEDICATED = {"katalyst.kubewharf.io/qos_level": "dedicated_cores"}
+QUOTA = {"reclaimed": {"form": "quota", "budget": {"law": "quota", "limit_percent": 1, "floor_percent": 50}}}
+"""One of two CPUs."""
+
+
+def cpus(node: DirectoryNode, path: str) -> str:
+    return node.read(path, "cpuset", "cpuset.cpus")
 
 
 class Docker:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from state.reader import read_dump
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.writers import Scribe
 from tests.fakes.node import DirectoryNode
@@ -48,37 +47,6 @@ def test_a_persons_write_is_honoured_as_a_hold_until_it_is_released(node: Direct
     wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
     assert item.state("holds")["holds"] == []
     assert item.call("DELETE", f"/holds/{target}")[0] == 404
-
-
-def test_a_persons_first_change_of_a_value_that_was_in_place_is_a_hold(node: DirectoryNode, daemon: Make) -> None:
-    pod = node.add("be")
-    item = daemon().up()
-    named(item)
-    wait_for(lambda: bounded(node, pod.main), told=item.tail)
-    assert _is(item, pod.main.group, "cpu.weight", "in place"), "the runtime's value is the wanted one"
-    with Scribe("sh") as shell:
-        shell.write(node.path(pod.main.group, "cpu", "cpu.shares"), "500")
-        standing = wait_for(lambda: _is(item, pod.main.group, "cpu.weight", "held"), told=item.tail)
-        assert f"pid {shell.pid}" in standing["detail"]
-    item.look_again(2)
-    assert node.shares(pod.main) == "500"
-    assert [hold["target"] for hold in item.state("holds")["holds"]] == [f"file:{pod.main.group}:cpu.weight"]
-
-
-def test_a_persons_hold_outlives_the_daemon(node: DirectoryNode, daemon: Make) -> None:
-    pod = node.add("be")
-    item = daemon().up()
-    named(item)
-    wait_for(lambda: bounded(node, pod.main), told=item.tail)
-    with Scribe("sh") as shell:
-        shell.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), "0-1")
-        wait_for(lambda: _is(item, pod.main.group, "cpu.set", "held"), told=item.tail)
-        wait_for(lambda: read_dump(node.store)["holds"], told=item.tail)
-    item.kill()
-    item.up()
-    item.look_again(1)
-    assert node.cpus(pod.main) == "0-1"
-    assert _is(item, pod.main.group, "cpu.set", "held")
 
 
 def test_another_program_is_corrected_then_waited_for_then_left_alone_with_an_alert(
@@ -169,18 +137,6 @@ def test_an_operators_hold_stops_writes_and_its_release_brings_ours_back(node: D
     wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
     status, answer = item.call("POST", "/holds", {"target": "everything", "reason": "?", "by": "test"})
     assert (status, "pod:UID" in answer["error"]) == (400, True)
-
-
-def test_a_hold_with_an_end_ends(node: DirectoryNode, daemon: Make) -> None:
-    pod = node.add("be")
-    item = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=item.tail)
-    ours = node.cpus(pod.main)
-    hold = {"target": "node", "reason": "short", "by": "test", "seconds": 1.0}
-    assert item.call("POST", "/holds", hold)[0] == 201
-    with Scribe("tuned") as tuned:
-        tuned.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), "0-1")
-        wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
 
 
 def seen_as(daemon: Daemon, writer: str) -> str | None:

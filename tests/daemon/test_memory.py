@@ -70,19 +70,3 @@ def test_memory_settings_come_with_the_configuration_and_go_with_it(node: Direct
     status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert node.tree() == before
-
-
-def test_a_killed_daemons_successor_gives_everything_back(node: DirectoryNode, daemon: Make) -> None:
-    be = batch(node)
-    before, old = node.tree(), score(be)
-    instance = daemon(policies=ON, constants=SOON).up()
-    wait_for(lambda: score(be) == "951", told=instance.tail)
-    wait_for(lambda: node.read(f"{node.kubepods}/besteffort", "memory", SOFT) != NO_LIMIT, told=instance.tail)
-    wait_for(lambda: node.read(be.main.group, "memory", SOFT) == str(190 * MEGA), told=instance.tail)
-    instance.kill()
-    assert score(be) == "951", "what was set stays"
-    instance.up()
-    status, answer = instance.call("POST", "/restore", {"by": "test"})
-    assert (status, answer["left"]) == (200, 0), answer
-    assert {item["file"] for item in answer["files"]} >= {SOFT, LIMIT, "oom_score_adj"}
-    assert (node.tree(), score(be)) == (before, old)

@@ -1,9 +1,7 @@
-"""Observe (by configuration or option) and a policy in dry run: no write is made, each is shown as it would be."""
+"""Observe, by option and by configuration: no write is made, each is shown as it would be."""
 
 import signal
 from collections.abc import Callable
-
-import pytest
 
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.daemon.writers import Modifications
@@ -12,12 +10,11 @@ from tests.fakes.node import DirectoryNode
 Make = Callable[..., Daemon]
 
 
-@pytest.mark.parametrize("how", ["mode: observe", "--observe"])
-def test_nothing_is_written_and_every_write_is_shown(node: DirectoryNode, daemon: Make, how: str) -> None:
+def test_nothing_is_written_and_every_write_is_shown(node: DirectoryNode, daemon: Make) -> None:
     pod = node.add("be", shares=102)
     before = node.tree()
     with Modifications(node.directories()) as seen:
-        item = daemon(mode="enforce" if how == "--observe" else "observe").up(*([how] if how == "--observe" else []))
+        item = daemon(mode="enforce").up("--observe")
         wait_for(lambda: item.standing(pod.main.group, "cpu.set").get("state") == "would write", told=item.tail)
         shown = {row["knob"]: row["wanted"] for row in _settings(item, pod.main.group)}
         assert shown == {"cpu.set": item.state("pools")["pools"]["reclaimed"], "cpu.weight": "2"}
@@ -46,17 +43,6 @@ def test_a_reload_turns_writing_on_and_off(node: DirectoryNode, daemon: Make) ->
     wait_for(lambda: item.standing(late.main.group, "cpu.set").get("state") == "would write", told=item.tail)
     assert (node.cpus(late.main), node.shares(late.main)) == ("0-1", "102")
     assert bounded(node, pod.main), "what is in force stays until somebody restores it"
-
-
-def test_one_policy_can_be_practised_while_the_others_write(node: DirectoryNode, daemon: Make) -> None:
-    sizes = {"kubernetes.io/batch-cpu": "300"}
-    pod = node.add("batch", shares=102, requests=sizes, limits=sizes, labels={"koordinator.sh/qosClass": "BE"})
-    item = daemon(policies={"reclaimed": {"dry_run": True}}).up()
-    wait_for(lambda: node.shares(pod.main) == "307", told=item.tail)
-    standing = item.standing(pod.main.group, "cpu.set")
-    assert (standing["state"], standing["policy"]) == ("would write", "reclaimed")
-    assert (node.cpus(pod.main), node.quota(node.besteffort)) == ("0-1", "-1")
-    assert item.state("agent")["agent"]["dry_run"] == ["policies.reclaimed"]
 
 
 def _settings(daemon: Daemon, group: str) -> list[dict[str, str]]:

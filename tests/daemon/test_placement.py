@@ -1,4 +1,7 @@
-"""CPUs of their own, named pools, and which claims are cut for which: on the kernel, from pod to cpuset and back."""
+"""What changes a node's pools while the daemon runs: the kubelet's policy, the configuration, a pod with many threads.
+
+CPUs of a pod's own and named pools: tests/e2e/test_cpu.py. Claims that are cut: tests/reconciler/daemon.
+"""
 
 import os
 import signal
@@ -14,10 +17,6 @@ from tests.fakes.node import DirectoryNode, NodePod
 Make = Callable[..., Daemon]
 SOON = {"samples": 2, "sample_s": 0.5, "release_s": 2}
 DEDICATED = {"katalyst.kubewharf.io/qos_level": "dedicated_cores"}
-POOL = {
-    "katalyst.kubewharf.io/qos_level": "shared_cores",
-    "katalyst.kubewharf.io/cpu_enhancement": '{"cpuset_pool": "batch"}',
-}
 pytestmark = pytest.mark.skipif(os.cpu_count() != 2, reason="REAL KERNEL TEST NOT RUN: it divides two CPUs")
 
 
@@ -37,98 +36,6 @@ def pinned(node: DirectoryNode) -> NodePod:
 
 def online(node: DirectoryNode, name: str, annotations: dict[str, str] | None = None) -> NodePod:
     return node.add(name, qos="burstable", annotations=annotations, cpus="0-1", shares=512, requests={"cpu": "500m"})
-
-
-def test_a_dedicated_pod_owns_a_cpu_and_everybody_else_leaves_it(node: DirectoryNode, daemon: Make) -> None:
-    web, be = online(node, "web"), node.add("be", cpus="0-1")
-    item = daemon().up()
-    wait_for(lambda: node.cpus(be.main) != "0-1", told=item.tail)
-    assert node.cpus(web.main) == "0-1"
-    before = node.cpus(web.main)
-    own = pinned(node)
-    wait_for(lambda: node.cpus(own.main) != "0-1" and node.cpus(web.main) != "0-1", told=item.tail)
-    cpu = node.cpus(own.main)
-    assert {cpu, node.cpus(web.main)} == {"0", "1"}
-    wait_for(lambda: node.cpus(be.main) == node.cpus(web.main), told=item.tail)
-    assert item.state("pools")["pools"][f"dedicated/{own.uid}/main"] == cpu
-    standing = item.standing(own.main.group, "cpu.set")
-    assert (standing["policy"], standing["wanted"]) == ("exclusive", cpu)
-    assert item.pod(own.uid)["pool"] == "dedicated"
-    # Whole CPUs of its own: a quota could only throttle it.
-    wait_for(lambda: node.quota(own.main.group) == "-1", told=item.tail)
-    # Nothing is moved when its container starts again, nor by another agent's life.
-    node.restart(own)
-    wait_for(lambda: node.cpus(own.main) == cpu, told=item.tail)
-    item.kill()
-    again = daemon().up()
-    again.look_again(1)
-    assert (node.cpus(own.main), node.cpus(web.main)) == (cpu, "1" if cpu == "0" else "0")
-    # And with the pod gone the online pod has what it had, as nothing requires it to be confined any more.
-    node.remove(own)
-    wait_for(lambda: node.cpus(web.main) == before, told=again.tail)
-
-
-def test_a_claim_that_is_cut_is_a_message_and_a_metric_until_it_is_met(node: DirectoryNode, daemon: Make) -> None:
-    """Two CPUs, one of which is always shared: the second dedicated pod gets none of its own."""
-    pods = [node.add(f"own-{name}", qos="", annotations=DEDICATED, cpus="0-1", requests={"cpu": "1"}) for name in "ab"]
-    item = daemon().up()
-
-    def placement() -> dict[str, object]:
-        return next(row for row in item.state("sources")["sources"] if row["name"] == "placement")
-
-    wait_for(lambda: not placement()["ok"], told=item.tail)
-    cut = [claim for claim in item.state("budget")["budget"]["claims"] if claim["cut"]]
-    assert [(claim["asked"], claim["got"]) for claim in cut] == [(1, 0)]
-    assert str(placement()["detail"]).startswith(f"{cut[0]['owner']} has 0 of 1 CPU")
-    assert item.metric("bypassd_claims_cut") == {"": 1.0}
-    assert item.metric("bypassd_claims_missing_cpus") == {"": 1.0}
-    (loser,) = cut[0]["pods"]
-    node.remove(next(pod for pod in pods if pod.uid != loser))
-    wait_for(lambda: bool(placement()["ok"]), told=item.tail)
-    assert item.metric("bypassd_claims_cut") == {"": 0.0}
-
-
-def test_restore_puts_back_what_placement_moved(node: DirectoryNode, daemon: Make) -> None:
-    online(node, "web")
-    node.add("be", cpus="0-1")
-    own = pinned(node)
-    before = node.tree()
-    item = daemon().up()
-    wait_for(lambda: node.cpus(own.main) != "0-1", told=item.tail)
-    status, answer = item.call("POST", "/restore", {"by": "test"})
-    assert (status, answer["left"]) == (200, 0), answer
-    assert node.tree() == before
-
-
-def test_a_named_pool_has_its_own_cpus_and_pods(node: DirectoryNode, daemon: Make) -> None:
-    web, batch = online(node, "web"), online(node, "batch", POOL)
-    item = daemon().up()
-    wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=item.tail)
-    pools = item.state("pools")["pools"]
-    assert pools["shared/batch"] == node.cpus(batch.main)
-    assert item.pod(batch.uid)["pool"] == "shared/batch"
-    node.remove(batch)
-    wait_for(lambda: node.cpus(web.main) == "0-1", told=item.tail)
-
-
-def test_online_pods_in_pools_are_corrected_once_each_time_the_kubelet_writes(
-    node: DirectoryNode, daemon: Make
-) -> None:
-    """A static kubelet from 1.22 on: it writes at its own reasons, never in a rhythm. No conflict."""
-    node.kubelet.cpu_manager("static", "0-1")
-    web, batch = online(node, "web"), online(node, "batch", POOL)
-    item = daemon().up()
-    wait_for(lambda: {node.cpus(web.main), node.cpus(batch.main)} == {"0", "1"}, told=item.tail)
-    ours = node.cpus(batch.main)
-    for _ in range(2):
-        node.settle(batch.main)
-        wait_for(lambda: node.cpus(batch.main) == ours, told=item.tail)
-    item.look_again(1)
-    written = item.metric_sum("bypassd_writes_total")
-    item.look_again(2)
-    assert item.metric_sum("bypassd_writes_total") == written
-    assert item.alerts("yield") == 0
-    assert item.state("agent")["agent"]["kubelet_reasserts_s"] is None
 
 
 def test_the_kubelets_policy_is_switched_on_and_off(node: DirectoryNode, daemon: Make) -> None:

@@ -60,23 +60,6 @@ def test_a_static_pod_made_anew_under_its_uid_is_a_new_pod(node: DirectoryNode, 
     assert node.read(second.group, "cpu", "cpu.shares") == "204"
 
 
-def test_a_container_that_is_still_being_created_is_prepared_and_written_at_the_signal(
-    node: DirectoryNode, daemon: Make
-) -> None:
-    item = daemon().up()
-    pod = node.add("slow", containers=0)
-    box = node.create(pod, "main", {"cpu": {"shares": 102, "period": 100_000}, "memory": {}})
-    wait_for(lambda: item.standing(box.group, "cpu.set").get("state") == "prepared", told=item.tail)
-    assert node.cpus(box) == "0-1", "what is written before the runtime has finished is lost, so nothing is"
-    node.settle(box)
-    wait_for(lambda: bounded(node, box), told=item.tail)
-    originals = {row["file"]: row["original"] for row in item.state("files")["files"] if box.id in row["path"]}
-    assert originals == {"cpuset.cpus": "0-1", "cpu.shares": "102"}
-    times = next(row["times"] for row in item.pod(pod.uid)["containers"] if row["id"] == box.id)
-    assert times["signal_to_last_write_s"] > 0
-    assert times["prepared_at"] <= times["signal_at"] <= times["written_at"]
-
-
 def test_a_cpuset_that_is_still_empty_is_not_taken_for_the_original(node: DirectoryNode, daemon: Make) -> None:
     item = daemon().up()
     pod = node.add("young", containers=0)

@@ -1,10 +1,8 @@
 """In-place resize: the new size is in force without a restart, and what is requested but not admitted is reported."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
-from reconciler.pods.resources import EXTENDED_SPEC
 from tests.daemon.process import Daemon, bounded, wait_for
 from tests.fakes.node import DirectoryNode, NodePod
 
@@ -74,46 +72,3 @@ def test_a_resized_be_pod_has_the_new_size_and_stays_bounded(node: DirectoryNode
     status, answer = item.call("POST", "/restore", {"by": "test"})
     assert (status, answer["left"]) == (200, 0), answer
     assert (in_force(node, pod), node.cpus(pod.main)) == (("409", "80000"), "0-1")
-
-
-def test_a_resized_shared_pod_has_the_new_size_and_is_left_alone(node: DirectoryNode, daemon: Make) -> None:
-    pod = sized(node, 500, 500)
-    item = daemon(constants=RARELY).up()
-    wait_for(lambda: item.pod(pod.uid).get("class") == "shared", told=item.tail)
-    container, number = pod.main.id, node.kubelet.api.requests
-
-    # The checkpoint is first: the kubelet has admitted it, and the runtime gets it some milliseconds later.
-    pod.meta["resources"] = {"requests": cpu(1000), "limits": cpu(1500)}
-    node.kubelet.allocated(pod.uid, pod.main.name, cpu(1000), cpu(1500))
-    node.settle(pod.main, oci(1000, 1500))
-    wait_for(lambda: node.kubelet.api.requests > number, told=item.tail)
-    wait_for(lambda: item.pod(pod.uid)["resizes"] == {}, told=lambda: str(item.pod(pod.uid)))
-    item.look_again(2)
-    assert in_force(node, pod) == ("1024", "150000")
-    assert pod.main.id == container
-
-    # Smaller again, and this time the kubelet never agrees.
-    pod.meta["resources"] = {"requests": cpu(100), "limits": cpu(100)}
-    pod.meta["status"] = {"conditions": [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]}
-    node.kubelet.allocated(pod.uid, pod.main.name, {**cpu(1000), "memory": "1Mi"}, cpu(1500))
-    message = "infeasible: requests.cpu 1000m -> 100m, requests.memory 1048576 -> none, limits.cpu 1500m -> 100m"
-    wait_for(lambda: item.pod(pod.uid)["resizes"] == {"main": message}, told=lambda: str(item.pod(pod.uid)))
-    assert in_force(node, pod) == ("1024", "150000")
-
-
-def test_a_resized_batch_pod_has_the_quota_and_shares_of_its_new_size(node: DirectoryNode, daemon: Make) -> None:
-    def batch(milli: int) -> dict[str, str]:
-        sizes = {"kubernetes.io/batch-cpu": str(milli)}
-        return {EXTENDED_SPEC: json.dumps({"containers": {"main": {"requests": sizes, "limits": sizes}}})}
-
-    pod = node.add("batch", labels={KOORDINATOR: "BE"}, annotations=batch(300), process=True)
-    item = daemon().up()
-    wait_for(lambda: in_force(node, pod) == ("307", "30000"), told=item.tail)
-    container = pod.main.id
-    pod.meta["annotations"] = batch(500)
-    wait_for(lambda: in_force(node, pod) == ("512", "50000"), told=item.tail)
-    assert node.read(pod.group, "cpu", "cpu.shares") == "512"
-    pod.meta["annotations"] = batch(200)
-    wait_for(lambda: in_force(node, pod) == ("204", "20000"), told=item.tail)
-    assert node.quota(pod.group) == "20000"
-    assert pod.main.id == container

@@ -108,31 +108,6 @@ def test_killed_at_any_moment_the_next_start_converges_and_restore_undoes_all(
     assert restore_offline(node) == [], "a second time there is nothing to do"
 
 
-def test_killed_in_the_first_writes_nothing_is_lost(node: DirectoryNode, daemon: Make) -> None:
-    pods = [node.add(shares=102) for _ in range(12)]
-    originals = node.tree()
-    item = daemon()
-    item.start()
-    # The moment of the first write: originals are durable, most writes and all their notes are still missing.
-    wait_for(lambda: node.tree() != originals)
-    item.kill()
-    done = restore_offline(node)
-    assert [each for each in done if not each.ok] == []
-    assert node.tree() == originals
-    item.up()
-    wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=item.tail)
-
-
-def test_on_stop_restore_gives_everything_back(node: DirectoryNode, daemon: Make) -> None:
-    pods = mixed(node)
-    originals = node.tree()
-    item = daemon(on_stop="restore").up()
-    wait_for(lambda: in_force(node, pods), told=item.tail)
-    assert item.stop() == 0
-    assert node.tree() == originals
-    assert any(row["msg"] == "restored on stop" and row["left"] == 0 for row in item.lines("info"))
-
-
 def test_one_pod_can_be_restored_alone_and_stays_so(node: DirectoryNode, daemon: Make) -> None:
     pod, other = node.add("one", shares=102), node.add("other", shares=102)
     item = daemon().up()

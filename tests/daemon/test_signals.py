@@ -93,19 +93,6 @@ def test_a_bad_reload_changes_nothing_and_a_good_one_works(node: DirectoryNode, 
     assert item.pod(ci.uid)["class_source"] == "selector: ci"
 
 
-def test_a_reload_takes_the_settings_that_it_can_and_names_the_others(node: DirectoryNode, daemon: Make) -> None:
-    pod = node.add("be")
-    item = daemon().up()
-    wait_for(lambda: bounded(node, pod.main), told=item.tail)
-    item.configure(
-        store={"path": f"{node.root}/elsewhere/state.db"},
-        policies={"reclaimed": {"budget": {"floor_percent": 25}}},
-    )
-    item.signal(signal.SIGHUP)
-    wait_for(lambda: node.quota(node.besteffort) == "50000", told=item.tail)
-    assert len(item.said("needs a restart", "store.path")) == 1
-
-
 def test_what_a_reload_says_is_in_force_is_in_force(node: DirectoryNode, daemon: Make) -> None:
     """Every setting either works after a reload or is named as one that needs a restart: none is ignored."""
     pod = node.add("be")
