@@ -232,9 +232,11 @@ def test_restore_gives_back_every_byte_of_what_placement_wrote(
     assert done.returncode == 0, done.stdout + done.stderr
     assert changes(before, snapshot(containerd_node)) == {}
     if killed:
-        procs = f"{containerd_node.cgroups.directory('cpu', GROUP)}/cgroup.procs"
+        own = containerd_node.cgroups.directory("cpu", GROUP)
         # Daemons of other tests have theirs of the same name.
-        eventually("no group is left that nobody is in", lambda: not os.path.exists(procs) or read(procs))
+        eventually(
+            "no group is left that nobody is in", lambda: not os.path.exists(own) or read(own, "cgroup.procs") != ""
+        )
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import trio
 from reconciler.config import load
 from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon import main
+from reconciler.runtime import malloc
 from reconciler.runtime.priority import LoopPriority, PriorityState
 from state.entry import RestoreResult
 
@@ -90,7 +91,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[FakeAgent]:
     monkeypatch.setattr(main, "Agent", FakeAgent)
     monkeypatch.setattr(main.Daemon, "_inner", lambda *_: [])
     # All objects of all tests: tests/reconciler/runtime/test_malloc.py has that.
-    monkeypatch.setattr(main.malloc, "free_earlier", lambda: None)
+    monkeypatch.setattr(malloc, "free_earlier", lambda: None)
     return FakeAgent.made
 
 
