@@ -1077,7 +1077,7 @@ EXCEPTED: Final = {
     r"reconciler\.runtime\.streams:Parser\.parse_args": "the user's own words; tests/reconciler/cli",
     r"reconciler\.runtime\.safe_files:read_file": "the bytes alone; tests/reconciler/runtime/test_safe_files.py",
     r"reconciler\.sources\.pod_list:read_pod": "by kubelet_api:decode_pods",
-    r"reconciler\.actuators\.network\.tc:load_classifier": "loads a program of ours into the kernel",
+    r"reconciler\.actuators\.network\.tc:load_(classifier|program)": "loads a program of ours into the kernel",
     r"reconciler\.actuators\.codec:ValueAccess\.read": "a protocol",
     r"reconciler\.actuators\.files\.interrupts:InterruptFiles\.read": "the kernel's list of CPUs, by CpuSet.parse",
     r"reconciler\.actuators\.files\.node_files:\w+\.(read|value)": "a number, ValueError is caught there",
