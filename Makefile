@@ -40,9 +40,9 @@ types: setup
 
 # First what mostly waits, with the processors to itself when it needs them: daemons on nodes made of directories,
 # containers, and what asks the kernel for facts. Beside it, two or three at a time, what needs nothing but a processor
-# (the type check, five parts of the tests): all at once, those that wait are late. What measures, fills the CPUs or
-# needs idle ones (the mark `alone`) has the machine to itself afterwards. The few tests that failed beside others
-# decide at the end, alone.
+# (the type check, five parts of the tests): all at once, those that wait are late. What has the mark `alone` has the
+# machine to itself afterwards: it measures, fills the CPUs, or needs idle ones (BE work has the least weight). The few
+# tests that failed beside others decide at the end, alone.
 PARTS = types unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators imports
 AGAIN = $(VENV)/again
 unit: setup

@@ -15,7 +15,7 @@ from tests.e2e.node import Node, Running
 from tests.e2e.pods import best_effort, burstable
 from tests.e2e.test_cpu import STARTS
 
-pytestmark = [pytest.mark.containerd, pytest.mark.core]
+pytestmark = [pytest.mark.containerd, pytest.mark.alone, pytest.mark.core]
 POLICIES = {"idle_class": {"enabled": True, "group": False, "threads": True}}
 SOON = {"policies.idle_class.sweep_s": 1}
 
@@ -25,7 +25,6 @@ def policy(container: Running) -> int:
     return os.sched_getscheduler(container.init_pid())
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("runtime", ["", "crun"], ids=["runc", "crun"])
 def test_a_be_container_is_in_the_idle_class_at_its_first_instruction(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, runtime: str

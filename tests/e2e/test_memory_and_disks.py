@@ -76,6 +76,7 @@ def alive(container: Running) -> bool:
         return False
 
 
+@pytest.mark.alone
 def test_limits_are_set_hold_a_growing_pod_and_are_removed(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
@@ -115,6 +116,7 @@ def test_limits_are_set_hold_a_growing_pod_and_are_removed(
 
 
 @V2
+@pytest.mark.alone
 def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
@@ -133,6 +135,7 @@ def test_who_cannot_be_reclaimed_is_slowed_down_at_memory_high_and_lives(
 
 
 @V2
+@pytest.mark.alone
 def test_a_limit_below_use_is_not_written_and_no_process_is_killed(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
