@@ -47,74 +47,43 @@ def _query(text: str) -> str:
     return text
 
 
+def _stat(title: str, description: str, query: str) -> Panel:
+    """One number."""
+    return Panel(title, description, "short", ((query, ""),), "stat", 4)
+
+
+def _graph(title: str, description: str, query: str, legend: str, unit: str = "short") -> Panel:
+    """The lines of one query."""
+    return Panel(title, description, unit, ((query, legend),))
+
+
 _POD_LEGEND: Final = "{{namespace}}/{{pod}}"
 ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
     (
         "Nodes",
         (
-            Panel(
-                "Nodes that answer",
-                "Targets that were scraped.",
-                "short",
-                (("count(bypassd_build_info)", ""),),
-                "stat",
-                4,
-            ),
-            Panel(
-                "Not ready",
-                "bypassctl status shows the reason.",
-                "short",
-                (("sum(bypassd_ready{NODE} == bool 0)", ""),),
-                "stat",
-                4,
-            ),
-            Panel(
-                "Enforcing",
-                "Nodes in mode enforce.",
-                "short",
-                (('sum(bypassd_mode{NODE,mode="enforce"})', ""),),
-                "stat",
-                4,
-            ),
-            Panel(
+            _stat("Nodes that answer", "Targets that were scraped.", "count(bypassd_build_info)"),
+            _stat("Not ready", "bypassctl status shows the reason.", "sum(bypassd_ready{NODE} == bool 0)"),
+            _stat("Enforcing", "Nodes in mode enforce.", 'sum(bypassd_mode{NODE,mode="enforce"})'),
+            _stat(
                 "Victims now",
                 "Online pods that a neighbour slows down.",
-                "short",
-                (('sum(bypassd_interference_victims{NODE,verdict="interfered"})', ""),),
-                "stat",
-                4,
+                'sum(bypassd_interference_victims{NODE,verdict="interfered"})',
             ),
-            Panel(
-                "Evictions, 2 h",
-                "Pods that were evicted.",
-                "short",
-                (('sum(bypassd_evictions{NODE,outcome="done"})', ""),),
-                "stat",
-                4,
+            _stat("Evictions, 2 h", "Pods that were evicted.", 'sum(bypassd_evictions{NODE,outcome="done"})'),
+            _stat("Holds", "Holds of persons and of bypassctl off.", "sum(bypassd_holds{NODE})"),
+            _graph("CPUs in use", "By kind of work.", "sum by (by) (bypassd_used_cpus{NODE})", "{{by}}"),
+            _graph("CPUs by pool", "As planned.", "sum by (pool) (bypassd_pool_cpus{NODE})", "{{pool}}"),
+            _graph(
+                "Nodes by version", "During a rollout.", "count by (version) (bypassd_build_info{NODE})", "{{version}}"
             ),
-            Panel(
-                "Holds",
-                "Holds of persons and of bypassctl off.",
-                "short",
-                (("sum(bypassd_holds{NODE})", ""),),
-                "stat",
-                4,
-            ),
-            Panel("CPUs in use", "By kind of work.", "short", (("sum by (by) (bypassd_used_cpus{NODE})", "{{by}}"),)),
-            Panel("CPUs by pool", "As planned.", "short", (("sum by (pool) (bypassd_pool_cpus{NODE})", "{{pool}}"),)),
-            Panel(
-                "Nodes by version",
-                "During a rollout.",
-                "short",
-                (("count by (version) (bypassd_build_info{NODE})", "{{version}}"),),
-            ),
-            Panel(
+            _graph(
                 "Nodes by mode",
                 "observe: nothing is written, by configuration or after bypassctl restore.",
-                "short",
-                (("sum by (mode) (bypassd_mode{NODE})", "{{mode}}"),),
+                "sum by (mode) (bypassd_mode{NODE})",
+                "{{mode}}",
             ),
-            Panel("Pods by class", "", "short", (("sum by (class) (bypassd_pods{NODE})", "{{class}}"),)),
+            _graph("Pods by class", "", "sum by (class) (bypassd_pods{NODE})", "{{class}}"),
         ),
     ),
     (
@@ -133,75 +102,50 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "CPU hours of BE work, last 24 h",
                 "",
                 "short",
-                (
-                    (
-                        'sum(increase(bypassd_class_cpu_usage_seconds_total{NODE,class="reclaimed"}[24h])) / 3600',
-                        "",
-                    ),
-                ),
+                (('sum(increase(bypassd_class_cpu_usage_seconds_total{NODE,class="reclaimed"}[24h])) / 3600', ""),),
                 "stat",
             ),
-            Panel(
+            _graph(
                 "BE CPU by owner",
                 "sold: used; taken_back: promised and withdrawn; lost: work of evicted pods.",
-                "short",
-                (
-                    (
-                        "sum by (owner, kind) (rate(bypassd_be_owner_cpu_seconds_total{NODE}[5m]))",
-                        "{{owner}} {{kind}}",
-                    ),
-                ),
+                "sum by (owner, kind) (rate(bypassd_be_owner_cpu_seconds_total{NODE}[5m]))",
+                "{{owner}} {{kind}}",
             ),
         ),
     ),
     (
         "Online pods",
         (
-            Panel(
+            _graph(
                 "Waiting for a CPU",
                 "Seconds of each second in which tasks of online pods waited. No series: the kernel does not count it.",
+                _by_node("class_cpu_wait_seconds_total", "instance"),
+                "{{instance}}",
                 "s",
-                ((_by_node("class_cpu_wait_seconds_total", "instance"), "{{instance}}"),),
             ),
-            Panel(
+            _graph(
                 "Stopped by quotas",
                 "Run queues of online pods that a quota stopped, on average.",
-                "short",
-                ((_by_node("class_cpu_throttled_seconds_total", "instance, class"), "{{instance}} {{class}}"),),
+                _by_node("class_cpu_throttled_seconds_total", "instance, class"),
+                "{{instance}} {{class}}",
             ),
-            Panel(
+            _graph(
                 "CPU use",
                 "",
-                "short",
-                (
-                    (
-                        "sum by (class) (rate(bypassd_class_cpu_usage_seconds_total{NODE,ONLINE}[5m]))",
-                        "{{class}}",
-                    ),
-                ),
+                "sum by (class) (rate(bypassd_class_cpu_usage_seconds_total{NODE,ONLINE}[5m]))",
+                "{{class}}",
             ),
         ),
     ),
     (
         "Pods (http.pod_metrics)",
         (
-            Panel(
-                "CPU use",
-                "",
-                "short",
-                (("topk(20, rate(bypassd_pod_cpu_usage_seconds_total{POD}[5m]))", _POD_LEGEND),),
+            _graph("CPU use", "", "topk(20, rate(bypassd_pod_cpu_usage_seconds_total{POD}[5m]))", _POD_LEGEND),
+            _graph(
+                "Stopped by quotas", "", "topk(20, rate(bypassd_pod_cpu_throttled_seconds_total{POD}[5m]))", _POD_LEGEND
             ),
-            Panel(
-                "Stopped by quotas",
-                "",
-                "short",
-                (("topk(20, rate(bypassd_pod_cpu_throttled_seconds_total{POD}[5m]))", _POD_LEGEND),),
-            ),
-            Panel(
-                "Waiting for a CPU",
-                "",
-                "s",
-                (("topk(20, rate(bypassd_pod_cpu_wait_seconds_total{POD}[5m]))", _POD_LEGEND),),
+            _graph(
+                "Waiting for a CPU", "", "topk(20, rate(bypassd_pod_cpu_wait_seconds_total{POD}[5m]))", _POD_LEGEND, "s"
             ),
             Panel(
                 "CPU set, wanted and in force",
@@ -221,100 +165,71 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                     ("topk(20, bypassd_pod_quota_cpus{POD})", f"{_POD_LEGEND} in force"),
                 ),
             ),
-            Panel(
+            _graph(
                 "Settings not in force",
                 "pending: not written yet, refused or failed; held_or_yielded: on hold, or left to another writer.",
-                "short",
-                (
-                    (
-                        'topk(20, bypassd_pod_settings{POD,state!="in_force"} > 0)',
-                        f"{_POD_LEGEND} {{{{state}}}}",
-                    ),
-                ),
+                'topk(20, bypassd_pod_settings{POD,state!="in_force"} > 0)',
+                f"{_POD_LEGEND} {{{{state}}}}",
             ),
         ),
     ),
     (
         "Interference and evictions",
         (
-            Panel(
+            _graph(
                 "Online pods by verdict",
                 "",
-                "short",
-                (
-                    (
-                        'sum by (rule, verdict) (bypassd_interference_victims{NODE,verdict!="ok"})',
-                        "{{rule}} {{verdict}}",
-                    ),
-                ),
+                'sum by (rule, verdict) (bypassd_interference_victims{NODE,verdict!="ok"})',
+                "{{rule}} {{verdict}}",
             ),
-            Panel(
-                "Responses in force",
-                "",
-                "short",
-                (("sum by (response) (bypassd_response_steps{NODE})", "{{response}}"),),
-            ),
-            Panel(
+            _graph("Responses in force", "", "sum by (response) (bypassd_response_steps{NODE})", "{{response}}"),
+            _graph(
                 "Changes of responses",
                 "In the last 10 minutes.",
-                "short",
-                (
-                    (
-                        "sum by (response, turn) (increase(bypassd_response_changes_total{NODE}[10m]))",
-                        "{{response}} {{turn}}",
-                    ),
-                ),
+                "sum by (response, turn) (increase(bypassd_response_changes_total{NODE}[10m]))",
+                "{{response}} {{turn}}",
             ),
-            Panel(
+            _graph(
                 "Evictions that ended",
                 "In the last hour. refused and failed: the pod still runs; gone: it ended before.",
-                "short",
-                (("sum by (outcome) (increase(bypassd_evictions_ended_total{NODE}[1h]))", "{{outcome}}"),),
+                "sum by (outcome) (increase(bypassd_evictions_ended_total{NODE}[1h]))",
+                "{{outcome}}",
             ),
-            Panel(
+            _graph(
                 "Evictions that a dry run would order",
                 "",
-                "short",
-                (("topk(20, sum by (instance) (bypassd_evictions_wanted{NODE}) > 0)", "{{instance}}"),),
+                "topk(20, sum by (instance) (bypassd_evictions_wanted{NODE}) > 0)",
+                "{{instance}}",
             ),
-            Panel(
+            _graph(
                 "Alerts",
                 "In the last hour.",
-                "short",
-                (
-                    (
-                        "sum by (kind, severity) (increase(bypassd_alerts_total{NODE}[1h]))",
-                        "{{severity}} {{kind}}",
-                    ),
-                ),
+                "sum by (kind, severity) (increase(bypassd_alerts_total{NODE}[1h]))",
+                "{{severity}} {{kind}}",
             ),
         ),
     ),
     (
         "Health of bypassd",
         (
-            Panel(
+            _graph(
                 "Starts before the first instruction",
                 "true: every setting was written before the container's program ran.",
-                "short",
-                (
-                    (
-                        "sum by (before_exec) (increase(bypassd_container_starts_total{NODE}[10m]))",
-                        "{{before_exec}}",
-                    ),
-                ),
+                "sum by (before_exec) (increase(bypassd_container_starts_total{NODE}[10m]))",
+                "{{before_exec}}",
             ),
-            Panel(
+            _graph(
                 "From the runtime's signal to the last write, p99",
                 "",
+                _p99("bypassd_signal_to_write_seconds"),
+                "{{instance}}",
                 "s",
-                ((_p99("bypassd_signal_to_write_seconds"), "{{instance}}"),),
             ),
-            Panel(
+            _graph(
                 "Starts that a quota delayed",
                 "In the last hour.",
-                "short",
-                (("topk(20, sum by (instance) (increase(bypassd_starts_late_total{NODE}[1h])) > 0)", "{{instance}}"),),
+                "topk(20, sum by (instance) (increase(bypassd_starts_late_total{NODE}[1h])) > 0)",
+                "{{instance}}",
             ),
             Panel(
                 "Loop lag and reconciliation, p99",
@@ -325,23 +240,22 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                     (_p99("bypassd_reconcile_duration_seconds"), "{{instance}} reconcile"),
                 ),
             ),
-            Panel(
+            _graph(
                 "CPU of the daemon",
                 "",
+                'topk(20, rate(process_cpu_seconds_total{NODE,job="bypassd"}[5m]))',
+                "{{instance}}",
                 "percentunit",
-                (('topk(20, rate(process_cpu_seconds_total{NODE,job="bypassd"}[5m]))', "{{instance}}"),),
             ),
-            Panel(
+            _graph(
                 "Memory of the daemon",
                 "",
+                'topk(20, process_resident_memory_bytes{NODE,job="bypassd"})',
+                "{{instance}}",
                 "bytes",
-                (('topk(20, process_resident_memory_bytes{NODE,job="bypassd"})', "{{instance}}"),),
             ),
-            Panel(
-                "Writes by outcome",
-                "",
-                "short",
-                (("sum by (outcome) (increase(bypassd_writes_total{NODE}[10m]))", "{{outcome}}"),),
+            _graph(
+                "Writes by outcome", "", "sum by (outcome) (increase(bypassd_writes_total{NODE}[10m]))", "{{outcome}}"
             ),
             Panel(
                 "Foreign writes",
@@ -362,8 +276,6 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                     ("bypassd_alert_sink_failing{NODE} == 1", "{{instance}} sink {{sink}}"),
                     ("bypassd_store_ok{NODE} == 0", "{{instance}} store"),
                 ),
-                "timeseries",
-                8,
             ),
         ),
     ),

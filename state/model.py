@@ -370,7 +370,7 @@ class NodeCpu(Struct, frozen=True, kw_only=True):
 
 
 class NumaMemory(Struct, frozen=True, kw_only=True):
-    """What memory can be had by NUMA node, in bytes (`reconciler.signals.numa_memory`).
+    """What memory can be had by NUMA node, in bytes (`reconciler.signals.memory`).
 
     ``age_s`` None or large means unknown, and an unknown does not justify choosing a node.
     """

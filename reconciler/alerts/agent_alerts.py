@@ -1,12 +1,13 @@
-"""Turns the text messages of the agent's parts into alerts, with kinds of their own."""
+"""The agent's own alerts: messages of its parts, and sources or claims on CPUs that fail for long."""
 
 import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, final
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
+from reconciler.placement.claims import PLACEMENT, CpuClaim
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
-from state.model import Pod, Setting
+from state.model import Pod, Setting, SourceStatus
 
 STORE_IS_WELL: Final = "the store is writable again"
 """What ends an alert about the store."""
@@ -64,4 +65,108 @@ def component_alert(status: ComponentStatus) -> Alert:
         at_s=time.time(),
         labels={"component": status.name},
         resolved=well,
+    )
+
+
+# The store reports itself; of the placement each claim is watched by itself.
+_REPORTED_ELSEWHERE: Final = frozenset({"store", PLACEMENT})
+
+
+RUNBOOKS: Final = "docs/runbooks.md"
+_GROUPS: Final = ("actuator ",)
+"""Names that begin so have one part together."""
+_OF_ITS_OWN: Final = frozenset(
+    {
+        *("bounds of pods", "cgroup controllers", "cgroup driver", "limits and CPU sets", "placement"),
+        *("pods in gVisor or kata", "values of an earlier run"),
+        *("alert sinks", "marks of pods", "own CPU group", "own priority", "pod list", "reconcile pass"),
+        *("recorded originals", "single objects", "state files", "unreadable files"),
+    }
+)
+"""Conditions, each with a part of its name in the runbooks."""
+
+
+def runbook(name: str) -> str:
+    """The part of the runbooks about a source or a condition."""
+    for group in _GROUPS:
+        if name.startswith(group):
+            return f"{RUNBOOKS}#{group.strip()}s"
+    if name == "api token":
+        return f"{RUNBOOKS}#bypassdtokenexpires"
+    part = name.lower().replace(" ", "-") if name in _OF_ITS_OWN else "bypassdsourcedown"
+    return f"{RUNBOOKS}#{part}"
+
+
+class WatchedState(NamedTuple):
+    """One thing that may be down, at one moment. ``labels`` of its alert; the messages are for people."""
+
+    name: str
+    ok: bool
+    down: str
+    well: str
+    labels: Mapping[str, str]
+
+
+def source_states(statuses: Iterable[SourceStatus]) -> Iterator[WatchedState]:
+    """The sources that do not report themselves."""
+    for status in statuses:
+        if status.name not in _REPORTED_ELSEWHERE:
+            down, well = f"{status.name}: {status.detail}", f"{status.name} works again"
+            yield WatchedState(status.name, status.ok, down, well, {"source": status.name})
+
+
+def claim_states(claims: Iterable[CpuClaim], pods: Mapping[str, Pod]) -> Iterator[WatchedState]:
+    """Every claim on CPUs; the claim of one pod has that pod's labels."""
+    for claim in claims:
+        labels = {"source": PLACEMENT, "claim": claim.owner}
+        pod = pods.get(claim.pods[0]) if len(claim.pods) == 1 else None
+        if pod is not None:
+            labels["uid"] = pod.uid
+            if pod.namespace and pod.name:
+                labels |= {"namespace": pod.namespace, "pod": pod.name}
+        name, well = f"{PLACEMENT}:{claim.owner}", f"{PLACEMENT}: {claim.owner} has what it requests"
+        yield WatchedState(name, not claim.cut, f"{PLACEMENT}: {claim.message}", well, labels)
+
+
+@final
+class SourceHealth:
+    """What is not ok for ``down_s`` is reported once, and again when it is ok again."""
+
+    def __init__(self, down_s: float) -> None:
+        self.down_s = down_s
+        self._since: dict[str, float] = {}
+        self._reported: dict[str, WatchedState] = {}
+
+    def check(self, states: Iterable[WatchedState], now: float, wall_s: float) -> list[Alert]:
+        """The alerts to send. Units: ``now`` seconds of a clock that only runs forward, ``wall_s`` since the epoch."""
+        alerts: list[Alert] = []
+        seen = set()
+        for state in states:
+            seen.add(state.name)
+            if state.ok:
+                self._since.pop(state.name, None)
+                if (told := self._reported.pop(state.name, None)) is not None:
+                    alerts.append(_alert(told, state.well, wall_s, resolved=True))
+                continue
+            since = self._since.setdefault(state.name, now)
+            if now - since >= self.down_s and state.name not in self._reported:
+                self._reported[state.name] = state
+                alerts.append(_alert(state, state.down, wall_s, resolved=False))
+        for name in self._reported.keys() - seen:
+            told = self._reported.pop(name)
+            alerts.append(_alert(told, f"{name} is no longer used", wall_s, resolved=True))
+        self._since = {name: since for name, since in self._since.items() if name in seen}
+        return alerts
+
+
+def _alert(state: WatchedState, message: str, wall_s: float, *, resolved: bool) -> Alert:
+    return Alert(
+        kind=AlertKind.SOURCE,
+        key=f"source:{state.name}",
+        summary=message,
+        severity=Severity.INFO if resolved else Severity.WARNING,
+        at_s=wall_s,
+        labels=state.labels,
+        details={"runbook": runbook(state.labels["source"])},
+        resolved=resolved,
     )

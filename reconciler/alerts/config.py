@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from cgroupfs.errors import InputError
 from reconciler.alerts.alert import AlertKind, Severity
-from reconciler.clients.urls import check_url
+from reconciler.clients.endpoint import check_url
 from reconciler.settings.schema import lazy_struct
 
 _SECRET: Final = {"secret": True}
@@ -82,13 +82,9 @@ class AlertsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = {}
     page_url: Annotated[
         str,
-        Meta(
-            description="address of the node's page in every alert (details.page), such as https://{node}:9470/; "
-            "empty: none"
-        ),
+        Meta(description="the node's page in every alert (details.page), such as https://{node}:9470/; empty: none"),
     ] = ""
 
-    # Constants: no two nodes need them to differ.
     # Hours of a noisy node without its receiver, in some hundred KiB.
     queue: ClassVar[int] = 1000
     # A kubelet or a runtime that restarts is back by then.

@@ -3,18 +3,21 @@
 All alerts of one kind and key, from the first to the end, are one incident. Its id is made of both and of its first
 time, so that a daemon that crashed before it recorded a delivery makes the same id again, and receivers can drop a
 duplicate.
+
+As JSON it is what webhooks, commands and files get. Keys are added to, never renamed, within one version.
 """
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from reconciler.alerts.alert import Alert, AlertKind, Severity
-from state.printable import printable, printable_lines
+from state.printable import printable, printable_json, printable_lines
 
 MOST: Final = 4096
 """Incidents remembered; the incident without an alert for longest is dropped first."""
@@ -140,3 +143,45 @@ class Incidents:
             # A repeated end is not a new incident; a beginning is.
             return alert.has_ended and alert.at_s - known.last_s < self.forget_s
         return alert.has_ended or alert.kind.lasts or alert.at_s - known.last_s < self.forget_s
+
+
+VERSION: Final = 1
+
+
+def entry(notice: Incident) -> dict[str, object]:
+    """One alert. Times are seconds since the epoch."""
+    alert = notice.alert
+    return {
+        "id": notice.id,
+        "kind": alert.kind.value,
+        "key": alert.key,
+        "status": notice.status,
+        "severity": alert.severity.value,
+        "summary": alert.summary,
+        "labels": {**alert.labels, **notice.labels},
+        "details": dict(alert.details),
+        "count": notice.count,
+        "first_s": notice.first_s,
+        "last_s": notice.last_s,
+    }
+
+
+def document(notices: Sequence[Incident], node: str) -> bytes:
+    return _encode({"version": VERSION, "node": node, "alerts": [entry(notice) for notice in notices]})
+
+
+def lines(notices: Sequence[Incident], node: str) -> bytes:
+    rows = ({"version": VERSION, "node": node, **entry(notice)} for notice in notices)
+    return b"".join(_encode(row) + b"\n" for row in rows)
+
+
+def _encode(value: object) -> bytes:
+    # A stored alert may be of a version that did not tidy it so.
+    return printable_json(msgspec.json.encode(value).decode()).encode()
+
+
+def line(notice: Incident) -> str:
+    alert = notice.alert
+    over = "resolved: " if notice.has_ended else ""
+    count = f" ({notice.count} times)" if notice.count > 1 else ""
+    return f"{alert.severity.value}: {over}{' '.join(alert.summary.split())}{count}"

@@ -11,6 +11,7 @@ incidents ``per_minute`` are sent, the others counted and reported once, in one 
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
+from operator import attrgetter
 from typing import Final, final
 
 from msgspec import Struct
@@ -126,7 +127,6 @@ class Outbox:
         return True
 
     def wants(self, notice: Incident) -> bool:
-        """Whether the sink accepts this alert."""
         return self._wants(notice, self._records.get(notice.id))
 
     def pending(self, key: str) -> bool:
@@ -155,7 +155,7 @@ class Outbox:
             self._tell_storm(now)
         size = self.rules.batch_size if most is None else min(most, self.rules.batch_size)
         reach = now + self.rules.batch_delay_s
-        soon = sorted((record for record in self._records.values() if record.due_at <= reach), key=_by_due)
+        soon = sorted((record for record in self._records.values() if record.due_at <= reach), key=attrgetter("due_at"))
         for record in soon[:size]:
             self._flying[record.notice.id] = (record.notice, record.pending)
         return tuple(notice for notice, _ in self._flying.values())
@@ -306,10 +306,6 @@ class Outbox:
         record.since = record.due_at = now
         self._storm.clear()
         self._storm_at = math.inf
-
-
-def _by_due(record: _Record) -> float:
-    return record.due_at
 
 
 def _by_worth(record: _Record) -> tuple[bool, bool, float]:

@@ -17,11 +17,10 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
 from cgroupfs.log import get_log
-from reconciler.alerts.agent_alerts import as_alert, component_alert
+from reconciler.alerts.agent_alerts import SourceHealth, as_alert, claim_states, component_alert, source_states
 from reconciler.alerts.alert import Alert
 from reconciler.alerts.config import AlertsConfig, SinkConfig, check_sink
 from reconciler.alerts.sinks.base import SinkContext, SinkSetup, setup_of
-from reconciler.alerts.source_health import SourceHealth, claim_states, source_states
 from reconciler.clients.kube_config import ApiServer
 from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.lazy import import_in_thread
@@ -94,7 +93,6 @@ class AlertService:
 
     @property
     def config(self) -> AlertsConfig:
-        """The configuration in use."""
         return self._config
 
     def alert(self, cause: str, message: str, setting: Setting | None) -> None:
@@ -113,7 +111,6 @@ class AlertService:
             self.send(component_alert(status))
 
     def send(self, alert: Alert) -> None:
-        """Count the alert and send it to the sinks that accept it."""
         self._count(alert)
         alert = self._linked(alert)
         if self._teller is not None:
@@ -129,7 +126,6 @@ class AlertService:
         return _nothing if self._teller is None else self._teller.stage(batch, self._linked(alert))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the dispatcher, once there is a sink."""
         if not self._config.sinks and not await self._left():
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
@@ -139,7 +135,6 @@ class AlertService:
         await teller.run(task_status=task_status)
 
     def reconfigure(self, config: AlertsConfig, apiserver: ApiServer) -> None:
-        """Take a new configuration."""
         self._config, self._apiserver = config, apiserver
         if self._teller is not None:
             self._teller.reconfigure(config)
@@ -153,15 +148,12 @@ class AlertService:
     # What there is
 
     def problems(self) -> list[str]:
-        """What prevents the delivery of alerts."""
         return self._teller.problems() if self._teller is not None else []
 
     def status(self) -> dict[str, object]:
-        """The state document's part."""
         return self._teller.status() if self._teller is not None else {"sinks": [], "stored": [], "recent": []}
 
     def numbers(self) -> AlertNumbers:
-        """The metrics' part."""
         now = trio.current_time()
         couriers = self._teller.couriers() if self._teller is not None else ()
         sinks = {}
@@ -223,7 +215,6 @@ class HealthWatch:
         self._pods = pods
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Check for ever."""
         task_status.started()
         config = self._service.config
         watch, had_sinks = SourceHealth(config.source_down_s), bool(config.sinks)

@@ -66,7 +66,6 @@ class SinkWorker:
         self._scope.cancel(reason="the sink was removed or changed")
 
     async def run(self) -> None:
-        """Send until cancelled."""
         self._scope = trio.CancelScope()
         self.outbox.failed()
         with self._scope:

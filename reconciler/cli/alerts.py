@@ -8,7 +8,7 @@ from reconciler.cli import places
 from reconciler.cli.control import who
 from reconciler.cli.document import Row, Unreachable, ask, fetch
 from reconciler.cli.exits import Exit
-from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, mark, present
 from reconciler.runtime import format as fmt
 from reconciler.runtime.streams import complain
 
@@ -48,7 +48,7 @@ def _sink(fields: Row) -> tuple[Cell, ...]:
     return (
         fields["sink"],
         fields["kind"],
-        StyledText("bad", "bad") if fields["problem"] else StyledText("ok", "ok"),
+        mark(ok=not fields["problem"]),
         str(fields["told"]),
         str(fields["waiting"]),
         StyledText(str(lost), "warn") if lost else "0",
@@ -79,7 +79,7 @@ def run_test(options: Namespace) -> int:
         (
             result["sink"],
             result["kind"],
-            StyledText("ok", "ok") if result["ok"] else StyledText("bad", "bad"),
+            mark(ok=result["ok"]),
             fmt.duration(result["seconds"]),
             result["detail"],
         )

@@ -27,7 +27,6 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Final, NamedTuple, Protocol, Self, final
 
 from cgroupfs.errors import InputError, errno_name
@@ -83,12 +82,10 @@ class ArchivedControls:
         return size <= LARGEST_CONTROL and self._bytes + size + len(path) <= _MOST_MEMORY
 
     def put(self, path: str, data: bytes) -> None:
-        """Keep one file."""
         self._bytes += len(data) + len(path)
         self._texts[path] = data
 
     def read(self, directory: Directory, file: str) -> str:
-        """The whole file."""
         data = self._texts.get(f"{directory}/{file}")
         return REAL.read(directory, file) if data is None else data.decode()
 
@@ -187,9 +184,7 @@ class DirectorySink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._directory)
 
 
@@ -229,16 +224,14 @@ class TarSink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         try:
-            if exc is None:
+            if failed is None:
                 # The end of an archive is two blocks of zeros.
                 self._tar.write(bytes(2 * _BLOCK))
             self._tar.close()
             self._file.close()
-            if exc is None:
+            if failed is None:
                 os.rename(self._part, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
             else:
                 os.unlink(self._part, dir_fd=self._directory)

@@ -200,7 +200,6 @@ class CaptureCollector:
         self._taken: set[str] = set()
 
     def everything(self) -> None:
-        """All groups of files."""
         self.all(_SYSTEM, masks.mask_text)
         self.all(self._globbed(_TOPOLOGY))
         self.cgroups()
@@ -273,7 +272,6 @@ class CaptureCollector:
     def all(
         self, paths: Iterable[str], masked: Masked | None = None, *, largest: int = _LARGEST, quiet: bool = False
     ) -> None:
-        """Each of these files."""
         for path in paths:
             self.one(path, masked, largest=largest, quiet=quiet)
 
@@ -325,7 +323,6 @@ class CaptureCollector:
             self.one(path, masked, rule=rule)
 
     def put(self, path: str, text: str) -> None:
-        """One file with this content."""
         if path not in self._taken:
             self._taken.add(path)
             self._sink.put(path, text.encode("utf-8", "surrogateescape"))

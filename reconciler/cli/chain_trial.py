@@ -33,6 +33,7 @@ T = TypeVar("T")
 VICTIM: Final = "11111111-1111-4111-8111-111111111111"
 HOG: Final = "22222222-2222-4222-8222-222222222222"
 _CONTROLLERS: Final = ("cpu", "cpuacct", "cpuset", "memory", "pids")
+"""Those whose groups a pod's processes are put into."""
 _CHILD_CPU_S: Final = 8
 """Of each planted process: at half of a CPU it is more than `_VERDICT_S` and `_EFFECT_S` together."""
 _DAEMON_CPU_S: Final = 10
@@ -81,7 +82,8 @@ def chain(hierarchy: Hierarchy, directory: str) -> tuple[bool, str]:
         shutil.rmtree(private, ignore_errors=True)
         os.mkdir(private, 0o700)
         stack.callback(shutil.rmtree, private, ignore_errors=True)
-        top = stack.enter_context(TrialGroup(hierarchy, CHAIN, _mounted(hierarchy)))
+        mounted = [name for name in _CONTROLLERS if hierarchy.version(name) is not None]
+        top = stack.enter_context(TrialGroup(hierarchy, CHAIN, mounted))
         kubepods = top.child("kubepods")
         kubepods.child("burstable")
         victim_pod = kubepods.child(f"pod{VICTIM}")
@@ -204,11 +206,6 @@ def _throttled(scene: _Scene) -> int:
     """The periods in which the hog's groups were stopped."""
     texts = (line.split() for group in scene.hog_groups for line in lines_of(group.read("cpu", "cpu.stat")))
     return sum(int(fields[1]) for fields in texts if fields[0] == "nr_throttled")
-
-
-def _mounted(hierarchy: Hierarchy) -> list[str]:
-    """The controllers whose groups a pod's processes are put into."""
-    return [name for name in _CONTROLLERS if hierarchy.version(name) is not None]
 
 
 def _idle_cpu() -> int:

@@ -81,7 +81,6 @@ end
 
 
 def completion(shell: str) -> str:
-    """One shell's file."""
     import shtab  # a tool of development
 
     from reconciler.cli.main import parser
@@ -101,7 +100,6 @@ def completion(shell: str) -> str:
 
 
 def _keys() -> list[str]:
-    """Every setting and section."""
     from reconciler.config.model import Config
     from reconciler.settings.schema import section_of, settings
 

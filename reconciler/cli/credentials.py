@@ -27,13 +27,12 @@ from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.rights import ACCOUNT, RIGHTS, AccessRight, RightsUse, manifest
 from reconciler.cli.screen import StyledText, Table, line, show
 from reconciler.clients.api_identity import NAME, OWN_KUBECONFIG, OWN_MARK, own_identity, watches_pods
-from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.endpoint import MASK, HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
 from reconciler.clients.kube import KubeApi, status_of
 from reconciler.clients.kube_config import ApiIdentity, ApiServer, NodeSettings
 from reconciler.clients.kubeconfig import read_kubeconfig
-from reconciler.clients.urls import MASK
 from reconciler.config.environment import kubelet_peer, node_name
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.runtime import format as fmt

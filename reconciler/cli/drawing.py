@@ -205,5 +205,4 @@ def _short(cpus: CpuSet) -> str:
 
 
 def as_sets(pools: Mapping[str, str]) -> dict[str, CpuSet]:
-    """The document's pools as sets."""
     return {name: CpuSet.parse(text) if text else EMPTY for name, text in pools.items()}

@@ -48,7 +48,6 @@ class _PlaceNames:
 
 
 def run(options: Namespace) -> int:
-    """Show the document."""
     sections = [name for part in options.section for name in part.split(",") if name]
     tables = options.output == "table"
     document = fetch(options, [*sections, *_NAMING] if sections and tables else sections)

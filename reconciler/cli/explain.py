@@ -6,7 +6,7 @@ from typing import Final
 
 from reconciler.cli.document import FetchedDocument, Row
 from reconciler.cli.format import before_text, file_text, setting_text, short_path, unmeasured, value_text
-from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, head, line
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, line, section
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.runtime import format as fmt
 from state.kinds import CGROUP
@@ -225,17 +225,11 @@ def detail_blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield blank()
         until = f"until {fmt.until(hold['until'])}"
         yield line(StyledText("on hold ", "warn"), f"{hold['target']} {until}: {hold['reason']} (by {hold['by']})")
-    if facts["processes"]:
-        yield blank()
-        yield head(f"processes, {len(facts['processes'])}, the largest first")
-        shown = facts["processes"][:_MOST_PROCESSES]
-        yield Table(("PID", "USER", "AGE", "MEMORY", "COMMAND"), [_process(each) for each in shown])
-    if facts["history"]:
-        yield blank()
-        yield head("history, newest first")
-        # Lines and no table: at 80 columns a reason has no room beside four other columns.
-        for entry in facts["history"]:
-            yield from _event(entry)
+    processes = [_process(each) for each in facts["processes"][:_MOST_PROCESSES]]
+    table = Table(("PID", "USER", "AGE", "MEMORY", "COMMAND"), processes)
+    yield from section(f"processes, {len(facts['processes'])}, the largest first", table)
+    # Lines and no table: at 80 columns a reason has no room beside four other columns.
+    yield from section("history, newest first", *(part for entry in facts["history"] for part in _event(entry)))
     if not document.live:
         yield blank()
         yield line(
@@ -247,14 +241,12 @@ def detail_blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
 
 def _elsewhere(rows: Sequence[Row]) -> Iterator[Block]:
     """The ledger's rows of values that are in no cgroup file."""
-    if not rows:
-        return
-    yield blank()
-    yield head("changed outside of cgroup files")
+    lines = []
     for row in rows:
         values = f"{value_text(row['wanted'])}; before {value_text(row['original'])}"
-        yield line(StyledText(row["kind"], "head"), f" {row['file']}  {values}", indent=2)
-        yield line(StyledText(short_path(row["path"]), "dim"), indent=4)
+        lines.append(line(StyledText(row["kind"], "head"), f" {row['file']}  {values}", indent=2))
+        lines.append(line(StyledText(short_path(row["path"]), "dim"), indent=4))
+    yield from section("changed outside of cgroup files", *lines)
 
 
 def _title(pod: Row) -> Iterator[Block]:

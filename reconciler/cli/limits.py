@@ -84,7 +84,6 @@ class PodLimits:
         return [ChainGroup(f"container {name[:12]}", f"{self._pod}/{name}") for name in names]
 
     def sample(self) -> ChainSample:
-        """Read all counters once."""
         usage: dict[str, UsageCounters] = {}
         for group in self.groups:
             try:

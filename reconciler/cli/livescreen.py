@@ -14,7 +14,7 @@ import termios
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self, final
 
 from cgroupfs.errors import errno_name
@@ -125,9 +125,7 @@ class LiveScreen:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # A second signal must not end this early.
         for number in self._old:
             signal.signal(number, signal.SIG_IGN)
@@ -144,7 +142,6 @@ class LiveScreen:
         return self._wake[1]
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
         try:
             columns, lines = os.get_terminal_size(self._out)
         except OSError:

@@ -79,43 +79,36 @@ Shape = Any
 A new field of the readers (`reconciler.sources.podspec`, `reconciler.sources.bundles`,
 `reconciler.sources.runtime_roots`) is added here; a test compares a plan from a capture with the node's own.
 """
+
+
+def _values(names: str) -> dict[str, Shape]:
+    """Fields with a value each; between the ``names`` are blanks."""
+    return dict.fromkeys(names.split(), "")
+
+
 _RESOURCES: Final[Shape] = {"requests": "texts", "limits": "texts"}
-_CONTAINER: Final[Shape] = {"name": "", "resources": _RESOURCES, "restartPolicy": ""}
-_STATUS: Final[Shape] = {"name": "", "containerID": "", "allocatedResources": "texts", "resources": _RESOURCES}
+_CONTAINER: Final[Shape] = {**_values("name restartPolicy"), "resources": _RESOURCES}
+_STATUS: Final[Shape] = {**_values("name containerID"), "allocatedResources": "texts", "resources": _RESOURCES}
 POD: Final[Shape] = {
-    "apiVersion": "",
-    "kind": "",
+    **_values("apiVersion kind"),
     "metadata": {
-        "name": "",
-        "namespace": "",
-        "uid": "",
+        **_values("name namespace uid deletionTimestamp deletionGracePeriodSeconds"),
         "labels": "labels",
         "annotations": "annotations",
-        "ownerReferences": [{"kind": "", "name": "", "controller": ""}],
-        "deletionTimestamp": "",
-        "deletionGracePeriodSeconds": "",
+        "ownerReferences": [_values("kind name controller")],
     },
     "spec": {
-        "containers": [_CONTAINER],
-        "initContainers": [_CONTAINER],
-        "ephemeralContainers": [_CONTAINER],
-        "priorityClassName": "",
-        "priority": "",
-        "nodeName": "",
-        "terminationGracePeriodSeconds": "",
+        **_values("priorityClassName priority nodeName terminationGracePeriodSeconds"),
+        **{name: [_CONTAINER] for name in ("containers", "initContainers", "ephemeralContainers")},
     },
     "status": {
-        "qosClass": "",
-        "podIP": "",
-        "podIPs": [{"ip": ""}],
-        "resize": "",
-        "conditions": [{"type": "", "status": "", "reason": "", "message": ""}],
-        "containerStatuses": [_STATUS],
-        "initContainerStatuses": [_STATUS],
-        "ephemeralContainerStatuses": [_STATUS],
+        **_values("qosClass podIP resize"),
+        "podIPs": [_values("ip")],
+        "conditions": [_values("type status reason message")],
+        **{f"{kind}Statuses": [_STATUS] for kind in ("container", "initContainer", "ephemeralContainer")},
     },
 }
-POD_LIST: Final[Shape] = {"kind": "", "apiVersion": "", "items": [POD]}
+POD_LIST: Final[Shape] = {**_values("kind apiVersion"), "items": [POD]}
 
 BUNDLE: Final[Shape] = {
     # An OCI bundle's config.json ...
@@ -124,38 +117,24 @@ BUNDLE: Final[Shape] = {
     "linux": {
         "cgroupsPath": "",
         "resources": {
-            "cpu": {"shares": "", "quota": "", "period": "", "cpus": "", "mems": ""},
-            "memory": {"limit": "", "swap": ""},
-            "pids": {"limit": ""},
+            "cpu": _values("shares quota period cpus mems"),
+            "memory": _values("limit swap"),
+            "pids": _values("limit"),
         },
     },
     # ... runc's state.json and crun's status, which have no field in common.
-    "pid": "",
-    "cgroup-path": "",
-    "status": "",
-    "id": "",
-    "init_process_pid": "",
+    **_values("pid cgroup-path status id init_process_pid"),
     "cgroup_paths": "texts",
     "config": {
         "labels": "pairs",
-        "cgroups": {
-            "path": "",
-            "name": "",
-            "parent": "",
-            "scope_prefix": "",
-            "memory": "",
-            "memory_swap": "",
-            "cpu_shares": "",
-            "cpu_quota": "",
-            "cpu_period": "",
-            "cpuset_cpus": "",
-            "cpuset_mems": "",
-            "pids_limit": "",
-        },
+        "cgroups": _values(
+            "path name parent scope_prefix memory memory_swap cpu_shares cpu_quota cpu_period cpuset_cpus cpuset_mems "
+            "pids_limit"
+        ),
     },
 }
 
-_RUNTIME: Final[Shape] = {"runtime_root": "", "runtime_type": "", "options": {"Root": "", "SystemdCgroup": ""}}
+_RUNTIME: Final[Shape] = {**_values("runtime_root runtime_type"), "options": _values("Root SystemdCgroup")}
 _CRI: Final[Shape] = {
     "containerd": {
         "default_runtime": _RUNTIME,
@@ -163,26 +142,18 @@ _CRI: Final[Shape] = {
         "runtimes": {"*": _RUNTIME},
     }
 }
-_LINUX: Final[Shape] = {"runtime_root": ""}
+_LINUX: Final[Shape] = _values("runtime_root")
 RUNTIME_CONFIG: Final[Shape] = {
-    "version": "",
-    "root": "",
-    "state": "",
-    "imports": "",
+    **_values("version root state imports"),
     "plugins": {
-        "io.containerd.cri.v1.runtime": _CRI,
-        "io.containerd.grpc.v1.cri": _CRI,
-        "cri": _CRI,
-        "io.containerd.runtime.v1.linux": _LINUX,
-        "linux": _LINUX,
+        **dict.fromkeys(("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"), _CRI),
+        **dict.fromkeys(("io.containerd.runtime.v1.linux", "linux"), _LINUX),
     },
     "crio": {
-        "root": "",
-        "runroot": "",
-        "storage_driver": "",
-        "runtime": {"runtimes": {"*": {"runtime_root": "", "runtime_type": ""}}},
+        **_values("root runroot storage_driver"),
+        "runtime": {"runtimes": {"*": _values("runtime_root runtime_type")}},
     },
-    "storage": {"driver": "", "runroot": "", "graphroot": ""},
+    "storage": _values("driver runroot graphroot"),
 }
 """Configurations of containerd, of CRI-O, and of its storage."""
 

@@ -435,7 +435,6 @@ def _days(text: str) -> int:
 
 
 def common_options(item: argparse.ArgumentParser, command: CliCommand) -> None:
-    """The options that every command has."""
     if len(command.formats) > 1:
         item.add_argument(
             "--output",

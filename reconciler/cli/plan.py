@@ -32,7 +32,7 @@ from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.offline import OfflineSetting, PlanResult, plan_node
 from reconciler.cli.podsfile import LAYOUT, plan_machine, read_pods_file
 from reconciler.cli.recorded import CriAnswers, RecordedNode, read_recorded
-from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, head, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, head, line, present, section
 from reconciler.cli.status import CLASSES
 from reconciler.config import load
 from reconciler.placement.claims import cpu_claims, plain
@@ -46,7 +46,6 @@ from state.summary import budget_facts, pod_facts, pool_lists, resource_facts
 
 
 def blocks(fields: dict[str, Any]) -> Iterator[Block]:
-    """The document, for people."""
     node = fields["node"]
     when = f", captured {fmt.clock(fields['captured_at'])}" if fields["captured_at"] else ""
     yield line(StyledText(f"plan for {node['name']}", "head"), f"{when}; configured mode {node['mode']}")
@@ -69,11 +68,8 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
         [(letters[name], _pool(name, names), value_text(fields["pools"][name])) for name in letters],
         names=1,
     )
-    if claims := [claim for claim in fields["claims"] if claim["asked"]]:
-        yield blank()
-        yield head("claims on CPUs")
-        rows = [_claim(claim, names) for claim in claims]
-        yield Table(("CLAIM", "ASKED", "GOT", "NUMA", "RULE"), rows, names=0)
+    claims = [_claim(claim, names) for claim in fields["claims"] if claim["asked"]]
+    yield from section("claims on CPUs", Table(("CLAIM", "ASKED", "GOT", "NUMA", "RULE"), claims, names=0))
     budget = fields["budget"]
     yield blank()
     yield field("CPU", f"BE budget {fmt.cpu(budget['budget_milli'])}: {budget['reasons'].get('budget', '')}")
@@ -85,20 +81,17 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
         for setting in fields["settings"]
         if setting["container"] and (above := setting["path"].rpartition("/")[0]) in titles
     }
-    if fields["settings"]:
-        yield blank()
-        yield head("settings")
-        settings: list[tuple[Cell, ...]] = [
-            (
-                setting["knob"],
-                exact_text(setting["knob"], setting["wanted"], setting["control_file"]),
-                exact_text(setting["knob"], setting["actual"], setting["control_file"]),
-                StyledText(setting["state"], "ok" if setting["state"] == "in place" else "warn"),
-                _where(setting, titles),
-            )
-            for setting in fields["settings"]
-        ]
-        yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), settings, names=4)
+    settings: list[tuple[Cell, ...]] = [
+        (
+            setting["knob"],
+            exact_text(setting["knob"], setting["wanted"], setting["control_file"]),
+            exact_text(setting["knob"], setting["actual"], setting["control_file"]),
+            StyledText(setting["state"], "ok" if setting["state"] == "in place" else "warn"),
+            _where(setting, titles),
+        )
+        for setting in fields["settings"]
+    ]
+    yield from section("settings", Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), settings, names=4))
     yield from resources(fields["resources"], titles, names)
     for refusal in fields["refusals"]:
         yield blank()
@@ -145,21 +138,12 @@ def _claim(claim: dict[str, Any], names: dict[str, str]) -> tuple[Cell, ...]:
 def resources(fields: dict[str, Any], titles: dict[str, str], names: dict[str, str]) -> Iterator[Block]:
     """What is planned beside the CPUs and the control files. ``titles``: pods' by group path; ``names``: by uid."""
     active = [(policy, reason) for policy, reason in fields["reasons"].items() if reason != "off"]
-    if active:
-        yield blank()
-        yield head("memory, disk, network, cache, threads")
-        yield Table(("POLICY", "PLAN"), active)
-    rows = [*_targets(fields, titles, names)]
-    if rows:
-        yield blank()
-        yield head("wanted beside the control files")
-        yield Table(("KNOB", "WANTED", "WHERE"), rows, names=2)
+    yield from section("memory, disk, network, cache, threads", Table(("POLICY", "PLAN"), active))
+    targets = Table(("KNOB", "WANTED", "WHERE"), [*_targets(fields, titles, names)], names=2)
+    yield from section("wanted beside the control files", targets)
     cache = fields["cache"] or {}
-    if cache.get("groups"):
-        yield blank()
-        yield head("resctrl groups")
-        groups = [(name, "; ".join(item["schemata"]), item["reason"]) for name, item in cache["groups"].items()]
-        yield Table(("GROUP", "SCHEMATA", "FOR"), groups)
+    groups = [(name, "; ".join(item["schemata"]), item["reason"]) for name, item in (cache.get("groups") or {}).items()]
+    yield from section("resctrl groups", Table(("GROUP", "SCHEMATA", "FOR"), groups))
     for problem in cache.get("problems", ()):
         yield line(StyledText("! ", "bad"), f"cache: {problem}")
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from reconciler.cli.document import Row
-from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, head
-from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES, Buckets
+from reconciler.cli.screen import Block, Cell, StyledText, Table, section
+from reconciler.headroom.histogram import CPU_MILLI, MEMORY_BYTES, Buckets
 from reconciler.runtime import format as fmt
 
 _RESOURCES: Final = {"cpu": ("milli", CPU_MILLI), "memory": ("bytes", MEMORY_BYTES)}
@@ -68,12 +68,9 @@ def blocks(first: str, rows: Iterable[tuple[str, Row | None]], *, laws: bool = T
         line: tuple[Cell, ...] = (name, *(["+".join(sorted(row["laws"]))] if laws else []))
         line += tuple(_cells(row["cpu"], "milli", fmt.cpus)) + tuple(_cells(row["memory"], "bytes", fmt.size))
         lines.append(line)
-    if not lines:
-        return
-    yield blank()
-    yield head("Headroom of the last hour against what BE work could have had, by minute")
     columns = (first, *(("LAW",) if laws else ()), "CPU", "HAD", "BROKEN", "SHORT", "MEMORY", "HAD", "BROKEN", "SHORT")
-    yield Table(columns, lines, frozenset(range(1 + laws, len(columns))))
+    table = Table(columns, lines, frozenset(range(1 + laws, len(columns))))
+    yield from section("Headroom of the last hour against what BE work could have had, by minute", table)
 
 
 def _cells(side: Row, unit: str, text: Callable[[Any], str]) -> Iterator[Cell]:

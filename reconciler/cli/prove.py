@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import StrEnum
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from cgroupfs.cpuset import CpuSet
@@ -105,9 +104,7 @@ class _Termination:
         self._before = signal.signal(signal.SIGTERM, self._arrived)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, self._before)
 
     def check(self) -> None:

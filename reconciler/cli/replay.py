@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from reconciler.cli import promises
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, head, line
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, section
 from reconciler.cli.windowed import WindowedConfig
 from reconciler.config.model import Config
 from reconciler.control.replay import PlanComparison, PlanTrack, Reassemble
@@ -155,17 +155,15 @@ _HOUR: Final = 3600.0
 
 def plan_blocks(plans: dict[str, Any] | None) -> Iterator[Block]:
     """The section ``plans`` of the report. None: the recording is an older one, without views."""
-    yield blank()
     if plans is None:
+        yield blank()
         yield line(StyledText("No plans: the recording has no views (made by an older version).", "dim"))
         return
     other = "RECORDED" if plans["compared_with"] == "recorded" else "AGAINST"
-    yield head(f"Plans over {fmt.duration(plans['seconds'])}, {fmt.plural(plans['steps'], 'step')}")
-    yield _sides(plans, other)
+    title = f"Plans over {fmt.duration(plans['seconds'])}, {fmt.plural(plans['steps'], 'step')}"
+    yield from section(title, _sides(plans, other))
     yield from _agreement(plans)
-    yield blank()
-    yield head("BE work and online work")
-    yield _work(plans)
+    yield from section("BE work and online work", _work(plans))
     yield from _pools(plans["pools"], other)
     yield from _settings(plans["settings"], other)
     if plans["as_recorded"]:
@@ -217,30 +215,24 @@ def _work(plans: dict[str, Any]) -> Table:
 
 
 def _pools(pools: dict[str, Any], other: str) -> Iterator[Block]:
-    if not pools:
-        return
-    yield blank()
-    yield head("CPU sets that differ")
     longest = sorted(pools.items(), key=lambda item: (-item[1]["differ_s"], item[0]))
     rows: list[tuple[Cell, ...]] = [
         (name, fmt.duration(pool["differ_s"]), str(pool["most_cpus"]), pool["before"] or "-", pool["now"] or "-")
         for name, pool in longest[:_MOST]
     ]
-    yield Table(("POOL", "FOR", "CPUS", f"LAST {other}", "LAST CONFIG"), rows, frozenset({2}))
+    table = Table(("POOL", "FOR", "CPUS", f"LAST {other}", "LAST CONFIG"), rows, frozenset({2}))
+    yield from section("CPU sets that differ", table)
     if len(longest) > _MOST:
         yield line(StyledText(f"and {len(longest) - _MOST} more: see -o json", "dim"))
 
 
 def _settings(settings: dict[str, Any], other: str) -> Iterator[Block]:
-    if not settings:
-        return
-    yield blank()
-    yield head("Settings that differ: quotas, memory limits and the others")
     rows: list[tuple[Cell, ...]] = []
     for knob, item in settings.items():
         before, now = next(iter(item["examples"].values()))
         rows.append((knob, str(item["groups"]), fmt.duration(item["differ_s"]), before, now))
-    yield Table(("KNOB", "GROUPS", "FOR", f"E.G. {other}", "CONFIG"), rows, frozenset({1}))
+    table = Table(("KNOB", "GROUPS", "FOR", f"E.G. {other}", "CONFIG"), rows, frozenset({1}))
+    yield from section("Settings that differ: quotas, memory limits and the others", table)
 
 
 def _hours(cpu_s: float) -> str:
@@ -362,7 +354,6 @@ def _kept(samples: Mapping[str, Sample]) -> int | None:
 
 
 def headroom_blocks(facts: dict[str, Any] | None) -> Iterator[Block]:
-    """The table by law."""
     if facts is None or not any(facts["laws"].values()):
         return
     yield from promises.blocks("LAW", facts["laws"].items(), laws=False)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from reconciler.cli import places, promises
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import Block, StyledText, Table, blank, field, head, present
+from reconciler.cli.screen import Block, StyledText, Table, blank, field, mark, present, section
 from reconciler.runtime import format as fmt
 
 _HOUR_S: Final = 3600
@@ -71,16 +71,10 @@ class GateState(StrEnum):
     UNKNOWN = "unknown"
 
     def exit_code(self) -> Exit:
-        """Of the whole gate."""
         return {self.PASSED: Exit.OK, self.FAILED: Exit.NOT_OK, self.UNKNOWN: Exit.NO_EVIDENCE}[self]
 
     def mark(self) -> StyledText:
-        """In the table's first column."""
-        return {
-            self.PASSED: StyledText("ok", "ok"),
-            self.FAILED: StyledText("bad", "bad"),
-            self.UNKNOWN: StyledText("unknown", "warn"),
-        }[self]
+        return StyledText("unknown", "warn") if self is self.UNKNOWN else mark(ok=self is self.PASSED)
 
 
 _TITLES: Final = {
@@ -100,7 +94,6 @@ class GateResult(NamedTuple):
     detail: str
 
     def as_row(self) -> Row:
-        """As ``-o json`` has it."""
         return {**self._asdict(), "state": self.state.value, "ok": self.state is GateState.PASSED}
 
 
@@ -383,11 +376,9 @@ def _blocks(facts: Row, results: list[GateResult]) -> Iterator[Block]:
     named += [(name, row["promises"]) for name, row in facts["windows"].items()]
     yield from promises.blocks("HOUR", [*named, ("all", total["promises"])])
     if results:
-        yield blank()
-        yield head(f"gate: {_TITLES[gate_state(results)]}")
-        yield Table(
-            ("", "BOUND", "VALUE", "LIMIT", "DETAIL"), [_bound(result) for result in results], frozenset({2, 3})
-        )
+        bounds = [_bound(result) for result in results]
+        table = Table(("", "BOUND", "VALUE", "LIMIT", "DETAIL"), bounds, frozenset({2, 3}))
+        yield from section(f"gate: {_TITLES[gate_state(results)]}", table)
 
 
 def _hour_name(row: Row) -> str:

@@ -36,8 +36,8 @@ class AccessRight(NamedTuple):
     use: RightsUse
     verbs: tuple[str, ...]
     resource: str
-    groups: tuple[str, ...]
     reason: str
+    groups: tuple[str, ...] = ("",)
     names: tuple[str, ...] = ()
     own_node: bool = False
 
@@ -47,7 +47,6 @@ RIGHTS: Final = (
         RightsUse.PODS,
         ("list", "watch"),
         "pods",
-        ("",),
         "GET /api/v1/pods with fieldSelector spec.nodeName: labels and annotations of this node's pods as they change. "
         "RBAC cannot restrict it to one node.",
     ),
@@ -55,14 +54,12 @@ RIGHTS: Final = (
         RightsUse.KUBELET,
         ("get",),
         "nodes/pods",
-        ("",),
         "GET /pods on the kubelet's port 10250 where the kubelet authorizes it by itself (1.33 and later).",
     ),
     AccessRight(
         RightsUse.KUBELET,
         ("get",),
         "nodes/proxy",
-        ("",),
         "The same for older kubelets. This right is not read-only: kubelets accept it for commands in any container, "
         "over WebSocket. The use pods replaces it; static pods and admitted resizes are then known from other sources.",
     ),
@@ -70,21 +67,19 @@ RIGHTS: Final = (
         RightsUse.EVICTION,
         ("create",),
         "pods/eviction",
-        ("",),
         "POST .../pods/NAME/eviction with the pod's uid, for eviction.enabled with api in eviction.means.order.",
     ),
     AccessRight(
         RightsUse.EVENTS,
         ("create", "patch"),
         "events",
-        ("", "events.k8s.io"),
         "POST and PATCH .../events, for an alert sink of the kind kubernetes.",
+        groups=("", "events.k8s.io"),
     ),
     AccessRight(
         RightsUse.TAINT,
         ("get", "patch"),
         "nodes",
-        ("",),
         "GET and PATCH of this node's object, for a taint while it is closed to new BE pods (closing.mark). This right "
         "is not limited to taints: labels and unschedulable are parts of the same object. One service account for all "
         "nodes has it for all of them; a kubelet's own credentials may not change taints.",
@@ -94,7 +89,6 @@ RIGHTS: Final = (
         RightsUse.CONDITION,
         ("get",),
         "nodes",
-        ("",),
         "GET of this node's object, for closing.mark: condition.",
         own_node=True,
     ),
@@ -102,7 +96,6 @@ RIGHTS: Final = (
         RightsUse.CONDITION,
         ("patch",),
         "nodes/status",
-        ("",),
         "PATCH of its status. Broad: labels and annotations can be changed with it, too. With the kubelet's "
         "credentials (apiserver.identity: kubelet) no role is needed; the API server allows it for this node alone.",
         own_node=True,
@@ -111,17 +104,15 @@ RIGHTS: Final = (
         RightsUse.RENEWAL,
         ("create",),
         "serviceaccounts/token",
-        ("",),
         "POST .../serviceaccounts/bypassd/token: bypassd renews the token in its own kubeconfig, of this service "
         "account alone. Optional: every holder of a token with this right can renew it, too. The DaemonSet does not "
         "need it: the kubelet renews its token.",
-        (ACCOUNT,),
+        names=(ACCOUNT,),
     ),
     AccessRight(
         RightsUse.NODE,
         ("get",),
         "nodes",
-        ("",),
         "GET /api/v1/nodes/NAME of this node, for headroom.publish: node. RBAC cannot restrict the DaemonSet's rights "
         "to one node; those of a service account for each node it can, by resourceNames.",
         own_node=True,
@@ -130,7 +121,6 @@ RIGHTS: Final = (
         RightsUse.NODE,
         ("patch",),
         "nodes/status",
-        ("",),
         "PATCH of its status. Broad: conditions, addresses, labels and annotations can be changed with it, too; of a "
         "DaemonSet those of every node.",
         own_node=True,
@@ -139,7 +129,6 @@ RIGHTS: Final = (
         RightsUse.KOORDINATOR,
         ("get",),
         "nodes",
-        ("",),
         "GET of this node, for headroom.publish: koordinator: what the manager has computed last.",
         own_node=True,
     ),
@@ -147,46 +136,45 @@ RIGHTS: Final = (
         RightsUse.KOORDINATOR,
         ("get",),
         "nodemetrics",
-        ("slo.koordinator.sh",),
         "GET of the NodeMetric of this node: its intervals, and whether a koordlet writes it.",
+        groups=("slo.koordinator.sh",),
         own_node=True,
     ),
     AccessRight(
         RightsUse.KOORDINATOR,
         ("patch",),
         "nodemetrics/status",
-        ("slo.koordinator.sh",),
         "PATCH of its status, as koordlet does.",
+        groups=("slo.koordinator.sh",),
         own_node=True,
     ),
     AccessRight(
         RightsUse.KATALYST,
         ("get",),
         "customnoderesources",
-        ("node.katalyst.kubewharf.io",),
         "GET of the CustomNodeResource of this node, for headroom.publish: katalyst.",
+        groups=("node.katalyst.kubewharf.io",),
         own_node=True,
     ),
     AccessRight(
         RightsUse.KATALYST,
         ("create",),
         "customnoderesources",
-        ("node.katalyst.kubewharf.io",),
         "POST of it where no Katalyst agent has made it. RBAC cannot restrict create by name.",
+        groups=("node.katalyst.kubewharf.io",),
     ),
     AccessRight(
         RightsUse.KATALYST,
         ("patch",),
         "customnoderesources/status",
-        ("node.katalyst.kubewharf.io",),
         "PATCH of its status.",
+        groups=("node.katalyst.kubewharf.io",),
         own_node=True,
     ),
     AccessRight(
         RightsUse.SETTINGS_KOORDINATOR,
         ("get",),
         "nodes",
-        ("",),
         "GET of this node, for apiserver.node_settings: koordinator: its annotations.",
         own_node=True,
     ),
@@ -194,24 +182,24 @@ RIGHTS: Final = (
         RightsUse.SETTINGS_KOORDINATOR,
         ("get",),
         "nodeslos",
-        ("slo.koordinator.sh",),
         "GET of the NodeSLO of this node.",
+        groups=("slo.koordinator.sh",),
         own_node=True,
     ),
     AccessRight(
         RightsUse.SETTINGS_KATALYST,
         ("get",),
         "customnodeconfigs",
-        ("config.katalyst.kubewharf.io",),
         "GET of the CustomNodeConfig of this node, for apiserver.node_settings: katalyst.",
+        groups=("config.katalyst.kubewharf.io",),
         own_node=True,
     ),
     AccessRight(
         RightsUse.SETTINGS_KATALYST,
         ("get",),
         "adminqosconfigurations",
-        ("config.katalyst.kubewharf.io",),
         "GET of the AdminQoSConfiguration that it names, in any namespace: Katalyst's controller chooses the name.",
+        groups=("config.katalyst.kubewharf.io",),
     ),
 )
 
@@ -244,15 +232,12 @@ def manifest(uses: Collection[RightsUse], namespace: str, node: str = "") -> str
 
     ``node``: the only node whose object may be used; empty: all.
     """
-    documents = [_account(namespace)]
+    account = f"apiVersion: v1\nkind: ServiceAccount\nmetadata:\n  name: {ACCOUNT}\n  namespace: {namespace}"
+    documents = [account]
     for use in RightsUse:
         if use in uses:
             documents += ["\n".join(_role(use, node)), "\n".join(_binding(use, namespace, node))]
     return "---\n".join(f"{document}\n" for document in documents)
-
-
-def _account(namespace: str) -> str:
-    return f"apiVersion: v1\nkind: ServiceAccount\nmetadata:\n  name: {ACCOUNT}\n  namespace: {namespace}"
 
 
 def _name(use: RightsUse, node: str) -> str:
@@ -267,7 +252,8 @@ def _role(use: RightsUse, node: str = "") -> Iterator[str]:
     for right in RIGHTS:
         if right.use is use:
             yield f"# {right.reason}"
-            yield f"- apiGroups: [{', '.join(_quoted(group) for group in right.groups)}]"
+            groups = ", ".join(group or '""' for group in right.groups)
+            yield f"- apiGroups: [{groups}]"
             yield f"  resources: [{right.resource}]"
             if names := (node,) if right.own_node and node else right.names:
                 yield f"  resourceNames: [{', '.join(names)}]"
@@ -284,10 +270,6 @@ def _binding(use: RightsUse, namespace: str, node: str = "") -> Iterator[str]:
     yield from ("roleRef:", "  apiGroup: rbac.authorization.k8s.io", "  kind: ClusterRole")
     yield f"  name: {_name(use, node)}"
     yield from ("subjects:", "- kind: ServiceAccount", f"  name: {ACCOUNT}", f"  namespace: {namespace}")
-
-
-def _quoted(group: str) -> str:
-    return group or '""'
 
 
 def main() -> None:

@@ -220,7 +220,6 @@ def columns_of(text: str) -> int:
 
 
 def has_headings(table: Table) -> bool:
-    """Whether this table's headings are printed."""
     return table.headings and HEADINGS["printed"]
 
 
@@ -230,7 +229,6 @@ def text_of(cell: Cell) -> str:
 
 
 def style_of(cell: Cell) -> str:
-    """The style of a cell; empty for none."""
     return cell.style if isinstance(cell, StyledText) else ""
 
 
@@ -255,23 +253,32 @@ def wrapped(text: str, width: int | None) -> list[str]:
 
 
 def line(*cells: Cell, indent: int = 0) -> Line:
-    """A line of these parts."""
     return Line(cells, indent)
 
 
 def field(label: str, *cells: Cell) -> Field:
-    """A line with a label."""
     return Field(label, cells)
 
 
 def head(text: str) -> Line:
-    """A heading."""
     return Line((StyledText(text, "head"),))
 
 
 def blank() -> Line:
-    """An empty line."""
     return Line(())
+
+
+def section(title: str, *blocks: Block) -> Iterator[Block]:
+    """A heading after an empty line, and what it is of; nothing without that, or for a table without rows."""
+    if blocks and all(not isinstance(block, Table) or block.rows for block in blocks):
+        yield blank()
+        yield head(title)
+        yield from blocks
+
+
+def mark(*, ok: bool) -> StyledText:
+    """How something is, in a column of its own."""
+    return StyledText("ok", "ok") if ok else StyledText("bad", "bad")
 
 
 def show(blocks: Iterable[Block], out: TextIO | None = None) -> None:
@@ -384,7 +391,6 @@ def _stripped(cells: list[Cell]) -> list[Cell]:
 
 
 def on_terminal() -> bool:
-    """Whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.replay import PlanReplay, PromiseReplay, headroom_blocks, plan_blocks
-from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, head, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, present, section
 from reconciler.cli.windowed import WindowedConfig
 from reconciler.config import load
 from reconciler.config.model import Config
@@ -47,7 +47,6 @@ _ITEMS: Final = {
 
 
 def blocks(document: dict[str, Any]) -> Iterator[Block]:
-    """The report."""
     span = document["end_s"] - document["begin_s"]
     yield line(
         StyledText(f"{fmt.clock(document['begin_s'])} to {fmt.clock(document['end_s'])}", "head"),
@@ -95,56 +94,33 @@ def _counts(document: dict[str, Any]) -> dict[str, int]:
 
 
 def _incidents(incidents: list[dict[str, Any]]) -> Iterator[Block]:
-    if not incidents:
-        return
-    yield blank()
-    yield head("Victims")
     rows: list[tuple[Cell, ...]] = []
     for incident in incidents[:_MOST]:
         first = incident["suspects"][0] if incident["suspects"] else None
         suspect = "-" if first is None else f"{first['title']} ({first['score']:.2f})"
-        lasted = (
-            fmt.duration(incident["for_s"]) if incident["over"] else f"{fmt.duration(incident['for_s'])}, continuing"
-        )
-        rows.append(
-            (
-                fmt.clock(incident["at"]),
-                incident["rule"],
-                incident["victim"],
-                lasted,
-                suspect,
-                "; ".join(incident["evidence"]),
-            )
-        )
-    yield Table(("AT", "RULE", "VICTIM", "FOR", "SUSPECT", "EVIDENCE"), rows)
+        lasted = fmt.duration(incident["for_s"]) + ("" if incident["over"] else ", continuing")
+        at, evidence = fmt.clock(incident["at"]), "; ".join(incident["evidence"])
+        rows.append((at, incident["rule"], incident["victim"], lasted, suspect, evidence))
+    yield from section("Victims", Table(("AT", "RULE", "VICTIM", "FOR", "SUSPECT", "EVIDENCE"), rows))
     yield from _more(len(incidents))
 
 
 def _responses(responses: list[dict[str, Any]]) -> Iterator[Block]:
-    if not responses:
-        return
-    yield blank()
-    yield head("Actions that would follow")
     rows = [
         (fmt.clock(response["at"]), response["victim"], response["turn"], response["words"])
         for response in responses[:_MOST]
     ]
-    yield Table(("AT", "FOR", "", "STEP"), rows)
+    yield from section("Actions that would follow", Table(("AT", "FOR", "", "STEP"), rows))
     yield from _more(len(responses))
 
 
 def _evictions(evictions: list[dict[str, Any]]) -> Iterator[Block]:
-    if not evictions:
-        return
-    yield blank()
-    yield head("Pods that would be evicted")
+    lines = []
     for eviction in evictions[:_MOST]:
-        yield line(
-            f"{fmt.clock(eviction['at'])}  {eviction['pod']}",
-            StyledText(f"  {eviction['cause']}: {eviction['evidence']}", "dim"),
-        )
-        for text in eviction["ranking"]:
-            yield line(StyledText(text, "dim"), indent=10)
+        why = StyledText(f"  {eviction['cause']}: {eviction['evidence']}", "dim")
+        lines.append(line(f"{fmt.clock(eviction['at'])}  {eviction['pod']}", why))
+        lines += [line(StyledText(text, "dim"), indent=10) for text in eviction["ranking"]]
+    yield from section("Pods that would be evicted", *lines)
     yield from _more(len(evictions))
 
 
@@ -157,10 +133,6 @@ def _resources(document: dict[str, Any]) -> Iterator[Block]:
         for policy in dict.fromkeys(policy for plan in plans for policy in plan["reasons"])
         if any(plan["reasons"].get(policy, "off") != "off" for plan in plans)
     ]
-    if not policies:
-        return
-    yield blank()
-    yield head("Planned at the end: memory, disk, network, cache, threads")
     rows: list[tuple[Cell, ...]] = []
     for policy in policies:
         reasons = [str(plan["reasons"].get(policy, "off")) for plan in plans]
@@ -168,7 +140,8 @@ def _resources(document: dict[str, Any]) -> Iterator[Block]:
         rows.append((policy, *(_count(plan, policy) for plan in plans), *reasons))
     against = len(plans) > 1
     columns = ("POLICY", "ITEMS", "AGAINST", "PLAN", "AGAINST") if against else ("POLICY", "ITEMS", "PLAN")
-    yield Table(columns, rows, frozenset({1, 2} if against else {1}))
+    table = Table(columns, rows, frozenset({1, 2} if against else {1}))
+    yield from section("Planned at the end: memory, disk, network, cache, threads", table)
 
 
 def _count(plan: dict[str, Any], policy: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 from reconciler.cli.document import FetchedDocument, Row, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import unmeasured, value_text, window_text
-from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, line, mark, present
 from reconciler.cli.targets import titled
 from reconciler.cli.watched import closing_cells, node_cells, of_node
 from reconciler.runtime import format as fmt
@@ -296,7 +296,7 @@ def _sources(facts: Row) -> Iterator[Block]:
     rows = [
         (
             source["name"],
-            StyledText("ok", "ok") if source["ok"] else StyledText("bad", "bad"),
+            mark(ok=source["ok"]),
             fmt.duration(source["age_s"]),
             source["detail"],
         )

@@ -107,7 +107,6 @@ class ShownNode:
         self._before = {pod["uid"]: pod for pod in body["podlist"]}
 
     def facts(self, interval_s: float, problem: str = "") -> TopFacts:
-        """For a frame."""
         return TopFacts(self.body, self.pods, self.body["cpumap"], interval_s, problem)
 
 
@@ -281,7 +280,6 @@ class Poller:
         threading.Thread(target=self._run, daemon=True).start()
 
     def request(self, sections: Sequence[str]) -> None:
-        """Begin one."""
         self.idle = False
         self._requests.put(sections)
 

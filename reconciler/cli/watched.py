@@ -6,7 +6,7 @@ from typing import Final
 
 from reconciler.cli.document import Row, fetch, fetch_live, in_namespace
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, emit, head, line, present
+from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, emit, line, present, section
 from reconciler.runtime import format as fmt
 from reconciler.runtime.streams import complain
 
@@ -73,13 +73,8 @@ def _measure(measures: Row, uid: str) -> Row:
 
 def pod_blocks(fields: Row) -> Iterator[Block]:
     """The same for people."""
-    if not fields:
-        return
-    lines = list(_pod_lines(fields))
-    if lines:
-        yield blank()
-        yield head("interference and eviction")
-        yield from lines
+    if fields:
+        yield from section("interference and eviction", *_pod_lines(fields))
 
 
 def _pod_lines(fields: Row) -> Iterator[Block]:
@@ -261,11 +256,8 @@ def _interference_blocks(seen: Row) -> Iterator[Block]:
     ):
         yield blank()
         yield from _finding(entry)
-    climbs = [item for item in seen["ladder"] if item["steps"]]
-    if climbs:
-        yield blank()
-        yield head("Actions")
-        yield Table(("FOR", "RULE", "SINCE", "", "STEP"), [row for climb in climbs for row in _steps(climb)])
+    steps = [row for climb in seen["ladder"] for row in _steps(climb)]
+    yield from section("Actions", Table(("FOR", "RULE", "SINCE", "", "STEP"), steps))
     yield from _unknown(seen)
     yield from _signals(seen)
 
@@ -284,15 +276,12 @@ def _rules(seen: Row) -> Iterator[tuple[Cell, ...]]:
 def _records(seen: Row) -> Iterator[Block]:
     """Rules whose mode follows from evidence."""
     records = {name: rule["record"] for name, rule in seen["rules"].items() if rule.get("record")}
-    if not records:
-        return
-    yield blank()
-    yield head("Modes by evidence")
     rows: list[tuple[Cell, ...]] = []
     for name, record in records.items():
         mode = "enforced" if record["enforcing"] else "dry run"
         rows.append((name, mode, fmt.clock(record["since_s"]), str(record["demotions"]), record["text"]))
-    yield Table(("RULE", "MODE", "SINCE", "FAILED", "RECORD"), rows, frozenset({3}))
+    table = Table(("RULE", "MODE", "SINCE", "FAILED", "RECORD"), rows, frozenset({3}))
+    yield from section("Modes by evidence", table)
 
 
 def _count(counts: Row, verdict: str) -> Cell:
@@ -336,27 +325,20 @@ def _unknown(seen: Row) -> Iterator[Block]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for entry in unknown:
         reasons.setdefault((entry["rule"], "; ".join(entry["evidence"])), []).append(entry["title"])
-    if reasons:
-        yield blank()
-        yield head("Cannot judge")
-        rows = []
-        for (rule, why), titles in sorted(reasons.items(), key=lambda item: -len(item[1]))[:_MOST_UNKNOWN]:
-            whose = titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more"
-            rows.append((rule, whose, why))
-        yield Table(("RULE", "PODS", "WHY"), rows)
-        if len(reasons) > _MOST_UNKNOWN:
-            yield line(StyledText(f"and {len(reasons) - _MOST_UNKNOWN} more reasons: see -o json", "dim"))
+    rows = []
+    for (rule, why), titles in sorted(reasons.items(), key=lambda item: -len(item[1]))[:_MOST_UNKNOWN]:
+        rows.append((rule, titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more", why))
+    yield from section("Cannot judge", Table(("RULE", "PODS", "WHY"), rows))
+    if len(reasons) > _MOST_UNKNOWN:
+        yield line(StyledText(f"and {len(reasons) - _MOST_UNKNOWN} more reasons: see -o json", "dim"))
 
 
 def _signals(seen: Row) -> Iterator[Block]:
     by_reason: dict[str, list[str]] = {}
     for name, why in sorted(seen["signals"]["problems"].items()):
         by_reason.setdefault(why, []).append(name)
-    if by_reason:
-        yield blank()
-        yield head("Signals missing on this node")
-        for why, names in by_reason.items():
-            yield line(StyledText(", ".join(names), "warn"), f": {why}", indent=2)
+    lines = [line(StyledText(", ".join(names), "warn"), f": {why}", indent=2) for why, names in by_reason.items()]
+    yield from section("Signals missing on this node", *lines)
 
 
 _FEW: Final = 5
@@ -396,14 +378,12 @@ def _evictions_blocks(eviction: Row, *, every: bool) -> Iterator[Block]:
     shown: dict[tuple[str, ...], str] = {}
     for title, rows in (("being evicted", eviction["open"]), ("would be evicted", eviction["would"])):
         for row in rows:
-            yield blank()
-            yield head(f"{title}: {row['title']}")
-            yield from _order(row, shown, every=every)
+            yield from section(f"{title}: {row['title']}", *_order(row, shown, every=every))
     for row in eviction["refusals"]:
-        yield blank()
-        yield head(f"{row['trigger']}, {row['subject']}: no pod evicted: {row['reason']}")
-        yield line(StyledText(row["evidence"], "dim"), indent=2)
-        yield from _ranking(row["ranking"], f"{row['trigger']}, {row['subject']}", shown, every=every)
+        where = f"{row['trigger']}, {row['subject']}"
+        evidence = line(StyledText(row["evidence"], "dim"), indent=2)
+        ranking = _ranking(row["ranking"], where, shown, every=every)
+        yield from section(f"{where}: no pod evicted: {row['reason']}", evidence, *ranking)
     if eviction["ended"]:
         yield blank()
         yield Table(("ENDED", "POD", "TRIGGER", "OUTCOME", "DETAIL"), [_ended(entry) for entry in eviction["ended"]])

@@ -23,17 +23,14 @@ from msgspec import Struct
 
 from cgroupfs.errors import SourceError
 from reconciler import __version__
-from reconciler.clients.endpoint import HttpEndpoint
+from reconciler.clients.endpoint import MASK, HttpEndpoint, split_url
 from reconciler.clients.http_config import checked_token
-from reconciler.clients.urls import MASK, split_url
 from reconciler.runtime.format import duration, size
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.safe_files import LARGEST, FileRule, read_file
 from reconciler.runtime.stints import in_worker
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import httpcore2
 
 LONGEST_WAIT_S: Final = 3600.0
@@ -131,9 +128,7 @@ class HttpSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: "TracebackType | None"
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

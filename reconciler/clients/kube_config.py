@@ -41,10 +41,7 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enabled: Annotated[bool, Meta(description="use the API server", extra=_RESTART)] = True
     kubeconfig: Annotated[
         str | None,
-        Meta(
-            description="kubeconfig file; null: by `identity`. Credential programs in it (exec) never run",
-            extra=_PATH_RESTART,
-        ),
+        Meta(description="kubeconfig file; null: by `identity`. Its exec programs never run", extra=_PATH_RESTART),
     ] = None
     identity: Annotated[
         ApiIdentity,
@@ -73,8 +70,7 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="URL instead of a kubeconfig, with the files below", extra=_SECRET_RESTART)
     ] = None
     token_file: Annotated[
-        str | None,
-        Meta(description="file with a bearer token, read again when it changes", extra=_SECRET_PATH_RESTART),
+        str | None, Meta(description="file with a bearer token, read again when it changes", extra=_SECRET_PATH_RESTART)
     ] = None
     client_cert_file: Annotated[str | None, Meta(description="client certificate, PEM", extra=_PATH_RESTART)] = None
     client_key_file: Annotated[
@@ -84,14 +80,9 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="CA of the API server's certificate; null: the system's", extra=_PATH_RESTART)
     ] = None
     insecure_skip_verify: Annotated[
-        bool,
-        Meta(
-            description="accept any certificate, and send no token or client certificate",
-            extra=_RESTART,
-        ),
+        bool, Meta(description="accept any certificate; send no credentials", extra=_RESTART)
     ] = False
 
-    # Constants: no two nodes need them to differ.
     # A loaded API server answers within seconds; then the request is repeated.
     timeout_s: ClassVar[float] = 10.0
 

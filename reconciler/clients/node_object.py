@@ -85,7 +85,6 @@ class NodeObject(Struct, frozen=True, kw_only=True):
         return next((each for each in self.taints if (each.taint.key, each.taint.effect) == (key, effect)), None)
 
     def condition(self, kind: str) -> NodeCondition | None:
-        """The condition of this type."""
         return next((each for each in self.conditions if each.type == kind), None)
 
 
@@ -131,7 +130,6 @@ class NodeClient:
         return self._api.unreachable()
 
     async def read(self) -> NodeObject:
-        """The object as it is now."""
         return self._object(await self._request("GET", self.path))
 
     async def add_taint(self, node: NodeObject, taint: NodeTaint) -> NodeObject:
@@ -163,11 +161,9 @@ class NodeClient:
         return await self._patch_status(node, fields)
 
     async def remove_condition(self, node: NodeObject, kind: str) -> NodeObject:
-        """Remove a condition."""
         return await self._patch_status(node, {"$patch": "delete", "type": kind})
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._api.aclose()
 
     async def _patch_taints(self, node: NodeObject, change: Sequence[object]) -> NodeObject:

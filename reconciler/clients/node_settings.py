@@ -150,7 +150,6 @@ class SettingsClient:
         return await in_worker(_with_marks, answer, self._node, title, tuple(prefixes))
 
     async def node_slo(self) -> SettingsObject:
-        """The specification of the NodeSLO."""
         title, path = (
             f"NodeSLO {self._node}",
             f"/apis/{KOORDINATOR_GROUP}/v1alpha1/nodeslos/{quote(self._node, safe='')}",

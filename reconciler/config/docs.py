@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.inspect import DictType, StrType
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.clients.urls import masked_url
+from reconciler.clients.endpoint import masked_url
 from reconciler.config.load import DEFAULT_PATH, Loaded, value_at
 from reconciler.config.model import Config
 from reconciler.config.presets import LEVELS, ROWS, NodeOffers, PresetRow, lacking, preset_name, rows_of

@@ -208,7 +208,6 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = False
 
-    # Constants: no two nodes need them to differ.
     # A kubelet of this node that is silent for longer hangs; a whole answer has 10 times that.
     timeout_s: ClassVar[float] = 3.0
     # Cgroups show new pods at once, and an unknown one is looked up: this finds changed labels and resizes.
@@ -239,7 +238,6 @@ class RuntimeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         FeatureSwitch.AUTO
     )
 
-    # Constants: no two nodes need them to differ.
     # A runtime of this node that is silent for longer hangs.
     timeout_s: ClassVar[float] = 2.0
 
@@ -254,7 +252,6 @@ class WritesSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     foreign: ForeignRules = ForeignRules()
 
-    # Constants: no two nodes need them to differ.
     # Without a runtime event: a runtime that writes later than this was killed in between.
     verify_s: ClassVar[float] = 2.0
     # Reclaiming a whole memory limit takes seconds; after this the write is reported as stuck.
@@ -287,7 +284,6 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         "/var/lib/bypassd/state.db"
     )
 
-    # Constants: no two nodes need them to differ.
     # Weeks of a busy node's writes, in some MiB.
     history: ClassVar[int] = 10_000
 
@@ -348,7 +344,6 @@ class HttpSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         int, Meta(ge=1, le=2_000, description="most pods with metrics of their own, online ones first")
     ] = 250
 
-    # Constants: no two nodes need them to differ.
     # Per socket; a scraper, an operator and a page need three, the rest are closed.
     max_connections: ClassVar[int] = 32
 

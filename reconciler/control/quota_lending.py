@@ -16,9 +16,8 @@ from reconciler.policies.lending import QuotaBorrower
 from reconciler.policies.quota_burst import BurstGuard, BurstSample, BurstState
 from reconciler.policies.quota_turbo import TurboNode, TurboSample, TurboState
 from reconciler.runtime.workqueue import loan_key
-from reconciler.signals.cpu import CpuReading
+from reconciler.signals.cpu import CpuReading, LoadMeter
 from reconciler.signals.groups import GroupSampler
-from reconciler.signals.load import LoadMeter
 from state.model import Pod
 
 _EARLY: Final = 0.9

@@ -37,11 +37,9 @@ from reconciler.signals.cpu import (
     idle_sample,
     parse_stat,
 )
-from reconciler.signals.groups import GroupSampler, sampled
+from reconciler.signals.groups import GroupSampler, UsageHistory, sampled
 from reconciler.signals.irqs import IrqSampler
-from reconciler.signals.memory import parse_meminfo
-from reconciler.signals.numa_memory import NumaMemorySampler
-from reconciler.signals.uses import UsageHistory
+from reconciler.signals.memory import NumaMemorySampler, parse_meminfo
 from state.cpu import Uses
 from state.memory import NodeMemoryReading
 from state.model import NodeCpu, Pod, PodClass, SourceStatus

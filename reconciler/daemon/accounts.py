@@ -102,7 +102,6 @@ class NodeAccounts:
         )
 
     def reconfigure(self, config: Config) -> None:
-        """Take a new configuration."""
         self._config = config
         self.hosts.reconfigure()
 
@@ -111,7 +110,6 @@ class NodeAccounts:
         return [self.sampler.status()]
 
     def components(self) -> list[Component]:
-        """The clock, and what runs in a time of its own."""
         return [
             Component(name="ticker", run=self.sampler.run),
             Component(name=owner_ledger.NAME, run=self.owners.run),

@@ -114,7 +114,6 @@ class ApiCredentials:
         return [SourceStatus(name=NAME, ok=ok, age_s=None, detail=detail)]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look for ever."""
         self.look()
         task_status.started()
         while True:

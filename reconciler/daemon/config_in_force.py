@@ -61,7 +61,6 @@ class ConfigInForce:
 
     @property
     def loaded(self) -> Loaded:
-        """What was read last, without a window."""
         return self._now.decided.base
 
     async def reload(self) -> tuple[str, ...]:
@@ -98,7 +97,6 @@ class ConfigInForce:
         return composed.decided.loaded is not before.decided.loaded
 
     def window(self) -> WindowNow:
-        """The window in force."""
         _, _, table, decision = self._now.decided
         level = self.loaded.config.protect
         if table is None or decision is None:

@@ -110,7 +110,6 @@ class Daemon:
 
     @property
     def config(self) -> Config:
-        """The configuration in force."""
         return self.in_force.config
 
     async def run(self) -> None:
@@ -418,7 +417,6 @@ class _Renamed(argparse.Action):
 
 
 def parser() -> Parser:
-    """The program's options."""
     top = Parser(prog="bypassd", description=_DESCRIPTION)
     top.add_argument("--version", action="version", version=f"bypassd {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -435,7 +433,6 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program. Returns the exit code."""
     with prepared():
         try:
             return _main(arguments)

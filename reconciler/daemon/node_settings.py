@@ -61,14 +61,12 @@ class NodeSettingsPart:
         self._wake = WakeUp()
 
     def reconfigure(self, config: Config) -> None:
-        """Take a new configuration."""
         self._wanted = config.apiserver.node_settings
         if self._reader is not None:
             self._reader.use(self._wanted)
         self._wake.set()
 
     def component(self) -> Component:
-        """The reading."""
         return Component(name="node settings", run=self.run)
 
     def statuses(self) -> list[SourceStatus]:
@@ -76,7 +74,6 @@ class NodeSettingsPart:
         return [] if self._reader is None else self._reader.statuses()
 
     def facts(self) -> dict[str, object]:
-        """For the state document."""
         return self._use.facts() | ({"wanted": self._wanted} if self._reader is None else self._reader.facts())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

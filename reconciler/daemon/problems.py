@@ -1,7 +1,7 @@
 """The one list of what is wrong with the daemon and the node, beside the sources: each kind is a condition.
 
 A condition that is not ok is in ``status``, on the page, in the metrics and, once it lasts, an alert with a runbook
-(`reconciler.alerts.source_health`). A new kind is a row of `NodeProblems._own`; what a source or the store reports
+(`reconciler.alerts.agent_alerts`). A new kind is a row of `NodeProblems._own`; what a source or the store reports
 itself is a row of `NodeProblems._reported`, which is in the list only.
 """
 

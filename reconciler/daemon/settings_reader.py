@@ -88,14 +88,12 @@ class NodeSettingsReader:
         self._answered_at: float | None = None
 
     def use(self, wanted: NodeSettings) -> None:
-        """Take a new configuration."""
         if wanted is not self._wanted:
             self._wanted = wanted
             self._failures = 0
             self._wake.set()
 
     def facts(self) -> dict[str, object]:
-        """For the state document."""
         return {
             "wanted": self._wanted,
             "source": None if self.kept is None else self.kept.source,
@@ -120,7 +118,6 @@ class NodeSettingsReader:
         return f"{self._wanted}{f'; not found: {missing}' if missing else ''}"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read for ever."""
         task_status.started()
         if self.kept is not None and not self._of_another:
             await self._changed(self.kept)

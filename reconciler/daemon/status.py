@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import closing
 from enum import StrEnum
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, final
 
 from msgspec.structs import asdict
@@ -30,13 +31,11 @@ from reconciler.config.model import AgentMode
 from reconciler.control.bounds_in_force import NAME as BOUNDS
 from reconciler.control.bounds_in_force import bound_problems, reasons_in_force
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.cpumap import cpu_rows
 from reconciler.daemon.event_feed import event_feed
-from reconciler.daemon.host_rows import host_rows
 from reconciler.daemon.numbers import counters, snapshot
-from reconciler.daemon.pod_problems import PodProblems
 from reconciler.daemon.podlist import (
     Outcomes,
+    PodProblems,
     class_rows,
     name_rows,
     outcomes_of,
@@ -45,9 +44,11 @@ from reconciler.daemon.podlist import (
     pods_named,
     standings_of,
 )
+from reconciler.daemon.views import cpu_rows, host_rows
 from reconciler.placement.claims import plain
 from reconciler.pods.marks import key_of
 from reconciler.runtime.cooperative import Steps, all_steps
+from reconciler.runtime.plain import fields_of
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.systemd import LoopHeartbeat
@@ -166,17 +167,14 @@ class StatusReport:
 
     @property
     def pulse(self) -> LoopHeartbeat:
-        """Whether the main loop is running."""
         return self._pulse
 
     @property
     def sections(self) -> Sequence[str]:
-        """The document's parts that may be requested one by one."""
         return _SECTIONS
 
     @property
     def views(self) -> Sequence[str]:
-        """Parts that are made only where they are requested by name."""
         return _VIEWS
 
     def not_ready(self) -> Sequence[str]:
@@ -209,7 +207,6 @@ class StatusReport:
     async def events(
         self, after: int | None, run: str, since: float | None
     ) -> tuple[Mapping[str, object], Iterator[Mapping[str, object]], float]:
-        """The events after a number, or since a time."""
         return await event_feed(self._agent, after, run, since)
 
     async def parts(self, sections: Sequence[str], pod: str = "") -> tuple[Iterator[tuple[str, object]], float]:
@@ -250,10 +247,12 @@ class StatusReport:
             "sides": lambda: {side.name: side.status() for side in self._agent.sides.all},
             "pods": lambda: self._pod_parts(pods),
             "settings": lambda: (
-                _plain(asdict(setting)) for setting in sorted(filter(wanted_row, self._settings()), key=_by_path)
+                _plain(asdict(setting))
+                for setting in sorted(filter(wanted_row, self._settings()), key=attrgetter("path", "knob"))
             ),
             "files": lambda: (
-                _plain(asdict(entry)) for entry in sorted(filter(wanted_row, self._agent.record.ledger), key=_by_order)
+                _plain(asdict(entry))
+                for entry in sorted(filter(wanted_row, self._agent.record.ledger), key=attrgetter("order"))
             ),
             "holds": lambda: [
                 asdict(self._agent.record.holds.all[target]) for target in sorted(self._agent.record.holds.all)
@@ -284,17 +283,14 @@ class StatusReport:
                 yield name, whole[name]
 
     def metrics(self) -> MetricsSnapshot:
-        """The newest numbers."""
         return all_steps(self.metrics_steps())
 
     def metrics_steps(self) -> Steps[MetricsSnapshot]:
-        """The same in steps."""
         return snapshot(self._agent, ready=not self.not_ready(), components=self._statuses())
 
     # Control
 
     async def hold(self, request: HoldRequest) -> Hold:
-        """Leave something alone from now on."""
         check_new_target(request.target)
         check_seconds(request.seconds, until_released=request.until_released)
         check_reason(request.reason)
@@ -304,7 +300,6 @@ class StatusReport:
         )
 
     async def release(self, target: str) -> bool:
-        """End a hold."""
         return await self._agent.commands.release(target)
 
     async def restore(self, request: RestoreRequest) -> Mapping[str, object]:
@@ -312,16 +307,13 @@ class StatusReport:
         return await self._agent.commands.restore_by_request(request)
 
     async def off(self, request: OffRequest) -> Mapping[str, object]:
-        """Free one pod for a time."""
         return await self._agent.commands.off(request)
 
     async def test_alerts(self, request: AlertTest) -> Mapping[str, object]:
-        """Send a test to the sinks."""
         _LOG.info("testing alerts", by=request.by or "unknown", sink=request.sink or "all")
         return {"sinks": list(await self._agent.alerts.test(request.sink, request.by))}
 
     async def reload(self) -> Mapping[str, object]:
-        """Read the configuration again."""
         problems = await self._reload()
         if problems:
             raise AgentError("\n".join(problems))
@@ -368,7 +360,7 @@ class StatusReport:
             "ledger": agent.record.ledger.counts(),
             "looks": agent.control.reconciler.looks,
             "last_look_s": agent.control.reconciler.look_s,
-            "movement": self._movement(),
+            "movement": fields_of(counters(agent), "events cpus_moved pools_changed cpuset_writes systemd_events"),
             "rss_bytes": rss_bytes(),
             "priority": asdict(agent.process.priority.status),
             "own_group": asdict(agent.process.group.status),
@@ -393,16 +385,6 @@ class StatusReport:
             **kubelet_facts(self._agent.sources.kubelet),
             "pid": watch.current.pid,
             "pending": [str(change) for change in watch.pending],
-        }
-
-    def _movement(self) -> dict[str, object]:
-        counted = counters(self._agent)
-        return {
-            "events": counted.events,
-            "cpus_moved": counted.cpus_moved,
-            "pools_changed": counted.pools_changed,
-            "cpuset_writes": counted.cpuset_writes,
-            "systemd_events": counted.systemd_events,
         }
 
     def _budget(self) -> dict[str, object]:
@@ -438,11 +420,9 @@ class StatusReport:
             "containers": [self._container(container, outcomes) for container in pod.containers],
             "refusals": [
                 {
-                    "path": refusal.setting.path,
-                    "knob": refusal.setting.knob,
+                    **fields_of(refusal.setting, "path knob"),
+                    **fields_of(refusal, "rule reason"),
                     "value": _value(refusal.setting.value),
-                    "rule": refusal.rule,
-                    "reason": refusal.reason,
                 }
                 for refusal in refusals
             ],
@@ -527,14 +507,6 @@ def shown_marks(marks: Mapping[str, str]) -> dict[str, str]:
         left -= min(len(text), most)
         shown[key] = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
     return {key: shown[key] for key in marks}
-
-
-def _by_path(setting: Setting) -> tuple[str, str]:
-    return setting.path, setting.knob
-
-
-def _by_order(entry: LedgerEntry) -> int:
-    return entry.order
 
 
 def _named(name: str, detail: str) -> str:

@@ -25,11 +25,7 @@ class BandwidthDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_
     """Bandwidth near the peak, or a collapse."""
 
     peak_bps: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="peak memory bandwidth of the node; 0: unknown, only a drop of the victim's bandwidth counts",
-        ),
+        int, Meta(ge=0, description="the node's peak memory bandwidth; 0: unknown, only the victim's drop counts")
     ] = 0
     limit_percent: Annotated[
         int, Meta(ge=10, le=100, description="node bandwidth above this share of the peak is near saturation")
@@ -43,7 +39,6 @@ class BandwidthDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_
 def evaluate(
     config: BandwidthDetectorConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
-    """Compare with the peak and with the own past."""
     total = sight.value(_SIGNAL, NODE)
     own = sight.value(_SIGNAL) if sight.pod is not None else None
     be = be_use(sight, _SIGNAL)

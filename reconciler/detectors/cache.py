@@ -40,7 +40,6 @@ class CacheDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unkn
 def evaluate(
     config: CacheDetectorConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
-    """Weigh the two signs."""
     texts: list[str] = []
     degrees: list[float] = []
     signs: list[bool] = []

@@ -33,7 +33,6 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
     max_bytes: Annotated[int, Meta(ge=1 << 20, description="total size limit; the oldest are deleted")] = 256 << 20
 
-    # Constants: no two nodes need them to differ.
     # A file of an hour is some MiB, and the oldest is deleted as a whole.
     file_s: ClassVar[float] = 3600.0
 
@@ -46,11 +45,7 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         float, Meta(ge=0.2, le=60, description="interval of sampling and evaluation; up to 2 s while nothing is wrong")
     ] = 1.0
     private_cgroup2: Annotated[
-        bool,
-        Meta(
-            description="cgroup v1 without pressure files of pods: mount cgroup2 privately and attach the pods' "
-            "processes, for pressure only"
-        ),
+        bool, Meta(description="where pods have no pressure files (v1): mount cgroup2 privately, for pressure only")
     ] = False
     rules: Annotated[
         Mapping[str, RuleConfig],
@@ -64,7 +59,6 @@ class InterferenceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     promotion: PromotionConfig = PromotionConfig()
     record: RecordConfig = RecordConfig()
 
-    # Constants: no two nodes need them to differ.
     perf: ClassVar[PerfConfig] = PerfConfig()
     # Detectors compare with a past of half a minute, which a start does not have.
     settle_s: ClassVar[float] = 30.0

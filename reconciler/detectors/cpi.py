@@ -48,12 +48,10 @@ class CpiConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int, Meta(ge=0, le=64_000, description="values are ignored while the pod uses less CPU than this")
     ] = 250
     samples: Annotated[
-        int,
-        Meta(ge=10, le=100_000, description="values of a workload needed before it is evaluated"),
+        int, Meta(ge=10, le=100_000, description="values of a workload needed before it is evaluated")
     ] = 60
     proxies: Annotated[bool, Meta(description="use another signal on machines without a PMU")] = True
 
-    # Constants: no two nodes need them to differ.
     # Load repeats by the day.
     half_life_s: ClassVar[float] = 86400.0
     # A new version of a program, not interference.
@@ -118,7 +116,6 @@ MEASURES: Final = (
 
 
 def evaluate(config: CpiConfig, sight: VictimView, memory: CpiMemory | None) -> tuple[DetectorVerdict, CpiMemory]:
-    """Take in what is new, count the outliers."""
     memory = _current(sight, memory)
     pods = memory.pods
     measure = _measure(config, sight)

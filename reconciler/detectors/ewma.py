@@ -17,9 +17,8 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from reconciler.detectors.base import Detector, VictimView, unknown
-from reconciler.detectors.format import gap_of, resource_of, shown
 from reconciler.detectors.moments import moments_of
-from reconciler.detectors.subjects import subject_of, whose
+from reconciler.detectors.subjects import gap_of, resource_of, shown, subject_of, whose
 from reconciler.detectors.threshold import severity
 from reconciler.runtime.format import duration, quantity
 from reconciler.signals.catalog import SIGNALS
@@ -35,10 +34,7 @@ class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     signal: Annotated[str, Meta(description="a signal of the catalog (docs/signals.md)")] = "cpu.wait"
     of: Annotated[
         str | None,
-        Meta(
-            description="subject: victim, node, pool (the victim's), numa:N, fs:NAME; omitted: the subject that "
-            "has the signal"
-        ),
+        Meta(description="victim, node, pool (the victim's), numa:N or fs:NAME; omitted: what has the signal"),
     ] = None
     samples: Annotated[int, Meta(ge=_LEAST, le=110, description="number of past samples (N)")] = 30
     sigmas: Annotated[float, Meta(ge=1, le=20, description="standard deviations that make an outlier")] = 3.0
@@ -54,7 +50,6 @@ class EwmaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ContendedResource | None, Meta(description="the contended resource; omitted: derived from the signal's name")
     ] = None
 
-    # Constants: no two nodes need them to differ.
     # Half of the samples that are stored.
     relearn_s: ClassVar[float] = 60.0
 
@@ -94,7 +89,6 @@ def expected(values: Sequence[float]) -> ExpectedRange:
 
 
 def evaluate(config: EwmaConfig, sight: VictimView, memory: EwmaMemory | None) -> tuple[DetectorVerdict, EwmaMemory]:
-    """Test the newest sample."""
     subject = subject_of(sight, whose(config.signal, config.of))
     at = sight.now if subject is None else sight.measured_at(config.signal, subject)
     if memory is None or not 0 <= at - memory.at_s <= sight.patience_s(config.signal):

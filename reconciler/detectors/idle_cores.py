@@ -26,10 +26,7 @@ class IdleCoresConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_
     for_s: Annotated[float, Meta(ge=0, le=86400, description="duration of the shortage before it counts")] = 3.0
     clear_s: Annotated[float, Meta(ge=0, le=86400, description="duration without shortage before it clears")] = 10.0
     buffer_milli: Annotated[
-        int,
-        Meta(
-            ge=0, le=8_192_000, description="required idle CPU in thousandths of a CPU; the larger of the two applies"
-        ),
+        int, Meta(ge=0, le=8_192_000, description="required idle CPU, in thousandths; the larger of the two applies")
     ] = 250
     buffer_percent: Annotated[
         int, Meta(ge=0, le=90, description="required idle share of the pool's CPUs; the larger of the two applies")
@@ -40,7 +37,6 @@ class IdleCoresConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_
 def evaluate(
     config: IdleCoresConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
-    """Compare what is idle with what is to be."""
     subject = subject_of(sight, POOL) if sight.pod is not None else NODE
     idle = sight.value(_IDLE, subject) if subject is not None else None
     use = sight.value("cpu.use", subject) if subject is not None else None

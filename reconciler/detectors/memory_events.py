@@ -32,11 +32,10 @@ class MemoryEventsConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unkno
     ] = 200.0
     kswapd: Annotated[
         float,
-        Meta(gt=0, le=10_000_000, description="pages per second reclaimed by kswapd that mean a shortage of the node"),
+        Meta(gt=0, le=10_000_000, description="pages a second reclaimed by kswapd that are a shortage of the node"),
     ] = 1000.0
     direct: Annotated[float, Meta(gt=0, le=10_000_000, description="the same for direct reclaim by tasks")] = 100.0
 
-    # Constants: no two nodes need them to differ.
     # A victim that restarts is back by then.
     kill_s: ClassVar[float] = 60.0
     # Each hit is a reclaim in the way of an allocation.
@@ -71,7 +70,6 @@ class _Node(NamedTuple):
 def evaluate(
     config: MemoryEventsConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
-    """Check for kills, then for refaults."""
     node = sight.memo(_node, config)
     series = sight.series("memory.refaults")
     refaults = None if series is None else series.fresh(sight.now, sight.fresh_s)

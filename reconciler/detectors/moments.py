@@ -20,7 +20,6 @@ class Moments(Struct, frozen=True, array_like=True):
 
     @property
     def sigma(self) -> float:
-        """The deviation."""
         return math.sqrt(self.variance)
 
     def merged(self, other: "Moments") -> "Moments":

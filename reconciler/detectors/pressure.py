@@ -40,18 +40,16 @@ class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_u
     ] = False
     form: Annotated[
         Literal["above", "rising"],
-        Meta(description="above: avg10 above the limit; rising: avg60 and avg10 above it and not falling fast"),
+        Meta(description="above: avg10 above the limit; rising: avg60 and avg10 above it, not falling fast"),
     ] = "above"
     above_percent: Annotated[float, Meta(gt=0, le=100, description="limit in percent of time")] = 10.0
     clear_percent: (
         Annotated[
-            float,
-            Meta(ge=0, le=100, description="cleared when avg10 is at most this; omitted: half of the limit"),
+            float, Meta(ge=0, le=100, description="cleared when avg10 is at most this; omitted: half of the limit")
         ]
         | None
     ) = None
 
-    # Constants: no two nodes need them to differ.
     # Oomd's fast_fall_ratio, over 5 s.
     falling_fraction: ClassVar[float] = 0.85
 
@@ -72,7 +70,6 @@ class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_u
 def evaluate(
     config: PressureDetectorConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
-    """Compare the averages."""
     signal = config.signal
     subject = subject_of(sight, config.of)
     now, patience = sight.now, sight.patience_s(signal)

@@ -42,7 +42,6 @@ class CorrelationLevels:
 
     @cached_property
     def moments(self) -> Moments:
-        """Mean and deviation."""
         return moments_of(self.values)
 
     @cached_property

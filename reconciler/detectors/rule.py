@@ -53,8 +53,7 @@ class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool, Meta(description="report detections and the responses that would follow, without applying them")
     ] = True
     promote: Annotated[
-        bool,
-        Meta(description="with interference.promotion.enabled: a dry run may end by evidence; false: it never does"),
+        bool, Meta(description="with interference.promotion.enabled: its dry run may end by evidence")
     ] = True
     when: Annotated[
         tuple[tuple[DetectorEntry, ...], ...],
@@ -70,8 +69,7 @@ class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(description="allowed responses, mildest first; null: from the shipped rule, or hold and squeeze"),
     ] = None
     needs_suspect: Annotated[
-        bool,
-        Meta(description="without a pod that used the contended resource the verdict is at most suspect"),
+        bool, Meta(description="without a pod that used the contended resource the verdict is at most suspect")
     ] = True
     clear_s: Annotated[
         float, Meta(ge=0, le=3600, description="the rule must be clear for this long before the interference ends")

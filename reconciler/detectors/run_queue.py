@@ -47,14 +47,12 @@ class RunQueueConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, Meta(ge=1, le=20, description="standard deviations above the workload's own past that are bad")
     ] = 3.0
     delay_us: Annotated[
-        float,
-        Meta(ge=0, le=10_000_000, description="a window is bad only if the mean wait is longer than this"),
+        float, Meta(ge=0, le=10_000_000, description="a window is bad only if the mean wait is longer than this")
     ] = 1000.0
     window_s: Annotated[float, Meta(ge=0.1, le=60, description="length of a window")] = 2.0
     windows: Annotated[int, Meta(ge=1, le=20, description="number of last windows evaluated")] = 5
     bad: Annotated[int, Meta(ge=1, le=20, description="bad windows that make an interference")] = 3
 
-    # Constants: no two nodes need them to differ.
     # A workload that hardly ever waits has a spread near zero: less than this harms no one.
     floor_percent: ClassVar[float] = 1.0
     # So long a share of waiting matters at short waits, too: a fifth of delay_us is then enough.
@@ -169,7 +167,6 @@ def _hurting(config: RunQueueConfig, sight: VictimView, index: int, wait: float)
 def evaluate(
     config: RunQueueConfig, sight: VictimView, memory: RunQueueMemory | None
 ) -> tuple[DetectorVerdict, RunQueueMemory]:
-    """Count the bad windows."""
     if memory is None:
         memory = RunQueueMemory(learned_s=sight.now)
     series = sight.series("cpu.wait")

@@ -1,15 +1,17 @@
-"""The subject of a signal: the victim, the node, or the victim's pool, a NUMA node or a file system.
+"""Signals in rules and evidence: the subject, the text, the resource, and the gap beyond a limit.
 
-Written in a rule as ``victim``, ``node``, ``pool``, ``numa:N`` or ``fs:NAME``. If left out, the catalog decides: a
-signal that pods have is the victim's, a signal that only the node has is the node's.
+The subject is the victim, the node, or the victim's pool, a NUMA node or a file system, written in a rule as
+``victim``, ``node``, ``pool``, ``numa:N`` or ``fs:NAME``. If left out, the catalog decides: a signal that pods have is
+the victim's, a signal that only the node has is the node's.
 """
 
 import re
 from typing import Final
 
 from reconciler.detectors.base import VictimView
+from reconciler.runtime.format import quantity
 from reconciler.signals.catalog import SIGNALS
-from state.evidence import NODE, pool_subject
+from state.evidence import NODE, ContendedResource, pool_subject
 
 VICTIM: Final = "victim"
 POOL: Final = "pool"
@@ -60,3 +62,35 @@ def subject_of(sight: VictimView, where: str) -> str | None:
     if where == POOL:
         return pool_subject(sight.pod.pool) if sight.pod is not None and sight.pod.pool else None
     return where
+
+
+_RESOURCES: Final = (
+    ("memory.bandwidth", ContendedResource.CACHE),
+    ("be.memory", ContendedResource.MEMORY),
+    ("llc.", ContendedResource.CACHE),
+    ("cpi", ContendedResource.CACHE),
+    ("memory.", ContendedResource.MEMORY),
+    ("swap.", ContendedResource.MEMORY),
+    ("oom.", ContendedResource.MEMORY),
+    ("io.", ContendedResource.IO),
+    ("disk.", ContendedResource.IO),
+    ("fs.", ContendedResource.IO),
+    ("net.", ContendedResource.NETWORK),
+)
+
+_GAPS: Final = {ContendedResource.CPU: "milli-CPU", ContendedResource.MEMORY: "bytes", ContendedResource.IO: "bytes/s"}
+
+
+def shown(signal: str, value: float) -> str:
+    """``cpu.wait 7.2 %``."""
+    return f"{signal} {quantity(value, SIGNALS[signal].unit)}"
+
+
+def resource_of(signal: str) -> ContendedResource:
+    """The resource that the victim lacks when this signal is bad; CPU unless the name implies another."""
+    return next((resource for start, resource in _RESOURCES if signal.startswith(start)), ContendedResource.CPU)
+
+
+def gap_of(resource: ContendedResource, signal: str, beyond: float) -> float | None:
+    """``beyond`` as `DetectorVerdict.gap`; None when the signal's unit is not the unit of this resource."""
+    return abs(beyond) if SIGNALS[signal].unit == _GAPS.get(resource) else None

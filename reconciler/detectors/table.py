@@ -43,7 +43,6 @@ class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def config(self) -> Struct:
-        """Its parameters."""
         config = getattr(self, self.name)
         assert isinstance(config, Struct)
         return config

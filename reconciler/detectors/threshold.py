@@ -10,8 +10,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from reconciler.detectors.base import Detector, VictimView, unknown
-from reconciler.detectors.format import gap_of, resource_of, shown
-from reconciler.detectors.subjects import subject_of, whose
+from reconciler.detectors.subjects import gap_of, resource_of, shown, subject_of, whose
 from reconciler.detectors.timer import DebounceState, DebounceTiming, paused, step
 from reconciler.runtime.format import duration, number, percent, quantity
 from reconciler.signals.catalog import SIGNALS
@@ -28,10 +27,7 @@ class ThresholdConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_
     signal: Annotated[str, Meta(description="a signal of the catalog (docs/signals.md)")] = SIGNAL
     of: Annotated[
         str | None,
-        Meta(
-            description="subject: victim, node, pool (the victim's), numa:N, fs:NAME; omitted: the subject that "
-            "has the signal"
-        ),
+        Meta(description="victim, node, pool (the victim's), numa:N or fs:NAME; omitted: what has the signal"),
     ] = None
     above: Annotated[float | None, Meta(description="bad above this value, in the signal's unit")] = None
     below: Annotated[float | None, Meta(description="bad below this value")] = None
@@ -69,7 +65,6 @@ class ThresholdConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_
 def evaluate(
     config: ThresholdConfig, sight: VictimView, memory: DebounceState | None
 ) -> tuple[DetectorVerdict, DebounceState]:
-    """Compare the newest sample."""
     where = whose(config.signal, config.of)
     subject = subject_of(sight, where)
     value = sight.value(config.signal, subject) if subject is not None else None

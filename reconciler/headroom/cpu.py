@@ -65,23 +65,14 @@ WORKLOAD_LABELS: Final = frozenset(
 class MemoryHeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memory that the scheduler may allocate to BE pods."""
 
-    reserve_percent: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=90,
-            description="share of the pods' memory never offered to BE",
-        ),
-    ] = 10
+    reserve_percent: Annotated[int, Meta(ge=0, le=90, description="share of the pods' memory never offered to BE")] = 10
     reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50, description="the same in bytes; the larger applies")] = 0
 
-    # Constants: no two nodes need them to differ.
     # Katalyst's: smaller increases change no placement.
     min_step_bytes: ClassVar[int] = 300 << 20
     # Katalyst's; decreases are not limited.
     max_step_bytes: ClassVar[int] = 5 << 30
 
-    # Constants: no two nodes need them to differ.
     # Kept free for the growth of all other work, of its use.
     growth_percent: ClassVar[int] = 10
 
@@ -98,11 +89,7 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = HeadroomLaw.RECENT
     window_s: Annotated[float, Meta(ge=1, le=86400, description="window of the mean; at least one report_s")] = 120.0
     file: Annotated[
-        str | None,
-        Meta(
-            description="JSON file for an overcommit reporter; null: none",
-            extra={"path": True},
-        ),
+        str | None, Meta(description="JSON file for an overcommit reporter; null: none", extra={"path": True})
     ] = None
     publish: Annotated[
         ClusterTarget,
@@ -113,7 +100,6 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ClusterTarget.OFF
     memory: MemoryHeadroomConfig = MemoryHeadroomConfig()
 
-    # Constants: no two nodes need them to differ.
     # Three readings of one second.
     stale_after_s: ClassVar[float] = 3.0
     # Katalyst's: pods are not lost for a restart of the agent.

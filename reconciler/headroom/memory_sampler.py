@@ -79,7 +79,6 @@ class MemoryHeadroom:
         self._closed: str | None = None
 
     def use(self, config: HeadroomConfig) -> None:
-        """Take a new configuration."""
         self.config = config
 
     def restore(self, promised_bytes: int, age_s: float, lately: Sequence[int] = ()) -> None:
@@ -94,14 +93,12 @@ class MemoryHeadroom:
             self.state = withdrawn(self.state, self._clock(), reason)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read every few seconds, for ever."""
         task_status.started()
         while True:
             await self.sample()
             await trio.sleep_until(beat_after(_EVERY_S))
 
     async def sample(self) -> None:
-        """One reading."""
         plan = self._plan()
         if plan is None:
             return

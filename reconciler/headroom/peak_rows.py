@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from cgroupfs.bounded import decoded
-from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES
-from reconciler.headroom.histogram import DecayingHistogram, HistogramRow
+from reconciler.headroom.histogram import CPU_MILLI, MEMORY_BYTES, DecayingHistogram, HistogramRow
 from reconciler.headroom.peaks import CPU_HALF_LIFE_S, MEMORY_HALF_LIFE_S, MOST, Workload
 
 ROW: Final = "peaks:"

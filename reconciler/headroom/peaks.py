@@ -24,8 +24,7 @@ from typing import Final, NamedTuple, final
 
 from msgspec import Struct
 
-from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES
-from reconciler.headroom.histogram import DecayingHistogram
+from reconciler.headroom.histogram import CPU_MILLI, MEMORY_BYTES, DecayingHistogram
 from reconciler.runtime.cooperative import Steps
 from state.memory import NodeMemoryReading
 from state.model import ContainerKind, Pod, Pools

@@ -12,7 +12,7 @@ from typing import Annotated, Final, NamedTuple, final
 
 from msgspec import Meta, Struct, field
 
-from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES, Buckets
+from reconciler.headroom.histogram import CPU_MILLI, MEMORY_BYTES, Buckets
 
 WINDOW: Final = 60
 """Minutes for which a promise counts."""
@@ -95,7 +95,6 @@ class PromiseSum(Struct, kw_only=True):
     available: Annotated[dict[str, Count], Meta(max_length=512)] = field(default_factory=dict)
 
     def add(self, minute: PromiseMinute, buckets: Buckets) -> None:
-        """One more minute."""
         if minute.available is None:
             self.unknown += 1
             return
@@ -125,7 +124,6 @@ class PromiseHour(Struct, kw_only=True):
     laws: Annotated[dict[str, Count], Meta(max_length=8)] = field(default_factory=dict)
 
     def add(self, promises: NodePromises) -> None:
-        """One more minute."""
         self.laws[promises.law] = self.laws.get(promises.law, 0) + 1
         self.cpu.add(promises.cpu, CPU_MILLI)
         self.memory.add(promises.memory, MEMORY_BYTES)

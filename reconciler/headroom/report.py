@@ -109,7 +109,6 @@ class HeadroomReport:
                 memory.restore(kept.memory_bytes, wall() - kept.memory_at, kept.memory_lately)
 
     def use(self, config: HeadroomConfig) -> None:
-        """Take a new configuration."""
         self.config = config
 
     def update(self, pools: Pools | None, topology: Topology, cpu: NodeCpu | None, now: float) -> None:
@@ -143,7 +142,6 @@ class HeadroomReport:
         self._announce()
 
     def offer(self) -> Offer:
-        """What is promised now."""
         return Offer(
             cpu_milli=self.state.total, memory_bytes=self._memory.state.total if self._memory is not None else None
         )
@@ -184,7 +182,6 @@ class HeadroomReport:
         )
 
     def status(self) -> dict[str, object]:
-        """The state document's part."""
         state, sample = self.state, self._sample
         supply = (sample.supply if sample is not None else None) or {}
         cpus = sample.cpus if sample is not None else {}

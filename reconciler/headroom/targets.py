@@ -127,7 +127,6 @@ class ClusterObject:
         await self._api.aclose()
 
     async def create(self, body: object) -> None:
-        """Make it. Errors: as of `PublishTarget`."""
         path = self._path.rpartition("/")[0]
         self._read("create", await self._request("POST", f"{path}?fieldManager={_MANAGER}", body))
 
@@ -173,11 +172,9 @@ class NodeTarget:
         self._wall = wall
 
     async def find(self) -> None:
-        """See `PublishTarget`."""
         await self.object.get(cached=True)
 
     async def publish(self, offer: Offer) -> Published:
-        """See `PublishTarget`."""
         valid_s = self._valid_s()
         found = await self.object.patch_status(node_status(offer, _rfc3339(self._wall() + valid_s)))
         amounts = (found.status.allocatable if found.status is not None else None) or {}
@@ -185,11 +182,9 @@ class NodeTarget:
         return Published(there, f"{OWN_CPU}, {OWN_MEMORY} of the node", min(_INTERVAL_S, max(1.0, valid_s / 3)))
 
     async def withdraw(self) -> None:
-        """See `PublishTarget`."""
         await self.object.patch_status(node_status(None, None))
 
     async def aclose(self) -> None:
-        """See `PublishTarget`."""
         await self.object.aclose()
 
 
@@ -207,11 +202,9 @@ class KatalystTarget:
         self._changed_at: float | None = None
 
     async def find(self) -> None:
-        """See `PublishTarget`."""
         self._check(await self.object.get())
 
     async def publish(self, offer: Offer) -> Published:
-        """See `PublishTarget`."""
         try:
             self._check(await self.object.get())
         except PublishError as exc:
@@ -223,11 +216,9 @@ class KatalystTarget:
         return Published(there, "reclaimed_millicpu, reclaimed_memory of the CustomNodeResource", _INTERVAL_S)
 
     async def withdraw(self) -> None:
-        """See `PublishTarget`."""
         await _withdraw(self.object, self._check, katalyst_status(None))
 
     async def aclose(self) -> None:
-        """See `PublishTarget`."""
         await self.object.aclose()
 
     def _check(self, found: _Object) -> None:
@@ -258,11 +249,9 @@ class KoordinatorTarget:
         self._policy = _Policy()
 
     async def find(self) -> None:
-        """See `PublishTarget`."""
         self._check(await self.object.get())
 
     async def publish(self, offer: Offer) -> Published:
-        """See `PublishTarget`."""
         self._check(await self.object.get())
         interval_s = float(min(max(self._policy.report_interval_seconds, _LEAST_INTERVAL_S), _MOST_INTERVAL_S))
         use = await self._meter.measure(min(max(self._policy.aggregate_duration_seconds, 60), 3600))
@@ -285,11 +274,9 @@ class KoordinatorTarget:
         return Published(there, "NodeMetric; batch-cpu, batch-memory are the manager's last result", interval_s)
 
     async def withdraw(self) -> None:
-        """See `PublishTarget`."""
         await _withdraw(self.object, self._check, koordinator_status(None, Offer(), ""))
 
     async def aclose(self) -> None:
-        """See `PublishTarget`."""
         await self.object.aclose()
 
     def _check(self, found: _Object) -> None:

@@ -96,7 +96,6 @@ def closing_alert(change: ClosingChange, at_s: float) -> Alert:
 
 
 def opened_alert(closed: ClosedNode, why: str, at_s: float) -> Alert:
-    """The node is open to new BE pods again."""
     return Alert(
         kind=AlertKind.OPENED,
         key=_NODE_KEY,

@@ -36,7 +36,6 @@ from reconciler.interference.recorder import Recorder
 from reconciler.interference.recording import LearnedState
 from reconciler.interference.snapshots import host_samples, host_snapshot, snapshot_of
 from reconciler.policies.cache import signals_of as cache_signals
-from reconciler.responses.announce import announced
 from reconciler.responses.closing import ClosingPast, ClosingState, ClosingTurn, advance, causes_of
 from reconciler.responses.closing import kept as closing_kept
 from reconciler.responses.closing import resumed as closing_resumed
@@ -45,14 +44,14 @@ from reconciler.responses.eviction.limits import load_history as past_restored
 from reconciler.responses.eviction.limits import saved_history as past_kept
 from reconciler.responses.eviction.plan import EvictionDecision, decide, initial_state, signals_of
 from reconciler.responses.eviction.plan import EvictionPlanState as EvictionMemory
+from reconciler.responses.measure import announced
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import beat_after
 from reconciler.runtime.workqueue import NODE, TICK, pod_key
 from reconciler.signals.devicestats import whole_disks
 from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet
-from reconciler.signals.reading import MeteredReader, build, costs
-from reconciler.signals.tasks import ReaderTasks
+from reconciler.signals.reading import MeteredReader, ReaderTasks, build, costs
 from state.closing import ClosedNode, MarkState, MarkStatus, NodeClosing
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep
 from state.evidence import PodSnapshot, SampleFrame
@@ -259,7 +258,6 @@ class InterferenceMonitor:
         self.closing, self._settled_s = ClosingState(), None
 
     async def evaluate(self) -> Evaluation:
-        """One pass."""
         await self._configure()
         config, before = self._in_use(), sum(self.costs().values())
         view, plan = self._control.current()

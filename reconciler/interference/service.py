@@ -75,7 +75,6 @@ class InterferenceService:
         self._pressure: PressureEvents | None = None
 
     def reconfigure(self, config: Config) -> None:
-        """Take a new configuration."""
         self._config = config
         if self.evictor is not None:
             self.evictor.reconfigure(config.eviction.means)
@@ -87,7 +86,6 @@ class InterferenceService:
             await self.observer.suspend()
 
     def component(self) -> Component:
-        """The one that monitors."""
         return Component(name=NAME, run=self.run)
 
     def statuses(self) -> list[SourceStatus]:
@@ -96,7 +94,6 @@ class InterferenceService:
         return [part.status() for part in parts if part is not None]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Monitor while the configuration enables it."""
         task_status.started()
         while True:
             if self._left or watched(self._config):

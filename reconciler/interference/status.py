@@ -12,6 +12,7 @@ from reconciler.responses.closing import reopen_s
 from reconciler.responses.eviction.status import section
 from reconciler.responses.ladder import EscalationState, in_force
 from reconciler.runtime.counters import InterferenceCounters
+from reconciler.runtime.plain import fields_of
 from state.evidence import RuleVerdict, Verdict
 from state.measures import Response, Restrictions
 
@@ -76,9 +77,7 @@ def _closing(observer: InterferenceMonitor, config: Config, now: float) -> Mappi
         "until": None if closed is None else closed.until_s,
         "opens_s": opens_s,
         "spent": state.spent,
-        "mark": None if mark is None else mark.mark.value,
-        "state": None if mark is None else mark.state.value,
-        "detail": "" if mark is None else mark.detail,
+        **({"mark": None, "state": None, "detail": ""} if mark is None else fields_of(mark, "mark state detail")),
         "times": dict(sorted(observer.closings.items())),
     }
 
@@ -114,37 +113,22 @@ def _counts(judgement: Evaluation) -> dict[str, dict[str, int]]:
 
 def _finding(verdict: RuleVerdict, now: float) -> dict[str, object]:
     return {
-        "rule": verdict.rule,
-        "victim": verdict.victim,
-        "title": verdict.title,
-        "verdict": verdict.verdict.value,
+        **fields_of(verdict, "rule victim title verdict resource gap evidence"),
         "for_s": round(now - verdict.since_s, 1),
-        "resource": verdict.resource.value,
         "severity": round(verdict.severity, 3),
-        "gap": verdict.gap,
-        "evidence": list(verdict.evidence),
-        "suspects": [
-            {"uid": suspect.uid, "title": suspect.title, "score": suspect.score, "reason": suspect.reason}
-            for suspect in verdict.suspects
-        ],
+        "suspects": [fields_of(suspect, "uid title score reason") for suspect in verdict.suspects],
     }
 
 
 def _climb(climb: EscalationState, now: float, refused: Callable[[str], str]) -> dict[str, object]:
     return {
-        "rule": climb.rule,
-        "victim": climb.victim,
-        "title": climb.title,
+        **fields_of(climb, "rule victim title relapses exhausted"),
         "dry_run": climb.shadow,
-        "relapses": climb.relapses,
-        "exhausted": climb.exhausted,
         "steps": [
             {
+                **fields_of(step, "response suspect judged"),
                 "words": step.describe,
-                "response": step.response.value,
-                "suspect": step.suspect,
                 "for_s": round(now - step.at_s, 1),
-                "judged": step.judged,
                 "refused": refused(step.suspect) if step.response in _AT_PODS and step.suspect else "",
                 "dry_run": climb.shadow or step.dry,
                 "ending": step.ending_s is not None,

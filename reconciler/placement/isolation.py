@@ -45,7 +45,6 @@ class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         20
     )
 
-    # Constants: no two nodes need them to differ.
     # Katalyst's: half more runnable threads than requested CPUs.
     over_percent: ClassVar[int] = 150
     # The same for large requests; either of the two is enough.

@@ -122,7 +122,6 @@ class PidConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpu_sched_wait: WaitGains = WaitGains()
     cpi: CpiGains = CpiGains()
 
-    # Constants: no two nodes need them to differ.
     cpu_usage_ratio: ClassVar[PidGains] = PidGains()
     # Katalyst's largest step up.
     up_milli: ClassVar[int] = 10_000
@@ -153,7 +152,6 @@ class ProvisionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 60
     pid: PidConfig = PidConfig()
 
-    # Constants: no two nodes need them to differ.
     estimate: ClassVar[EstimateConfig] = EstimateConfig()
 
 

@@ -38,7 +38,6 @@ class SizeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     headroom_percent: Annotated[_Percent, Meta(description="margin added to a pool's demand")] = 10
 
-    # Constants: no two nodes need them to differ.
     # Katalyst's: a pool in need grows at once by what a service may start.
     grow_step_cpus: ClassVar[_Step] = 10
     # The same for large pools; the larger of the two.

@@ -60,7 +60,6 @@ class BeMemoryConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 0
 
-    # Constants: no two nodes need them to differ.
     # Between the reserve and this, nothing moves: growth would end in a shrink.
     clear_percent: ClassVar[int] = 200
     # Of the node's memory; a smaller step is used up before the next measurement.

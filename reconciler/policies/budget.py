@@ -63,7 +63,6 @@ class BudgetConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Percent, Meta(description="the same as a share of all CPUs of the node; the larger applies")
     ] = 2
 
-    # Constants: no two nodes need them to differ.
     # Smaller changes are noise, and each is a write of a quota.
     grain_percent: ClassVar[int] = 2
     # Two readings of the use with the budget of the last step.

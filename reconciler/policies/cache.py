@@ -86,7 +86,6 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
         Meta(description="a monitoring group per pod for occupancy and bandwidth, in turns if there are too few"),
     ] = True
 
-    # Constants: no two nodes need them to differ.
     # Pods of the system are not limited.
     system: ClassVar[ClassShare] = ClassShare()
     # Rubik's three sizes, that a BE pod requests by annotation; they bound the dynamic share.

@@ -58,7 +58,6 @@ class CapacityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
         bool, Meta(description="write a capacity file for BE pods with bypassd/capacity: volume:NAME")
     ] = False
 
-    # Constants: no two nodes need them to differ.
     # The least of the last five minutes: a batch program plans its next piece of work with it.
     window_s: ClassVar[float] = 300.0
     # Programs in pods open it by this name.

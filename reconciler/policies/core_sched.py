@@ -53,7 +53,6 @@ class CoreSchedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(description="who forms a group: BE pods (reclaimed), online pods, too (class), each online pod (pod)"),
     ] = CookieGroups.RECLAIMED
 
-    # Constants: no two nodes need them to differ.
     # A program that exec started has no cookie until then; a search reads every BE process.
     sweep_s: ClassVar[float] = 5.0
 

@@ -84,7 +84,6 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ()
     placement: PlacementConfig = PlacementConfig()
 
-    # Constants: no two nodes need them to differ.
     # Ended containers whose CPUs a restart must not take for free; the oldest are forgotten.
     remember: ClassVar[int] = 256
     # Kubernetes 106270: a preferred single-node CPU hint is better than a merged hint that no resource

@@ -33,7 +33,6 @@ class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
         False
     )
 
-    # Constants: no two nodes need them to differ.
     # The highest of Anolis kernels; system pods are unchanged.
     online: ClassVar[Identity] = 2
     # The lowest.

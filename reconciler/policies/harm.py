@@ -72,7 +72,6 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 5.0
 
-    # Constants: no two nodes need them to differ.
     # Harm of so many times all limits cannot be noise: it needs no second sample.
     clear_factor: ClassVar[float] = 4.0
     # Between this share of a limit and the limit nothing rises: a step up would end in a cut.

@@ -37,7 +37,6 @@ class IdleBufferConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = 10
 
-    # Constants: no two nodes need them to differ.
     # PerfIso's: a buffer that is measured more rarely is used up between two measurements.
     interval_s: ClassVar[float] = 0.1
     # Ten measurements; a shrink comes at once, growth must not follow each gap of a load.

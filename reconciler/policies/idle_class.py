@@ -60,7 +60,6 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(description="`group` also where besteffort's least weight does the same (from Linux 6.6 on)"),
     ] = False
 
-    # Constants: no two nodes need them to differ.
     # Threads inherit the class; only those moved in by others are found so late.
     sweep_s: ClassVar[float] = 10.0
 

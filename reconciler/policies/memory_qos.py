@@ -103,7 +103,6 @@ class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     shared: OnlineMemory = OnlineMemory()
     reclaimed: ReclaimedMemory = ReclaimedMemory()
 
-    # Constants: no two nodes need them to differ.
     # As other online pods.
     system: ClassVar[OnlineMemory] = OnlineMemory()
 

@@ -160,7 +160,6 @@ class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
         Meta(description="drop page cache when a NUMA node is nearly out of memory, largest first"),
     ] = True
 
-    # Constants: no two nodes need them to differ.
     # After a container waited for memory: senpai's back-off.
     rest_s: ClassVar[float] = 60.0
     # Above this use of the swap only page cache is reclaimed (enforced from Linux 6.9).

@@ -154,7 +154,6 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         bool, Meta(description="limit what those pods receive, by the same percentages, as well as what they send")
     ] = False
 
-    # Constants: no two nodes need them to differ.
     # Counters of a shorter time follow single bursts, and each change is a netlink request.
     interval_s: ClassVar[float] = 1.0
 

@@ -210,7 +210,6 @@ class NodeDaemonsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
         Meta(description="groups directly below the root, never that of the pods", max_length=16),
     ] = ("system.slice",)
 
-    # Constants: no two nodes need them to differ.
     # Twice the need: what a daemon needs is measured while it may be held back.
     need_percent: ClassVar[int] = 200
     # A twentieth of a service's weight: an idle daemon answers within milliseconds.

@@ -52,7 +52,6 @@ class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = False
 
-    # Constants: no two nodes need them to differ.
     # Processes inherit the score; only those that others start are found so late.
     sweep_s: ClassVar[float] = 10.0
 

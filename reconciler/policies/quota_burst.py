@@ -79,7 +79,6 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
         Meta(ge=1, le=100, description="use of online pods' CPUs above which all loans are returned"),
     ] = 50
 
-    # Constants: no two nodes need them to differ.
     # A loan that is not needed for a minute is returned.
     unused_s: ClassVar[float] = 60.0
 

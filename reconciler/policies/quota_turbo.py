@@ -53,7 +53,6 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(ge=2, le=100, description="node's CPU use above which loans are revoked at once")
     ] = 80
 
-    # Constants: no two nodes need them to differ.
     # OpenEuler's: one period of the quota.
     interval_s: ClassVar[float] = 0.1
     # OpenEuler's step: of the node's CPUs.

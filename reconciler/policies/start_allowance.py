@@ -56,7 +56,6 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = 1000
 
-    # Constants: no two nodes need them to differ.
     # The runtime's own timeout of a start is minutes; a slower start is throttled as other work.
     seconds: ClassVar[float] = 5.0
     # The program's exec follows the runtime's signal.

@@ -12,7 +12,6 @@ class FreezeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     max_s: Annotated[float, Meta(ge=1, le=600, description="longest freeze of a pod")] = 30.0
 
-    # Constants: no two nodes need them to differ.
     # A pod that is frozen more often than in one of ten half minutes makes no progress and fails its probes.
     rest_s: ClassVar[float] = 300.0
 
@@ -22,7 +21,6 @@ class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     freeze: FreezeConfig = FreezeConfig()
 
-    # Constants: no two nodes need them to differ.
     # A smaller change of the severity is noise.
     better_percent: ClassVar[int] = 10
     # Suspects below it are as likely bystanders: reported, not limited.
@@ -42,10 +40,9 @@ class LadderConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """No new BE pods while a shortage lasts."""
 
-    enabled: Annotated[
-        bool,
-        Meta(description="headroom 0 and `mark` while evictions are enforced for a shortage"),
-    ] = True
+    enabled: Annotated[bool, Meta(description="headroom 0 and `mark` while evictions are enforced for a shortage")] = (
+        True
+    )
     mark: Annotated[
         NodeMark,
         Meta(
@@ -54,7 +51,6 @@ class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = NodeMark.AUTO
 
-    # Constants: no two nodes need them to differ.
     # A BE pod admitted at once would bring the shortage back.
     reopen_s: ClassVar[float] = 120.0
     # A shortage that lasts longer is not caused by new BE pods.
@@ -64,15 +60,13 @@ class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class PromotionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Dry runs that become enforcing by evidence (docs/interference.md)."""
 
-    enabled: Annotated[
-        bool,
-        Meta(description="dry-run rules may become enforcing by evidence, in mode: enforce"),
-    ] = False
+    enabled: Annotated[bool, Meta(description="dry-run rules may become enforcing by evidence, in mode: enforce")] = (
+        False
+    )
     days: Annotated[
         int, Meta(ge=1, le=90, description="days of monitoring in a row without regret before a rule enforces")
     ] = 7
 
-    # Constants: no two nodes need them to differ.
     # Fewer responses are no evidence.
     verdicts: ClassVar[int] = 20
     # Fewer evaluated responses have no rate.

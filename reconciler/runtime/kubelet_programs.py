@@ -10,6 +10,7 @@ Source: k3s (pkg/cli/cmds, pkg/configfilearg, pkg/daemons/agent, install.sh), RK
 v1alpha2, edge/cmd/edgecore), k0s (pkg/component/worker/kubelet.go).
 """
 
+import os
 from enum import Enum
 from typing import Final
 
@@ -133,3 +134,13 @@ SOCKETS: Final = _all("sockets")
 STATES: Final = _all("states")
 CONTAINERD_CONFIGS: Final = _all("containerd")
 IMAGES: Final = _all("images")
+
+
+def find_socket(endpoint: str | None, root: str = "/") -> str | None:
+    """The runtime's socket: ``endpoint`` (a path or ``unix://`` URL) if given, else the first usual one that exists.
+
+    Without the root prefix, so that a message shows the operator's path.
+    """
+    if endpoint:
+        return endpoint.removeprefix("unix://")
+    return next((path for path in SOCKETS if os.path.exists(os.path.join(root, path.lstrip("/")))), None)

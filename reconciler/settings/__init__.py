@@ -4,4 +4,6 @@ Belongs here: how text becomes checked values, with file, line and column in eac
 
 Does not belong here: the meaning of the settings (`config`, and the sections beside their parts); nothing in here
 depends on pods.
+
+A ``ClassVar`` of a section is a constant, with its reason beside it: no two nodes need it to differ.
 """

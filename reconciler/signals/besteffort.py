@@ -2,11 +2,11 @@
 
 # ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Final, final
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools
 
@@ -57,17 +57,11 @@ def asked(pods: Iterable[Pod], most: int) -> tuple[int, int]:
 
 
 @final
-class BestEffortReader:
+class BestEffortReader(BaseReader):
     """A `Reader`."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
-
-    def problems(self) -> Mapping[str, str]:
-        return {}
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         view, pools = scene.view, scene.pools
@@ -89,5 +83,4 @@ class BestEffortReader:
 
 
 def build(_shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return BestEffortReader()

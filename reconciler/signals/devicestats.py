@@ -107,7 +107,6 @@ class DiskDevices:
         self._until = 0.0
 
     def refresh(self, now: float) -> None:
-        """Forget what is old."""
         if now >= self._until:
             self._known.clear()
             self._until = now + _LOOK_AGAIN_S

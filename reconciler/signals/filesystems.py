@@ -114,6 +114,5 @@ def _enter(sheet: SampleSheet, subject: str, room: FreeSpace, age_s: float) -> N
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     prefix = shared.means.root.rstrip("/")
     return FileSystems({name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()})

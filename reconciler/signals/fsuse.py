@@ -209,7 +209,6 @@ class DirectoryUsageReader:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     means = shared.means
     return DirectoryUsageReader(
         shared.processes, means.kubelet, images=means.filesystems.get("imagefs"), root=means.root

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupError, InputError
 from cgroupfs.usage import UsageCounters, UsageReader, rates_between
+from reconciler.placement.estimate import remembered
 from reconciler.policies import be_quota, quota_burst
 from reconciler.policies.table import PoliciesConfig
 from state.cpu import GroupUse
@@ -126,3 +127,29 @@ def sampled(pods: Mapping[str, Pod], policies: PoliciesConfig, pools: Pools | No
             borrower.path: borrower.inode for _, borrower in quota_burst.customers(pods, pools, policies.quota_burst)
         }
     return dict(sorted(wanted.items()))
+
+
+_FIRST: Final = 2
+"""A rate takes two readings: work in the second one existed before the agent, and is not new."""
+
+
+@final
+class UsageHistory:
+    """Between two readings: the fading peaks of CPU use by group, and since when each is known.
+
+    `reconciler.placement.estimate.remembered` is the law.
+    """
+
+    def __init__(self) -> None:
+        self._last: Mapping[str, GroupUse] = {}
+        self._at: float | None = None
+        self._readings = 0
+
+    def add(self, uses: Mapping[str, GroupUse], now: float, half_life_s: float) -> Mapping[str, GroupUse]:
+        """The newest use of each group, with its memory. ``now`` on the monotonic clock."""
+        before = None if self._readings < _FIRST else self._last
+        elapsed_s = 0.0 if self._at is None else now - self._at
+        self._readings += 1
+        self._at = now
+        self._last = remembered(before, uses, elapsed_s, half_life_s)
+        return self._last

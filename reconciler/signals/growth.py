@@ -38,7 +38,6 @@ class CounterDelta:
         return len(self._now)
 
     def rotate(self) -> None:
-        """Begin a pass."""
         self._before, self._now = self._now, {}
 
     def knew(self, key: Hashable) -> bool:

@@ -53,8 +53,7 @@ class HostWorkloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         ),
     ]
     counts_as: Annotated[
-        CountsAs,
-        Meta(description="victim: judged like an online pod; be: BE use, a suspect like a BE pod, and never acted on"),
+        CountsAs, Meta(description="victim: judged like an online pod; be: a suspect like a BE pod, and never acted on")
     ]
 
     def __post_init__(self) -> None:

@@ -164,7 +164,6 @@ class HostMeter:
         self._find_at = self._find_users_at = float("-inf")
 
     async def aclose(self) -> None:
-        """Give sockets and files back."""
         for reader in (*self._readers, self._waits):
             await reader.aclose()
         self._shared.close()
@@ -279,7 +278,7 @@ class HostMeter:
         self._ticks.rotate()
         for key, part in self._parts.items():
             subject, known = pod_subject(key), self._lists.known.get(key)
-            if known is None or (part.group is not None and not self._is_uncounted(part.group)):
+            if known is None or (part.group is not None and self._finder.counts_cpu(part.group.path)):
                 continue
             ticks_a_s, pages, measured = 0.0, 0, False
             for pid, started in list(known.started.items()):
@@ -298,9 +297,6 @@ class HostMeter:
             if known.started:
                 resident = pages * self._page_bytes
                 sheet.enter(subject, {"memory.use": resident, "memory.rss": resident}, _SHARED_PAGES)
-
-    def _is_uncounted(self, group: HostGroup) -> bool:
-        return not self._finder.counts_cpu(group.path)
 
     def _entry(self, name: str, keys: Sequence[str], sheet: SampleSheet) -> HostWorkload:
         entry, kind = self._entries[name], self._matches[name].kind

@@ -18,7 +18,7 @@ from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.probe_source import ProbeResult, ProbeSource
 from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey, ProbeTargets, targets_of
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject
 
 NAME: Final = "latency"
@@ -66,7 +66,7 @@ def source_of(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
 
 
 @final
-class LatencyReader:
+class LatencyReader(BaseReader):
     """`TaskReader` with a task for each target. No target is measured before the signal is wanted."""
 
     name = NAME
@@ -81,6 +81,7 @@ class LatencyReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``commands``: how many programs run at once. ``clock``: the clock of `read`."""
+        super().__init__()
         self._probes = probes
         self._make = make
         self._clock = clock
@@ -113,7 +114,6 @@ class LatencyReader:
         return {SIGNAL: first_of(parts, _TOLD)} if parts else {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep a task for each target until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 task_status.started()
@@ -123,9 +123,6 @@ class LatencyReader:
         finally:
             for known in (self._running, self._results, self._failures):
                 known.clear()
-
-    async def aclose(self) -> None:
-        """Nothing is held outside `run`."""
 
     def _arrange(self, nursery: trio.Nursery) -> None:
         """Start new targets, end removed ones, and restart those whose request differs."""
@@ -203,5 +200,4 @@ def _asked(target: ProbeTarget) -> object:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return LatencyReader(shared.means.probes)

@@ -16,7 +16,7 @@ from cgroupfs.files import REAL, FileOps
 from reconciler.signals import vmstat
 from reconciler.signals.growth import CounterDelta
 from reconciler.signals.memory import numa_huge_bytes, parse_zoneinfo
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
 from state.memory import ZoneNode, meminfo_bytes, ordinary
@@ -46,7 +46,7 @@ _ZONES_EVERY_S: Final = 30.0
 
 
 @final
-class NodeMemoryReader:
+class NodeMemoryReader(BaseReader):
     """A `Reader`."""
 
     name = NAME
@@ -60,6 +60,7 @@ class NodeMemoryReader:
         files: FileOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._counters = counters
         self._root = root.rstrip("/")
         self._files = files
@@ -67,13 +68,6 @@ class NodeMemoryReader:
         self._grew = CounterDelta()
         self._zones: Mapping[int, ZoneNode] = {}
         self._zones_at: float | None = None
-        self._problems: dict[str, str] = {}
-
-    def problems(self) -> Mapping[str, str]:
-        return self._problems
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._problems = {}
@@ -150,5 +144,4 @@ def _marks(sheet: SampleSheet, subject: str, zones: ZoneNode) -> None:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return NodeMemoryReader(shared.vmstat, root=shared.means.root, files=shared.means.files)

@@ -12,14 +12,14 @@ On a machine with one node only that node is entered, as the pods' whole is the 
 
 # ruff: noqa: ARG001, ARG002  # readers have one signature, whether they need all of it or not
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final, final
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.cpu import idle_milli
 from reconciler.signals.extent import pod_cpus
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_at, pod_subject
 from state.topology import Topology
 
@@ -33,17 +33,11 @@ def only_node(cpus: CpuSet, topology: Topology) -> int | None:
 
 
 @final
-class NumaCpu:
+class NumaCpu(BaseReader):
     """A `Reader`; runs after that of the pods' CPU time, whose samples it enters by node."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
-
-    def problems(self) -> Mapping[str, str]:
-        return {}
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         view, topology = scene.view, scene.view.topology
@@ -66,5 +60,4 @@ class NumaCpu:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return NumaCpu()

@@ -94,7 +94,6 @@ class OnlineWait:
         """Read in the last round."""
 
     def close(self) -> None:
-        """Give the socket and all descriptors back."""
         if self._kept is not None:
             self._kept.close()
         if self._socket is not None:

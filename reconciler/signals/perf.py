@@ -32,7 +32,6 @@ from reconciler.runtime.wakeup import beat_after
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, PerfCalls, PerfEvent, RealPerf
 from reconciler.signals.perf_config import PerfConfig
-from reconciler.signals.perf_rota import TICK_S, due, stretched_s
 from reconciler.signals.perf_window import (
     PerfCounts,
     PerfKey,
@@ -47,6 +46,30 @@ from reconciler.signals.perf_window import (
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject
 from state.model import NodeView, Pod
+
+TICK_S: Final = 1.0
+"""Windows begin and end on ticks."""
+
+
+def due(pods: Collection[str], begun: Mapping[str, float], now: float, law: PerfConfig, *, counting: int) -> list[str]:
+    """Which pods to begin with at this tick, those that have waited longest first.
+
+    ``pods``: all of them; ``begun``: when each was last begun with; ``counting``: how many are being counted now.
+    Beginnings are spread over the period, so that few are counted at the same time.
+    """
+    waiting = [uid for uid in pods if now - begun.get(uid, -math.inf) >= law.period_s]
+    waiting.sort(key=lambda uid: (begun.get(uid, -math.inf), uid))
+    a_tick = math.ceil(len(pods) * TICK_S / law.period_s)
+    # Windows end on ticks, and so are up to one longer than they should.
+    at_once = math.ceil(len(pods) * (law.window_s + TICK_S) / law.period_s) + 1
+    return waiting[: max(0, min(a_tick, at_once - counting))]
+
+
+def stretched_s(needs: Collection[int], budget: int, law: PerfConfig) -> float:
+    """How often each pod can be counted really. ``needs``: descriptors of each pod, of ``budget`` at once."""
+    demand = sum(need for need in needs if need <= budget) * (law.window_s + TICK_S) / law.period_s
+    return law.period_s * max(1.0, demand / max(1, budget))
+
 
 NAME: Final = "perf"
 SIGNALS: Final = ("cpi", "llc.misses")
@@ -107,11 +130,9 @@ class PerfReader:
 
     @property
     def descriptors(self) -> int:
-        """How many are open now."""
         return sum(item.window.descriptors for item in self._open.values())
 
     def problems(self) -> Mapping[str, str]:
-        """See `Reader`."""
         missing = self._offer.missing
         if self._cycles.name in missing:
             return dict.fromkeys(self.signals, missing[self._cycles.name])
@@ -172,7 +193,6 @@ class PerfReader:
         return max(TICK_S, self._tried_s + _AGAIN_S - now)
 
     async def aclose(self) -> None:
-        """Give all descriptors back."""
         windows, self._open = [item.window for item in self._open.values()], {}
         if windows:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
@@ -296,5 +316,4 @@ def misses_confidence(root: str) -> float:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return PerfReader(shared.means.hierarchy, shared.means.perf)

@@ -71,7 +71,6 @@ class PerfWindow:
 
     @property
     def descriptors(self) -> int:
-        """How many are open."""
         return sum(map(len, self._groups))
 
     def _open(self, directory: int, cpu: int) -> None:

@@ -22,7 +22,7 @@ from cgroupfs.kept import GroupDirectories, ReadOps
 from cgroupfs.naming import QosClass
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, parse_counters, prefixes
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.model import ContainerKind, NodeView, Pod
 
 NAME: Final = "cpu"
@@ -79,7 +79,7 @@ class QuotaLookup(Protocol):
 
 
 @final
-class PodCpu:
+class PodCpu(BaseReader):
     """A `Reader`, and the `QuotaLookup` of the readers that run after it."""
 
     name = NAME
@@ -88,6 +88,7 @@ class PodCpu:
     def __init__(
         self, hierarchy: Hierarchy, *, files: ReadOps = REAL, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__()
         self._files = files
         self._clock = clock
         self._usage_v1 = hierarchy.version("cpuacct") == 1
@@ -97,16 +98,9 @@ class PodCpu:
         self._use = CounterDelta()
         self._quota = CounterDelta()
         self._throttling: dict[str, Throttling] = {}
-        self._problems: dict[str, str] = {}
 
     def throttling(self, uid: str) -> Throttling | None:
         return self._throttling.get(uid)
-
-    def problems(self) -> Mapping[str, str]:
-        return self._problems
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._use.rotate()
@@ -193,5 +187,4 @@ def pod_cpu(shared: SharedReaders) -> PodCpu:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return pod_cpu(shared)

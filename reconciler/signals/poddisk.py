@@ -14,7 +14,7 @@ from cgroupfs.kept import GroupDirectories, ReadOps
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.devicestats import DiskDevices, IoCounters, blkio, parse_io_stat
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.model import Pod
 
 NAME: Final = "disk"
@@ -27,7 +27,7 @@ _NOT_HERE: Final = "the pods' groups have no disk counters here"
 
 
 @final
-class PodDisk:
+class PodDisk(BaseReader):
     """A `Reader`."""
 
     name = NAME
@@ -41,6 +41,7 @@ class PodDisk:
         files: ReadOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._places = GroupDirectories(hierarchy, "blkio" if hierarchy.version("blkio") == 1 else UNIFIED)
         self._v1 = hierarchy.version("blkio") == 1
         self._unified = hierarchy.version("io") == 2
@@ -49,13 +50,6 @@ class PodDisk:
         self._devices = DiskDevices(root)
         self._grew = CounterDelta()
         self._recursive = True
-        self._problems: dict[str, str] = {}
-
-    def problems(self) -> Mapping[str, str]:
-        return self._problems
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if not self._v1 and not self._unified:
@@ -114,5 +108,4 @@ class PodDisk:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.fd_cache)

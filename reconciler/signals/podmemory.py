@@ -9,7 +9,7 @@ kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, final
 
 from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
@@ -18,7 +18,7 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import GroupDirectories, ReadOps
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, CounterIncrease, parse_counters, prefixes
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import VmStat
 from state.evidence import NODE
 from state.model import ContainerKind, GroupRef, Pod
@@ -62,7 +62,7 @@ def parse_memory_stat(text: str, version: int) -> MemoryStat:
 
 
 @final
-class PodMemory:
+class PodMemory(BaseReader):
     """A `Reader`."""
 
     name = NAME
@@ -76,6 +76,7 @@ class PodMemory:
         files: ReadOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._places = GroupDirectories(hierarchy, "memory")
         self._version = hierarchy.version("memory")
         self._use = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
@@ -86,13 +87,6 @@ class PodMemory:
         self._events = CounterDelta()
         self._kills = CounterDelta()
         self._node_kills: int | None = None
-        self._problems: dict[str, str] = {}
-
-    def problems(self) -> Mapping[str, str]:
-        return self._problems
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if self._version is None:
@@ -239,5 +233,4 @@ def _rate(grew: CounterIncrease | None) -> float | None:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.fd_cache)

@@ -15,7 +15,7 @@ from cgroupfs.lines import lines_of
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta
 from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import Pod
 
@@ -49,7 +49,7 @@ class _Namespace(NamedTuple):
 
 
 @final
-class PodNet:
+class PodNet(BaseReader):
     """A `Reader`; the node's own devices are in it, too: those that are hardware, where there are any."""
 
     name = NAME
@@ -63,6 +63,7 @@ class PodNet:
         files: FileOps = REAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._processes = processes
         self._root = root.rstrip("/")
         self._files = files
@@ -70,13 +71,6 @@ class PodNet:
         self._grew = CounterDelta()
         self._namespaces: dict[str, _Namespace] = {}
         self._host = 0
-        self._problems: dict[str, str] = {}
-
-    def problems(self) -> Mapping[str, str]:
-        return self._problems
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         self._grew.rotate()
@@ -137,5 +131,4 @@ class PodNet:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return PodNet(shared.processes, root=shared.means.root, files=shared.means.files)

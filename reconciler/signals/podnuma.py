@@ -10,14 +10,14 @@ kernel documentation, admin-guide/cgroup-v1/memory (5.6) and admin-guide/cgroup-
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Final, final
 
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.kept import GroupDirectories, ReadOps
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_at
 
 NAME: Final = "numa"
@@ -67,7 +67,7 @@ def _by_node(text: str, version: int, page_bytes: int) -> dict[str, dict[int, in
 
 
 @final
-class PodNuma:
+class PodNuma(BaseReader):
     """A `Reader`."""
 
     name = NAME
@@ -81,24 +81,18 @@ class PodNuma:
         clock: Callable[[], float] = time.monotonic,
         page_bytes: int | None = None,
     ) -> None:
+        super().__init__()
         self._places = GroupDirectories(hierarchy, "memory")
         self._version = hierarchy.version("memory")
         self._files = files
         self._clock = clock
         self._page_bytes = os.sysconf("SC_PAGE_SIZE") if page_bytes is None else page_bytes
         self._held: dict[str, tuple[float, dict[int, int]]] = {}
-        self._problem: str | None = None
-
-    def problems(self) -> Mapping[str, str]:
-        return {} if self._problem is None else dict.fromkeys(SIGNALS, self._problem)
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if self._version is None:
-            self._problem = "no memory controller is mounted"
-        if self._problem is not None:
+            self._problems = dict.fromkeys(SIGNALS, "no memory controller is mounted")
+        if self._problems:
             return
         slices = TimeSlice()
         before, self._held = self._held, {}
@@ -124,10 +118,9 @@ class PodNuma:
             # The pod was removed, or the kernel was built without NUMA: then there is one node.
             return None
         except ValueError:
-            self._problem = f"no memory per NUMA node in {_FILE} on this kernel"
+            self._problems = dict.fromkeys(SIGNALS, f"no memory per NUMA node in {_FILE} on this kernel")
             return None
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return PodNuma(shared.means.hierarchy, files=shared.fd_cache)

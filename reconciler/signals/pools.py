@@ -9,7 +9,7 @@ Source: kernel documentation, scheduler/sched-stats.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import shown, whole
@@ -19,7 +19,7 @@ from cgroupfs.lines import lines_of
 from reconciler.signals.cpu import idle_milli
 from reconciler.signals.extent import pool_cpus
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject, pool_subject
 from state.model import Pools
 
@@ -66,26 +66,20 @@ class _PoolLoad(NamedTuple):
 
 
 @final
-class PoolReader:
+class PoolReader(BaseReader):
     """A `Reader`; runs after those of the pods, whose samples it adds up."""
 
     name = NAME
     signals: Collection[str] = SIGNALS
 
     def __init__(self, *, root: str = "/", files: FileOps = REAL, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self._proc = f"{root.rstrip('/')}/proc"
         self._files = files
         self._clock = clock
         self._grew = CounterDelta()
         self._cpus: dict[int, _PoolLoad] = {}
         self._read_at: float | None = None
-        self._problems: dict[str, str] = {}
-
-    def problems(self) -> Mapping[str, str]:
-        return self._problems
-
-    async def aclose(self) -> None:
-        """Holds nothing."""
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         pools = scene.pools
@@ -178,5 +172,4 @@ def _members(scene: SampleContext, pools: Pools) -> dict[str, list[str]]:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return PoolReader(root=shared.means.root, files=shared.means.files)

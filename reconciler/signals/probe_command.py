@@ -32,7 +32,6 @@ class CommandSource:
         self._program = Command(target.argv, user=user, most_output=MOST_OUTPUT)
 
     async def measure(self) -> ProbeResult:
-        """Run it once. Errors: `SourceError`."""
         title, name = self._target.title, self._target.argv[0]
         try:
             async with self._slots:

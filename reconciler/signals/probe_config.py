@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from reconciler.clients.endpoint import MASK, check_url, masked_url
 from reconciler.clients.http_config import TlsTrust, check_headers
-from reconciler.clients.urls import MASK, check_url, masked_url
 from reconciler.pods.selectors import LabelSelector
 
 KINDS: Final = ("command", "http", "prometheus")
@@ -45,17 +45,13 @@ class CommandProbe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     argv: Annotated[
         tuple[str, ...],
-        Meta(
-            description="program (absolute path) and arguments, with placeholders such as {ip}",
-            extra=_SECRET,
-        ),
+        Meta(description="program (absolute path) and arguments, with placeholders such as {ip}", extra=_SECRET),
     ]
     user: Annotated[str | None, Meta(description="user name or number to run as; null: nobody if bypassd is root")] = (
         None
     )
     field: Annotated[
-        str | None,
-        Meta(description="path of the number in the JSON output, such as latency.p99; null: the output is the number"),
+        str | None, Meta(description="path of the number in JSON output, such as latency.p99; null: the output is it")
     ] = None
 
     def __post_init__(self) -> None:
@@ -124,8 +120,7 @@ class HttpProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = ()
     connect: Annotated[bool, Meta(description="use a new connection for each request; its setup time counts")] = False
     count_late: Annotated[
-        bool,
-        Meta(description="on timeout, record timeout_s with half confidence instead of unknown"),
+        bool, Meta(description="on timeout, record timeout_s with half confidence instead of unknown")
     ] = False
 
     def __post_init__(self) -> None:

@@ -10,9 +10,9 @@ from typing import Final, final
 import trio
 
 from cgroupfs.errors import SourceError
+from reconciler.clients.endpoint import MASK, split_url
 from reconciler.clients.http import HttpResponse, HttpSession, Take
 from reconciler.clients.http_config import read_line
-from reconciler.clients.urls import MASK, split_url
 from reconciler.runtime.format import size
 from reconciler.signals.probe_config import HttpProbe, PrometheusProbe
 from reconciler.signals.probe_source import ProbeResult, failed, number_in
@@ -35,7 +35,6 @@ class HttpProbeClient:
         self._session = HttpSession(config.peer(target.title, base, target.probe.timeout_s))
 
     async def get(self, headers: Mapping[str, str], most: int) -> HttpResponse:
-        """One request. Errors: `SourceError`."""
         given = {"Accept": "*/*", **headers, **self._config.headers, **self._read_headers()}
         shown = self.url.partition("://")[2].partition("/")[2]
         return await self._session.exchange("GET", self._path, None, given, most=most, shown=f"/{shown}")
@@ -64,7 +63,6 @@ class HttpProbeClient:
         return failed(self._title, f"{self.url}: {exc}")
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._session.aclose()
 
 
@@ -80,7 +78,6 @@ class HttpSource:
         self._asker = HttpProbeClient(target, config)
 
     async def measure(self) -> ProbeResult:
-        """Ask once. Errors: `SourceError`."""
         if self._config.measure == "value":
             return await self._value()
         try:
@@ -107,5 +104,4 @@ class HttpSource:
             raise self._asker.wrong(exc) from exc
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._asker.aclose()

@@ -48,7 +48,6 @@ class PrometheusSource:
         self._before: dict[Labels, dict[float, float]] | None = None
 
     async def measure(self) -> ProbeResult:
-        """Scrape once. Errors: `SourceError`."""
         reader, slices = SeriesReader(self._names(), lambda series: self._selector.fits(series.labels)), TimeSlice()
         length = 0
 
@@ -69,7 +68,6 @@ class PrometheusSource:
             raise self._asker.wrong(exc) from exc
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._asker.aclose()
 
     def _names(self) -> tuple[str, ...]:

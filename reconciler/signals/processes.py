@@ -75,7 +75,6 @@ class PodProcesses:
             self._listed[uid] = known._replace(again_at=0.0)
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget all other pods."""
         for uid in self._listed.keys() - set(uids):
             del self._listed[uid]
 

@@ -71,7 +71,6 @@ class SeriesSelector(Struct, frozen=True, kw_only=True):
     matchers: tuple[LabelMatcher, ...] = ()
 
     def fits(self, labels: Mapping[str, str]) -> bool:
-        """Whether all conditions hold."""
         return all(matcher.fits(labels) for matcher in self.matchers)
 
 
@@ -182,7 +181,6 @@ class SeriesReader:
         self._hold(data[cut:])
 
     def end(self) -> None:
-        """The end of the data. Errors: as `feed`."""
         self.feed(b"\n")
 
     def _hold(self, part: bytes) -> None:
@@ -253,7 +251,6 @@ class BucketHistogram(Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> float:
-        """How many were observed."""
         return self.counts[-1]
 
 

@@ -286,7 +286,6 @@ def _percent(grew: CounterIncrease, index: int) -> float | None:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     from reconciler.signals.privatepsi import PrivateGroups
 
     means = shared.means

@@ -26,6 +26,7 @@ from state.model import NodeView, Pools
 if TYPE_CHECKING:
     from reconciler.signals.processes import PodProcesses
 
+
 _R = TypeVar("_R", bound="Reader")
 
 
@@ -94,12 +95,25 @@ class Reader(Protocol):
         """Give back what it holds: file descriptors, mounts, groups of its own."""
 
 
+class BaseReader:
+    """What readers have in common: reasons by signal in ``_problems``, and nothing that is held."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, str] = {}
+
+    def problems(self) -> Mapping[str, str]:
+        return self._problems
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
 @runtime_checkable
 class TaskReader(Reader, Protocol):
     """A reader whose measuring takes its own time: a task does it, and `Reader.read` enters the results so far."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Measure the subjects of the last `read`, until cancelled; see `reconciler.signals.tasks`."""
+        """Measure the subjects of the last `read`, until cancelled; see `reconciler.signals.reading`."""
 
 
 def _nothing() -> None:

@@ -1,17 +1,48 @@
 """The readers in use: built from the table when a signal of theirs is wanted, and metered.
 
 `reconciler.signals.catalog` has the table. Modules are imported where their readers are built: a signal that is not
-wanted costs neither time nor memory.
+wanted costs neither time nor memory. A reader whose measuring takes its own
+time has a task as long as it is in use.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from types import FunctionType, coroutine
 from typing import Any, Final, NamedTuple, TypeVar, final
 
+import trio
+
 from reconciler.runtime.registry import Registry
 from reconciler.signals.catalog import READERS, wanted_by
-from reconciler.signals.readers import Reader, ReaderContext, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import Reader, ReaderContext, SampleContext, SampleSheet, SharedReaders, TaskReader
+
+
+@final
+class ReaderTasks:
+    """Begins and ends them in a nursery of the observer's. An error in one ends the observer, as in any reader."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._scopes: dict[int, tuple[Reader, trio.CancelScope]] = {}
+
+    def arrange(self, readers: Iterable[Reader]) -> None:
+        """Have the tasks of these readers and of no others."""
+        wanted = {id(reader): reader for reader in readers if isinstance(reader, TaskReader)}
+        for number in self._scopes.keys() - wanted.keys():
+            _, scope = self._scopes.pop(number)
+            scope.cancel(reason="the reader is no longer needed")
+        for number, reader in wanted.items():
+            if number not in self._scopes:
+                # The reader is kept with its scope: while it exists, its id is unique.
+                scope = trio.CancelScope()
+                self._scopes[number] = reader, scope
+                self._nursery.start_soon(_run, reader, scope, name=f"reader {reader.name}")
+
+
+async def _run(reader: TaskReader, scope: trio.CancelScope) -> None:
+    with scope:
+        await reader.run()
+
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from state.cache import CacheUsage
 from state.evidence import NODE, Sample, SampleFrame, pod_subject
 
@@ -24,7 +24,7 @@ _OFF: Final = "measured only with policies.cache enabled, on a machine whose res
 
 
 @final
-class ResctrlReader:
+class ResctrlReader(BaseReader):
     """`Reader` of the resctrl actuator's newest counters."""
 
     name = NAME
@@ -32,6 +32,7 @@ class ResctrlReader:
 
     def __init__(self, newest: Callable[[], CacheUsage | None]) -> None:
         """``newest``: the last measurement, None before the first (`reconciler.control.side_actuators`)."""
+        super().__init__()
         self._newest = newest
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
@@ -59,9 +60,6 @@ class ResctrlReader:
         use = self._newest()
         return dict.fromkeys(self.signals, _OFF) if use is None else use.lacks
 
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
 
 def misses_of(frame: SampleFrame | None, now: float) -> dict[str, Sample]:
     """The cache misses in a frame by pod uid, their age as of ``now``: input of the dynamic share.
@@ -79,5 +77,4 @@ def misses_of(frame: SampleFrame | None, now: float) -> dict[str, Sample]:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return ResctrlReader(shared.means.cache)

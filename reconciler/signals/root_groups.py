@@ -99,7 +99,6 @@ class RootGroups:
         self._listed_at = float("-inf")
 
     def close(self) -> None:
-        """Give the socket back."""
         self._waits.close()
 
     def key(self, path: str) -> tuple[str, str, str]:

@@ -24,7 +24,7 @@ from reconciler.signals.extent import pod_cpus
 from reconciler.signals.growth import SHORTEST_S, CounterDelta
 from reconciler.signals.podcpu import QuotaLookup, pod_cpu
 from reconciler.signals.processes import OUTSIDE
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.taskstats import Delays, Taskstats
 from state.model import Pod
 
@@ -100,7 +100,7 @@ class _WaitSum(NamedTuple):
 
 
 @final
-class RunQueue:
+class RunQueue(BaseReader):
     """A `Reader`. ``quotas`` None: throttling is unknown."""
 
     name = NAME
@@ -116,6 +116,7 @@ class RunQueue:
         taskstats: Callable[[], DelaySource] = Taskstats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._processes = processes
         self._quotas = quotas
         self._proc = f"{root.rstrip('/')}/proc"
@@ -126,10 +127,6 @@ class RunQueue:
         self._try_at = 0.0
         self._grew = CounterDelta()
         self._before: dict[str, float] = {}
-        self._problems: dict[str, str] = {}
-
-    def problems(self) -> Mapping[str, str]:
-        return self._problems
 
     async def aclose(self) -> None:
         self._close()
@@ -280,5 +277,4 @@ def parse_schedstat(text: str) -> Delays:
 
 
 def build(shared: SharedReaders) -> Reader:
-    """The reader, for `reconciler.signals.catalog`."""
     return RunQueue(shared.processes, pod_cpu(shared), root=shared.means.root, files=shared.means.files)

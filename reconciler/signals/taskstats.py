@@ -72,7 +72,6 @@ class Taskstats:
             raise SourceError("taskstats", "process not found: bypassd needs the host's PID namespace")
 
     def close(self) -> None:
-        """Give the socket back."""
         self._socket.close()
 
     def _find(self) -> int:

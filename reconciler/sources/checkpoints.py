@@ -69,13 +69,9 @@ _T = TypeVar("_T")
 class DirtyMarker(Protocol):
     """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
-    def mark(self, key: str, /) -> None:
-        """Mark this for reading."""
-        ...
+    def mark(self, key: str, /) -> None: ...
 
-    def mark_all(self, why: str, /) -> None:
-        """Mark everything for reading."""
-        ...
+    def mark_all(self, why: str, /) -> None: ...
 
 
 @final
@@ -126,7 +122,6 @@ class CheckpointSource:
         self.read_all()
 
     def read_all(self) -> None:
-        """Read every file now."""
         for name in _FILES:
             self._read(name)
 

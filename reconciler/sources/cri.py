@@ -28,7 +28,6 @@ from state.model import ContainerKind, ContainerMeta, PodMeta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from google.protobuf.message import Message
 
@@ -153,7 +152,7 @@ class CriClient:
         self._problems: tuple[str, ...] = ()
         self._marks = marks or MarkReader(ReadKeys())
         self._socket = socket
-        self._path = os.path.abspath(_under(root, socket))
+        self._path = os.path.abspath(os.path.join(root, socket.lstrip("/")))
         self._timeout_s = timeout_s
         self._channel = UnaryChannel(self._path, source=NAME, shown=socket, root_only=root_only)
         self._lane = trio.CapacityLimiter(1)
@@ -163,14 +162,11 @@ class CriClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: "TracebackType | None"
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is held now."""
         return self._channel.connected
 
     @property
@@ -204,7 +200,6 @@ class CriClient:
         raise SourceError(NAME, f"{self._socket}: it speaks neither {spoken} (is the runtime's CRI plugin disabled?)")
 
     async def status(self) -> tuple[RuntimeCondition, ...]:
-        """The runtime's conditions."""
         pb = await self._messages()
         message = await self._ask(lambda answer: answer, _Call("Status", pb.StatusRequest(), pb.StatusResponse))
         return tuple(
@@ -407,7 +402,3 @@ def _meta(uid: str, sandboxes: "list[_Sandbox] | tuple[()]", containers: "list[_
         sandbox_ids=tuple(sandbox.id for sandbox in sandboxes),
         problems=newest.marks.problems if newest else (),
     )
-
-
-def _under(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))

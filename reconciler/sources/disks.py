@@ -129,7 +129,6 @@ class DiskSource:
         return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=message or "none configured")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read at intervals, until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(_LOOK_S)

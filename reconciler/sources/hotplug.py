@@ -104,7 +104,6 @@ class HotplugSource:
             self._hint.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Watch until cancelled."""
         async with trio.open_nursery() as nursery:
             try:
                 listener = self._connect()

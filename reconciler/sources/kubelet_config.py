@@ -225,7 +225,7 @@ def read_kubelet_config(
     section = given.section
     if config_path is not None:
         rule, section = FileRule.OPERATOR, ()
-    if path is None and kubelet is None and os.path.exists(_under(root, STANDARD_CONFIG)):
+    if path is None and kubelet is None and os.path.exists(os.path.join(root, STANDARD_CONFIG.lstrip("/"))):
         path = STANDARD_CONFIG
     if path is None and kubelet is not None:
         # Drop-ins alone are merged into the defaults of the flags, not into those of a file.
@@ -360,7 +360,3 @@ class _Values:
         for name in names:
             if name.endswith(".conf"):
                 yield f"{directory}/{name}"
-
-
-def _under(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))

@@ -135,7 +135,6 @@ class KubeletWatch:
         return SourceStatus(name=NAME, ok=not config.problems, age_s=0.0, detail="; ".join(texts) or running)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the kubelet until cancelled."""
         task_status.started()
         absent_s = _FIRST_POLL_S
         while True:

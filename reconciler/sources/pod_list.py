@@ -207,7 +207,6 @@ class Cutter:
             at = self._recognise(data, at) if self._begins else self._cut(data, at)
 
     def finish(self) -> None:
-        """No more data follows. Errors: as `feed`."""
         self._give_up()
 
     def _recognise(self, data: bytes, at: int) -> int:

@@ -242,7 +242,6 @@ class PodWatch:
             self._problems.pop(uid, None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """List and watch for ever."""
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:

@@ -55,7 +55,6 @@ class PressureEvents:
         return SourceStatus(name=NAME, ok=True, age_s=0.0, detail="; ".join(parts))
 
     async def run(self) -> None:
-        """Wait for events until cancelled."""
         async with trio.open_nursery() as nursery:
             for resource in RESOURCES:
                 nursery.start_soon(self._watch, resource)

@@ -52,13 +52,9 @@ class TriggerTree(Protocol):
 class TreeDirtyMarker(Protocol):
     """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
-    def mark(self, key: str, /) -> None:
-        """Mark this pod or container for reading."""
-        ...
+    def mark(self, key: str, /) -> None: ...
 
-    def mark_all(self, why: str, /) -> None:
-        """Mark everything for reading."""
-        ...
+    def mark_all(self, why: str, /) -> None: ...
 
 
 class PodDirs(Struct, frozen=True, kw_only=True):

@@ -97,7 +97,6 @@ class _Families:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """All of them."""
         return self._families
 
 

@@ -2,12 +2,21 @@
 
 Three apps, not one with a check: a route that an app does not have cannot be reached through it by any mistake. The
 first is for TCP, the second for the readers' unix socket, the third for root's.
+
+**The page** for people at ``/`` is one HTML file with its style and script, which reads the state of the same listener.
+It has no data of its own, so it is served wherever the daemon listens; where `/state` is not, it shows how to get it.
+The policy allows this style and this script by their hashes, requests to this listener, and nothing else: no text of a
+pod becomes markup or code. Source: Content Security Policy Level 3; Trusted Types.
 """
 
+import base64
+import hashlib
 import http
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import cache
 from typing import Any, Final, TypeVar, final
 
 import msgspec
@@ -25,11 +34,57 @@ from cgroupfs.log import get_log
 from reconciler.runtime.format import duration
 from reconciler.settings.binder import ConfigError
 from reconciler.web.answers import FORMATS, Answers, to_json
-from reconciler.web.hosts import Hosts
 from reconciler.web.interface import AlertTest, ControlHandler, HoldRequest, OffRequest, RestoreRequest, StatusProvider
 from reconciler.web.limits import Bodies, Busy, LogWindow
-from reconciler.web.page import page_route
-from reconciler.web.trust import Token, TrustError
+from reconciler.web.trust import Hosts, Token, TrustError
+
+FILE: Final = os.path.join(os.path.dirname(__file__), "page.html")
+_ELEMENT: Final = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+
+
+@cache
+def page() -> tuple[bytes, dict[str, str]]:
+    """The file and its headers. Errors: `OSError` when it is not installed."""
+    with open(FILE, encoding="utf-8", newline="\n") as file:
+        text = file.read()
+    return text.encode(), {
+        "content-security-policy": policy(text),
+        "cache-control": "no-cache",
+        "cross-origin-resource-policy": "same-origin",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+
+
+def policy(text: str) -> str:
+    """The Content-Security-Policy for this page: its own inline style and script, and requests to where it is from."""
+    hashes: dict[str, list[str]] = {"style": [], "script": []}
+    for name, content in _ELEMENT.findall(text):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        hashes[name].append(f"'sha256-{digest}'")
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {' '.join(hashes['script'])}",
+            f"style-src {' '.join(hashes['style'])}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    )
+
+
+def page_route() -> Route:
+    async def shown(request: Request) -> Response:
+        del request
+        body, headers = page()
+        return Response(body, media_type="text/html", headers=headers)
+
+    return Route("/", shown, methods=["GET"])
+
 
 MAX_BODY: Final = 64 * 1024
 BODY_DEADLINE_S: Final = 5.0
@@ -70,7 +125,6 @@ def read_app(shown: StatusProvider, answers: Answers, hosts: Hosts | None = None
 def control_app(
     shown: StatusProvider, answers: Answers, control: ControlHandler, hosts: Hosts | None = None
 ) -> Starlette:
-    """The same, and the controls."""
     return _app([*_reading(shown, answers), *_controlling(control)], hosts)
 
 

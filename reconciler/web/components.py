@@ -23,9 +23,8 @@ from reconciler.web.limits import ACCEPTS, HANDSHAKES, ClientLimits, HttpCounts
 
 if TYPE_CHECKING:
     from reconciler.web.connection import App
-    from reconciler.web.hosts import Hosts
     from reconciler.web.server import WebServer
-    from reconciler.web.trust import ServerTls
+    from reconciler.web.trust import Hosts, ServerTls
 
 
 def components(
@@ -64,7 +63,6 @@ class _Web:
         self._for_root = Answers(shown, self._counts, ROOT)
 
     async def socket(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The unix socket, with the controls."""
         await _import()
         from reconciler.web.app import control_app
         from reconciler.web.server import listen_unix
@@ -74,7 +72,6 @@ class _Web:
         await self._server(app, listen, "socket").run(task_status=task_status)
 
     async def readers(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The unix socket of the readers' group, without the controls."""
         await _import()
         from reconciler.web.app import read_app
         from reconciler.web.server import group_id, listen_unix
@@ -103,7 +100,7 @@ class _Web:
         await server.run(task_status=task_status)
 
     def _hosts(self, *, undotted: bool = True) -> "Hosts":
-        from reconciler.web.hosts import Hosts
+        from reconciler.web.trust import Hosts
 
         config = self._config
         names = config.address, os.uname().nodename, *self._names, *config.allowed_hosts

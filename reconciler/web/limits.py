@@ -65,7 +65,6 @@ class Bucket:
         return max(0.0, max(self._free_at, now - self._burst_s) + self._interval_s - now)
 
     def take(self, now: float) -> None:
-        """Take one."""
         self._free_at = max(self._free_at, now - self._burst_s) + self._interval_s
 
 

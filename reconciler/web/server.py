@@ -137,7 +137,6 @@ async def _close(stream: trio.SocketStream) -> None:
 
 @contextmanager
 def listen_tcp(address: str, port: int) -> Iterator[socket.socket]:
-    """A listening TCP socket. Errors: `WebError`."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as made:
         try:

@@ -25,7 +25,7 @@ from reconciler.detectors.config import InterferenceConfig
 from reconciler.detectors.rule import RuleConfig
 from reconciler.detectors.table import DetectorEntry
 from reconciler.detectors.threshold import ThresholdConfig
-from reconciler.responses.eviction.alerts import ended
+from reconciler.responses.eviction.case import ended_alert
 from reconciler.responses.eviction.config import EvictionConfig, LimitsConfig, NodeMemoryConfig, TriggersConfig
 from reconciler.responses.eviction.executor import Evictor
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
@@ -124,7 +124,7 @@ def eviction(directory: str) -> dict[str, list[str]]:
 
 def whole_eviction(directory: str) -> list[str]:
     """The same to the end of the case: the functions in the order of their first entry."""
-    return trio.run(_eviction, Path(directory), ended).order
+    return trio.run(_eviction, Path(directory), ended_alert).order
 
 
 async def _eviction(directory: Path, last: Callable[..., Any]) -> EnteredFiles:

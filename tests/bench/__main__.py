@@ -36,7 +36,7 @@ import time
 from collections.abc import Iterator
 
 from reconciler.cli import status as status_command
-from reconciler.web.page import page as page_of_the_daemon
+from reconciler.web.app import page as page_of_the_daemon
 from tests.bench import busy, hammer, instructions, judging, law, memory, movement, planning, promises, signals
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite

@@ -17,7 +17,7 @@ import msgspec
 from reconciler.cli.exits import Exit
 from reconciler.control.effect_hours import ROW, EffectHour, OnlineMinutes
 from reconciler.control.hour_rows import HOUR_S
-from reconciler.web.page import page
+from reconciler.web.app import page
 from state.schema import META
 from state.store import Store, StoreBatch
 from tests.daemon.process import Daemon, bounded, wait_for

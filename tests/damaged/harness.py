@@ -19,7 +19,7 @@ from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.knobs import CATALOG
 from cgroupfs.usage import UsageReader
 from reconciler.actuators.network import netlink
-from reconciler.alerts import queue
+from reconciler.alerts import dispatcher
 from reconciler.cli import plan, recorded
 from reconciler.clients import http, kube, node_object
 from reconciler.control.side_actuators import KINDS, codec_of
@@ -212,7 +212,7 @@ def feed_private(data: bytes) -> object:
 
 
 def feed_queue(store: Store) -> object:
-    durable_queue = queue.DurableQueue(store, trio.CapacityLimiter(1), 10)
+    durable_queue = dispatcher.DurableQueue(store, trio.CapacityLimiter(1), 10)
     durable_queue.load([*store.rows(META), ("alert:2", b"\x80")])
     return durable_queue.rows
 

@@ -58,7 +58,6 @@ from reconciler.signals import (
     host_processes,
     memory,
     nodeload,
-    numa_memory,
     perf_abi,
     podcpu,
     podmemory,
@@ -606,7 +605,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         ROWS,
         BYTES,
     ),
-    Parser("reconciler.alerts.queue:DurableQueue.load", feed_row("alert:1", feed_queue), (), ROWS, BYTES),
+    Parser("reconciler.alerts.dispatcher:DurableQueue.load", feed_row("alert:1", feed_queue), (), ROWS, BYTES),
     Parser(
         "reconciler.interference.engine:learned",
         lambda data, _: _learned(
@@ -877,7 +876,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
         b"Inter-|\n face |b\n  eth0: 1 2 3 4 5 6 7 8 9 10 11\n    lo:1 2 3 4 5 6 7 8 9\n",
     ),
     of_text("reconciler.signals.nodeload:parse_loadavg", nodeload.parse_loadavg, VALUE, b"0.20 0.18 0.12 1/80 11206\n"),
-    of_text("reconciler.signals.numa_memory:parse_node_meminfo", numa_memory.parse_node_meminfo, VALUE, NODE_MEMINFO),
+    of_text("reconciler.signals.memory:parse_node_meminfo", memory.parse_node_meminfo, VALUE, NODE_MEMINFO),
     of_text(
         "reconciler.signals.podcpu:parse_cpu_stat",
         podcpu.parse_cpu_stat,
@@ -1091,7 +1090,7 @@ EXCEPTED: Final = {
     r"reconciler\.cli\.limits:read_value": "the text alone",
     r"reconciler\.cli\.nodeview:read_(text|number)": "here as nodeview",
     r"reconciler\.cli\.archive:unpack": "here as archive",
-    r"reconciler\.daemon\.operator_files:OperatorFiles\.read_manifests": "by ManifestDirectory.read",
+    r"reconciler\.daemon\.sources:OperatorFiles\.read_manifests": "by ManifestDirectory.read",
     r"reconciler\.config\.environment:read_kubelet": "by read_kubelet_config",
     r"reconciler\.actuators\.memory_reclaim\.actuator:ReclaimActuator\.read": "several files, by their parsers",
     r"reconciler\.placement\.chain:load": "a name in our own table",

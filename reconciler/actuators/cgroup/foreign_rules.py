@@ -25,7 +25,6 @@ class ForeignRules(Struct, frozen=True, kw_only=True):
         ),
     ] = 3600.0
 
-    # Constants: no two nodes need them to differ.
     # Systemd writes all values of a unit again at daemon-reload and when the kubelet changes one: corrected
     # at once and not counted.
     systemd_per_minute: ClassVar[int] = 60

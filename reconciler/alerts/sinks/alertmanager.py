@@ -17,8 +17,8 @@ from msgspec import Meta
 from cgroupfs.log import get_log
 from reconciler.alerts.incident import Incident, stamp
 from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
+from reconciler.clients.endpoint import check_url, masked_url
 from reconciler.clients.http_config import TlsTrust
-from reconciler.clients.urls import check_url, masked_url
 
 if TYPE_CHECKING:
     from reconciler.alerts.sinks.http import HttpSink
@@ -34,25 +34,19 @@ class AlertmanagerSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown
     urls: Annotated[
         tuple[str, ...],
         Meta(
-            description="instances such as http://alertmanager:9093; a path before /api/v2/alerts may follow",
+            description="instances such as http://alertmanager:9093, with the path before /api/v2/alerts",
             extra={"secret": True},
         ),
     ]
     resend_s: Annotated[
         float,
-        Meta(
-            ge=1, le=3600, description="interval at which an active alert is sent again; it expires after 4 times this"
-        ),
+        Meta(ge=1, le=3600, description="interval at which an active alert is sent again; expires after 4 times this"),
     ] = 60.0
     event_s: Annotated[
         float, Meta(ge=1, le=86400, description="time for which an event without an end stays active")
     ] = 900.0
     generator_url: Annotated[
-        str,
-        Meta(
-            description="link shown by Alertmanager as the source; empty: that to the page, if any",
-            extra={"secret": True},
-        ),
+        str, Meta(description="link to the source; empty: that to the page, if any", extra={"secret": True})
     ] = ""
 
     def __post_init__(self) -> None:
@@ -110,12 +104,10 @@ class AlertmanagerSink(BaseSink):
         self._down = set(errors)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         for _, door in self._doors:
             await door.aclose()
 
     def entry(self, notice: Incident, now_s: float) -> Mapping[str, object]:
-        """One alert as the API has it."""
         alert = notice.alert
         labels = {_label(name): text for name, text in notice.labels.items() if text}
         # A state's end must have the labels that its beginning had; an event has no end.

@@ -5,8 +5,7 @@ from typing import Annotated, Final, final
 
 from msgspec import Meta, Struct
 
-from reconciler.alerts.document import document
-from reconciler.alerts.incident import Incident
+from reconciler.alerts.incident import Incident, document
 from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
 
 _TERM_S: Final = 1.0
@@ -19,10 +18,7 @@ class CommandSinkConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     argv: Annotated[
         tuple[str, ...],
-        Meta(
-            description="program (absolute path) and arguments; no shell; arguments are never shown",
-            extra={"secret": True},
-        ),
+        Meta(description="program (absolute path) and arguments, never shown; no shell", extra={"secret": True}),
     ]
 
     def __post_init__(self) -> None:
@@ -48,7 +44,6 @@ class CommandSink(BaseSink):
         self._timeout_s = setup.config.timeout_s
 
     async def send(self, notices: Sequence[Incident]) -> None:
-        """Run it once. Errors: `SinkError`."""
         try:
             done = await self._program.run(self._timeout_s, document(notices, self._node))
         except OSError as exc:

@@ -9,8 +9,7 @@ from typing import Annotated, Final, final
 from msgspec import Meta, Struct
 
 from cgroupfs.errors import errno_name
-from reconciler.alerts.document import lines
-from reconciler.alerts.incident import Incident
+from reconciler.alerts.incident import Incident, lines
 from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
 
 
@@ -37,7 +36,6 @@ class FileSink(BaseSink):
         self._lane = trio.CapacityLimiter(1)
 
     async def send(self, notices: Sequence[Incident]) -> None:
-        """Append. Errors: `SinkError`."""
         from reconciler.runtime.stints import in_worker  # imports trio
 
         content = lines(notices, self._node)

@@ -7,9 +7,9 @@ from typing import Final, final
 
 from cgroupfs.errors import SourceError
 from reconciler.alerts.sinks.base import SinkError
+from reconciler.clients.endpoint import MASK, split_url
 from reconciler.clients.http import HttpResponse, HttpSession
 from reconciler.clients.http_config import TlsTrust
-from reconciler.clients.urls import MASK, split_url
 
 _NEVER: Final = frozenset({400, 413, 415, 422})
 """Statuses that mean the message and not the moment."""
@@ -41,7 +41,6 @@ class HttpSink:
         check(answer, f"{self._base}: {method} {shown}".rstrip())
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._session.aclose()
 
 

@@ -17,8 +17,7 @@ from msgspec import Meta, Struct
 from cgroupfs.errors import errno_name
 from cgroupfs.log import get_log
 from reconciler.alerts.alert import AlertKind, Severity
-from reconciler.alerts.document import line
-from reconciler.alerts.incident import Incident
+from reconciler.alerts.incident import Incident, line
 from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
 
 MESSAGE_IDS: Final[Mapping[AlertKind, str]] = {
@@ -91,11 +90,8 @@ class JournalSink(BaseSink):
         self._there = False
         alert = notice.alert
         tell = self._log.info if alert.severity is Severity.INFO else self._log.warning
-        tell(line(notice), kind=alert.kind.value, id=notice.id, key=alert.key, **_prefixed(notice))
-
-
-def _prefixed(notice: Incident) -> dict[str, object]:
-    return {f"label_{name}": text for name, text in notice.labels.items()}
+        labels = {f"label_{name}": text for name, text in notice.labels.items()}
+        tell(line(notice), kind=alert.kind.value, id=notice.id, key=alert.key, **labels)
 
 
 def fields(notice: Incident, node: str) -> Iterator[tuple[str, str]]:

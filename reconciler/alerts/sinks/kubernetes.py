@@ -59,7 +59,6 @@ class KubernetesSink(BaseSink):
             await self._send(notice)
 
     async def aclose(self) -> None:
-        """Close the connection."""
         await self._api.aclose()
 
     async def _send(self, notice: Incident) -> None:
@@ -101,7 +100,6 @@ class KubernetesSink(BaseSink):
     # The objects
 
     def event(self, notice: Incident, namespace: str) -> Mapping[str, object]:
-        """The whole Event."""
         alert = notice.alert
         about = {**self._about(notice), "apiVersion": "v1"}
         reason = (
@@ -138,7 +136,6 @@ class KubernetesSink(BaseSink):
         }
 
     def change(self, notice: Incident) -> Mapping[str, object]:
-        """The changes by a further alert."""
         if self._config.api is EventApi.EVENTS:
             return {"series": {"count": max(2, notice.count), "lastObservedTime": _micro(notice.last_s)}}
         return {"count": notice.count, "lastTimestamp": _whole(notice.last_s), "message": notice.alert.summary}

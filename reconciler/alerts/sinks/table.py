@@ -56,7 +56,6 @@ else:
 
 
 def build(setup: SinkSetup) -> AlertSink:
-    """The sink that the configuration names."""
     return SINKS[setup.config.how].build(setup)
 
 

@@ -1,19 +1,132 @@
-"""A webhook: our document, or a body by template. URL and headers may come from files, read at each request."""
+"""A webhook: our document, or a body by template. URL and headers may come from files, read at each request.
 
+A template is checked when the configuration is read. ``${summary}`` and the like are of one alert: there is a request
+for each. ``${text}``, ``${alerts}`` and ``${total}`` are to a whole batch: one request. A template uses one sort or the
+other; ``${node}`` is allowed in both. Source: string.Template for the form of a placeholder; ``$$`` is a dollar.
+"""
+
+import json as encoder
+import re
 from collections.abc import Mapping, Sequence
+from string import Template as Text
 from typing import TYPE_CHECKING, Annotated, Final, Literal, final
 
 from msgspec import Meta
 
-from reconciler.alerts.document import document
-from reconciler.alerts.incident import Incident
+from reconciler.alerts.alert import Alert, AlertKind
+from reconciler.alerts.incident import Incident, document, entry, line, stamp
 from reconciler.alerts.sinks.base import BaseSink, SinkError, SinkKind, SinkSetup
-from reconciler.alerts.template import Template
+from reconciler.clients.endpoint import MASK, check_url, masked_url
 from reconciler.clients.http_config import TlsTrust, check_headers, read_line
-from reconciler.clients.urls import MASK, check_url, masked_url
 
 if TYPE_CHECKING:
     from reconciler.alerts.sinks.http import HttpSink
+
+
+ONE: Final = (
+    *("id", "kind", "name", "key", "summary", "severity", "status", "count", "first", "last"),
+    *("first_s", "last_s", "labels", "details", "alert"),
+)
+MANY: Final = ("text", "alerts", "total")
+EITHER: Final = ("node",)
+_RAW: Final = frozenset({"labels", "details", "alert", "alerts", "count", "total", "first_s", "last_s"})
+"""These are JSON values, and have no quotes in a JSON body."""
+_DOTTED: Final = frozenset({"labels.", "details"})
+_EXAMPLE: Final = Incident(
+    id="0123456789abcdef-18c2f1e9a00",
+    alert=Alert(
+        kind=AlertKind.TEST, key="example", summary='"quoted", with a \\ and a\nnew line', labels={"pod": "web-0"}
+    ),
+    first_s=1700000000.0,
+    last_s=1700000000.0,
+    labels={"pod": "web-0"},
+)
+
+
+class _Placeholders(Text):
+    braceidpattern = r"[a-z_]+(?:\.[A-Za-z0-9_./-]+)?"
+    idpattern = r"[a-z_]+"
+    flags = re.ASCII
+
+
+@final
+class Template:
+    """A checked body with placeholders."""
+
+    def __init__(self, text: str, *, json: bool) -> None:
+        """Errors: `ValueError` for a placeholder that is none, two sorts together, or a body other than JSON."""
+        self._text = _Placeholders(text)
+        self._json = json
+        if not self._text.is_valid():
+            raise ValueError("template: a $ without a placeholder; write $$ for a dollar sign")
+        used = {name.partition(".")[0] for name in self._text.get_identifiers()}
+        if unknown := sorted(used - {*ONE, *MANY, *EITHER}):
+            known = ", ".join((*ONE, *MANY, *EITHER, "labels.NAME", "details.NAME"))
+            raise ValueError(f"template: unknown placeholder {unknown[0]!r}; known are {known}")
+        if dotted := [name for name in self._text.get_identifiers() if "." in name and name[:7] not in _DOTTED]:
+            raise ValueError(f"template: {dotted[0]!r}: only labels and details have fields")
+        if used & {*ONE} and used & {*MANY}:
+            raise ValueError(
+                f"template: {', '.join(sorted(used & {*ONE}))} applies to one alert, "
+                f"{', '.join(sorted(used & {*MANY}))} to a whole batch"
+            )
+        self.each = not used & {*MANY}
+        """A request for each alert."""
+        if json:
+            self._check()
+
+    def render(self, notices: Sequence[Incident], node: str) -> str:
+        """The body: of the first notice where a template is of one alert."""
+        return self._text.substitute(_TemplateValues(self._values(notices, node), self._json))
+
+    def _values(self, notices: Sequence[Incident], node: str) -> Mapping[str, object]:
+        if not self.each:
+            return {
+                "node": node,
+                "text": "\n".join(line(notice) for notice in notices),
+                "alerts": [entry(notice) for notice in notices],
+                "total": len(notices),
+            }
+        notice = notices[0]
+        return {
+            **entry(notice),
+            "node": node,
+            "name": notice.alert.kind.camel,
+            "first": stamp(notice.first_s),
+            "last": stamp(notice.last_s),
+            "alert": entry(notice),
+        }
+
+    def _check(self) -> None:
+        """Check that a rendered body is JSON, whatever the alert's texts."""
+        text = self.render([_EXAMPLE], "node")
+        try:
+            encoder.loads(text)
+        except ValueError as exc:
+            raise ValueError(
+                f"template: invalid JSON with an example alert: {exc}; "
+                f"{', '.join(sorted(_RAW))} are JSON values and need no quotes"
+            ) from exc
+
+
+@final
+class _TemplateValues(dict[str, str]):
+    """What is put in: escaped for a JSON text, and empty for a label that an alert does not have."""
+
+    def __init__(self, values: Mapping[str, object], json: bool) -> None:
+        super().__init__()
+        self._values = values
+        self._json = json
+
+    def __missing__(self, name: str) -> str:
+        first, _, rest = name.partition(".")
+        value = self._values[first]
+        if rest:
+            value = value.get(rest, "") if isinstance(value, dict) else ""
+        elif first in _RAW:
+            return encoder.dumps(value, ensure_ascii=False)
+        text = str(value)
+        return encoder.dumps(text, ensure_ascii=False)[1:-1] if self._json else text
 
 
 class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,11 +136,7 @@ class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fiel
         None
     )
     url_file: Annotated[
-        str | None,
-        Meta(
-            description="file with the URL, if it is a secret; read at each request",
-            extra={"path": True, "secret": True},
-        ),
+        str | None, Meta(description="file with the URL, read at each request", extra={"path": True, "secret": True})
     ] = None
     method: Annotated[Literal["POST", "PUT", "PATCH"], Meta(description="the request's method")] = "POST"
     headers: Annotated[
@@ -38,15 +147,11 @@ class WebhookSinkConfig(TlsTrust, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(description="headers whose values are in these files, read at each request", extra={"secret": True}),
     ] = {}
     content_type: Annotated[
-        str,
-        Meta(description="content type of the body; if it contains json, placeholders are escaped for JSON strings"),
+        str, Meta(description="of the body; if it contains json, placeholders are escaped for JSON strings")
     ] = "application/json"
     template: Annotated[
         str | None,
-        Meta(
-            description="the body, with placeholders such as ${summary}; null: the JSON document of bypassd "
-            "(docs/alerts.md)"
-        ),
+        Meta(description="the body, with placeholders such as ${summary}; null: our JSON document (docs/alerts.md)"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -79,7 +184,6 @@ class WebhookSink(BaseSink):
         self._door: tuple[str, HttpSink] | None = None
 
     async def send(self, notices: Sequence[Incident]) -> None:
-        """One request. Errors: `SinkError`."""
         config, node = self._config, self._setup.node
         headers = {**config.headers, **{name: self._read(path) for name, path in config.header_files.items()}}
         template = self._template
@@ -88,7 +192,6 @@ class WebhookSink(BaseSink):
         await door.send(config.method, body, config.content_type, headers)
 
     async def aclose(self) -> None:
-        """Close the connection."""
         if self._door is not None:
             await self._door[1].aclose()
 

@@ -27,15 +27,12 @@ class CheckResult(NamedTuple):
 
 
 def ok(name: str, found: str) -> CheckResult:
-    """Nothing to do."""
     return CheckResult(name, CheckState.OK, found)
 
 
 def warn(name: str, found: str, fix: str = "") -> CheckResult:
-    """An optional part is disabled."""
     return CheckResult(name, CheckState.WARN, found, fix)
 
 
 def bad(name: str, found: str, fix: str) -> CheckResult:
-    """The agent cannot work."""
     return CheckResult(name, CheckState.BAD, found, fix)

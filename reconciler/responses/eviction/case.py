@@ -8,6 +8,8 @@ It ends as - done: the pod's groups are empty in every hierarchy, and stayed so 
 again; - gone: they were empty before any action; - refused: its disruption budget refused or could not be asked, or the
 daemon itself runs in it; - failed: every method has been tried; - abandoned: withdrawn, held by an operator, switched
 off, or of another boot.
+
+Alerts of an eviction: one that it is planned, one with its result. Pure.
 """
 
 import math
@@ -22,14 +24,112 @@ from msgspec.structs import replace
 from cgroupfs.errors import CgroupError
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.subtree import Subtree
-from reconciler.alerts.alert import Alert
-from reconciler.responses.eviction import alerts
+from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.responses.eviction.journal import EvictionJournal
 from reconciler.responses.means.base import EvictionMethod, EvictionResult, grace_of, pdb_blocks
 from reconciler.responses.means.config import EvictionMeans
 from reconciler.responses.means.notice import NoticeSender
 from reconciler.responses.means.processes import OwnPodError, PodTermination, has_processes, thaw, wait_empty
 from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, EvictionOutcome, EvictionStep
+
+_KINDS: Final = {
+    EvictionOutcome.DONE: AlertKind.EVICTION_DONE,
+    EvictionOutcome.GONE: AlertKind.EVICTION_DONE,
+    EvictionOutcome.REFUSED: AlertKind.EVICTION_REFUSED,
+    EvictionOutcome.ABANDONED: AlertKind.EVICTION_REFUSED,
+    EvictionOutcome.FAILED: AlertKind.EVICTION_FAILED,
+}
+_SEVERITIES: Final = {
+    EvictionOutcome.DONE: Severity.WARNING,
+    EvictionOutcome.GONE: Severity.INFO,
+    EvictionOutcome.REFUSED: Severity.WARNING,
+    EvictionOutcome.ABANDONED: Severity.INFO,
+    EvictionOutcome.FAILED: Severity.CRITICAL,
+}
+_WORDS: Final = {
+    EvictionOutcome.DONE: "was evicted",
+    EvictionOutcome.GONE: "ended before it was evicted",
+    EvictionOutcome.REFUSED: "was not evicted: refused",
+    EvictionOutcome.ABANDONED: "eviction cancelled",
+    EvictionOutcome.FAILED: "eviction failed",
+}
+_MOST_RANKED: Final = 20
+
+
+def planned_alert(case: EvictionCase) -> Alert:
+    order = case.order
+    return Alert(
+        kind=AlertKind.EVICTION_PLANNED,
+        key=_key(case),
+        summary=f"{order.title} will be evicted ({order.cause}): {order.evidence}",
+        severity=Severity.WARNING,
+        at_s=case.begun_s,
+        labels=_labels(case),
+        details=_details(case),
+        durable=True,
+    )
+
+
+def unguarded_alert(case: EvictionCase, at_s: float) -> Alert:
+    """Before the first action that no disruption budget has allowed."""
+    order = case.order
+    return Alert(
+        kind=AlertKind.EVICTION_UNGUARDED,
+        key=_key(case),
+        summary=f"{order.title} is ended without its disruption budget, which could not be asked ({case.unasked}): "
+        f"{order.cause}: {order.evidence}",
+        severity=Severity.CRITICAL,
+        at_s=at_s,
+        labels=_labels(case),
+        details=_details(case),
+        durable=True,
+    )
+
+
+def ended_alert(case: EvictionCase) -> Alert:
+    assert case.outcome is not None
+    order = case.order
+    return Alert(
+        kind=_KINDS[case.outcome],
+        key=_key(case),
+        summary=f"{order.title} {_WORDS[case.outcome]} ({order.cause}): {case.detail}",
+        severity=_SEVERITIES[case.outcome],
+        at_s=case.ended_s,
+        labels={**_labels(case), "outcome": str(case.outcome)},
+        details=_details(case),
+        durable=True,
+    )
+
+
+def _key(case: EvictionCase) -> str:
+    return f"eviction:{case.order.id}"
+
+
+def _labels(case: EvictionCase) -> dict[str, str]:
+    order = case.order
+    means = {"means": str(case.means)} if isinstance(case.means, EvictionMethodName) else {}
+    return {
+        "namespace": order.namespace or "",
+        "pod": order.name or order.title,
+        "uid": order.uid,
+        "cause": order.cause,
+        **means,
+    }
+
+
+def _details(case: EvictionCase) -> dict[str, str]:
+    order = case.order
+    texts = {
+        "order": order.id,
+        "evidence": order.evidence,
+        "ranking": "\n".join(order.ranking[:_MOST_RANKED]),
+        "tried": "\n".join(case.tried),
+        "rounds": str(case.rounds) if case.rounds else "",
+        "budget": case.budget,
+        "unasked": case.unasked,
+    }
+    return {name: text for name, text in texts.items() if text}
+
 
 _LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
 """Methods of which the kubelet is not informed: it may start the pod again."""
@@ -120,18 +220,15 @@ class CaseRunner:
 
     @property
     def resumed(self) -> EvictionStep | None:
-        """See `EvictionWork`."""
         return self._resumed
 
     @property
     def tree(self) -> Subtree:
-        """The pod's groups."""
         assert self._tree is not None
         return self._tree
 
     @property
     def processes(self) -> PodTermination:
-        """Process ids in the pod's groups."""
         return self._tools.processes
 
     @property
@@ -140,7 +237,6 @@ class CaseRunner:
         return grace_of(self._case.order, self._case.target.grace_s, self._tools.config)
 
     def check(self) -> None:
-        """See `EvictionWork`."""
         why = self._tools.forbidden(self._case)
         if why is not None:
             more = "; the API server had already accepted it" if self._case.accepted else ""
@@ -164,7 +260,6 @@ class CaseRunner:
         pid_starts: Mapping[int, int] | None = None,
         stopped: tuple[str, ...] | None = None,
     ) -> None:
-        """See `EvictionWork`."""
         if accepted:
             self._case = replace(self._case, accepted=True)  # known from here on, whatever `check` returns
         self.check()
@@ -191,11 +286,9 @@ class CaseRunner:
         await self._write(replace(case, budget=message) if budget and not case.budget else case)
 
     async def thaw(self) -> None:
-        """See `EvictionWork`."""
         await thaw(self.tree)
 
     async def wait_empty(self, within_s: float) -> bool:
-        """See `EvictionWork`."""
         return await wait_empty(self.tree, within_s)
 
     # The whole of it
@@ -209,7 +302,7 @@ class CaseRunner:
         except CgroupError as exc:
             self._broken = str(exc)
         case = replace(case, boot=self._tools.boot, begun_s=now, step_s=now)
-        await self._write(case, alerts.planned(case))
+        await self._write(case, planned_alert(case))
 
     async def run(self) -> EvictionCase:
         """Carry it out; the case as it has ended."""
@@ -234,7 +327,7 @@ class CaseRunner:
             pid_starts={},
             stopped=(),
         )
-        await self._write(case, alerts.ended(case))
+        await self._write(case, ended_alert(case))
         return case
 
     async def _within_groups(self) -> tuple[EvictionOutcome, str]:
@@ -300,7 +393,7 @@ class CaseRunner:
         if waited:
             await self._ask_again()
         if self._case.unguarded and not self._case.announced:
-            await self._write(replace(self._case, announced=True), alerts.unguarded(self._case, self._tools.clock()))
+            await self._write(replace(self._case, announced=True), unguarded_alert(self._case, self._tools.clock()))
 
     async def _ask_again(self) -> None:
         """What the API server did not let us ask before the turn of others may be possible now."""

@@ -17,19 +17,6 @@ _MI: Final = 1 << 20
 
 Enabled = Annotated[bool, Meta(description="evaluate this trigger")]
 DryRun = Annotated[bool, Meta(description="only report the pods it would evict, whatever eviction.dry_run says")]
-Lower = Annotated[
-    Annotated[float, Meta(gt=0, le=100)] | None,
-    Meta(description="evict until use falls to this; null: threshold_percent - 2"),
-]
-
-
-def _left(lower: float | None, threshold: float) -> float:
-    return max(0.0, threshold - 2 if lower is None else lower)
-
-
-def _below(lower: float | None, threshold: float) -> None:
-    if lower is not None and lower > threshold:
-        raise ValueError(f"lower_percent is {lower:g}; expected at most threshold_percent ({threshold:g})")
 
 
 class TriggerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +25,6 @@ class TriggerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     enabled: Enabled = True
     dry_run: DryRun = False
 
-    # Constants: no two nodes need them to differ.
     # Pause after a successful eviction for this trigger; refused and failed evictions start no pause.
     _cooldown_s: ClassVar[float] = 60.0
     # Upper bound for the victim's grace period; None: the pod's own. Never 0: a pod killed without notice
@@ -51,6 +37,26 @@ class TriggerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self._cooldown_s
 
 
+class UsageTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A trigger at a share of use, above which pods are evicted until a lower one; of koordlet's mould."""
+
+    threshold_percent: Annotated[float, Meta(gt=0, le=100)] = 100.0
+    lower_percent: Annotated[
+        Annotated[float, Meta(gt=0, le=100)] | None,
+        Meta(description="evict until use falls to this; null: threshold_percent - 2"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.lower_percent is not None and self.lower_percent > self.threshold_percent:
+            threshold = f"threshold_percent ({self.threshold_percent:g})"
+            raise ValueError(f"lower_percent is {self.lower_percent:g}; expected at most {threshold}")
+
+    @property
+    def left_percent(self) -> float:
+        """The use at which enough has been evicted, and the shortage ends."""
+        return max(0.0, self.threshold_percent - 2 if self.lower_percent is None else self.lower_percent)
+
+
 class CpuSatisfactionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """BE work gets much less CPU than requested, and uses it (koordlet)."""
 
@@ -60,7 +66,6 @@ class CpuSatisfactionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unk
         float, Meta(gt=0, le=60, description="threshold: the BE limit as a share of the BE requests")
     ] = 60.0
 
-    # Constants: no two nodes need them to differ.
     # Koordlet's window; its mean and the last sample must both exceed the threshold.
     window_s: ClassVar[float] = 60.0
     # Koordlet's: BE pods that do not use what they have suffer from nothing.
@@ -75,14 +80,9 @@ class SuppressionConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
     enabled: Enabled = False
     tolerance_ratio: Annotated[
         float,
-        Meta(
-            gt=0,
-            le=100,
-            description="BE requests divided by the BE limit; a pod's smaller suppression_tolerance_rate applies",
-        ),
+        Meta(gt=0, le=100, description="BE requests / BE limit; a pod's smaller suppression_tolerance_rate applies"),
     ] = 5.0
 
-    # Constants: no two nodes need them to differ.
     # Katalyst's: a shorter suppression is the price of BE.
     for_s: ClassVar[float] = 300.0
 
@@ -94,7 +94,6 @@ class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fi
     _cooldown_s: ClassVar[float] = 300.0
     hard_ratio: Annotated[float, Meta(gt=0, le=100, description="tasks per CPU for a hard trigger")] = 1.8
 
-    # Constants: no two nodes need them to differ.
     # Katalyst's: more tasks than CPUs is soft.
     soft_ratio: ClassVar[float] = 1.0
     # Katalyst's ring.
@@ -109,7 +108,7 @@ class PoolLoadConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"hard_ratio is {self.hard_ratio:g}; expected at least {self.soft_ratio:g}")
 
 
-class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeCpuConfig(UsageTriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The node uses nearly all CPU time (koordlet)."""
 
     enabled: Enabled = False
@@ -117,22 +116,12 @@ class NodeCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
     threshold_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: share of all CPU time in use")] = (
         95.0
     )
-    lower_percent: Lower = None
 
-    # Constants: no two nodes need them to differ.
     # Koordlet's window; its mean and the last sample must both exceed the threshold.
     window_s: ClassVar[float] = 30.0
 
-    def __post_init__(self) -> None:
-        _below(self.lower_percent, self.threshold_percent)
 
-    @property
-    def left_percent(self) -> float:
-        """The use at which enough has been evicted."""
-        return _left(self.lower_percent, self.threshold_percent)
-
-
-class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NumaCpuConfig(UsageTriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of several NUMA nodes uses nearly all CPU time for long (Katalyst)."""
 
     enabled: Enabled = False
@@ -140,16 +129,10 @@ class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
     threshold_percent: Annotated[
         float, Meta(gt=0, le=100, description="threshold: share of the node's CPU time in use")
     ] = 90.0
-    lower_percent: Lower = None
     online_pods: Annotated[
-        bool,
-        Meta(
-            description="evict pods of all eviction.classes that run on the node alone, by the ranking; false: BE "
-            "pods only"
-        ),
+        bool, Meta(description="of all eviction.classes, pods that run on the node alone; false: BE pods only")
     ] = False
 
-    # Constants: no two nodes need them to differ.
     # Katalyst's ring.
     samples: ClassVar[int] = 4
     # Katalyst's; the use is averaged over each.
@@ -157,30 +140,13 @@ class NumaCpuConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fie
     # Katalyst's share of the samples that must exceed the threshold.
     met_percent: ClassVar[float] = 70.0
 
-    def __post_init__(self) -> None:
-        _below(self.lower_percent, self.threshold_percent)
 
-    @property
-    def left_percent(self) -> float:
-        """The use at which enough has been evicted, and the shortage ends."""
-        return _left(self.lower_percent, self.threshold_percent)
-
-
-class NodeMemoryConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeMemoryConfig(UsageTriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memory use, page cache apart, above a threshold (koordlet)."""
 
     enabled: Enabled = False
     _cooldown_s: ClassVar[float] = 4.0
     threshold_percent: Annotated[float, Meta(gt=0, le=100, description="threshold: share of all memory in use")] = 70.0
-    lower_percent: Lower = None
-
-    def __post_init__(self) -> None:
-        _below(self.lower_percent, self.threshold_percent)
-
-    @property
-    def left_percent(self) -> float:
-        """The use at which enough has been evicted."""
-        return _left(self.lower_percent, self.threshold_percent)
 
 
 class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,7 +160,6 @@ class NumaMemoryTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
         int, Meta(ge=1, le=1000, description="passes with a shortage before pods of all eviction.classes are evicted")
     ] = 12
 
-    # Constants: no two nodes need them to differ.
     # Memory runs out within seconds.
     grace_s: ClassVar[float | None] = 10.0
     # Katalyst's, above the min watermark: at once; at most 5 % of the node.
@@ -224,7 +189,6 @@ class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unkn
         int, Meta(ge=0, description="BE pods are evicted if free memory is below this or the low watermark")
     ] = 0
 
-    # Constants: no two nodes need them to differ.
     # Memory runs out within seconds.
     grace_s: ClassVar[float | None] = 10.0
     # The kernel lets the cache fill free memory: with this share of the node to drop there is room.
@@ -248,15 +212,9 @@ class RssOveruseConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown_
 
     enabled: Enabled = False
     ratio: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=100,
-            description="memory use divided by request; the pod's own rss_overuse_threshold takes precedence",
-        ),
+        float, Meta(gt=0, le=100, description="memory use / request; the pod's rss_overuse_threshold takes precedence")
     ] = 1.05
 
-    # Constants: no two nodes need them to differ.
     # A peak of half a minute harms no one.
     for_s: ClassVar[float] = 30.0
 
@@ -268,11 +226,9 @@ class FsMinimum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float, Meta(ge=0, le=100, description="minimum free share of its size; 0: not evaluated")
     ] = 12.0
     available_bytes: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="minimum free bytes, instead of available_percent; null: available_percent applies"),
+        Annotated[int, Meta(ge=0)] | None, Meta(description="minimum free bytes; null: available_percent applies")
     ] = None
 
-    # Constants: no two nodes need them to differ.
     # A little above the kubelet's 5 %.
     inodes_percent: ClassVar[float] = 7.0
 
@@ -293,7 +249,6 @@ class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
     nodefs: FsMinimum = FsMinimum()
     imagefs: ImageFsMinimum = ImageFsMinimum()
 
-    # Constants: no two nodes need them to differ.
     # Freed beyond the minimum, so that the next write does not trigger again.
     margin_percent: ClassVar[float] = 2.0
     # Katalyst's: smaller file systems hold no pods' data.
@@ -306,16 +261,13 @@ class ReclaimedResourceConfig(TriggerConfig, frozen=True, kw_only=True, forbid_u
     """BE pods requested far more than there is now (Katalyst)."""
 
     cpu_ratio: Annotated[
-        float,
-        Meta(gt=0, le=1000, description="threshold: BE CPU requests divided by the CPU available to BE"),
+        float, Meta(gt=0, le=1000, description="threshold: BE CPU requests divided by the CPU available to BE")
     ] = 5.0
     memory_ratio: Annotated[
-        float,
-        Meta(gt=0, le=1000, description="threshold: BE memory requests divided by the memory available to BE"),
+        float, Meta(gt=0, le=1000, description="threshold: BE memory requests divided by the memory available to BE")
     ] = 5.0
     # Katalyst acts at once, by a smoothed figure; this figure follows online work within a second.
 
-    # Constants: no two nodes need them to differ.
     # Katalyst's.
     grace_s: ClassVar[float | None] = 60.0
     # Down to the threshold itself: Katalyst's ratio leaves room for the next pod.
@@ -352,15 +304,9 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     per_10_minutes: Annotated[int, Meta(ge=0, le=1000, description="most evictions per 10 minutes")] = 6
     per_owner: Annotated[int, Meta(ge=0, le=1000, description="most evictions per owner in 10 minutes")] = 2
     per_owner_percent: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="largest share of an owner's pods here evicted in 10 minutes, rounded up",
-        ),
+        float, Meta(ge=0, le=100, description="largest share of an owner's pods here evicted in 10 minutes, rounded up")
     ] = 50.0
 
-    # Constants: no two nodes need them to differ.
     # After a restart, signals and histories are missing.
     quiet_s: ClassVar[float] = 60.0
     # With no new BE pods a soft shortage may pass without an eviction.
@@ -377,23 +323,18 @@ class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """When pods are evicted, which pods, and how many at most."""
 
     enabled: Annotated[bool, Meta(description="evaluate the triggers; their signals are measured only then")] = False
-    dry_run: Annotated[
-        bool,
-        Meta(description="report pods it would evict and why; false, in mode enforce: evict"),
-    ] = True
+    dry_run: Annotated[bool, Meta(description="report pods it would evict and why; false, in mode enforce: evict")] = (
+        True
+    )
     classes: Annotated[
         tuple[PodClass, ...],
-        Meta(
-            description="pod classes that may be evicted, never system; Katalyst also evicts shared and dedicated "
-            "pods if a memory shortage lasts"
-        ),
+        Meta(description="classes that may be evicted, never system; Katalyst's: all if a memory shortage lasts"),
     ] = (PodClass.RECLAIMED,)
     triggers: TriggersConfig = TriggersConfig()
     spared: ExemptionsConfig = ExemptionsConfig()
     limits: LimitsConfig = LimitsConfig()
     means: EvictionMeans = EvictionMeans()
 
-    # Constants: no two nodes need them to differ.
     # Three samples of the slowest reader; an unknown value evicts no pod.
     fresh_s: ClassVar[float] = 15.0
     # Where all candidates together free less than a quarter of the shortage, evicting them helps no one.

@@ -30,12 +30,10 @@ class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "kube-system",
     )
     owner_kinds: Annotated[
-        tuple[str, ...],
-        Meta(description="owner kinds whose pods are exempt: a DaemonSet's is recreated here at once"),
+        tuple[str, ...], Meta(description="owner kinds whose pods are exempt: a DaemonSet's is recreated here at once")
     ] = ("DaemonSet",)
     ownerless: Annotated[
-        bool,
-        Meta(description="exempt pods without a controller that recreates them, and those whose owner is unknown"),
+        bool, Meta(description="exempt pods without a controller that recreates them, and those whose owner is unknown")
     ] = False
     marks: Annotated[
         tuple[str, ...],
@@ -50,16 +48,13 @@ class ExemptionsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "karpenter.sh/do-not-evict=true",
     )
     prefer: Annotated[
-        tuple[str, ...],
-        Meta(description="the same for pods evicted before others of their class and priority"),
+        tuple[str, ...], Meta(description="the same for pods evicted before others of their class and priority")
     ] = ("bypassd/evict=first", "descheduler.alpha.kubernetes.io/evict=true")
     avoid: Annotated[
-        tuple[str, ...],
-        Meta(description="the same for pods evicted after others of their class and priority"),
+        tuple[str, ...], Meta(description="the same for pods evicted after others of their class and priority")
     ] = ("bypassd/evict=last", "descheduler.alpha.kubernetes.io/prefer-no-eviction=true")
     selectors: Annotated[tuple[PodSelector, ...], Meta(description="pods that are exempt")] = ()
 
-    # Constants: no two nodes need them to differ.
     # What a starting pod uses says little about it, and evicting it starts another.
     young_s: ClassVar[float] = 60.0
 

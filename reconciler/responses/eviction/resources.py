@@ -123,20 +123,12 @@ def _load(pod: PodSnapshot, place: str, scene: EvictionContext) -> float | None:
     return (running + (scene.value(pod.subject, "cpu.wait_milli") or 0.0)) / 1000
 
 
-def _cpu_request(pod: PodSnapshot, _place: str, _scene: EvictionContext) -> float | None:
-    return cpu_request(pod)
-
-
-def _memory_request(pod: PodSnapshot, _place: str, _scene: EvictionContext) -> float | None:
-    return memory_request(pod)
-
-
 _HELD: Final[Mapping[EvictedResource, Callable[[PodSnapshot, str, EvictionContext], float | None]]] = {
     EvictedResource.CPU: _cpu,
-    EvictedResource.CPU_REQUEST: _cpu_request,
+    EvictedResource.CPU_REQUEST: lambda pod, _place, _scene: cpu_request(pod),
     EvictedResource.LOAD: _load,
     EvictedResource.MEMORY: _memory,
-    EvictedResource.MEMORY_REQUEST: _memory_request,
+    EvictedResource.MEMORY_REQUEST: lambda pod, _place, _scene: memory_request(pod),
     EvictedResource.DISK: _fs("fs.use"),
     EvictedResource.INODES: _fs("fs.inodes_use"),
     EvictedResource.IO: _sum("disk.read", "disk.write"),

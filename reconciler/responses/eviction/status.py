@@ -13,8 +13,8 @@ from typing import Final
 from reconciler.responses.eviction.config import EvictionConfig, TriggersConfig
 from reconciler.responses.eviction.limits import cooldown_left, room
 from reconciler.responses.eviction.plan import EvictionDecision, EvictionPlanState
-from reconciler.responses.eviction.select import EvictionRefusal
-from reconciler.responses.eviction.triggers.base import Shortage, TriggerResult
+from reconciler.responses.eviction.triggers.base import TriggerResult
+from reconciler.runtime.plain import fields_of
 from state.eviction import EvictionCase, EvictionOrder
 
 _ENDED: Final = 20
@@ -43,11 +43,15 @@ def section(
             _trigger(config, name, decision.readings.get(name), memory, dry=dry, now=now)
             for name in TriggersConfig.__struct_fields__
         ],
-        "pressures": [_pressure(shortage) for shortage in decision.pressures],
+        "pressures": [
+            fields_of(shortage, "trigger subject good need hard classes evidence") for shortage in decision.pressures
+        ],
         "would": [_order(order) for order in decision.would],
         "open": [_case(case) for case in sorted(known, key=lambda case: case.begun_s) if case.open],
         "ended": [_case(case) for case in ended[:_ENDED]],
-        "refusals": [_refusal(refusal) for refusal in decision.refusals],
+        "refusals": [
+            fields_of(refusal, "trigger subject good why reason evidence ranking") for refusal in decision.refusals
+        ],
         "room": _room(config, memory, now),
     }
 
@@ -76,63 +80,14 @@ def _trigger(
     }
 
 
-def _pressure(shortage: Shortage) -> Row:
-    return {
-        "trigger": shortage.trigger,
-        "subject": shortage.subject,
-        "good": str(shortage.good),
-        "need": shortage.need,
-        "hard": shortage.hard,
-        "classes": [str(cls) for cls in shortage.classes],
-        "evidence": shortage.evidence,
-    }
-
-
 def _order(order: EvictionOrder) -> Row:
-    return {
-        "id": order.id,
-        "uid": order.uid,
-        "title": order.title,
-        "owner": order.owner,
-        "cause": order.cause,
-        "subject": order.subject,
-        "evidence": order.evidence,
-        "forced": order.forced,
-        "critical": order.critical,
-        "grace_s": order.grace_s,
-        "frees": dict(order.frees),
-        "decided_at": order.decided_s,
-        "ranking": list(order.ranking),
-    }
+    names = "id uid title owner cause subject evidence forced critical grace_s frees ranking"
+    return fields_of(order, names) | {"decided_at": order.decided_s}
 
 
 def _case(case: EvictionCase) -> Row:
-    return {
-        **_order(case.order),
-        "step": str(case.step),
-        "means": None if case.means is None else str(case.means),
-        "step_at": case.step_s,
-        "tried": list(case.tried),
-        "requests": case.requests,
-        "reply": case.reply,
-        "budget": case.budget,
-        "unasked": case.unasked,
-        "outcome": None if case.outcome is None else str(case.outcome),
-        "detail": case.detail,
-        "ended_at": case.ended_s,
-    }
-
-
-def _refusal(refusal: EvictionRefusal) -> Row:
-    return {
-        "trigger": refusal.trigger,
-        "subject": refusal.subject,
-        "good": str(refusal.good),
-        "why": str(refusal.why),
-        "reason": refusal.reason,
-        "evidence": refusal.evidence,
-        "ranking": list(refusal.ranking),
-    }
+    row = fields_of(case, "step means tried requests reply budget unasked outcome detail")
+    return _order(case.order) | row | {"step_at": case.step_s, "ended_at": case.ended_s}
 
 
 def _room(config: EvictionConfig, memory: EvictionPlanState | None, now: float) -> Row | None:

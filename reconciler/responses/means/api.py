@@ -134,14 +134,14 @@ class ApiEviction:
     def unusable(self, case: EvictionCase) -> EvictionResult | None:
         """For static pods the API server has only a picture of them, which no disruption budget guards."""
         if case.target.static:
-            return EvictionResult(outcome=None, detail="static pod: the API server holds only a mirror pod")
+            return EvictionResult(detail="static pod: the API server holds only a mirror pod")
         why = self._api.unreachable()
         if why is None and (case.order.name is None or case.order.namespace is None):
             why = "pod name unknown"
         elif why is None and not all(_NAME.fullmatch(text or "") for text in (case.order.name, case.order.namespace)):
             why = "pod name is not valid for the API server"
         # A node that belongs to no cluster has no budgets; one whose credentials are missing has.
-        return None if why is None else EvictionResult(outcome=None, detail=why, unasked=self._api.expected)
+        return None if why is None else EvictionResult(detail=why, unasked=self._api.expected)
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
         """Request the Eviction and wait for the kubelet."""
@@ -158,10 +158,8 @@ class ApiEviction:
             if await work.wait_empty(max(0.0, patience_s - work.elapsed_s())):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="evicted through the API server")
         except CgroupError as exc:
-            return EvictionResult(outcome=None, detail=f"accepted, but {exc}")
-        return EvictionResult(
-            outcome=None, detail=f"accepted, but the pod is still running after {duration(patience_s)}"
-        )
+            return EvictionResult(detail=f"accepted, but {exc}")
+        return EvictionResult(detail=f"accepted, but the pod is still running after {duration(patience_s)}")
 
     async def _ask(self, work: EvictionWork) -> EvictionResult | None:
         """Request until it is accepted (None), refused, or it is pointless."""
@@ -199,14 +197,12 @@ class ApiEviction:
     def _given_up(self, case: EvictionCase, message: str) -> EvictionResult:
         """It was not accepted: by a disruption budget, or without one having been asked."""
         if not case.budget:
-            return EvictionResult(outcome=None, detail=message, unasked=True)
+            return EvictionResult(detail=message, unasked=True)
         if case.budget not in message:
             message = f"{case.budget}; {message}"
         if (why := pdb_blocks(case, self._config, critical=case.order.critical)) is not None:
             return EvictionResult(outcome=EvictionOutcome.REFUSED, detail=f"{why}: {message}")
-        return EvictionResult(
-            outcome=None, detail=f"refused by its disruption budget; hard_over_budget is set: {message}"
-        )
+        return EvictionResult(detail=f"refused by its disruption budget; hard_over_budget is set: {message}")
 
     async def _unknown(self, work: EvictionWork, message: str) -> EvictionResult:
         """The API server has no such pod: the kubelet ends what is left of it here, as of any it should not have."""
@@ -216,9 +212,7 @@ class ApiEviction:
                 outcome=EvictionOutcome.GONE, detail=f"the pod no longer exists at the API server ({message})"
             )
         # As from another cluster, or an older etcd: what it does not know has no budget there, and may have one.
-        return EvictionResult(
-            outcome=None, detail=f"the pod does not exist at the API server, but it runs ({message})", unasked=True
-        )
+        return EvictionResult(detail=f"the pod does not exist at the API server, but it runs ({message})", unasked=True)
 
     async def _once(self, work: EvictionWork) -> EvictionReply:
         """One request; two where the version was not what we took it for. Errors: `SourceError`."""

@@ -62,8 +62,8 @@ class EvictionResult(Struct, frozen=True, kw_only=True):
     the pod again while it was ended; whether it is ended again is the caller's decision.
     """
 
-    outcome: EvictionOutcome | None
     detail: str
+    outcome: EvictionOutcome | None = None
     unasked: bool = False
     returned: bool = False
 

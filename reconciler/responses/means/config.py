@@ -32,17 +32,14 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     kind: Annotated[
         NoticeKind,
-        Meta(
-            description="how a pod is notified; its annotation bypassd/eviction-notice takes precedence "
-            "(docs/eviction.md)"
-        ),
+        Meta(description="how a pod is notified; its bypassd/eviction-notice takes precedence (docs/eviction.md)"),
     ] = NoticeKind.NONE
     wait_s: Annotated[
         float,
         Meta(
             ge=0,
             le=600,
-            description="time from the notice to the first termination step, unless pod or command is ready earlier",
+            description="from the notice to the first termination step, unless pod or command is ready earlier",
         ),
     ] = 30.0
     volume: Annotated[str, Meta(description="name of the emptyDir volume")] = "eviction-notice"
@@ -51,7 +48,6 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tuple[str, ...], Meta(description="program (absolute path) and arguments; runs as the daemon's user")
     ] = ()
 
-    # Constants: no two nodes need them to differ.
     # Programs in pods open it by this name.
     file: ClassVar[str] = "notice.json"
 
@@ -80,13 +76,9 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     hard_over_budget: Annotated[
         bool,
-        Meta(
-            description="on a hard trigger use the next method if the disruption budget keeps refusing or cannot be "
-            "asked: violates the budget"
-        ),
+        Meta(description="on a hard trigger use the next method if the budget keeps refusing or cannot be asked"),
     ] = False
 
-    # Constants: no two nodes need them to differ.
     # A disruption budget that refuses so long is not about to allow it.
     refused_s: ClassVar[float] = 120.0
     # An API server that restarts is back by then.
@@ -118,16 +110,12 @@ class EvictionMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     order: Annotated[
         tuple[EvictionMethodName, ...],
-        Meta(
-            description="Eviction at the API server (api), stop by the runtime (cri), SIGTERM and after the grace "
-            "period SIGKILL (signal)"
-        ),
+        Meta(description="api: eviction by the API server; cri: stop by the runtime; signal: SIGTERM, then SIGKILL"),
     ] = (EvictionMethodName.API, EvictionMethodName.CRI, EvictionMethodName.SIGNAL)
     longest_grace_s: Annotated[float, Meta(ge=1, le=86400, description="upper bound for every grace period")] = 600.0
     api: ApiMeans = ApiMeans()
     notice: NoticeConfig = NoticeConfig()
 
-    # Constants: no two nodes need them to differ.
     restarts: ClassVar[RestartRules] = RestartRules()
     # A process that is alive so long after SIGKILL hangs in the kernel: reported.
     kill_s: ClassVar[float] = 30.0

@@ -49,13 +49,13 @@ class CriEviction:
 
     def unusable(self, case: EvictionCase) -> EvictionResult | None:  # noqa: ARG002
         """Where no socket was found, or CRI is switched off."""
-        return EvictionResult(outcome=None, detail=_NO_SOCKET) if self._client() is None else None
+        return EvictionResult(detail=_NO_SOCKET) if self._client() is None else None
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
         """Stop all containers at once, then the sandbox."""
         client = self._client()
         if client is None:
-            return EvictionResult(outcome=None, detail=_NO_SOCKET)
+            return EvictionResult(detail=_NO_SOCKET)
         try:
             pod = await client.pod(work.case.order.uid)
             journalled = work.case.stopped if work.resumed is EvictionStep.STOP else ()
@@ -65,15 +65,13 @@ class CriEviction:
             await work.thaw()
             problems = [] if pod is None else await self._stop(client, pod, frozenset(chosen), work)
             if problems is None:
-                return EvictionResult(
-                    outcome=None, detail="restarted by the kubelet while it was stopped", returned=True
-                )
+                return EvictionResult(detail="restarted by the kubelet while it was stopped", returned=True)
             if await work.wait_empty(self._config.margin_s):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="containers stopped by the runtime")
         except (SourceError, CgroupError) as exc:
-            return EvictionResult(outcome=None, detail=str(exc))
+            return EvictionResult(detail=str(exc))
         text = "; ".join(problems) if pod is not None else "pod unknown to the runtime"
-        return EvictionResult(outcome=None, detail=text or "the runtime reports it stopped, but processes are running")
+        return EvictionResult(detail=text or "the runtime reports it stopped, but processes are running")
 
     async def _stop(
         self, client: CriClient, pod: PodMeta, chosen: frozenset[str], work: EvictionWork

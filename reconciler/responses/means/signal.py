@@ -48,9 +48,9 @@ class SignalEviction:
             await work.step(EvictionStep.KILL)
             left = await self._kill(work)
         except (CgroupError, OwnPodError) as exc:
-            return EvictionResult(outcome=None, detail=str(exc))
+            return EvictionResult(detail=str(exc))
         if left:
-            return EvictionResult(outcome=None, detail=left)
+            return EvictionResult(detail=left)
         return EvictionResult(outcome=EvictionOutcome.DONE, detail="killed with SIGKILL")
 
     async def _terminate(self, work: EvictionWork) -> bool:

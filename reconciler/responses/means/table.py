@@ -21,5 +21,4 @@ METHODS: Final[Registry[Callable[[MethodSetup], EvictionMethod]]] = Registry(
 
 
 def build(setup: MethodSetup) -> tuple[EvictionMethod, ...]:
-    """The configured methods, in their order."""
     return tuple(METHODS[name](setup) for name in setup.config.order)

@@ -7,7 +7,7 @@ from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.sinks.journal import JournalSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
 from reconciler.alerts.sinks.webhook import WebhookSinkConfig
-from reconciler.clients.urls import masked_url, split_url
+from reconciler.clients.endpoint import masked_url, split_url
 from reconciler.settings.binder import ConfigError, Text, bind
 
 WHOLE = """

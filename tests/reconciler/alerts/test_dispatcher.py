@@ -11,8 +11,8 @@ from trio.testing import MockClock
 
 from cgroupfs.errors import StoreError
 from reconciler.alerts.alert import AlertKind, Severity
+from reconciler.alerts.dispatcher import PREFIX
 from reconciler.alerts.incident import Incident
-from reconciler.alerts.queue import PREFIX
 from reconciler.alerts.sinks.base import SinkError
 from state.schema import META
 from state.store import Store, StoreBatch

@@ -11,14 +11,20 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.errors import InputError
-from reconciler.alerts.agent_alerts import STORE_IS_WELL, as_alert, component_alert
+from reconciler.alerts.agent_alerts import (
+    STORE_IS_WELL,
+    SourceHealth,
+    as_alert,
+    claim_states,
+    component_alert,
+    source_states,
+)
 from reconciler.alerts.alert import Alert, AlertKind, Severity
 from reconciler.alerts.config import AlertsConfig
 from reconciler.alerts.service import AlertService, HealthWatch, event_of, linked
 from reconciler.alerts.sinks.base import SinkContext
 from reconciler.alerts.sinks.file import FileSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
-from reconciler.alerts.source_health import SourceHealth, claim_states, source_states
 from reconciler.clients.kube_config import ApiServer
 from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
@@ -222,7 +228,7 @@ def test_without_a_sink_neither_the_teller_nor_any_sink_is_loaded() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT, timeout=60
     )
-    rooms = ("agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base", "source_health")
+    rooms = ("agent_alerts", "alert", "config", "incident", "service", "sinks", "sinks.base")
     assert done.stdout.split() == ["reconciler.alerts", *(f"reconciler.alerts.{name}" for name in rooms)]
 
 

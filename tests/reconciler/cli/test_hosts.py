@@ -9,7 +9,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.cli.checks import CheckState
 from reconciler.cli.checks.agent import host_workloads
 from reconciler.cli.exits import Exit
-from reconciler.daemon.host_rows import host_rows
+from reconciler.daemon.views import host_rows
 from state.hosts import CountsAs, HostValue, HostWorkload, HostWorkloads
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon

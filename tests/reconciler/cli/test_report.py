@@ -13,7 +13,7 @@ from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.report import DEFAULTS, GateState, gate, gate_limits, gate_state, quantile, sums
 from reconciler.control import effect_hours
 from reconciler.control.pod_minutes import Minute
-from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES
+from reconciler.headroom.histogram import CPU_MILLI, MEMORY_BYTES
 from reconciler.headroom.promises import PromiseHour, PromiseMinute
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon

@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode, Mount
 from cgroupfs.naming import Driver, Layout
-from reconciler.alerts.source_health import SourceHealth, source_states
+from reconciler.alerts.agent_alerts import SourceHealth, source_states
 from reconciler.cli.checks import CheckResult, CheckState
 from reconciler.cli.doctor import examine
 from reconciler.cli.main import parser

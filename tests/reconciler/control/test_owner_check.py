@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from cgroupfs.naming import QosClass
 from reconciler.actuators.mode import WriteSettings
-from reconciler.alerts.source_health import SourceHealth, claim_states
+from reconciler.alerts.agent_alerts import SourceHealth, claim_states
 from reconciler.control.planner import plan, plan_pools
 from reconciler.control.record_check import _is_meant
 from reconciler.daemon.agent import Agent

@@ -18,7 +18,7 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from reconciler.alerts.source_health import SourceHealth, claim_states, source_states
+from reconciler.alerts.agent_alerts import SourceHealth, claim_states, source_states
 from reconciler.cli.asking import QueryResults, _ask_daemon
 from reconciler.cli.checks import CheckState
 from reconciler.cli.checks.agent import agent as agent_checks

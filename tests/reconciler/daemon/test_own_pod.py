@@ -8,7 +8,7 @@ from cgroupfs.hierarchy import Hierarchy, HierarchyMode
 from cgroupfs.naming import Driver, Layout, QosClass
 from reconciler.config.environment import own_group
 from reconciler.config.model import Config
-from reconciler.daemon.operator_files import OperatorFiles
+from reconciler.daemon.sources import OperatorFiles
 from reconciler.pods.classify import classification_input, classify
 from reconciler.pods.selectors import ClassOverride, ClassRules
 from reconciler.sources.kubelet_config import KubeletConfig

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cgroupfs.files import Directory
+from reconciler.alerts.agent_alerts import _OF_ITS_OWN, RUNBOOKS, SourceHealth, runbook, source_states
 from reconciler.alerts.alert import Alert
-from reconciler.alerts.source_health import _OF_ITS_OWN, RUNBOOKS, SourceHealth, runbook, source_states
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.problems import ACTUATOR
 from reconciler.daemon.status import StatusReport

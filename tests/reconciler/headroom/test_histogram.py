@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.headroom.buckets import CPU_MILLI
-from reconciler.headroom.histogram import DecayingHistogram, HistogramRow
+from reconciler.headroom.histogram import CPU_MILLI, DecayingHistogram, HistogramRow
 
 HALF_S = 3600.0
 SAMPLES = st.lists(st.tuples(st.floats(0.0, 2e6), st.floats(0.0, 30 * HALF_S)), min_size=1, max_size=40)

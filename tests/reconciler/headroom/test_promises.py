@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.headroom.buckets import CPU_MILLI, MEMORY_BYTES, RATIO, Buckets
+from reconciler.headroom.histogram import CPU_MILLI, MEMORY_BYTES, RATIO, Buckets
 from reconciler.headroom.promises import WINDOW, PromiseHour, PromiseMinute, PromiseSum, PromiseWindow
 
 SCALES = (CPU_MILLI, MEMORY_BYTES)

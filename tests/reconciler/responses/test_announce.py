@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.responses.announce import announced
+from reconciler.responses.measure import announced
 from state.measures import AnnouncedStep, Response, Restrictions, SqueezeLimit
 
 LIMITS = st.builds(SqueezeLimit, cpu_milli=st.none() | st.integers(10, 2000), disk_bps=st.none() | st.integers(1, 9))

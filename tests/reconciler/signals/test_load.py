@@ -1,7 +1,6 @@
 import pytest
 
-from reconciler.signals.cpu import CpuReading, CpuTicks
-from reconciler.signals.load import LoadMeter
+from reconciler.signals.cpu import CpuReading, CpuTicks, LoadMeter
 
 Answer = tuple[float | None, float | None]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.files import REAL
-from reconciler.signals.numa_memory import EVERY_S, NumaMemorySampler, parse_node_meminfo
+from reconciler.signals.memory import EVERY_S, NumaMemorySampler, parse_node_meminfo
 from state.model import NumaMemory
 
 # Recorded; the lines that no rule looks at are left out, but for FilePages and Shmem.

@@ -18,10 +18,9 @@ from msgspec.structs import replace
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.hierarchy import UNIFIED, Hierarchy, HierarchyMode, Mount
-from reconciler.signals.perf import PerfReader
+from reconciler.signals.perf import TICK_S, PerfReader, due, stretched_s
 from reconciler.signals.perf_abi import CYCLES, PerfEvent, RealPerf, attributes
 from reconciler.signals.perf_config import PerfConfig
-from reconciler.signals.perf_rota import TICK_S, due, stretched_s
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import Sample
 from state.model import ContainerKind, GroupRef, NodeView, Pod

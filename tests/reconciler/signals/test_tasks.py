@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from reconciler.signals.latency import LatencyReader
 from reconciler.signals.perf import PerfReader
 from reconciler.signals.readers import SampleContext, SampleSheet, TaskReader
-from reconciler.signals.tasks import ReaderTasks
+from reconciler.signals.reading import ReaderTasks
 from tests.fakes.perf import FakePerf
 from tests.reconciler.signals.test_perf import hierarchy
 

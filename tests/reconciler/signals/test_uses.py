@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from reconciler.signals.uses import UsageHistory
+from reconciler.signals.groups import UsageHistory
 from state.cpu import GroupUse
 
 

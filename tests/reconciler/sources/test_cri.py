@@ -13,8 +13,8 @@ import trio
 from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
+from reconciler.runtime.kubelet_programs import find_socket
 from reconciler.sources.cri import CriClient, RuntimeCondition
-from reconciler.sources.cri_socket import find_socket
 from reconciler.sources.criapi import cri_pb2
 from state.model import ContainerKind, PodMeta
 from tests.fakes.cri_runtime import FakeRuntime

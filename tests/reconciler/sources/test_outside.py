@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.alerts.source_health import SourceHealth, source_states
+from reconciler.alerts.agent_alerts import SourceHealth, source_states
 from reconciler.sources.outside import NAME, groups_outside, outside_status
 from tests.fakes.livenode import LiveNode
 

@@ -21,9 +21,9 @@ from reconciler.web import server
 from reconciler.web.answers import SHARE, Answers
 from reconciler.web.app import read_app
 from reconciler.web.components import components
-from reconciler.web.hosts import Hosts
 from reconciler.web.limits import MAX_CLIENTS, Bucket, ClientLimits, HttpCounts, Rate, client_of
 from reconciler.web.server import WebServer, listen_unix
+from reconciler.web.trust import Hosts
 from tests.fakes.ports import free_port
 from tests.fakes.web import FakeControl, FakeShown
 from tests.reconciler.web.site import exchange, raw, serving

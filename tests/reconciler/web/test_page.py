@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from reconciler.config.model import HttpSection
-from reconciler.web.page import FILE, page, policy
+from reconciler.web.app import FILE, page, policy
 from reconciler.web.trust import ServerTls, Token, TrustError
 from tests.reconciler.web.site import Site, serving
 

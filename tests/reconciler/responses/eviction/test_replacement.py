@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from reconciler.responses.eviction.config import LimitsConfig, NodeCpuConfig
 from reconciler.responses.eviction.exemptions import ExemptionsConfig
-from reconciler.responses.eviction.replacement import Replacement, replacement_of
+from reconciler.responses.eviction.victims import Replacement, replacement_of
 from state.closing import NodeClosing, NodeMark
 from tests.fakes.constants import varied
 from tests.reconciler.responses.eviction.plans import full, memory, only
