@@ -212,8 +212,12 @@ class Inventory:
             self._read_at.pop(cid, None)
             self._errors.passed(container_key(cid))
         if dirs is None:
+            announced = uid not in self._dirs and any(not meta.deleting for meta in self._metas(uid))
             for table in (self._dirs, self.pods, self._last, self._assembled, self._arrived):
                 table.pop(uid, None)
+            if announced:
+                # The API server has the pod: the kubelet makes it now.
+                self._arrived[uid] = None
             return PodChange(None, before, frozenset(), then)
         first = uid not in self._dirs
         self._dirs[uid] = dirs

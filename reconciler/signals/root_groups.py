@@ -239,7 +239,7 @@ class RootGroups:
 
 def _turns_refused(release: str) -> str:
     if has_eevdf(release):
-        return "from Linux 6.6 on no file bounds them"
+        return "Linux from 6.6 on (EEVDF) has none of the files"
     return "the scheduler's files cannot be read (debugfs not mounted?)"
 
 

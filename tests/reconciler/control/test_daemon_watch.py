@@ -21,6 +21,7 @@ from reconciler.signals.root_groups import LIST_S, RootGroups
 from reconciler.signals.runqueue import DelaySource
 from reconciler.signals.taskstats import Delays
 from state.daemons import DaemonGroup, Daemons
+from state.model import PodMeta
 from state.setting_state import SettingState
 from tests.fakes.constants import varied
 from tests.fakes.kernel import Mode as KernelMode
@@ -178,13 +179,21 @@ def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
     node.play(scenario)
 
 
-def test_a_new_pods_group_raises_it_before_its_first_container(node: Node) -> None:
-    original = node.weight
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_new_pod_raises_it_before_its_first_container(node: Node, *, announced: bool) -> None:
+    """``announced``: by the API server, before the kubelet has made its group."""
+    original, uid = node.weight, "0e0e0e0e-0000-4000-8000-000000000009"
 
     async def scenario(agent: Agent) -> None:
         await until_low(node, agent)
-        node.live.kernel.make_group("/kubepods/burstable/pod0e0e0e0e-0000-4000-8000-000000000009")
-        await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
+        keys: frozenset[str] = frozenset({f"pod:{uid}"})
+        await agent.control.reconciler.reconcile(DirtyBatch(keys, ()))
+        assert node.weight == low(node), "no source has it"
+        if announced:
+            agent.control.inventory._metas = lambda _: [PodMeta(uid=uid, name="new", source="test")]
+        else:
+            node.live.kernel.make_group(f"/kubepods/burstable/pod{uid}")
+        await agent.control.reconciler.reconcile(DirtyBatch(keys, ()))
         assert node.weight == original
 
     node.play(scenario)

@@ -66,9 +66,11 @@ def test_before_the_need_is_measured_no_file_is_planned(group: DaemonGroup) -> N
 
 
 def test_where_turns_cannot_be_shortened_the_weight_is_held_and_the_reason_says_so() -> None:
-    planned = plan({}, refused="from Linux 6.6 on no file bounds them")
+    planned = plan({}, refused="Linux from 6.6 on (EEVDF) has none of the files")
     assert planned.daemons == {"/system.slice": 114}
-    assert planned.reasons["node_daemons"].endswith("; turns are not shortened: from Linux 6.6 on no file bounds them")
+    assert planned.reasons["node_daemons"].endswith(
+        "; turns are not shortened: Linux from 6.6 on (EEVDF) has none of the files"
+    )
 
 
 def test_a_dry_run_of_the_policy_counts_for_the_files_too() -> None:
