@@ -227,8 +227,9 @@ class NodeMarker(PeriodicActuator):
         super().__init__(PeriodicWorker(self._sweep, self._period_s, gap_s=_GAP_S))
         self._status: MarkStatus | None = None
         self._wanted: ClosedNode | None = None
-        self._confirmed = False
-        """Our mark was read back since the node was closed: if it is gone, another client has removed it."""
+        self._confirmed = ""
+        """The uid of the object on which our mark was read back since the node was closed: if it is gone there, another
+        client has removed it. One that was deleted and made again never had it."""
         self._late_until = clock() + _LATE_S if self._rows.now.rows else float("-inf")
         """Until then a request of which no answer is known may be carried out: a row stays without its mark."""
         self._failures = 0
@@ -243,7 +244,7 @@ class NodeMarker(PeriodicActuator):
         wanted = _wanted(situation)
         changed = before is None or _wanted(before) != wanted or before.holds != situation.holds
         if wanted != self._wanted:
-            self._wanted, self._confirmed = wanted, False
+            self._wanted, self._confirmed = wanted, ""
             self._status = None if wanted is None else MarkStatus(mark=wanted.mark, state=MarkState.PENDING)
             self._failures, self._retry_at = 0, 0.0
         self._worker.planned(situation, wake=changed and (wanted is not None or bool(self._rows.now.rows)))
@@ -355,11 +356,11 @@ class NodeMarker(PeriodicActuator):
         row, present = self._rows.now.rows.get(field), _present(node, field)
         shown = _shown(field)
         if present == text and row is not None:
-            self._confirmed = True
+            self._confirmed = node.uid
             return MarkState.IN_PLACE, shown
         if present is not None and (row is None or present not in row.ours):
             return MarkState.FOREIGN, f"{shown} has a value of another client; unchanged"
-        if present is None and self._confirmed:
+        if present is None and self._confirmed == node.uid:
             return MarkState.REMOVED, f"{shown} is not set again before the node has been open"
         fresh = MarkRow(path=client.path, field=field, ours=_texts(row, present, text), reason=wanted.reason)
         await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
@@ -373,7 +374,7 @@ class NodeMarker(PeriodicActuator):
         self.counts["set"] += 1
         if _present(node, field) != text:
             return MarkState.FAILED, f"{shown}: accepted, but it reads {str(_present(node, field))[:100]}"
-        self._confirmed = True
+        self._confirmed = node.uid
         return MarkState.IN_PLACE, shown
 
     def _settle(self, wanted: ClosedNode, state: MarkState, detail: str) -> None:
@@ -393,7 +394,7 @@ class NodeMarker(PeriodicActuator):
             done.append(result)
             if result.undo in {RestoreOutcome.RESTORED, RestoreOutcome.REFUSED}:
                 # It is not there because of this removal, also where that had no answer.
-                self._confirmed = False
+                self._confirmed = ""
             if result.undo in _GONE:
                 if result.undo is RestoreOutcome.FOREIGN or self._clock() >= self._late_until:
                     finished.add(row.field)

@@ -279,6 +279,8 @@ class HeadroomPublisher:
         if self._problem != text:
             _LOG.warning("the headroom was not published", error=text)
         self._problem = text
-        if isinstance(exc, SourceError) or (isinstance(exc, PublishError) and exc.busy):
+        # An object that was there a moment ago is being made again.
+        made_again = isinstance(exc, PublishError) and exc.missing and self._published is not None
+        if made_again or isinstance(exc, SourceError) or (isinstance(exc, PublishError) and exc.busy):
             return min(REFUSED_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6))
         return REFUSED_S

@@ -223,7 +223,8 @@ class KatalystTarget:
 
     def _check(self, found: _Object) -> None:
         other = self.object.other_writer(found)
-        if other is None and self._wrote is not None and _reclaimed(found) != self._wrote:
+        made_again = found.status is None or found.status.resources is None
+        if other is None and self._wrote is not None and not made_again and _reclaimed(found) != self._wrote:
             self._changed_at = self._wall() if self._changed_at is None else self._changed_at
             other = "another program"
             if self._wall() - self._changed_at >= _FOREIGN_S:

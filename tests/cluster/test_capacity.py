@@ -269,6 +269,33 @@ def test_katalysts_object_is_made_and_has_what_its_scheduler_reads(plane: Contro
     assert found["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
 
 
+def test_objects_that_are_deleted_and_made_again_get_what_is_published(plane: ControlPlane) -> None:
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
+    plane.add_node("again")
+    offer, less = Offer(cpu_milli=2000, memory_bytes=4 * GI), Offer(cpu_milli=1000, memory_bytes=GI)
+    kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
+
+    async def main() -> None:
+        async with api_of(plane, "again", RightsUse.KATALYST) as api, api_of(plane, "again", RightsUse.NODE) as nodes:
+            katalyst = target_of(ClusterTarget.KATALYST, api, "again", Meter(), valid_s=lambda: 240.0)
+            assert (await katalyst.publish(offer)).offer == offer
+            assert plane.call("DELETE", f"{CNR}/again")[0] == 200
+            assert (await katalyst.publish(less)).offer == less
+            assert plane.call("DELETE", f"{CNR}/again")[0] == 200
+            assert plane.call("POST", CNR, {**kind, "metadata": {"name": "again"}})[0] == 201
+            assert (await katalyst.publish(offer)).offer == offer
+            node = target_of(ClusterTarget.NODE, nodes, "again", Meter(), valid_s=lambda: 240.0)
+            assert (await node.publish(offer)).offer == offer
+            assert plane.call("DELETE", "/api/v1/nodes/again")[0] == 200
+            with pytest.raises(PublishError) as caught:
+                await node.publish(offer)
+            assert caught.value.missing
+            plane.add_node("again")
+            assert (await node.publish(offer)).offer == offer
+
+    trio.run(main)
+
+
 def test_without_the_right_nothing_is_written(plane: ControlPlane) -> None:
     plane.add_node("bare")
     with pytest.raises(PublishError, match="403"):

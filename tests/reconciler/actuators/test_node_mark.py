@@ -221,6 +221,18 @@ async def test_a_taint_that_an_operator_removes_is_not_set_again_before_the_node
     assert bench.nodes.taints("n1") == [OTHERS, {**OURS, "value": "until-20270115T120100Z"}]
 
 
+async def test_a_node_that_is_deleted_and_made_again_while_it_is_closed_gets_the_mark_again(bench: Bench) -> None:
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    bench.nodes.add("n1", taints=[OTHERS], uid="another")
+    await marker.sweep()
+    assert bench.nodes.taints("n1") == [OTHERS, OURS]
+    assert status(marker).state is MarkState.IN_PLACE
+    bench.nodes.nodes["n1"]["spec"]["taints"] = [OTHERS]
+    await marker.sweep()
+    assert status(marker).state is MarkState.REMOVED
+
+
 async def test_without_the_right_auto_is_headroom_only_and_a_configured_mark_is_a_problem(bench: Bench) -> None:
     bench.nodes.rights = {"get nodes"}
     marker = bench.marker()

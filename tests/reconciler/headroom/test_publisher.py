@@ -276,3 +276,17 @@ async def test_a_stop_does_not_wait_for_the_api_server(autojump_clock: trio.test
     await scene.publisher.end()
     assert trio.current_time() - begun < 5
     assert "note None" not in scene.journal
+
+
+async def test_an_object_that_disappears_while_it_is_published_is_tried_again_soon(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with running() as scene:
+        await trio.sleep(1)
+        scene.node.error = PublishError("gone", missing=True)
+        scene.change(cpu_milli=1000)
+        await trio.sleep(FALL_S)
+        assert not scene.publisher.statuses()[0].ok
+        scene.node.error = None
+        await trio.sleep(RISE_S)
+        assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000]
