@@ -22,7 +22,7 @@ from reconciler import __version__
 from reconciler.config import load
 from reconciler.config.environment import node_name, wait_for_place
 from reconciler.config.load import DEFAULT_PATH, Loaded
-from reconciler.config.model import AgentMode, Config, OnStop
+from reconciler.config.model import AgentMode, Config, FeatureSwitch, OnStop
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.config_in_force import ConfigInForce
 from reconciler.daemon.node_settings import SettingsUse, changes
@@ -541,7 +541,17 @@ def _serve_by_turns(loaded: Loaded, path: str, options: argparse.Namespace, stop
 
 
 def _preload(config: Config) -> None:
-    """Import what the first seconds need: no daemon runs between the end of the other one and the first pass."""
+    """Import what the first seconds need: no daemon runs between the end of the other one and the first pass.
+
+    Nor is a library imported in a thread then, which has the interpreter while a container's last write is due.
+    """
+    import reconciler.signals.onlinewait
+
+    if config.runtime.cri is not FeatureSwitch.OFF:
+        import reconciler.sources.criapi.cri_pb2
+    if config.http.enabled or config.http.socket is not None or config.http.reader_group is not None:
+        import reconciler.web.app
+        import reconciler.web.server
     if config.apiserver.enabled or config.kubelet.enabled:
         import encodings.idna  # noqa: F401
 
