@@ -16,7 +16,6 @@ from reconciler.control.planner import SANDBOXED
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies.be_memory import NAME as BE_MEMORY
 from reconciler.policies.cache import NAME as CACHE
-from reconciler.policies.network import NAME as NETWORK
 from reconciler.policies.refusals import ABOVE_PARENT, OUTSIDE_PARENT
 from reconciler.policies.responses import NAME as RESPONSES
 from reconciler.policies.shared import LIMITED_TO_IT
@@ -28,6 +27,8 @@ from state.plan import NodePlan
 from state.setting_state import SettingState
 
 NAME: Final = "bounds of pods"
+_NETWORK: Final = "network"
+"""`reconciler.policies.network`, which only nodes with configured interfaces load."""
 _BE_MEMORY_KNOBS: Final = ("memory.high", "memory.soft", "memory.max")
 _BOUNDS: Final = frozenset({"cpu.set", "cpu.mems", "cpu.quota", *MEMORY_PAIR, *_BE_MEMORY_KNOBS})
 _SHOWN: Final = 3
@@ -103,7 +104,7 @@ def _bounds_of(plan: NodePlan | None) -> frozenset[str]:
         "quota": pools.quota_milli is not None,
         SHARED: pools.confine_shared,
         BE_MEMORY: plan.memory.reclaimed_high_bytes is not None,
-        NETWORK: plan.network is not None,
+        _NETWORK: plan.network is not None,
         CACHE: plan.cache is not None,
     }
     return frozenset(name for name, is_bound in bounds.items() if is_bound)
