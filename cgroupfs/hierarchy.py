@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from msgspec import Struct
@@ -59,7 +60,7 @@ class Mount(Struct, frozen=True, kw_only=True):
         return self.directory if inside in {"", "/"} else self.directory + inside
 
 
-class Hierarchy(Struct, frozen=True, kw_only=True):
+class Hierarchy(Struct, frozen=True, kw_only=True, dict=True):
     """Which hierarchy serves which controller. ``root`` is the prefix under which this (copied) node lies."""
 
     root: str
@@ -94,7 +95,7 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
             raise SourceError("cgroups", _nothing_usable(table, chosen))
         return cls(root=root, mode=_mode(chosen), controllers=chosen)
 
-    @property
+    @cached_property
     def trigger(self) -> str:
         """The controller whose tree is watched: the first one that the runtime creates."""
         controller = next((name for name in _NEEDED if name in self.controllers), UNIFIED)

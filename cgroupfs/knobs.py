@@ -5,8 +5,9 @@ limit". Everything here is pure: text in, value out. Sources: kernel documentati
 admin-guide/cgroup-v2, and measurements on kernels 5.10, 6.1, 6.12 and 6.18.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple, final
 
 from cgroupfs.codecs import (
@@ -70,6 +71,20 @@ class KnobForm(NamedTuple):
     rule: ParentRule = ParentRule.NONE
 
 
+_KEPT: Final = 64
+"""Texts up to this length are decoded once: the files of a node's groups have a few dozen different ones."""
+
+
+@lru_cache(maxsize=512)
+def _decoded(decode: Callable[[str], Value], text: str) -> Value:
+    return decode(text)
+
+
+@lru_cache(maxsize=512)
+def _normal(normal: Callable[[str], str], text: str) -> str:
+    return normal(text)
+
+
 @final
 class Knob(NamedTuple):
     """One kernel parameter of a group, with one unit on both cgroup versions.
@@ -107,11 +122,13 @@ class Knob(NamedTuple):
 
         Errors: `ValueError` for text that this file cannot hold.
         """
-        return self._form(version).codec.decode(text)
+        decode = self._form(version).codec.decode
+        return decode(text) if len(text) > _KEPT else _decoded(decode, text)
 
     def normal(self, text: str, version: Version) -> str:
         """How the kernel will show ``text`` once it is accepted: compare this, never the texts themselves."""
-        return self._form(version).codec.normal(text)
+        normal = self._form(version).codec.normal
+        return normal(text) if len(text) > _KEPT else _normal(normal, text)
 
     def writes(self, seen: str, text: str, version: Version) -> Sequence[str]:
         """The single writes that lead from what the file reads to ``text``: several where devices have lines.

@@ -595,14 +595,18 @@ class NodeView(NodeReadings, frozen=True, kw_only=True, dict=True):
     @cached_property
     def online_in_besteffort(self) -> bool:
         """Whether an online pod is in the besteffort directory, beside the BE pods there."""
-        return any(pod.qos is QosClass.BESTEFFORT and pod.pod_class.online for pod in self.pods.values())
+        return bool(self._beside)
 
     @cached_property
     def unweighed_in_besteffort(self) -> bool:
         """Whether an online pod without a mid-tier request is there: its directory has the least weight."""
         return any(
-            pod.qos is QosClass.BESTEFFORT
-            and pod.pod_class.online
-            and not any(item.requests.mid and item.requests.batch_cpu_milli for item in pod.containers)
-            for pod in self.pods.values()
+            not any(item.requests.mid and item.requests.batch_cpu_milli for item in pod.containers)
+            for pod in self._beside
         )
+
+    @cached_property
+    def _beside(self) -> "tuple[Pod, ...]":
+        from state.pod_index import index_of  # made of this module's types
+
+        return index_of(self.pods).beside

@@ -256,10 +256,11 @@ def _on_owned_cpus(reconciler: Reconciler) -> Iterator[BoundProblem]:
         return
     stuck = [
         (pod, status, have - wanted)
-        for pod in reconciler.inventory.pods.values()
-        if pod.pod_class is PodClass.RECLAIMED
-        for status in _statuses(reconciler, pod, "cpu.set")
-        if not _may_be_said(status)
+        for status in reconciler.actuator.judge.statuses.unsettled_settings()
+        if status.setting.knob == "cpu.set"
+        and (pod := reconciler.inventory.pods.get(status.setting.pod_uid or "")) is not None
+        and pod.pod_class is PodClass.RECLAIMED
+        and not _is_pause(pod, status.setting.path)
         and (have := _set(reconciler.actuator.judge.control_files.actual.get((status.setting.path, "cpu.set"))))
         and (wanted := _set(status.setting.value))
     ]

@@ -201,6 +201,9 @@ class Inventory:
     def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod again."""
         before = self.pods.get(uid)
+        if before is not None and self._dirs.get(uid) is dirs is not None and self._is_read(dirs):
+            self.pods[uid] = pod = self._assemble(dirs)
+            return PodChange(pod, before, frozenset(), frozenset())
         then = frozenset(self._dirs[uid].containers) if uid in self._dirs else frozenset[str]()
         now = frozenset(dirs.containers) if dirs is not None else frozenset[str]()
         self._removed += len(then - now)
@@ -234,6 +237,12 @@ class Inventory:
         pod = self._assemble(dirs)
         self.pods[uid] = pod
         return PodChange(pod, before, now - then, then - now)
+
+    def _is_read(self, dirs: PodDirs) -> bool:
+        """Whether the runtime's files of all containers are known, and none is to be read again."""
+        return dirs.containers.keys() <= self._facts.keys() and (
+            not self._errors or not any(container_key(cid) in self._errors for cid in dirs.containers)
+        )
 
     def reassemble(self, uid: str) -> bool:
         """Assemble a known pod from what is known now; True when that changed it."""

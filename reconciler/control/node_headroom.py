@@ -57,6 +57,7 @@ from reconciler.runtime.wakeup import WakeUp
 from state.memory import NodeMemoryReading
 from state.model import ContainerKind, NodeCpu, NodeView, Pod, Pools, SourceStatus
 from state.plan import NodePlan
+from state.pod_index import derived
 from state.schema import META, PUBLISHED
 from state.store import Store, StoreBatch
 
@@ -302,6 +303,13 @@ def offered(offer: Offer, pods: Mapping[str, Pod]) -> Offer:
     count for an admission: the sum of the containers, or the largest init container. Source: Kubernetes documentation,
     "Init Containers", resource sharing; kubelet's admission.
     """
+    cpu, memory = derived(pods, _promised)
+    promised = max(offer.memory, memory)
+    return Offer(cpu_milli=max(offer.cpu_milli, cpu), memory_bytes=promised or offer.memory_bytes)
+
+
+def _promised(pods: Mapping[str, Pod]) -> tuple[int, int]:
+    """Batch CPU (thousandths) and memory (bytes) that the node's pods request."""
     cpu = memory = 0
     for pod in pods.values():
         sums, largest = [0, 0], [0, 0]
@@ -313,8 +321,7 @@ def offered(offer: Offer, pods: Mapping[str, Pod]) -> Offer:
                 sums = [sum(pair) for pair in zip(sums, asks, strict=True)]
         cpu += max(sums[0], largest[0])
         memory += max(sums[1], largest[1])
-    promised = max(offer.memory, memory)
-    return Offer(cpu_milli=max(offer.cpu_milli, cpu), memory_bytes=promised or offer.memory_bytes)
+    return cpu, memory
 
 
 def read_published(store: Store) -> PublishedNote | None:
@@ -420,7 +427,7 @@ class NodeHeadroom:
         self.publisher = HeadroomPublisher(
             target,
             wanted=lambda: self.report.config.publish,
-            offer=lambda: offered(self.report.offer(), control.inventory.pods),
+            offer=lambda: offered(self.report.offer(), control.inventory.table),
             writes=lambda: self._mode.enforce,
             note=self.row.note,
             noted=self.row.target,

@@ -23,6 +23,11 @@ Planned = tuple[tuple[Setting, ...], tuple[Refusal, ...]]
 
 SANDBOXED: Final = "sandboxed"
 """The rule that refuses settings of containers in a machine or kernel of their own."""
+READ_FOR_PODS: Final = (
+    *("pods", "kubelet", "actual", "measures", "lent_us", "be_bonus", "uses", "topology", "kubepods_cpus", "disks"),
+    *("knobs", "quota_floors", "scheduler"),
+)
+"""Of a view, what a pod's settings may follow from beside the plan, and the node's amounts of memory."""
 _Wishes = list[tuple[int, Setting]]
 
 # For a limit the tighter of two wishes keeps both policies' promises; for anything else the precedence decides.
@@ -124,6 +129,17 @@ def plan_pod(
         )
     )
     return settings, (*refusals, *unkept)
+
+
+def same_for_pods(before: NodeView, now: NodeView) -> bool:
+    """Whether `plan_pod` finds the same for each pod by both views, the plan of the node being the same."""
+    return _memory_of(before) == _memory_of(now) and all(
+        (then := getattr(before, name)) is (value := getattr(now, name)) or then == value for name in READ_FOR_PODS
+    )
+
+
+def _memory_of(view: NodeView) -> tuple[int, int] | None:
+    return None if (memory := view.node_memory) is None else (memory.total_bytes, memory.swap_bytes)
 
 
 def _as_a_whole(pod: Pod, wishes: _Wishes) -> tuple[_Wishes, list[Refusal]]:

@@ -26,7 +26,7 @@ from reconciler.control.controllers import ControllerCheck
 from reconciler.control.earlier_run import EarlierRun, Unexamined
 from reconciler.control.event_notes import plan_event
 from reconciler.control.inventory import Inventory, PodChange
-from reconciler.control.planner import plan_node, plan_parents, plan_pod
+from reconciler.control.planner import plan_node, plan_parents, plan_pod, same_for_pods
 from reconciler.control.timeline import Timelines
 from reconciler.placement.churn import moved as movement
 from reconciler.pods.metadata import Metadata
@@ -140,6 +140,8 @@ class Reconciler:
         self._signalled: dict[str, float] = {}
         self._found: set[str] = set()
         self._later: list[tuple[float, str]] = []
+        self._whole: NodeView | None = None
+        """By this view, and the last plan, every pod was planned; None: not all were."""
 
     @property
     def pools(self) -> Pools | None:
@@ -148,6 +150,7 @@ class Reconciler:
 
     def use(self, policies: PoliciesConfig) -> None:
         self.policies = policies
+        self._whole = None
 
     # The runtime's signal (called in the reader's task)
 
@@ -254,7 +257,9 @@ class Reconciler:
             with self.errors.contained(container_key(cid)):
                 self._settle(cid, at)
         seen = await self._see(uids, listed)
-        looked = {uid for uid, change in seen.items() if change.pod is not None} | self._take_kubelet()
+        same = {uid for uid, change in seen.items() if change.pod is not None and change.pod is change.before}
+        touched = self._take_kubelet()
+        looked = {uid for uid, change in seen.items() if change.pod is not None} | touched
         if full or NODE in batch.keys:
             cpus = self.actuator.judge.control_files.cpus_in_effect(self.inventory.layout.kubepods)
             self.inventory.take(kubepods_cpus=cpus)
@@ -277,10 +282,22 @@ class Reconciler:
             await self.actuator.apply(targets)
             targets = []
         slices = TimeSlice()
+        as_before: set[str] = set()
+        by_clock = set(batch.everything) == {"periodic"} and not (moved or every or starts or signalled)
+        if by_clock and self._whole is not None and same_for_pods(self._whole, view):
+            # Their settings are the same: the files alone are compared.
+            as_before = same - touched - self._concerned(batch, ())
         for uid in sorted(looked):
             with self.errors.contained(pod_key(uid)):
-                targets += self._plan_pod(self.inventory.pods[uid], view, plan, signalled, every=True)
+                if uid not in as_before or pod_key(uid) in failed:
+                    targets += self._plan_pod(self.inventory.pods[uid], view, plan, signalled, every=True)
+                else:
+                    targets += self._unsettled(self.inventory.pods[uid])
             await slices.checkpoint()
+        if full:
+            self._whole = view
+        elif moved:
+            self._whole = None
         if moved:
             for uid, pod in list(self.inventory.pods.items()):
                 if uid not in looked and (every or pod.pod_class is PodClass.RECLAIMED or uid in self.wanted):
@@ -299,10 +316,11 @@ class Reconciler:
         if full:
             self._metadata.keep_only(self.inventory.pods.keys())
             self._prune()
-        for key in (*map(pod_key, uids), *((NODE,) if full else ())):
-            if self.errors.failures(key) == failed.get(key, 0):
+        for key in list(self.errors):
+            concerned = full if key == NODE else key.partition(":")[2] in uids and key.startswith("pod:")
+            if concerned and self.errors.failures(key) == failed.get(key, 0):
                 self.errors.passed(key)
-        self._passed(began, changed=bool(seen or moved or targets))
+        self._passed(began, changed=bool(moved or targets or touched or len(same) != len(seen)))
 
     async def _compare_files(self, batch: DirtyBatch, began: float) -> None:
         """Another program has written control files of these pods, and nothing else has changed: apply the last plan.
@@ -342,7 +360,8 @@ class Reconciler:
             self.errors.failed(pod_key(uid) if uid is not None else f"directory:{path}", exc)
         directories = {f"directory:{path}" for path in listing.unread}
         self.errors.keep("directory", directories)
-        known = {uid for uid, pod in self.inventory.pods.items() if listing.knows(pod.group.path)}
+        pods = self.inventory.pods
+        known = {uid for uid, pod in pods.items() if listing.knows(pod.group.path)} if listing.unread else pods.keys()
         return listing.pods, listing.pods.keys() | known
 
     def _list_some(self, concerned: Iterable[str]) -> tuple[Mapping[str, PodDirs], set[str]]:
@@ -528,6 +547,12 @@ class Reconciler:
             self.wanted.pop(pod.uid, None)
         return self._targets(pod, wanted, before, signalled, every=every)
 
+    def _unsettled(self, pod: Pod) -> list[GroupTarget]:
+        """The pod's groups with a file that is not as it was, for the settings of the last pass."""
+        wanted = self.wanted.get(pod.uid, {})
+        targets = self._targets(pod, wanted, wanted, (), every=True)
+        return [target for target in targets if not self.actuator.judge.is_settled(target)]
+
     def _targets(
         self, pod: Pod, wanted: Wanted, before: Wanted, signalled: Container[str], *, every: bool
     ) -> list[GroupTarget]:
@@ -588,9 +613,15 @@ class Reconciler:
     def _prune(self) -> None:
         """After a full pass: drop the ledger's rows of groups that were removed. An undetermined group is kept."""
 
+        listed: dict[str, int] = {}
+        for pod in self.inventory.pods.values():
+            listed[pod.group.path] = pod.group.inode
+            for container in pod.containers:
+                listed[container.group.path] = container.group.inode
+
         def inode_now(entry: LedgerEntry) -> int | None:
             try:
-                return self._inode(entry.path) or None
+                return listed.get(entry.path) or self._inode(entry.path) or None
             except OSError as exc:
                 self.errors.failed(NODE, exc)
                 return entry.inode

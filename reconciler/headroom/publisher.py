@@ -178,7 +178,7 @@ class HeadroomPublisher:
             return
 
     def _spacing_s(self) -> float:
-        return FALL_S if self._falls() or not self._active() else RISE_S
+        return FALL_S if not self._active() or self._falls() else RISE_S
 
     def _falls(self) -> bool:
         offer, sent = self._offer(), self._sent

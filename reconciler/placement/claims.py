@@ -4,7 +4,7 @@ Pure, and derived: the pools hold the decision, their reasons the rules. For peo
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct, to_builtins
 
@@ -14,6 +14,7 @@ from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_mi
 from reconciler.runtime.format import first_of, plural
 from state.cpu import OwnerCpus
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, SourceStatus
+from state.pod_index import derived, in_order
 from state.topology import Topology
 
 PLACEMENT: Final = "placement"
@@ -62,14 +63,11 @@ def cpu_claims(view: NodeView, pools: Pools) -> tuple[CpuClaim, ...]:
     """The claims of a finished plan: containers with CPUs of their own first, then the pools, BE work last."""
     own = tuple(_own(view, pools))
     # Those without CPUs of their own run in a pool, but their claim is their own.
-    owners = {uid for claim in own for uid in claim.pods}
-    members: dict[str, list[Pod]] = {}
-    for uid in sorted(view.pods):
-        pod = view.pods[uid]
-        if (name := pools.pool_of(pod)) is not None and name not in ("dedicated", "reclaimed") and uid not in owners:
-            members.setdefault(name, []).append(pod)
+    owners = frozenset(uid for claim in own for uid in claim.pods)
+    owned = frozenset(key.partition("/")[0] for key in pools.dedicated)
+    members = derived(view.pods, _members, pools.bound, owned, owners)
     names = sorted({*pools.named, *members} - {DEFAULT})
-    shared = tuple(_pool(name, members.get(name, []), view, pools) for name in (*names, DEFAULT))
+    shared = tuple(_pool(name, members.get(name, _PoolPods()), view, pools) for name in (*names, DEFAULT))
     cpus = pools.reclaimed
     be = CpuClaim(
         owner="reclaimed",
@@ -146,10 +144,30 @@ def contradicted(owner: OwnerCpus, view: NodeView, pools: Pools, *, ours: bool) 
     return "; ".join(parts)
 
 
-def _pool(name: str, pods: list[Pod], view: NodeView, pools: Pools) -> CpuClaim:
-    cpus = pools.named.get(name, pools.shared)
+class _PoolPods(NamedTuple):
+    """The pods of one pool by uid, and the sum of their requests."""
+
+    pods: tuple[Pod, ...] = ()
+    milli: int = 0
+
+
+def _members(
+    table: Mapping[str, Pod], bound: Mapping[str, str], owned: frozenset[str], owners: frozenset[str]
+) -> Mapping[str, _PoolPods]:
+    """By pool, as `Pools.pool_of` has it: but for BE pods, and for ``owners``, each of which has a claim of its own."""
+    result: dict[str, list[Pod]] = {}
+    for pod in in_order(table):
+        in_default = pod.uid not in owned and pod.pod_class not in (PodClass.SYSTEM, PodClass.RECLAIMED)
+        name = bound.get(pod.uid, DEFAULT if in_default else "")
+        if name not in ("", "dedicated", "reclaimed") and pod.uid not in owners:
+            result.setdefault(name, []).append(pod)
+    return {name: _PoolPods(tuple(pods), sum(map(request_milli, pods))) for name, pods in result.items()}
+
+
+def _pool(name: str, members: _PoolPods, view: NodeView, pools: Pools) -> CpuClaim:
+    pods, cpus = members.pods, pools.named.get(name, pools.shared)
     size = pools.sizes.get(name)
-    milli = size.wanted_milli if size is not None else sum(map(request_milli, pods))
+    milli = size.wanted_milli if size is not None else members.milli
     asked = -(-milli // _CPU)
     on = bound_nodes({"": name}).get("", EMPTY)
     against = ""

@@ -11,7 +11,6 @@ An error proves nothing: the object's last known state is kept.
 import time
 from collections import Counter
 from collections.abc import Container, Iterator
-from contextlib import contextmanager
 from typing import Final, final
 
 from msgspec import Struct
@@ -51,6 +50,9 @@ class ObjectErrors:
     def __iter__(self) -> Iterator[str]:
         return iter(self._now)
 
+    def __len__(self) -> int:
+        return len(self._now)
+
     def __contains__(self, key: str) -> bool:
         return key in self._now
 
@@ -58,13 +60,9 @@ class ObjectErrors:
         """How many times in a row the object has failed."""
         return error.failures if (error := self._now.get(key)) is not None else 0
 
-    @contextmanager
-    def contained(self, key: str) -> Iterator[None]:
+    def contained(self, key: str) -> "_Contained":
         """Any exception of the block is this object's error. Without an exception nothing is concluded."""
-        try:
-            yield
-        except Exception as exc:  # noqa: BLE001  (a programming error of one object stays its own)
-            self.failed(key, exc)
+        return _Contained(self, key)
 
     def failed(self, key: str, exc: Exception) -> None:
         """Record an error of an object: logged when it differs from the last one, retried after a growing wait."""
@@ -119,6 +117,27 @@ class ObjectErrors:
         lines = [f"{key}: {error.text}" for key, error in list(self._now.items())[:_SHOWN]]
         more = len(self._now) - len(lines)
         return [*lines, f"{more} more objects with errors"] if more else lines
+
+
+@final
+class _Contained:
+    """Entered for each pod of a pass: a class costs a third of a generator."""
+
+    __slots__ = ("_errors", "_key")
+
+    def __init__(self, errors: ObjectErrors, key: str) -> None:
+        self._errors = errors
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: object) -> bool:
+        if not isinstance(exc, Exception):
+            return False
+        # A programming error of one object stays its own, too.
+        self._errors.failed(self._key, exc)
+        return True
 
 
 def error_name(exc: BaseException) -> str:

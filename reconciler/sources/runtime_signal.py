@@ -220,9 +220,14 @@ class RuntimeEvents:
             )
         detail = problem or ", ".join(f"{root.path} ({plural(len(root.spots), 'container')})" for root in there)
         if stats is not None:
-            signals = Counter(self.evidence(container) for container in containers if not self.awaits(container))
-            without = sorted(c for c in containers if self.evidence(c) is RuntimeEvent.ABSENT and not self.awaits(c))
-            counts = [f"{which} {signals[which]}" for which in RuntimeEvent if which in signals]
+            known = self._evidence
+            # In C: a node has hundreds, and all but some have their signal.
+            signals = Counter(map(known.get, containers))
+            signals.subtract(map(known.get, self._silent_at.keys() & containers))
+            unsignalled = [c for c in containers if known.get(c, RuntimeEvent.ABSENT) is RuntimeEvent.ABSENT]
+            without = sorted(c for c in unsignalled if not self.awaits(c))
+            signals[RuntimeEvent.ABSENT] = len(without)
+            counts = [f"{which} {signals[which]}" for which in RuntimeEvent if signals[which]]
             detail = "; ".join([detail, *([f"containers by signal: {', '.join(counts)}"] if counts else [])])
             if sandboxed:
                 detail = f"{detail}; kata or gVisor pods, set as a whole: {sandboxed}"

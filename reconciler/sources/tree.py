@@ -37,6 +37,8 @@ _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
 _RESYNC_S: Final = 60.0
 _PASS_S: Final = 10.0
 """The pass that listed the tree last does so again, up to this much later than its interval."""
+_WHOLE: Final = 8
+"""Of so many periodic listings one reads each pod's directory; the others only where its links or its watch differ."""
 _RETRY_S: Final = 1.0
 """The first wait before a directory that could not be read is read again; it doubles up to the periodic listing."""
 
@@ -137,6 +139,7 @@ class TreeSource:
         self._way: AncestorWatch[str] | None = None
         self._listed_at = float("-inf")
         """When the whole tree was listed last (trio's clock)."""
+        self._round = 0
         self._grace_s = 0.0
         """How much later than a pass's next listing this source's own is."""
         self._unread: dict[str, SourceError] = {}
@@ -177,7 +180,7 @@ class TreeSource:
         watcher, way = self._watcher, self._way
         if watcher is not None and way is not None:
             self._grace_s = _PASS_S
-            self.repaired += await self._resync(watcher, way)
+            self.repaired += await self._resync(watcher, way, periodic=True)
             if self._watcher is watcher:
                 unread = {self._layout.kubepods if at == _ABOVE else at: exc for at, exc in self._unread.items()}
                 return Listing(self.pods(), unread)
@@ -249,7 +252,7 @@ class TreeSource:
         if self._root is None and problem is None:
             problem = f"{self._tree.trigger_directory(self._layout.kubepods)} does not exist (yet)"
         age = None if self._seen_at is None else time.monotonic() - self._seen_at
-        pods = sum(node.name.kind is GroupKind.POD for node in self._nodes.values())
+        pods = len([node for node in self._nodes.values() if node.name.kind is GroupKind.POD])
         return SourceStatus(name=_NAME, ok=problem is None, age_s=age, detail=problem or plural(pods, "pod"))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -296,7 +299,7 @@ class TreeSource:
             failed = await self._failed.wait_until(self._due, settle_s=wait_s)
             if trio.current_time() >= self._due:
                 self._grace_s = 0.0
-                self.repaired += await self._resync(watcher, way)
+                self.repaired += await self._resync(watcher, way, periodic=True)
             elif failed:
                 self._read_again(watcher, way)
             wait_s = min(2 * wait_s, self._resync_s) if self._unread else _RETRY_S
@@ -327,21 +330,37 @@ class TreeSource:
         self._unread[path] = exc
         self._failed.set()
 
-    async def _resync(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> int:
-        """Watch and list the whole tree against the model; how many directories were not as the model had them."""
+    async def _resync(self, watcher: DirWatcher[str], way: AncestorWatch[str], *, periodic: bool = False) -> int:
+        """Watch and list the whole tree against the model; how many directories were not as the model had them.
+
+        ``periodic``: no event is known to be lost. The kernel reports a loss, so pods' directories have their turns.
+        """
         self._listed_at = trio.current_time()
+        self._round += periodic
         changes = self._open(watcher, way)
         todo = [] if self._root is None else [self._root]
         clock = TimeSlice()
         # A source that failed and runs again has another watcher, and lists anew.
         while todo and self._watcher is watcher:
             node = todo.pop()
-            if self._nodes.get(node.path) is node:
+            its_turn = not periodic or (node.inode + self._round) % _WHOLE == 0
+            if self._nodes.get(node.path) is node and (its_turn or not self._is_as_listed(watcher, node)):
                 changes += self._look(watcher, node)
                 todo += [child for child in node.children.values() if child.name.container_id is None]
             await clock.checkpoint()
         self._seen_at = time.monotonic()
         return changes
+
+    def _is_as_listed(self, watcher: DirWatcher[str], node: _TreeNode) -> bool:
+        """Whether a pod's directory is watched and has as many groups inside as in the model: a stat, not a listing."""
+        if node.name.kind is not GroupKind.POD or node.path in self._unread:
+            return False
+        directory = self._tree.trigger_directory(node.path)
+        try:
+            found = os.stat(directory)
+        except OSError:
+            return False
+        return (found.st_ino, found.st_nlink) == (node.inode, 2 + len(node.children)) and directory in watcher
 
     def _open(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> int:
         """Find kubepods itself: 1 when it was added, removed, or made again."""

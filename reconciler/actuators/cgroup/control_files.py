@@ -106,12 +106,22 @@ class ControlFileCache:
         self.unplugged: dict[int, float] = {}
         """When each CPU was last seen to go offline (wall clock): on v1 it leaves every cpuset for good."""
         self.files = files
+        self._forms = {
+            knob.name: (knob, mount.version, mount, name)
+            for knob in CATALOG.values()
+            if (mount := hierarchy.controllers.get(knob.controller)) is not None
+            and (name := knob.file(mount.version)) is not None
+        }
 
     # Current text
 
     def find(self, path: str, name: str) -> KnobFile | None:
         """`knob_file` by the knob's name."""
-        return knob_file(self.hierarchy, path, CATALOG[name])
+        form = self._forms.get(name)
+        if form is None:
+            return knob_file(self.hierarchy, path, CATALOG[name])
+        knob, version, mount, file_name = form
+        return KnobFile(knob, version, mount.path(path), (knob.controller, path, file_name))
 
     def text(self, file: KnobFile) -> str:
         """The file's text. Errors: `CgroupGoneError` if it does not exist (any more), else `CgroupError`."""

@@ -135,6 +135,9 @@ class ValuesInPlace:
 
 _BANDWIDTH: Final = ("cpu.period", "cpu.burst")
 _OOM_CONTROL: Final = "memory.oom_control"
+_SETTLED: Final = frozenset({SettingState.IN_PLACE, SettingState.WOULD_WRITE})
+_OTHER_FILES: Final = frozenset({*MEMORY_PAIR, *(knob.name for knob in CATALOG.values() if knob.resets)})
+"""Knobs with which the state of a group's settings follows from other files than their own, too."""
 
 
 @final
@@ -215,6 +218,33 @@ class ChangeDetector:
         if any(write.knob.name in MEMORY_PAIR for write in work):
             self.control_files.load(path, MEMORY_PAIR)
         return work
+
+    def is_settled(self, target: GroupTarget) -> bool:
+        """Whether each file of the group reads as when `detect` last found that nothing is to be done.
+
+        For the very settings of then, in a pass that only the clock has caused. False where that is not certain.
+        """
+        path, settings = target.group.path, target.settings
+        statuses = self.statuses.by_group.get(path, {})
+        if self._lost or len(statuses) != len(settings) or self.statuses.has_retry(path):
+            return False
+        if path in self.recent_releases:
+            return False
+        for entry in self.ledger.group(path):
+            if entry.knob not in settings or entry.knob in _OTHER_FILES or entry.yielded:
+                return False
+        for name, setting in settings.items():
+            status = statuses.get(name)
+            if status is None or status.setting is not setting or status.state not in _SETTLED or name in _OTHER_FILES:
+                return False
+            file = self.control_files.find(path, name)
+            try:
+                if file is None or self.control_files.text(file) != status.actual:
+                    return False
+            except CgroupError:
+                return False
+        self.statuses.compared_again(path)
+        return True
 
     def unrecorded_values(self, target: GroupTarget, knobs: Iterable[str]) -> list[FileWrite]:
         """Files without an entry that hold another value than kubelet and runtime leave there; the text is theirs.

@@ -14,6 +14,12 @@ Alert = Callable[[str, str, Setting | None], None]
 _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
 _REFUSED: Final = frozenset({SettingState.REFUSED, SettingState.BLOCKED})
+_AS_PLANNED: Final = frozenset(
+    {
+        *(SettingState.IN_PLACE, SettingState.WRITTEN, SettingState.PREPARED),
+        *(SettingState.WOULD_WRITE, SettingState.UNDER_WAY, SettingState.GONE),
+    }
+)
 _UNREAD: Final = "\0unread"
 """Marks a retry after a failed read, in place of the refused text; no file has this value."""
 
@@ -48,6 +54,8 @@ class StatusTable:
     def __init__(self, alert: Alert) -> None:
         self.by_group: dict[str, dict[str, SettingStatus]] = {}
         """By group path, then knob."""
+        self._unsettled: set[tuple[str, str]] = set()
+        """The places of states in which something is to happen or is wrong: not every group is searched for them."""
         self._retries: dict[str, dict[str, _Retry]] = {}
         self._alert = alert
 
@@ -65,6 +73,23 @@ class StatusTable:
 
     def _store(self, status: SettingStatus) -> None:
         self.by_group.setdefault(status.setting.path, {})[status.setting.knob] = status
+        place = status.setting.path, status.setting.knob
+        (self._unsettled.discard if status.state in _AS_PLANNED else self._unsettled.add)(place)
+
+    def compared_again(self, path: str) -> None:
+        """The group's files were read, and each setting's state is what it was."""
+        now, statuses = time.time(), self.by_group.get(path, {})
+        for knob, (setting, state, wanted, actual, detail, _) in statuses.items():
+            statuses[knob] = SettingStatus(setting, state, wanted, actual, detail, now)
+
+    def has_retry(self, path: str) -> bool:
+        """Whether a file of the group is to be tried again, or its group to be looked for."""
+        return path in self._retries
+
+    def unsettled_settings(self) -> list[SettingStatus]:
+        """Those that are neither in force nor planned only, nor being written, by group."""
+        found = map(self.get, sorted(self._unsettled))
+        return [status for status in found if status is not None and status.state not in _AS_PLANNED]
 
     def refused_settings(self) -> list[SettingStatus]:
         """Those that the kernel refuses, or would: each of them has a retry, so that not every group is searched."""
@@ -81,20 +106,21 @@ class StatusTable:
         statuses = self.by_group.get(path, {})
         for knob in [knob for knob in statuses if knob not in knobs]:
             del statuses[knob]
-        retries = self._retries.get(path, {})
-        for knob in [knob for knob, retry in retries.items() if knob not in knobs and retry.text != _UNREAD]:
-            del retries[knob]
+            self._unsettled.discard((path, knob))
+        if retries := self._retries.get(path):
+            for knob in [knob for knob, retry in retries.items() if knob not in knobs and retry.text != _UNREAD]:
+                self._drop_retry(path, knob)
 
     def forget(self, path: str) -> None:
         """Drop the state of a group that is gone; groups below it are forgotten by their own calls."""
-        self.by_group.pop(path, None)
+        self._unsettled.difference_update([(path, knob) for knob in self.by_group.pop(path, {})])
         self._retries.pop(path, None)
 
     # Retries
 
     def done(self, work: FileWrite) -> None:
         """The file accepted its value: drop the retry."""
-        self._retries.get(work.key[1], {}).pop(work.knob.name, None)
+        self._drop_retry(work.key[1], work.knob.name)
 
     def refused(
         self,
@@ -139,7 +165,7 @@ class StatusTable:
         """The file, or (``knob`` "") the group, could be read."""
         retries = self._retries.get(path)
         if retries and (retry := retries.get(knob)) is not None and retry.text == _UNREAD:
-            del retries[knob]
+            self._drop_retry(path, knob)
 
     def under_way(self, work: FileWrite, detail: str) -> None:
         """The kernel has not finished the write: check again soon. No refusal, and not reported."""
@@ -172,12 +198,17 @@ class StatusTable:
                 if 0.0 < retry.at <= now:
                     retries[knob] = retry._replace(at=0.0)
                     uids.add(retry.pod_uid)
-        for path, statuses in self.by_group.items():
-            for knob, status in statuses.items():
-                if status.state.is_waiting() and not waits((path, knob)):
-                    statuses[knob] = status._replace(state=SettingState.DUE)
-                    uids.add(status.setting.pod_uid)
+        for status in self.unsettled_settings() if self._unsettled else ():
+            if status.state.is_waiting() and not waits((status.setting.path, status.setting.knob)):
+                self._store(status._replace(state=SettingState.DUE))
+                uids.add(status.setting.pod_uid)
         return uids
+
+    def _drop_retry(self, path: str, knob: str) -> None:
+        if (retries := self._retries.get(path)) is not None:
+            retries.pop(knob, None)
+            if not retries:
+                del self._retries[path]
 
     def _retry(self, work: FileWrite, retry: _Retry) -> None:
         self._retries.setdefault(work.key[1], {})[work.knob.name] = retry
