@@ -1,12 +1,16 @@
 """What the files of a group show of this kernel and node: the knobs that are offered, the CPUs in effect."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from functools import lru_cache
+from typing import Final, Protocol
 
 from cgroupfs.codecs import Version
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.knobs import CATALOG
+
+_KEPT: Final = 64
+"""Texts up to this length are parsed once: most groups of a node have the same set."""
 
 
 class HierarchyLookup(Protocol):
@@ -14,6 +18,9 @@ class HierarchyLookup(Protocol):
 
     def directory(self, controller: str, group_path: str) -> str:
         """A group's directory in one controller's hierarchy."""
+
+    def version(self, controller: str) -> int | None:
+        """Its version; None: it is not mounted."""
 
     def versions(self) -> Mapping[str, Version]:
         """The version of each mounted controller."""
@@ -25,14 +32,19 @@ def cpus_in_effect(mounts: HierarchyLookup, group: str, files: FileOps = REAL) -
     v1 takes only CPUs that the parent has, so ``cpuset.cpus`` is in effect; on v2 it is a wish, which may be empty, and
     ``cpuset.cpus.effective`` has the result.
     """
-    version = mounts.versions().get("cpuset")
+    version = mounts.version("cpuset")
     if version is None:
         return EMPTY
     try:
         text = files.read(mounts.directory("cpuset", group), "cpuset.cpus" if version == 1 else "cpuset.cpus.effective")
-        return CpuSet.parse(text)
+        return _parsed(text) if len(text) <= _KEPT else CpuSet.parse(text)
     except (OSError, ValueError):
         return EMPTY
+
+
+@lru_cache(maxsize=128)
+def _parsed(text: str) -> CpuSet:
+    return CpuSet.parse(text)
 
 
 def offered(mounts: HierarchyLookup, group: str, files: FileOps = REAL) -> frozenset[str]:

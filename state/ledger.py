@@ -122,6 +122,10 @@ class Ledger:
     def group(self, path: str) -> list[LedgerEntry]:
         return list(self._groups.get(path, {}).values())
 
+    def has_group(self, path: str) -> bool:
+        """Whether a control file of this group is in the ledger."""
+        return path in self._groups
+
     def groups(self) -> list[str]:
         """The paths of all groups with a control file in the ledger."""
         return list(self._groups)

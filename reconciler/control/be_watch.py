@@ -10,7 +10,6 @@ on purpose.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from heapq import nsmallest
 from itertools import islice
 from typing import Final, NamedTuple, final
 
@@ -56,6 +55,7 @@ class RealtimeWatch:
         self._threads = threads
         self._scheduler = scheduler
         self._read_at: dict[str, float] = {}
+        """When each pod's threads were read; the one that waits for longest is first."""
         self._ran: dict[str, tuple[int | None, int | None]] = {}
         """CPU time of a pod's directory and of the pod, before its threads were read last."""
         self._has: dict[str, str] = {}
@@ -70,12 +70,13 @@ class RealtimeWatch:
             for known in (self._read_at, self._has, self._ran):
                 for uid in known.keys() - pods.keys():
                     del known[uid]
-        never = float("-inf")
+            self._read_at = dict.fromkeys(pods.keys() - self._read_at.keys(), float("-inf")) | self._read_at
         room = _MOST_READ
         directories: dict[str, int | None] = {}
-        for uid in nsmallest(_MOST_PODS, pods, key=lambda uid: self._read_at.get(uid, never)):
-            if room <= 0 or 0.0 <= now - self._read_at.get(uid, never) < _EVERY_S:
+        for uid, read_at in list(islice(self._read_at.items(), _MOST_PODS)):
+            if room <= 0 or 0.0 <= now - read_at < _EVERY_S:
                 break
+            del self._read_at[uid]
             self._read_at[uid] = now
             if uid not in self._has and self._slept(pods[uid], directories):
                 continue

@@ -63,7 +63,8 @@ class ControllerCheck:
         repaired: list[str] = []
         slices = TimeSlice()
         # Where the pod's own group has its processes, as in gVisor, the kernel passes no controller on.
-        below = [pod.group.path for pod in pods.values() if pod.containers and pod.sandbox is None]
+        on_v2 = any(self._hierarchy.version(name) == 2 for name in NEEDED)
+        below = [pod.group.path for pod in pods.values() if on_v2 and pod.containers and pod.sandbox is None]
         for path, inside in directories(self._layout, below):
             lacks = lacking(self._hierarchy, path, self._files)
             if lacks:

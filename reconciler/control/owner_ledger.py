@@ -31,8 +31,9 @@ from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.wakeup import beat_after
 from reconciler.runtime.workqueue import TICK, DirtyKeys
 from state.eviction import EvictionCase, EvictionOutcome
-from state.model import Pod, PodClass
+from state.model import Pod
 from state.owners import AS_IS, OTHER, UNKNOWN, OwnerAccount
+from state.pod_index import FixedTable, derived, index_of
 from state.store import Store
 
 NAME: Final = "owner ledger"
@@ -96,6 +97,8 @@ class OwnerLedger:
         self._last: dict[str, tuple[int, UsageCounters]] = {}
         self._quiet = QuietGroups(usage)
         self._first = True
+        self._sampled: tuple[FixedTable[str, Pod] | None, str | None] = None, None
+        """The pods of the last sample, and by which label they have owners."""
         self._lives: dict[str, tuple[str, int]] = {}
         """CPU time (ns) of each pod's whole life, by uid, with its owner."""
         self._gone: dict[str, tuple[str, int]] = {}
@@ -131,13 +134,27 @@ class OwnerLedger:
     async def sample(self) -> None:
         """Read all BE pods, and account what they used since the last reading."""
         config, inventory = self._config(), self._inventory
-        pods = {uid: pod for uid, pod in inventory.pods.items() if pod.pod_class is PodClass.RECLAIMED}
+        table, before_s, self._withheld_before_s = inventory.table, self._withheld_before_s, self._withheld_s()
+        pods = {pod.uid: pod for pod in index_of(table).reclaimed}
+        directories = derived(table, _directories)
+        self._quiet.begin(directories)
+        # A pod that could not be read is in no account yet.
+        same = (
+            self._sampled[0] is table
+            and self._sampled[1] == config.label
+            and not self._first
+            and len(self._lives) == len(pods)
+        )
+        unpublished = not self.bonus and not inventory.readings.be_bonus
+        if same and unpublished and before_s == self._withheld_before_s and all(map(self._quiet.is_quiet, directories)):
+            # Nothing ran there, and nothing was withheld.
+            self._count_evictions(config)
+            return
         slices = TimeSlice()
         seen: dict[str, tuple[int, UsageCounters]] = {}
         demands: dict[str, OwnerDemand] = {}
         inside: dict[str, float] = {}
         lives: dict[str, tuple[str, int]] = {}
-        self._quiet.begin(_directory(pod) for pod in pods.values())
         for uid, pod in pods.items():
             owner, quiet = owner_of(pod, config), self._quiet.is_quiet(_directory(pod))
             own = self._delta(pod.group.path, pod.group.inode, seen, quiet=quiet)
@@ -154,11 +171,10 @@ class OwnerLedger:
             if slices.is_over:
                 await slices.checkpoint()
         _divide(demands, inside, self._delta(inventory.besteffort, 0, seen).taken_ns / _NS)
-        before_s, self._withheld_before_s = self._withheld_before_s, self._withheld_s()
         _divide(
             demands, {owner: demand.used_s for owner, demand in demands.items()}, self._withheld_before_s - before_s
         )
-        self._last, self._first = seen, False
+        self._last, self._first, self._sampled = seen, False, (table, config.label)
         self._removed({uid: life for uid, life in self._lives.items() if uid not in lives})
         self._lives = lives
         fair = fair_parts(demands)
@@ -301,6 +317,11 @@ def _divide(demands: dict[str, OwnerDemand], used: Mapping[str, float], taken_s:
     for owner, used_s in used.items():
         part = taken_s * (used_s / total if total else 1 / len(used))
         demands[owner] = _more(demands[owner], OwnerDemand(0.0, part, 0))
+
+
+def _directories(pods: Mapping[str, Pod]) -> frozenset[str]:
+    """Those that BE pods are in."""
+    return frozenset(_directory(pod) for pod in index_of(pods).reclaimed)
 
 
 def _directory(pod: Pod) -> str:

@@ -11,6 +11,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple, final
 
 import trio
@@ -62,8 +63,23 @@ class CpuSeconds(NamedTuple):
 
     def plus(self, more: "CpuSeconds") -> "CpuSeconds":
         """The sum; an unknown part of ``more`` adds nothing."""
+        for have, new in zip(self, more, strict=True):
+            if new is not None and (new or have is None):
+                break
+        else:
+            return self
         pairs = zip(self, more, strict=True)
         return CpuSeconds(*(have if new is None else (have or 0.0) + new for have, new in pairs))
+
+
+_UNKNOWN: Final = CpuSeconds()
+
+
+@lru_cache(maxsize=8)
+def _still(*unknown: bool) -> tuple[Minute, CpuSeconds]:
+    """Of a group whose counters have not moved, as of most pods. ``unknown``: of each of `SERIES`."""
+    parts = [None if is_unknown else 0.0 for is_unknown in unknown]
+    return Minute(*parts), CpuSeconds(*parts)
 
 
 @final
@@ -83,14 +99,22 @@ class MinuteSeries:
         before, self.last = self.last, counters
         if before is None or counters.at_s <= before.at_s:
             return None
+        if before[1:] == counters[1:]:
+            minute, more = _still(*[number is None for number in counters[1:]])
+            self._append(minute)
+            self.total = self.total.plus(more)
+            return minute, more
         interval_s = counters.at_s - before.at_s
         increases = [grown(earlier, later) for earlier, later in zip(before[1:], counters[1:], strict=True)]
         minute = Minute(*(None if increase is None else increase / interval_s / 1e6 for increase in increases))
-        self._values.extend(math.nan if value is None else value for value in minute)
-        del self._values[: -LENGTH * _WIDTH]
+        self._append(minute)
         more = CpuSeconds(*(None if increase is None else increase / 1e9 for increase in increases))
         self.total = self.total.plus(more)
         return minute, more
+
+    def _append(self, minute: Minute) -> None:
+        self._values.extend([math.nan if value is None else value for value in minute])
+        del self._values[: -LENGTH * _WIDTH]
 
     def series(self, name: str) -> list[int | None]:
         values = self._values[SERIES.index(name) :: _WIDTH]
@@ -139,7 +163,8 @@ class PodMinutes:
         """One reading of every pod; those that are gone are forgotten."""
         slices = TimeSlice()
         pods = list(self._pods().values())
-        above = {path for pod in pods for path in directories_above(pod.group.path)}
+        directories = {pod.group.path.rpartition("/")[0] for pod in pods}
+        above = {path for directory in directories for path in (directory, *directories_above(directory))} - {"", "/"}
         kept = above | {pod.group.path for pod in pods}
         for path in self._groups.keys() - kept:
             del self._groups[path]
@@ -154,8 +179,8 @@ class PodMinutes:
                 # The same name, another group: its counters began again.
                 self._groups.pop(path, None)
                 self._inodes[path] = pod.group.inode
-            minute, more = self._add(path, self._unchanged(path) or self._with_containers(pod)) or (None, CpuSeconds())
-            self.by_class[pod.pod_class] = self.by_class.get(pod.pod_class, CpuSeconds()).plus(more)
+            minute, more = self._add(path, self._unchanged(path) or self._with_containers(pod)) or (None, _UNKNOWN)
+            self.by_class[pod.pod_class] = self.by_class.get(pod.pod_class, _UNKNOWN).plus(more)
             if minute is not None:
                 minutes.append((pod, minute))
             await slices.checkpoint()
@@ -170,7 +195,9 @@ class PodMinutes:
         return series.total if series is not None else CpuSeconds()
 
     def _add(self, path: str, counters: _Counters) -> tuple[Minute, CpuSeconds] | None:
-        return self._groups.setdefault(path, MinuteSeries()).add(counters)
+        if (series := self._groups.get(path)) is None:
+            series = self._groups[path] = MinuteSeries()
+        return series.add(counters)
 
     def _unchanged(self, path: str) -> _Counters | None:
         """A pod's counters without a reading: those of before, while its directory's are unchanged.

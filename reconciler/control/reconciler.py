@@ -445,11 +445,9 @@ class Reconciler:
             self.timelines.came(cid)
             if not self.inventory.signalled(cid):
                 self._verify_until_stable(cid)
-        before = (
-            {container.id: container.group.path for container in seen.before.containers}
-            if seen.before is not None
-            else {}
-        )
+        before: dict[str, str] = {}
+        if seen.went and seen.before is not None:
+            before = {container.id: container.group.path for container in seen.before.containers}
         for cid in seen.went:
             self.timelines.went(cid)
             if cid in before:
@@ -550,6 +548,9 @@ class Reconciler:
     def _unsettled(self, pod: Pod) -> list[GroupTarget]:
         """The pod's groups with a file that is not as it was, for the settings of the last pass."""
         wanted = self.wanted.get(pod.uid, {})
+        judge, paths = self.actuator.judge, (pod.group.path, *[item.group.path for item in pod.containers])
+        if not wanted and not any(map(self._ledger.has_group, paths)) and not judge.recent_releases:
+            return []
         targets = self._targets(pod, wanted, wanted, (), every=True)
         return [target for target in targets if not self.actuator.judge.is_settled(target)]
 
@@ -612,7 +613,6 @@ class Reconciler:
 
     def _prune(self) -> None:
         """After a full pass: drop the ledger's rows of groups that were removed. An undetermined group is kept."""
-
         listed: dict[str, int] = {}
         for pod in self.inventory.pods.values():
             listed[pod.group.path] = pod.group.inode

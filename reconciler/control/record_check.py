@@ -129,8 +129,7 @@ class LimitCheck:
         # Those of a directory with many groups are read once.
         if above not in self._above:
             self._above[above] = self._control_files.cpus_in_effect(above)
-        lacks = self._above[above] - have - spared
-        if not have or not lacks:
+        if have == self._above[above] or not have or not (lacks := self._above[above] - have - spared):
             return set()
         text = f"its CPU set {have} lacks CPU {lacks} of the group above, which no record explains"
         return {_Difference(title, text, uid)}

@@ -154,17 +154,19 @@ class StateWriter:
         if self._fresh:
             batch.clear(SETTINGS)
             batch.clear(ASSIGNMENTS)
-        settings = {
-            f"{setting.path}:{knob}": setting
-            for wanted in self._reconciler.wanted.values()
-            for item in wanted.values()
-            for knob, setting in item.items()
-        }
-        _differences(batch, SETTINGS, settings, self._settings)
-        pods = dict(self._reconciler.inventory.pods)
+        settings, pods, titles = self._settings, self._pods, self._titles
         plan, before = _persisted(self._reconciler.plan), self._plan
-        titles = self._titles_of(pods, plan)
-        _differences(batch, ASSIGNMENTS, titles, self._titles)
+        if self._fresh or self._reconciler.changes != self._seen_changes:
+            settings = {
+                f"{setting.path}:{knob}": setting
+                for wanted in self._reconciler.wanted.values()
+                for item in wanted.values()
+                for knob, setting in item.items()
+            }
+            _differences(batch, SETTINGS, settings, self._settings)
+            pods = dict(self._reconciler.inventory.pods)
+            titles = self._titles_of(pods, plan)
+            _differences(batch, ASSIGNMENTS, titles, self._titles)
         if plan is not None and (self._fresh or plan != before):
             batch.put(ASSIGNMENTS, POOLS, plan_row(plan))
         promised = self._headroom.report.persisted()

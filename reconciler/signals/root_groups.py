@@ -3,7 +3,7 @@
 The use is read once a second, a counter of each group (3 us). Waiting is the pressure of the group where the kernel has
 that (cgroup v2, and hybrid), else, by taskstats, that of its process that waited most; processes are listed every
 `LIST_S`, and in between only those are read that ran then. Of a group that the caller does not name, weight and waiting
-are read every `LIST_S` only.
+are read with the list only.
 
 On cgroup v1 services have a group there only with CPU accounting (systemd's ``DefaultCPUAccounting``, or a unit that
 has it). Without it their processes are in the root group.
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from reconciler.signals.runqueue import DelaySource  # with all readers of samples
 
 LIST_S: Final = 10.0
+_SHOWN: Final = 3
+"""Where no group is named, processes are listed each third time only: what is shown follows within half a minute."""
 _MOST: Final = 32
 """Groups; those that the caller names come first."""
 _LISTED: Final = 1024
@@ -97,6 +99,7 @@ class RootGroups:
         self.known = Daemons(latency_ns=self._read_latency(), turns=turns, turns_refused=refused)
         """As read last."""
         self._listed_at = float("-inf")
+        self._listings = 0
 
     def close(self) -> None:
         self._waits.close()
@@ -108,11 +111,13 @@ class RootGroups:
     async def sample(self, named: Collection[str]) -> Daemons:
         """Read them now. ``named``: paths of the groups that are to be managed."""
         now = self._clock()
-        listing = now - self._listed_at >= LIST_S or any(
+        every_s = LIST_S if named or self._listings < 2 else _SHOWN * LIST_S
+        listing = now - self._listed_at >= every_s or any(
             path not in self.known.groups and path not in self.known.refused for path in named
         )
         if listing:
             self._listed_at = now
+            self._listings += 1
             self._list(named)
         groups = dict(self.known.groups)
         slices = TimeSlice()

@@ -210,28 +210,33 @@ class Cutter:
         self._give_up()
 
     def _recognise(self, data: bytes, at: int) -> int:
-        """Hold the bytes of an item that may be a known one, from a place on; the place of those that were not used."""
-        candidate = self._candidate
-        if candidate is None:
-            part = data[at : at + _BEGINNING - len(self._held)]
-            self._held += part
-            if len(self._held) == _BEGINNING:
-                self._candidate = self._known.get(bytes(self._held))
-                if self._candidate is None:
-                    self._give_up()
-                else:
+        """Hold the bytes of items that may be known ones, from a place on; the place of those that were not used."""
+        while at < len(data) and self._begins:
+            candidate = self._candidate
+            if candidate is None:
+                part = data[at : at + _BEGINNING - len(self._held)]
+                self._held += part
+                at += len(part)
+                if len(self._held) == _BEGINNING:
+                    self._candidate = self._known.get(bytes(self._held))
+                    if self._candidate is None:
+                        self._give_up()
+                        return at
                     self._digest = _digest(self._held)
-            return at + len(part)
-        if missing := candidate.length - len(self._held):
-            self._digest.update(part := data[at : at + missing])
-            self._held += part
-            return at + len(part)
-        if data[at] in b",]" and self._again is not None and self._digest.digest() == candidate.digest:
-            self._again(bytes(self._held[:_BEGINNING]), candidate)
-            self._held.clear()
-            self._begins, self._candidate = False, None
-        else:
-            self._give_up()
+            elif missing := candidate.length - len(self._held):
+                self._digest.update(part := data[at : at + missing])
+                self._held += part
+                at += len(part)
+            elif data[at] in b",]" and self._again is not None and self._digest.digest() == candidate.digest:
+                self._again(bytes(self._held[:_BEGINNING]), candidate)
+                self._held.clear()
+                self._candidate = None
+                # After a comma the next item begins.
+                self._begins = data[at] in b","
+                at += self._begins
+            else:
+                self._give_up()
+                return at
         return at
 
     def _give_up(self) -> None:

@@ -186,10 +186,16 @@ class ControlFileCache:
             file = self.find(path, name)
             if file is None:
                 continue
+            if knobs is BOUNDS and name == "cpu.period" and self._is_unlimited(path):
+                continue
             try:
                 self.store(file, self.files.read(file.directory, file.key[2]).rstrip("\n"))
             except OSError:
                 self.actual.pop((path, name), None)
+
+    def _is_unlimited(self, path: str) -> bool:
+        """Whether a group has no quota, so that its known period bounds nothing."""
+        return self.actual.get((path, "cpu.quota"), 0) is None and (path, "cpu.period") in self.actual
 
     def store(self, file: KnobFile, text: str) -> None:
         place = file.key[1], file.knob.name

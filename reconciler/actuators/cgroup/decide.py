@@ -58,6 +58,9 @@ class RecentReleases:
         self._files: dict[tuple[str, str], tuple[float, str]] = {}
         """(group path, knob) -> when (monotonic seconds), and the text of the file afterwards."""
 
+    def __len__(self) -> int:
+        return len(self._files)
+
     def __contains__(self, path: str) -> bool:
         if not self._files:
             return False
