@@ -274,6 +274,7 @@ class Reconciler:
         every, self._regrouped = self._regrouped, False
         reweighted, self._reweighted = self._reweighted, False
         targets: list[GroupTarget] = []
+        above_before = self.wanted.get("", {})
         starts, self._starts = self._starts, set()
         if full or moved or starts or reweighted or NODE in batch.keys:
             targets += self._plan_parents(view, plan)
@@ -320,7 +321,9 @@ class Reconciler:
             concerned = full if key == NODE else key.partition(":")[2] in uids and key.startswith("pod:")
             if concerned and self.errors.failures(key) == failed.get(key, 0):
                 self.errors.passed(key)
-        self._passed(began, changed=bool(moved or targets or touched or len(same) != len(seen)))
+        of_pods = any(target.pod_uid is not None for target in targets)
+        above = self.wanted.get("", {}) != above_before
+        self._passed(began, changed=moved or of_pods or above or bool(touched) or len(same) != len(seen))
 
     async def _compare_files(self, batch: DirtyBatch, began: float) -> None:
         """Another program has written control files of these pods, and nothing else has changed: apply the last plan.

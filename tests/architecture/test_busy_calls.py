@@ -1,7 +1,7 @@
-"""What the daemon does again and again beside BE work stays little: calls of product functions, which no load changes.
+"""What the daemon does again and again stays little: calls of product functions, which no load changes.
 
-On Linux before 6.6 each of them may delay an online task (docs/performance.md). A bound that a change exceeds is a
-reason to look for what is computed again; that it may be raised is a decision.
+Beside BE work, on Linux before 6.6, each of them may delay an online task (docs/performance.md). A bound that a change
+exceeds is a reason to look for what is computed again; that it may be raised is a decision.
 """
 
 import sys
@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Final
 
 import pytest
+import trio
 import yaml
 
 from reconciler.config.load import load
@@ -22,6 +23,7 @@ from reconciler.interference.engine import Evaluation
 from reconciler.interference.monitor import InterferenceMonitor, MonitorState
 from reconciler.interference.service import InterferenceService
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.signals import growth, runqueue
 from reconciler.signals.onlinewait import OnlineWait
 from reconciler.signals.taskstats import Delays
@@ -79,6 +81,97 @@ def _monitor(service: InterferenceService) -> InterferenceMonitor:
         tell=lambda *_: None,
         kept=MonitorState(),
     )
+
+
+IDLE: Final = {
+    # The most calls without pods, and for each pod. Once in 30 seconds:
+    "a pass": (1700, 110),
+    # 2
+    "a sample": (210, 1),
+    "a tick": (400, 1),
+    "the retries": (40, 1),
+    # 10
+    "the statuses": (260, 2),
+    "the owners' accounts": (60, 1),
+    # 60
+    "the limits": (260, 28),
+    "a minute": (350, 14),
+}
+"""At 500 pods 2,500 calls a second. Of the pass alone there were 7,200 when it planned each pod again."""
+
+
+async def _idle_calls(path: Path, pods: int, clock: list[float]) -> dict[str, int]:
+    """What each periodic work of a node takes on which nothing has happened for a while."""
+    path.mkdir()
+    node = LiveNode(path)
+    for name, text in PROC.items():
+        node.put(f"proc/{name}", text)
+    with node.kernel.mirrored_at_once():
+        for number in range(pods):
+            uid = f"{number:08x}-0000-4000-8000-000000000000"
+            node.add(f"pod-{number}", uid=uid, qos="besteffort" if number % 2 else "burstable")
+    config = path / "config.yaml"
+    config.write_text(yaml.safe_dump({**_config(node), "protect": None, "mode": "enforce"}))
+    agent = Agent(load(str(config)).config, node.place())
+    control, accounts = agent.control, agent.accounts
+    periodic, calls = DirtyBatch(frozenset(), ("periodic",)), dict[str, int]()
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(agent.sources.tree.run)
+            await node.look(agent)
+            for _ in range(15):
+                # What is given slowly has been given.
+                clock[0] += 2.0
+                accounts.sampler.tick(clock[0], fast=False)
+                await control.reconciler.reconcile(agent.hub.changed.take_nowait())
+            for _ in range(3):
+                clock[0] += 2.0
+                with counted() as each:
+                    await control.reconciler.reconcile(periodic)
+                calls["a pass"] = each.total()
+                with counted() as each:
+                    accounts.sampler.tick(clock[0], fast=False)
+                calls["a sample"] = each.total()
+                with counted() as each:
+                    control.reconciler._tick()
+                calls["a tick"] = each.total()
+                with counted() as each:
+                    agent.writes.judge.due(clock[0])
+                    agent.writes.judge.next_check()
+                calls["the retries"] = each.total()
+                with counted() as each:
+                    agent.watched()
+                calls["the statuses"] = each.total()
+                with counted() as each:
+                    await accounts.owners.sample()
+                calls["the owners' accounts"] = each.total()
+                kubelet = control.inventory.readings.kubelet
+                with counted() as each:
+                    await control.owner_check.limits.check(control.inventory.pods, kubelet.policy)
+                calls["the limits"] = each.total()
+                with counted() as each:
+                    await accounts.minutes.sample()
+                calls["a minute"] = each.total()
+            nursery.cancel_scope.cancel()
+    finally:
+        agent.close()
+    return calls
+
+
+async def test_what_an_idle_node_costs_hardly_follows_from_the_number_of_its_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimeSlice, "is_over", property(lambda _: False))
+    clock = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    few, many = 8, 24
+    calls = [await _idle_calls(tmp_path / str(pods), pods, clock) for pods in (few, many)]
+    assert calls[0].keys() == IDLE.keys()
+    for name, (fixed, for_each) in IDLE.items():
+        less, more = (of[name] for of in calls)
+        # A pass lists some pods' directories each time, by their inodes: that is not the same share of both.
+        assert more - less <= for_each * (many - few), (name, less, more)
+        assert more <= fixed + for_each * (many + 3), (name, less, more)
 
 
 async def test_a_plan_a_sample_and_a_pass_of_the_monitor_take_few_calls(
