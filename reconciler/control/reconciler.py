@@ -42,6 +42,7 @@ from state.entry import LedgerEntry
 from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
 from state.plan import FileTarget, NodePlan
+from state.pod_index import online_in_besteffort, unweighed_in_besteffort
 
 _LOG: Final = get_log("reconciler")
 _FIRST_LABELS_S: Final = 1.0
@@ -492,8 +493,8 @@ class Reconciler:
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
         beside = (
             view.capacity_milli,
-            view.online_in_besteffort,
-            view.unweighed_in_besteffort,
+            online_in_besteffort(view.pods),
+            unweighed_in_besteffort(view.pods),
             view.kubelet.may_resize,
         )
         moved = self._moved or before is None or _substance(plan) != _substance(before) or beside != self._beside
@@ -549,7 +550,7 @@ class Reconciler:
         return self._targets(pod, wanted, before, signalled, every=every)
 
     def _unsettled(self, pod: Pod) -> list[GroupTarget]:
-        """The pod's groups with a file that is not as it was, for the settings of the last pass."""
+        """The pod's groups with a file that differs from its last comparison, for the settings of the last pass."""
         wanted = self.wanted.get(pod.uid, {})
         judge, paths = self.actuator.judge, (pod.group.path, *[item.group.path for item in pod.containers])
         if not wanted and not any(map(self._ledger.has_group, paths)) and not judge.recent_releases:
