@@ -23,8 +23,14 @@ TURN_FILES: Final[tuple[Mapping[str, str], ...]] = (
         "sched.wakeup_granularity_ns": "sys/kernel/debug/sched/wakeup_granularity_ns",
         "sched.features.HRTICK": "sys/kernel/debug/sched/features",
     },
+    {
+        "sched.base_slice_ns": "sys/kernel/debug/sched/base_slice_ns",
+        "sched.features.HRTICK": "sys/kernel/debug/sched/features",
+    },
 )
-"""The files of CFS that decide how long a turn is, by their name in plans: until Linux 5.12, and from 5.13 to 6.5."""
+"""The scheduler's files that decide how long a turn is, by their name in plans: of CFS until Linux 5.12, and from 5.13
+to 6.5; of EEVDF from 6.6 on.
+"""
 
 
 class DaemonGroup(Struct, frozen=True, kw_only=True):
@@ -57,7 +63,7 @@ class Daemons(Struct, frozen=True, kw_only=True):
     ``refused``: why a group that the configuration names is not among ``groups`` or cannot have a weight, by path.
     ``pods_weight``: of the group of all pods. ``latency_ns``: the scheduler's period, half of which a group may be put
     back when it wakes up; None: this kernel shows none. ``turns``: the values of `TURN_FILES` at the daemon's start;
-    empty if this kernel has not all of one row, for the reason ``turns_refused``.
+    empty if not all of one row can be read.
     """
 
     groups: Mapping[str, DaemonGroup] = {}
@@ -65,4 +71,3 @@ class Daemons(Struct, frozen=True, kw_only=True):
     pods_weight: int | None = None
     latency_ns: int | None = None
     turns: Mapping[str, int] = {}
-    turns_refused: str = ""

@@ -11,6 +11,7 @@ has run since the last switch. So turns are shortened for the machine (`TURNS_NS
 a timer ends a turn that is used up). Values that are lower are unchanged. One of them is the wake-up granularity:
 divided by its weight it is the lag that a waiting group may have, such as bypassd's own (20 ms at 50 shares), and until
 that one runs the root's least virtual time does not advance: the lag is credit of every other group that wakes up.
+Later kernels (EEVDF) have one length, the base slice.
 
 Never the group of the pods, nor the root, nor bypassd's own group, which has a weight of its own (`node.own_shares`).
 Where systemd made no group for services (cgroup v1 without CPU accounting) their processes are in the root group, which
@@ -192,7 +193,12 @@ NAME: Final = "node_daemons"
 KNOB: Final = "cpu.weight"
 _NAME: Final = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9:_.@\\-]{0,254}")
 _OURS: Final = "bypassd.slice"
-TURNS_NS: Final = {"latency_ns": 3_000_000, "min_granularity_ns": 200_000, "wakeup_granularity_ns": 200_000}
+TURNS_NS: Final = {
+    "latency_ns": 3_000_000,
+    "min_granularity_ns": 200_000,
+    "wakeup_granularity_ns": 200_000,
+    "base_slice_ns": 200_000,
+}
 """By the end of the file's name; half, a quarter and a fifth of the kernel's for one CPU. A turn is a group's part of
 the latency: 0.3 ms with a tenth of a CPU. Half of the first two gains a fifth of p99 and doubles the switches
 (docs/performance.md).
@@ -256,8 +262,8 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
         else:
             weights[path] = group.original if own else min(group.original, group.wanted)
             parts.append(f"{path}: the weight for {config.need_percent} % of what it needs")
-    if weights and view.daemons.turns_refused:
-        parts.append(f"turns are not shortened: {view.daemons.turns_refused}")
+    if weights and not view.daemons.turns:
+        parts.append("turns are not shortened: the scheduler's files cannot be read (debugfs not mounted?)")
     reason = "; ".join(parts) or "no group is named"
     files = {**plan.files, **_turns(view, config)} if weights else plan.files
     return replace(plan, daemons=weights, files=files, reasons={**plan.reasons, NAME: reason})

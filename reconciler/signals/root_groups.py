@@ -23,7 +23,7 @@ from cgroupfs.bounded import digits, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.scheduling import feature, has_eevdf
+from cgroupfs.scheduling import feature
 from cgroupfs.steps import groups_below
 from cgroupfs.usage import UsageReader
 from reconciler.runtime.cooperative import TimeSlice
@@ -80,9 +80,8 @@ class RootGroups:
         files: FileOps = REAL,
         taskstats: "Callable[[], DelaySource]" = _taskstats,
         clock: Callable[[], float] = time.monotonic,
-        release: str = "",
     ) -> None:
-        """``kubepods``: the path of all pods' group. ``release``: of another kernel than the running one."""
+        """``kubepods``: the path of all pods' group."""
         self._hierarchy = hierarchy
         self._usage = usage
         self._kubepods = kubepods
@@ -94,9 +93,7 @@ class RootGroups:
         self._waits = _ProcessWaits(hierarchy, files, taskstats)
         self._used: dict[str, _Counter] = {}
         self._pressure: dict[str, _Counter] = {}
-        turns = self._read_turns()
-        refused = "" if turns else _turns_refused(release or os.uname().release)
-        self.known = Daemons(latency_ns=self._read_latency(), turns=turns, turns_refused=refused)
+        self.known = Daemons(latency_ns=self._read_latency(), turns=self._read_turns())
         """As read last."""
         self._listed_at = float("-inf")
         self._listings = 0
@@ -240,12 +237,6 @@ class RootGroups:
             if len(values) == len(row):
                 return values
         return {}
-
-
-def _turns_refused(release: str) -> str:
-    if has_eevdf(release):
-        return "Linux from 6.6 on (EEVDF) has none of the files"
-    return "the scheduler's files cannot be read (debugfs not mounted?)"
 
 
 def _rate(known: dict[str, _Counter], path: str, now: float, value_ns: int | None) -> float | None:

@@ -18,18 +18,17 @@ from tests.fakes.kernel import FakeKernel
 from tests.reconciler.nodes import node
 
 MEASURED = DaemonGroup(weight=1024, original=1024, wanted=114)
-KERNEL = (6_000_000, 750_000, 1_000_000, 0)
-SHORT = (3_000_000, 200_000, 200_000, 1)
+CFS = (6_000_000, 750_000, 1_000_000, 0)
+KERNEL = (CFS, CFS, (750_000, 0))
+SHORT = ((3_000_000, 200_000, 200_000, 1), (3_000_000, 200_000, 200_000, 1), (200_000, 1))
 
 
-def turns(row: int, values: tuple[int, ...] = KERNEL) -> dict[str, int]:
-    return dict(zip(TURN_FILES[row], values, strict=True))
+def turns(row: int, values: tuple[int, ...] = ()) -> dict[str, int]:
+    return dict(zip(TURN_FILES[row], values or KERNEL[row], strict=True))
 
 
-def plan(
-    present: dict[str, int], group: DaemonGroup = MEASURED, *, dry_run: bool = False, refused: str = ""
-) -> NodePlan:
-    daemons = Daemons(groups={"/system.slice": group}, turns=present, turns_refused=refused)
+def plan(present: dict[str, int], group: DaemonGroup = MEASURED, *, dry_run: bool = False) -> NodePlan:
+    daemons = Daemons(groups={"/system.slice": group}, turns=present)
     config = NodeDaemonsConfig(enabled=True, dry_run=dry_run)
     return plan_node(node(daemons=daemons), None, PoliciesConfig(node_daemons=config))
 
@@ -38,19 +37,19 @@ def wanted(planned: NodePlan) -> dict[str, object]:
     return {name: target.setting.value for name, target in planned.files.items() if target.setting is not None}
 
 
-@pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize(
-    "present",
+    ("row", "present"),
     [
-        KERNEL,
-        (24_000_000, 10_000_000, 15_000_000, 0),  # eight CPUs, tuned's throughput-performance
-        SHORT,  # of the run before: it stays in the plan, and so is not restored
+        *enumerate(KERNEL),
+        *enumerate(SHORT),  # of the run before: it stays in the plan, and so is not restored
+        (0, (24_000_000, 10_000_000, 15_000_000, 0)),  # eight CPUs, tuned's throughput-performance
+        (2, (2_800_000, 1)),
     ],
 )
 def test_turns_are_shortened_with_the_weight(row: int, present: tuple[int, ...]) -> None:
     planned = plan(turns(row, present))
     assert planned.daemons == {"/system.slice": 114}
-    assert wanted(planned) == turns(row, SHORT)
+    assert wanted(planned) == turns(row, SHORT[row])
 
 
 def test_a_lower_value_is_unchanged() -> None:
@@ -66,34 +65,26 @@ def test_before_the_need_is_measured_no_file_is_planned(group: DaemonGroup) -> N
 
 
 def test_where_turns_cannot_be_shortened_the_weight_is_held_and_the_reason_says_so() -> None:
-    planned = plan({}, refused="Linux from 6.6 on (EEVDF) has none of the files")
+    planned = plan({})
     assert planned.daemons == {"/system.slice": 114}
-    assert planned.reasons["node_daemons"].endswith(
-        "; turns are not shortened: Linux from 6.6 on (EEVDF) has none of the files"
-    )
+    assert "turns are not shortened: the scheduler's files" in planned.reasons["node_daemons"]
+    assert "turns" not in plan(turns(2)).reasons["node_daemons"]
 
 
 def test_a_dry_run_of_the_policy_counts_for_the_files_too() -> None:
     assert {target.dry_run for target in plan(turns(1), dry_run=True).files.values()} == {True}
 
 
-@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("row", [0, 1, 2])
 def test_the_files_that_are_read_are_those_that_are_written_and_only_all_of_them(tmp_path: Path, row: int) -> None:
     FakeKernel("v1", root=str(tmp_path)).install()
     hierarchy = Hierarchy.detect(str(tmp_path))
 
-    def known(release: str) -> Daemons:
-        usage = UsageReader(hierarchy)
-        return RootGroups(hierarchy, usage, "/kubepods", root=str(tmp_path), files=REAL, release=release).known
-
     def read() -> dict[str, int]:
-        daemons = known("6.1.0")
-        assert (daemons.turns == {}) == ("debugfs" in daemons.turns_refused)
-        return dict(daemons.turns)
+        groups = RootGroups(hierarchy, UsageReader(hierarchy), "/kubepods", root=str(tmp_path), files=REAL)
+        return dict(groups.known.turns)
 
-    assert "6.6" in known("6.12.0").turns_refused
-
-    texts = ("6000000\n", "750000\n", "1000000\n", "GENTLE_FAIR_SLEEPERS NO_HRTICK NO_DOUBLE_TICK\n")
+    texts = (*(f"{value}\n" for value in KERNEL[row][:-1]), "GENTLE_FAIR_SLEEPERS NO_HRTICK NO_DOUBLE_TICK\n")
     for path, text in zip(TURN_FILES[row].values(), texts, strict=True):
         assert read() == {}
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
