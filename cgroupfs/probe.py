@@ -1,32 +1,18 @@
 """What the files of a group show of this kernel and node: the knobs that are offered, the CPUs in effect."""
 
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final
 
-from cgroupfs.codecs import Version
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.files import REAL, FileOps
+from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 
 _KEPT: Final = 64
 """Texts up to this length are parsed once: most groups of a node have the same set."""
 
 
-class HierarchyLookup(Protocol):
-    """Where groups are, and on which version: what the probe needs of `cgroupfs.hierarchy.Hierarchy`."""
-
-    def directory(self, controller: str, group_path: str) -> str:
-        """A group's directory in one controller's hierarchy."""
-
-    def version(self, controller: str) -> int | None:
-        """Its version; None: it is not mounted."""
-
-    def versions(self) -> Mapping[str, Version]:
-        """The version of each mounted controller."""
-
-
-def cpus_in_effect(mounts: HierarchyLookup, group: str, files: FileOps = REAL) -> CpuSet:
+def cpus_in_effect(mounts: Hierarchy, group: str, files: FileOps = REAL) -> CpuSet:
     """The CPUs that the kernel gives a group: no group below it has others. Empty: not known.
 
     v1 takes only CPUs that the parent has, so ``cpuset.cpus`` is in effect; on v2 it is a wish, which may be empty, and
@@ -47,7 +33,7 @@ def _parsed(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-def offered(mounts: HierarchyLookup, group: str, files: FileOps = REAL) -> frozenset[str]:
+def offered(mounts: Hierarchy, group: str, files: FileOps = REAL) -> frozenset[str]:
     """The names of the knobs whose file a group has; empty while no such group exists.
 
     Not the root (but for the few that only it has): it lacks most files, and has some that cannot be written. A

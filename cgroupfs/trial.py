@@ -6,12 +6,13 @@ A group that a killed program left is found by its name. Only processes within g
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Final, Protocol, Self, final
+from typing import Final, Self, final
 
 from cgroupfs.errors import CgroupError, cgroup_error
 from cgroupfs.files import REAL
+from cgroupfs.hierarchy import Hierarchy
 
 PREFIX: Final = "bypassd-prove-"
 _SUBTREE: Final = "cgroup.subtree_control"
@@ -20,21 +21,11 @@ _PATIENCE_S: Final = 2.0
 _PAUSE_S: Final = 0.01
 
 
-class Directories(Protocol):
-    """Where groups are: what is needed of `cgroupfs.hierarchy.Hierarchy`."""
-
-    def directory(self, controller: str, group_path: str, /) -> str:
-        """A group's directory in one controller's hierarchy. Errors: `CgroupError`."""
-
-    def versions(self) -> Mapping[str, int]:
-        """The version of each mounted controller."""
-
-
 @final
 class TrialGroup:
     """One group in the hierarchies of some controllers. Use as a context: it ends its processes and is removed."""
 
-    def __init__(self, hierarchy: Directories, name: str, controllers: Iterable[str]) -> None:
+    def __init__(self, hierarchy: Hierarchy, name: str, controllers: Iterable[str]) -> None:
         self._hierarchy, self._name, self._controllers = hierarchy, name, tuple(controllers)
         self.path = f"/{PREFIX}{name}"
         self._directories = list(dict.fromkeys(hierarchy.directory(item, self.path) for item in self._controllers))
@@ -107,17 +98,17 @@ class TrialGroup:
             _empty_and_remove(directory)
 
 
-def remove_left(hierarchy: Directories) -> list[str]:
+def remove_left(hierarchy: Hierarchy) -> list[str]:
     """Remove what a killed trial left, and end its processes. Returns the directories that are gone now."""
     return [directory for directory in list_left(hierarchy) if _empty_and_remove(directory)]
 
 
-def list_left(hierarchy: Directories) -> list[str]:
+def list_left(hierarchy: Hierarchy) -> list[str]:
     """The directories of our names, each once, in all hierarchies: controllers may share one."""
     return list(_left(hierarchy))
 
 
-def _left(hierarchy: Directories) -> Iterator[str]:
+def _left(hierarchy: Hierarchy) -> Iterator[str]:
     seen: set[str] = set()
     for controller in hierarchy.versions():
         try:

@@ -341,10 +341,7 @@ class Sampler:
         return self._memory.add(self._groups.current(now), now, half_life_s)
 
     def _step(self, reading: CpuReading, now: float) -> None:
-        """``held``: all holds, for a store that has to be rewritten.
-
-        ``check_s``: how often the store is checked for damage.
-        """
+        """The idle buffer's law, from the counters since the reading before."""
         pools = self._reconciler.pools
         if pools is None:
             return

@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import final
 
+from msgspec import Struct
+
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.decide import ChangeDetector
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, InitClass
@@ -12,28 +14,21 @@ from state.model import Phase
 from state.setting_state import SettingState
 
 
-@final
-class Timeline:
+class Timeline(Struct):
     """Times are wall-clock seconds, 0.0 for "not (yet)"; ``hot_s`` is signal to last write in seconds.
 
     ``would_write_at``: when writes were planned that are not made (observe mode, a dry run).
     """
 
-    __slots__ = (
-        *("before_exec", "hot_s", "init", "prepared_at", "seen_at", "settled_at", "signal_at", "verified_at"),
-        "would_write_at",
-    )
-
-    def __init__(self, seen_at: float) -> None:
-        self.seen_at = seen_at
-        self.prepared_at = 0.0
-        self.signal_at = 0.0
-        self.settled_at = 0.0
-        self.verified_at = 0.0
-        self.would_write_at = 0.0
-        self.hot_s: float | None = None
-        self.before_exec: bool | None = None
-        self.init: InitClass | None = None
+    seen_at: float
+    prepared_at: float = 0.0
+    signal_at: float = 0.0
+    settled_at: float = 0.0
+    verified_at: float = 0.0
+    would_write_at: float = 0.0
+    hot_s: float | None = None
+    before_exec: bool | None = None
+    init: InitClass | None = None
 
     def on_executed(self, result: FastResult) -> None:
         if result.creation:

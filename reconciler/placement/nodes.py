@@ -17,8 +17,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.hints import ALIGNED, MEMORY, MergedHint, ResourceHints, TopologyHint, merge
-from reconciler.placement.masks import NodeMaskOptions, NodeMaskRanker, common
+from reconciler.placement.hints import (
+    ALIGNED,
+    MEMORY,
+    MergedHint,
+    NodeMaskOptions,
+    NodeMaskRanker,
+    ResourceHints,
+    TopologyHint,
+    common,
+    merge,
+)
 from reconciler.placement.resource_hints import HintSearch, ResourceCapacity, fewest, hints_of
 from state.cpu import CpuPreferences, TopologyPolicy
 from state.topology import Topology

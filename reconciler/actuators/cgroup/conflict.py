@@ -29,6 +29,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, final
 
 import trio
+from msgspec import Struct
 
 from cgroupfs.attribution import ObservedWrite, WriterKind, WriteWatch, watch_writes
 from cgroupfs.hierarchy import Hierarchy
@@ -93,19 +94,17 @@ _STATES: Final = {
 }
 
 
-@final
-class FileHistory:
-    """The foreign writes of one file. Exists only for files with a foreign write, so it is small."""
+class FileHistory(Struct):
+    """The foreign writes of one file. Exists only for files with a foreign write, so it is small.
 
-    __slots__ = ("last", "minute", "reapplied", "rounds", "until")
+    ``minute``: since when ``reapplied`` counts systemd's writes (monotonic seconds).
+    """
 
-    def __init__(self) -> None:
-        self.rounds: list[float] = []
-        self.minute = float("-inf")
-        """Since when ``reapplied`` counts systemd's writes (monotonic seconds)."""
-        self.reapplied = 0
-        self.until = 0.0
-        self.last = ConflictAction.REASSERT
+    rounds: list[float] = []
+    minute: float = float("-inf")
+    reapplied: int = 0
+    until: float = 0.0
+    last: ConflictAction = ConflictAction.REASSERT
 
 
 @final

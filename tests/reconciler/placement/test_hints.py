@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.hints import CHAINS, EXACT, KEPT, MergedHint, ResourceHints, TopologyHint, merge
-from reconciler.placement.masks import NodeMaskOptions, NodeMaskRanker, reachable
+from reconciler.placement.hints import (
+    CHAINS,
+    EXACT,
+    KEPT,
+    MergedHint,
+    NodeMaskOptions,
+    NodeMaskRanker,
+    ResourceHints,
+    TopologyHint,
+    merge,
+    reachable,
+)
 from state.cpu import TopologyPolicy
 from state.topology import Cpu, NumaNode, Topology
 
