@@ -57,13 +57,10 @@ class PrivateTree:
     ``mounted``: where the hierarchy is mounted already; None: mount it at ``point``. ``prefix``: of our groups' names.
     """
 
-    def __init__(
-        self, mounted: str | None = None, *, point: str = POINT, prefix: str = PREFIX, proc: str = "/proc"
-    ) -> None:
+    def __init__(self, mounted: str | None = None, *, point: str = POINT, prefix: str = PREFIX) -> None:
         self._mounted = mounted
         self._point = point
         self._prefix = prefix
-        self._proc = proc
 
     @property
     def root(self) -> str:
@@ -142,7 +139,7 @@ class PrivateTree:
     def _place(self, pid: int, path: str) -> str | None:
         """Where a process is in the cgroup2 hierarchy; None when it has ended or is not in the pod's v1 group."""
         try:
-            text = REAL.read(f"{self._proc}/{pid}", "cgroup")
+            text = REAL.read(f"/proc/{pid}", "cgroup")
         except OSError:
             return None
         place, inside = None, False
@@ -198,21 +195,21 @@ class PrivateTree:
         if self._mounted is not None:
             return bool(self.uids())
         try:
-            pids = [name for name in os.listdir(self._proc) if name.isdecimal()]
+            pids = [name for name in os.listdir("/proc") if name.isdecimal()]
         except OSError:
             return False
         return any(self._is_ours(pid) for pid in pids)
 
     def _is_ours(self, pid: str) -> bool:
         try:
-            return f"\n0::/{self._prefix}" in f"\n{REAL.read(f'{self._proc}/{pid}', 'cgroup')}"
+            return f"\n0::/{self._prefix}" in f"\n{REAL.read(f'/proc/{pid}', 'cgroup')}"
         except OSError:
             return False
 
     def _is_mounted(self) -> bool:
         """Whether the mount at the private place exists: one of an earlier run is bypassd's as well."""
         try:
-            lines = lines_of(REAL.read(f"{self._proc}/self", "mountinfo"))
+            lines = lines_of(REAL.read("/proc/self", "mountinfo"))
         except OSError:
             return False
         return any(line.split(" ")[4:5] == [self._point] and " - cgroup2 " in line for line in lines)

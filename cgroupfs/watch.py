@@ -132,10 +132,8 @@ class DirWatcher(Generic[T]):
     (symbolic link, bind mount) the newer name wins.
     """
 
-    def __init__(self, name: str, *, poll_s: float = _POLL_S, retry_s: float = _RETRY_S) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._poll_s = poll_s
-        self._retry_s = retry_s
         self._by_wd: dict[int, _Watch[T]] = {}
         self._by_path: dict[str, _Watch[T]] = {}
         self._polled: dict[str, _Watch[T]] = {}
@@ -356,7 +354,7 @@ class DirWatcher(Generic[T]):
 
     def _unreadable(self, exc: OSError) -> None:
         self._overflows += 1
-        self._held_until = trio.current_time() + self._poll_s
+        self._held_until = trio.current_time() + _POLL_S
         _LOG.warning("events lost", watch=self._name, errno=errno_name(exc.errno))
 
     def _start_polling(self, watch: _Watch[T], code: int) -> None:
@@ -364,7 +362,7 @@ class DirWatcher(Generic[T]):
             self._problem = f"{errno_name(code)}: {_ADVICE.get(code, 'the kernel refused a watch')}"
             self._next_poll = self._next_retry = 0.0
             _LOG.warning(
-                "a directory is polled", watch=self._name, path=watch.path, every_s=self._poll_s, reason=self._problem
+                "a directory is polled", watch=self._name, path=watch.path, every_s=_POLL_S, reason=self._problem
             )
         self._polled[watch.path] = watch
         self._wake()
@@ -374,14 +372,14 @@ class DirWatcher(Generic[T]):
             return math.inf
         if not self._next_poll:
             now = trio.current_time()
-            self._next_poll, self._next_retry = now + self._poll_s, now + self._retry_s
+            self._next_poll, self._next_retry = now + _POLL_S, now + _RETRY_S
         return self._next_poll
 
     def _poll(self, now: float) -> list[DirEvent[T]]:
         looks = list(self._polled.values())
-        self._next_poll = now + self._poll_s
+        self._next_poll = now + _POLL_S
         if now >= self._next_retry:
-            self._next_retry = now + self._retry_s
+            self._next_retry = now + _RETRY_S
             self._retry(looks)
         # Also for those just watched again: list after watch.
         return [DirEvent(watch.token, watch.path, "", 0) for watch in looks]

@@ -99,14 +99,14 @@ def gather(
     return MoveResult(moved=moved, gone=gone, passes=passes, on_settled=False, refused=refused)
 
 
-def expel(files: GroupFiles, directory: str, threads: Threads, to: str, *, most: int = MOST_WRITES) -> int:
+def expel(files: GroupFiles, directory: str, threads: Threads, to: str) -> int:
     """Move members of the group that are not in ``threads`` to the group ``to``; returns how many were moved.
 
     A thread's number may have been given to another program between reading it and writing it. The members are read
     before ``threads``: a thread that a member forks meanwhile is in both.
     """
     inside = members(files, directory)
-    strangers = sorted(inside - set(threads()))[:most]
+    strangers = sorted(inside - set(threads()))[:MOST_WRITES]
     return sum(_put(files, to, tid) == 0 for tid in strangers)
 
 
@@ -141,10 +141,9 @@ class OutOfGroupsError(CgroupRefusedError):
 class ControlGroups:
     """The control groups below one resctrl mount."""
 
-    def __init__(self, root: str, files: GroupFiles = REAL, prefix: str = PREFIX) -> None:
+    def __init__(self, root: str, files: GroupFiles = REAL) -> None:
         self.root = root
         self.files = files
-        self.prefix = prefix
 
     def path(self, name: str) -> str:
         """The directory of a group; `DEFAULT` is the mount itself."""
@@ -152,11 +151,11 @@ class ControlGroups:
 
     def ours(self) -> list[str]:
         """Names of our groups that exist, sorted. Errors: `CgroupError`."""
-        return [name for name in self._all() if name.startswith(self.prefix)]
+        return [name for name in self._all() if name.startswith(PREFIX)]
 
     def foreign(self) -> list[str]:
         """Names of others' control groups, sorted. Errors: `CgroupError`."""
-        return [name for name in self._all() if not name.startswith(self.prefix)]
+        return [name for name in self._all() if not name.startswith(PREFIX)]
 
     def of_others(self) -> frozenset[int]:
         """The threads in groups of others. A group that is removed meanwhile has none."""
@@ -250,7 +249,7 @@ class ControlGroups:
             raise cgroup_error(self.root, exc, "list") from exc
 
     def _own(self, name: str) -> str:
-        if not name.startswith(self.prefix) or "/" in name or "\n" in name or len(name) > _LONGEST:
+        if not name.startswith(PREFIX) or "/" in name or "\n" in name or len(name) > _LONGEST:
             raise ValueError(f"{name!r} is not a group name of bypassd")
         return name
 

@@ -169,10 +169,9 @@ def rotate(
 class MonitorGroups:
     """The monitoring groups below one resctrl mount. Synchronous, as `resctrl.groups`."""
 
-    def __init__(self, root: str, files: GroupFiles = REAL, prefix: str = PREFIX) -> None:
+    def __init__(self, root: str, files: GroupFiles = REAL) -> None:
         self.root = root
         self.files = files
-        self.prefix = prefix
 
     def path(self, control: str, name: str = "") -> str:
         """The directory of a monitoring group, or of a control group, which is one as well."""
@@ -185,8 +184,8 @@ class MonitorGroups:
             texts = sorted(self.files.groups(f"{self.path(control)}/mon_groups"))
         except OSError:
             return [], []
-        ours = [name for name in texts if name.startswith(self.prefix)]
-        return ours, [name for name in texts if not name.startswith(self.prefix)]
+        ours = [name for name in texts if name.startswith(PREFIX)]
+        return ours, [name for name in texts if not name.startswith(PREFIX)]
 
     def inside(self, control: str) -> dict[str, int]:
         """All monitoring groups of one control group, bypassd's and others': path and inode."""
@@ -268,7 +267,7 @@ class MonitorGroups:
         return digits(text)
 
     def _own(self, control: str, name: str) -> str:
-        if not name.startswith(self.prefix) or "/" in name or "\n" in name:
+        if not name.startswith(PREFIX) or "/" in name or "\n" in name:
             raise ValueError(f"{name!r} is not a group name of bypassd")
         return self.path(control, name)
 

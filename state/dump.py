@@ -209,12 +209,12 @@ def _json(fields: Mapping[str, object]) -> bytes:
     return (printable_json(json.dumps(fields, indent=2, ensure_ascii=False)) + "\n").encode()
 
 
-def yaml_bytes(value: object, width: int = 120) -> bytes:
+def yaml_bytes(value: object) -> bytes:
     """Plain data as YAML. The library escapes C0 and C1, but nothing above where text need not be ASCII."""
     import yaml  # 15 ms that the other formats do not pay
 
     for unicode in (True, False):
-        text: str = yaml.dump(value, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=unicode, width=width)
+        text: str = yaml.dump(value, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=unicode, width=120)
         if text.replace("\n", "").isprintable():
             break
     return text.encode()

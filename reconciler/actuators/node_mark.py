@@ -215,7 +215,6 @@ class NodeMarker(PeriodicActuator):
         client: Callable[[], NodeClient],
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """``lane``: the store's one-thread limiter. ``client``: made with the first request."""
         self.counts: Counter[str] = Counter()
@@ -223,7 +222,6 @@ class NodeMarker(PeriodicActuator):
         self._make = client
         self._made: NodeClient | None = None
         self._clock = clock
-        self._wall = wall
         super().__init__(PeriodicWorker(self._sweep, self._period_s, gap_s=_GAP_S))
         self._status: MarkStatus | None = None
         self._wanted: ClosedNode | None = None
@@ -383,7 +381,7 @@ class NodeMarker(PeriodicActuator):
             log = _LOG.info if state in _FINE else _LOG.warning
             log(f"mark of the closed node: {state}", mark=wanted.mark, detail=detail)
             self.counts[state.value] += 1
-        at_s = before.at_s if before is not None and before.state is state else self._wall()
+        at_s = before.at_s if before is not None and before.state is state else time.time()
         self._status = MarkStatus(mark=wanted.mark, state=state, detail=detail, at_s=at_s)
 
     async def _remove(self, rows: Iterable[MarkRow]) -> list[RestoreResult]:

@@ -10,7 +10,7 @@ Source: JSON Schema 2020-12; the YAML language server reads it from a ``# yaml-l
 import re
 from typing import Any, Final
 
-from msgspec import Struct, json
+from msgspec import json
 from msgspec.inspect import BoolType, CustomType, DictType, FloatType, IntType, StrType
 
 from reconciler.config.model import Config
@@ -23,10 +23,10 @@ _BARE: Final = {"number": "1", "boolean": "true"}
 _CPU_LIST: Final = r"^\s*([0-9]+(-[0-9]+)?(\s*,\s*[0-9]+(-[0-9]+)?)*)?\s*$"
 
 
-def json_schema(model: type[Struct] = Config) -> dict[str, Any]:
+def json_schema() -> dict[str, Any]:
     """The schema as plain values, ready for JSON. Sections are in ``$defs`` by the name of their struct."""
     definitions: dict[str, Any] = {}
-    root = _of(section_of(model), definitions)
+    root = _of(section_of(Config), definitions)
     return {
         "$schema": DRAFT,
         "title": "Configuration of bypassd",

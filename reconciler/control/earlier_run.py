@@ -64,14 +64,12 @@ class EarlierRun:
         unexamined: Unexamined,
         inode: Callable[[str], int],
         alert: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``unexamined``: None where the store has nothing of an earlier run. ``inode``: of a directory, 0: gone."""
         self._actuator = actuator
         self._inventory = inventory
         self._inode = inode
         self._alert = alert
-        self._clock = clock
         self._pending = unexamined
         self._until: float | None = None
         self._left = ""
@@ -84,14 +82,14 @@ class EarlierRun:
         judge, slices = self._actuator.judge, TimeSlice()
         candidates = list(self._candidates())
         if self._until is None:
-            self._until = self._clock() + _PATIENCE_S
+            self._until = time.monotonic() + _PATIENCE_S
         found: list[FileWrite] = []
         left: set[tuple[str, int]] = set()
         for candidate in candidates:
             if self._pending is not None and candidate.key not in self._pending:
                 continue
             if candidate.knobs is None:
-                if self._clock() < self._until:
+                if time.monotonic() < self._until:
                     left.add(candidate.key)
             elif there := judge.unrecorded_values(candidate.target, candidate.knobs):
                 found += there

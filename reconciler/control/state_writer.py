@@ -28,7 +28,9 @@ from state.schema import ASSIGNMENTS, META, RUNNING, SETTINGS, UNRECORDED
 from state.store import StoreBatch
 from state.summary import pod_facts
 
+_FLUSH_S: Final = 2.0
 _CHECK_S: Final = 10.0
+"""How often the store is checked for damage."""
 _CHECK_ALL_S: Final = 3600.0
 """Damage that leaves no trace in the file's times: the medium's own."""
 
@@ -43,22 +45,14 @@ class StateWriter:
         reconciler: Reconciler,
         headroom: NodeHeadroom,
         alert: Callable[[str, str, Setting | None], None],
-        *,
-        flush_s: float = 2.0,
-        check_s: float = _CHECK_S,
-        check_all_s: float = _CHECK_ALL_S,
     ) -> None:
-        """``check_s``: how often the store is checked for damage."""
         self._store = store = record.store
         self._ledger = record.ledger
         self._reconciler = reconciler
         self._lane = record.lane
-        self._flush_s = flush_s
         self._alert = alert
         self._headroom = headroom
         self._holds = record.holds
-        self._check_s = check_s
-        self._check_all_s = check_all_s
         self._checked_all = time.monotonic()
         self._generation = store.generation
         self.damage: str | None = None
@@ -76,14 +70,14 @@ class StateWriter:
         self.problem: str | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Flush every ``flush_s``, and again at the end, with the word that the end was a clean one."""
+        """Flush at intervals, and again at the end, with the word that the end was a clean one."""
         task_status.started()
         await self._mark(running=True)
         checked = trio.current_time()
         try:
             while True:
-                await self._holds.rows.urgent.wait_until(beat_after(self._flush_s))
-                if trio.current_time() - checked >= self._check_s:
+                await self._holds.rows.urgent.wait_until(beat_after(_FLUSH_S))
+                if trio.current_time() - checked >= _CHECK_S:
                     checked = trio.current_time()
                     await self.check()
                 await self.flush()
@@ -104,7 +98,7 @@ class StateWriter:
     async def check(self) -> None:
         """Check the store for damage by other programs, have it repaired, and log it."""
         now = time.monotonic()
-        full = now - self._checked_all >= self._check_all_s
+        full = now - self._checked_all >= _CHECK_ALL_S
         if full:
             self._checked_all = now
         try:

@@ -31,6 +31,7 @@ _REASONS: Final[Mapping[str, str]] = {
 }
 _WHOLE: Final = 10_000
 _KIB: Final = 1024
+_FRESH_S: Final = 10.0
 _MARKS_ABOVE_MIN: Final = 2
 """The low and the high mark lie one and two distances above the min mark."""
 
@@ -64,22 +65,14 @@ def values(total_bytes: int, config: WatermarksConfig) -> dict[str, int]:
     return wanted
 
 
-def taken_bytes(name: str, rise: int, total_bytes: int) -> int:
-    """By how much the highest mark rises when one value is raised by ``rise``.
-
-    ``total_bytes``: all memory that the kernel manages; its own factor is of huge pages, too.
-    """
-    return rise * _KIB if name == MIN_FREE else rise * total_bytes * _MARKS_ABOVE_MIN // _WHOLE
-
-
-def most_rise(name: str, node: NodeMemoryReading, *, fresh_s: float = 10.0) -> int:
+def most_rise(name: str, node: NodeMemoryReading) -> int:
     """By how much one value may be raised now: what that takes must be available twice. Unknown is not enough."""
-    if node.age_s is None or node.age_s > fresh_s:
+    if node.age_s is None or node.age_s > _FRESH_S:
         return 0
     half = node.available_bytes // 2
     if name == MIN_FREE:
         return half // _KIB
-    # The largest rise whose `taken_bytes`, which is rounded down, is not above the half.
+    # The largest rise by which the highest mark, rounded down, rises by no more than the half.
     return ((half + 1) * _WHOLE - 1) // ((node.total_bytes + node.huge_bytes) * _MARKS_ABOVE_MIN)
 
 

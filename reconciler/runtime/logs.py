@@ -58,9 +58,8 @@ class _Folded:
 class Repeats:
     """Decides which records are written. ``clock``: monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = MOST) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._most = most
         self._lines: OrderedDict[Key, _Folded] = OrderedDict()
         self._look_at = 0.0
 
@@ -82,7 +81,7 @@ class Repeats:
         known = self._lines.get(key)
         if known is None or (not known.count and now - known.written_at >= known.pause_s):
             self._lines[key] = _Folded(now)
-            if len(self._lines) > self._most:
+            if len(self._lines) > MOST:
                 yield from _counted(self._lines.popitem(last=False)[1], now)
             yield record
             return

@@ -84,12 +84,12 @@ def check_directory(path: str, rule: FileRule, *, root: str = "/") -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
 
-def check_socket(path: str, rule: FileRule, *, root: str = "/") -> None:
+def check_socket(path: str, rule: FileRule) -> None:
     """Errors: `OSError` unless it is a socket that the rule admits.
 
     Of a world-connectable socket only the owner counts: the write permission decides who may connect.
     """
-    with _opened(path, rule, root, socket=True) as number:
+    with _opened(path, rule, "/", socket=True) as number:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
             raise UntrustedFileError(path, "is not a socket")
 

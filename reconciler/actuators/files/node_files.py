@@ -29,7 +29,7 @@ from reconciler.actuators.base import (
 )
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows, undo_values
-from reconciler.actuators.file_catalog import FILES, NodeFile
+from reconciler.actuators.file_catalog import FILES
 from reconciler.actuators.holds import holding
 from state.entry import LedgerEntry, RestoreResult
 from state.kinds import FILE, SYSCTL
@@ -100,15 +100,13 @@ CODECS: Final = {kind: _codec(kind) for kind in (SYSCTL, FILE)}
 class FileAccess:
     """Reads and writes the files; as a `ValueAccess` it restores them. All methods block and run in a thread."""
 
-    def __init__(self, root: str, files: FileOps, catalog: Mapping[str, NodeFile] = FILES) -> None:
-        """``catalog``: the files by name; a name that is not in it is never opened."""
-        self.catalog = catalog
+    def __init__(self, root: str, files: FileOps) -> None:
         self._root = root
         self._files = files
 
     def value(self, name: str) -> int | str:
         """The value; or a text with the reason why it cannot be read."""
-        file = self.catalog.get(name)
+        file = FILES.get(name)  # a name that is not in it is never opened
         if file is None:
             return f"this version has no file named {name}"
         directory, base = os.path.split(os.path.join(self._root, file.path))
@@ -128,7 +126,7 @@ class FileAccess:
         """
         if expected is not None and self.value(name) != expected:
             return CHANGED
-        file = self.catalog[name]
+        file = FILES[name]
         directory, base = os.path.split(os.path.join(self._root, file.path))
         try:
             self._files.write(directory, base, file.codec.encode(value))
@@ -185,10 +183,9 @@ class NodeFiles(PeriodicActuator):
         *,
         root: str = "/",
         files: FileOps = REAL,
-        catalog: Mapping[str, NodeFile] = FILES,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._access = FileAccess(root, files, catalog)
+        self._access = FileAccess(root, files)
         self._rows = {kind: LedgerState(codec, ledger, lane) for kind, codec in CODECS.items()}
         super().__init__(PeriodicWorker(self._sweep, _period_s), _relevant)
         self._confirmed: set[str] = set()
@@ -283,7 +280,7 @@ class NodeFiles(PeriodicActuator):
             return SettingState.WAITING, "not enough available memory for it"
         # The value that is in force, not the last recorded: that one may have been refused, or a kill came before it.
         ours = (*(() if present == original else (present,)), target)
-        rows = self._rows[self._access.catalog[name].kind]
+        rows = self._rows[FILES[name].kind]
         fresh = NodeFileState(original=original, ours=ours, policy=setting.policy)
         try:
             await rows.save(FileRows(values={**rows.now.values, name: fresh}))

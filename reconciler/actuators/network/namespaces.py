@@ -47,14 +47,13 @@ class NetworkNamespaces(Protocol):
 
 @final
 class RealNetworkNamespaces:
-    def __init__(self, hierarchy: Hierarchy, *, files: FileOps = REAL, proc: str = "/proc") -> None:
+    def __init__(self, hierarchy: Hierarchy, *, files: FileOps = REAL) -> None:
         self.own = 0
         self._processes = PodProcesses(hierarchy, files)
-        self._proc = proc
         self._open: list[int] = []
 
     def __enter__(self) -> Self:
-        self.own = os.stat(f"{self._proc}/thread-self/ns/net").st_ino
+        self.own = os.stat("/proc/thread-self/ns/net").st_ino
         return self
 
     def __exit__(
@@ -78,7 +77,7 @@ class RealNetworkNamespaces:
         for item in sorted(there, key=lambda container: container.kind is not ContainerKind.SANDBOX):
             for pid in self._processes.of_group(item.group.path)[:_TRIED]:
                 try:
-                    file = os.open(f"{self._proc}/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                    file = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                 except OSError:
                     continue
                 self._open.append(file)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from reconciler.control.planner import plan_node
 from reconciler.policies.table import PoliciesConfig
-from reconciler.policies.watermarks import WatermarksConfig, most_rise, taken_bytes, values
+from reconciler.policies.watermarks import WatermarksConfig, most_rise, values
 from state.memory import MIN_FREE, SCALE, NodeMemoryReading
 from state.plan import FileTarget
 from tests.reconciler.nodes import node
@@ -35,6 +35,11 @@ def test_values_follow_the_memory(config: WatermarksConfig, found: dict[str, int
 def test_more_than_a_few_percent_cannot_be_asked_for(text: bytes) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=WatermarksConfig)
+
+
+def taken_bytes(name: str, rise: int, total_bytes: int) -> int:
+    """By how much the highest mark rises when one value is raised by ``rise``."""
+    return rise * 1024 if name == MIN_FREE else rise * total_bytes * 2 // 10_000
 
 
 def test_what_a_raise_takes() -> None:
