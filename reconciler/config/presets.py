@@ -2,7 +2,7 @@
 
 A level is the rows of `ROWS` up to it. They are a layer below the files, setting by setting: a key that is written in a
 file always applies instead. No row depends on the node. A policy sets only what the kernel offers and reports the rest
-(`reconciler.policies.offers`), so a level is the same set of settings on every node and `lacking` says which of them
+(`reconciler.policies.base`), so a level is the same set of settings on every node and `lacking` says which of them
 have no effect on one; after a change of the kernel they take effect without a change of the configuration.
 
 A row may be of any setting that a reload can change. Left out on purpose:
@@ -26,7 +26,7 @@ from msgspec import Struct
 from cgroupfs.codecs import Version
 from cgroupfs.knobs import CATALOG
 from reconciler.config.model import Protection
-from reconciler.policies.offers import missing_reason
+from reconciler.policies.base import missing_reason
 from reconciler.settings.binder import Text
 
 LEVELS: Final = (Protection.CPU, Protection.CPU_MEMORY, Protection.FULL)

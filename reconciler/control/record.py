@@ -71,16 +71,10 @@ class HoldRows:
     def stored(self) -> dict[str, Hold]:
         return read_holds(self._store)
 
-    async def put(self, hold: Hold) -> None:
-        """Make a hold durable. Errors: `StoreError`."""
+    async def write(self, target: str, hold: Hold | None) -> None:
+        """Make a hold (None: its end) durable. Errors: `StoreError`."""
         batch = StoreBatch()
-        _add(batch, hold.target, hold)
-        await in_worker(self._store.apply, batch, limiter=self._lane)
-
-    async def delete(self, target: str) -> None:
-        """Forget a hold. Errors: `StoreError`."""
-        batch = StoreBatch()
-        _add(batch, target, None)
+        _add(batch, target, hold)
         await in_worker(self._store.apply, batch, limiter=self._lane)
 
     def soon(self, target: str, hold: Hold | None) -> None:
@@ -201,7 +195,7 @@ class HoldManager:
         if hold.target not in self.all and len(self.all) >= MOST:
             raise InputError("holds", len(self.all), f"fewer than {MOST} holds; release some")
         held = self._dated(tidied(hold))
-        await self.rows.put(held)
+        await self.rows.write(hold.target, held)
         self.all[hold.target] = held
         self.refresh()
         return held
@@ -210,7 +204,7 @@ class HoldManager:
         """End a hold; False when there was none. The caller refreshes. Errors: `StoreError`."""
         if target not in self.all:
             return False
-        await self.rows.delete(target)
+        await self.rows.write(target, None)
         del self.all[target]
         return True
 

@@ -5,13 +5,14 @@ A new policy is one file that ends in ``POLICY = Policy(...)`` and one row in `p
 the same arguments.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
 
 from msgspec import Meta, Struct, json
 
-from cgroupfs.codecs import Value
+from cgroupfs.codecs import Value, Version
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
@@ -272,3 +273,24 @@ def pod_shares(milli: int, pod: Pod, view: NodeView) -> int:
 def quota_us(milli: int, period: int) -> int:
     """Thousandths of a CPU as a quota of ``period`` µs, never below what the kernel accepts."""
     return max(QUOTA_MIN_US, milli * period // 1000)
+
+
+def unsupported_reason(view: NodeView, name: str) -> str | None:
+    """Why a knob is unavailable on this node; None when it is available."""
+    return missing_reason(name, view.versions, view.knobs)
+
+
+def missing_reason(name: str, versions: Mapping[str, Version], knobs: frozenset[str]) -> str | None:
+    """The same of a node without a view: versions of the mounted controllers, and the knobs that kubepods has."""
+    knob = CATALOG[name]
+    version = versions.get(knob.controller)
+    if version is None:
+        return f"no {knob.controller} controller is mounted on this node"
+    if name in knobs:
+        return None
+    form = knob.forms.get(version)
+    if form is None:
+        return f"cgroup v{version} has no {name}"
+    if not knobs:
+        return "unknown: no kubepods directory to probe this kernel with"
+    return f"this kernel has no {name} ({form.file}, from Linux {form.since} on)"

@@ -38,10 +38,10 @@ from reconciler.policies.base import (
     quota_us,
     setting_of,
     shares_of,
+    unsupported_reason,
     weighs_by_request,
 )
 from reconciler.policies.normalise import normalised
-from reconciler.policies.offers import unsupported_reason
 from reconciler.runtime.format import cpu, size
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan

@@ -23,8 +23,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig
-from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
 from reconciler.runtime.format import size
 from state.memory import MemoryPlan
 from state.model import NodeView, Setting

@@ -20,9 +20,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, setting_of
+from reconciler.policies.base import Policy, PolicyConfig, setting_of, unsupported_reason
 from reconciler.policies.normalise import quota_of
-from reconciler.policies.offers import unsupported_reason
 from reconciler.policies.pinned import is_pinned, lifts_pod
 from state.cpu import BurstLimit
 from state.model import ContainerKind, NodeView, Pod, Pools, Setting

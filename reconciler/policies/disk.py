@@ -35,8 +35,7 @@ from msgspec.structs import replace
 from cgroupfs.codecs import DeviceLimits, Row, Value
 from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MAX_IOPS, MAX_LATENCY_US, MIN_CFQ_WEIGHT, cost_row
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig, containers_of
-from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, containers_of, unsupported_reason
 from state.disk import Disk, DiskPlan
 from state.model import NodeView, Pod, PodClass, Setting
 from state.plan import NodePlan

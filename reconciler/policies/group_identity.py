@@ -15,8 +15,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig
-from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 from state.pod_index import index_of

@@ -33,8 +33,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.scheduling import IDLE
-from reconciler.policies.base import Policy, PolicyConfig, containers_of, owns_cpus, setting_of
-from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, containers_of, owns_cpus, setting_of, unsupported_reason
 from reconciler.policies.yielding import weight_suffices
 from state.cpu import THREAD_POLICY
 from state.model import NodeView, Pod, PodClass, Pools, Setting

@@ -30,8 +30,7 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig, containers_of, pod_total, setting_of
-from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, containers_of, pod_total, setting_of, unsupported_reason
 from reconciler.runtime.format import size
 from state.memory import MemoryProtection
 from state.model import Container, NodeView, Pod, PodClass, Setting

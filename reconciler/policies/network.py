@@ -33,8 +33,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig
-from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
 from state.model import ContainerKind, NodeView, Pod, PodClass, Setting
 from state.network import BE_CLASS, ByteCounters, InterfaceRequest, LinkLimits, NetworkRequest, Throughput
 from state.plan import NodePlan

@@ -18,8 +18,7 @@ from msgspec import Meta
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.pool_members import nodes_of
-from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of, whole_pod
-from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of, unsupported_reason, whole_pod
 from state.model import Container, ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 from state.topology import Topology

@@ -15,8 +15,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of
-from reconciler.policies.offers import unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of, unsupported_reason
 from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 

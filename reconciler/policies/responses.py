@@ -30,9 +30,9 @@ from reconciler.policies.base import (
     period_us,
     quota_us,
     setting_of,
+    unsupported_reason,
 )
 from reconciler.policies.be_quota import own_quota
-from reconciler.policies.offers import unsupported_reason
 from reconciler.runtime.format import cpu
 from state.measures import SqueezeLimit
 from state.model import NodeView, Pod, PodClass, Pools, Setting

@@ -16,8 +16,8 @@ from reconciler.actuators.core_sched import tasks
 from reconciler.actuators.core_sched.tasks import CookieState
 from reconciler.actuators.files import node_files
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
-from reconciler.actuators.network import undo as network
-from reconciler.actuators.network.undo import NetworkState, Redirect, Redirects
+from reconciler.actuators.network import actuator as network
+from reconciler.actuators.network.actuator import NetworkState, Redirect, Redirects
 from reconciler.actuators.processes import oom_score
 from reconciler.actuators.processes.value_records import ContainerRecord, ContainerRecords
 from reconciler.actuators.resctrl import undo as resctrl

@@ -2,24 +2,225 @@
 
 The kind of an interface's root qdisc is in the store before our tree replaces it; only a root that the kernel installed
 as its default is replaced, because the kernel reinstalls that one by itself. Our tree is identified by its handle
-(``4250:``), so it is found and removed also when the store is lost. `actuators.network.pod_ceiling` does the same for
-pods with a network namespace of their own. The rates are set by `reconciler.control.network_loop`.
+(``4250:``), so it is found and removed also when the store is lost. Packets redirected to a removed device are dropped:
+so filters are removed first, then their device. `actuators.network.pod_ceiling` does the same for pods with a network
+namespace of their own. The rates are set by `reconciler.control.network_loop`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import final
+from typing import Final, final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import digits
+from cgroupfs.errors import SourceError
 from reconciler.actuators.base import PeriodicWorker
-from reconciler.actuators.codec import LedgerState
+from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
 from reconciler.actuators.network.netlink import Link, link_mbit
-from reconciler.actuators.network.tc import ClassRates, Tc
+from reconciler.actuators.network.tc import FILE, NAME, ClassRates, Tc
 from reconciler.actuators.network.tc_pods import PodTc
-from reconciler.actuators.network.undo import NetworkState, remove_trees, undo
-from state.entry import RestoreResult
+from state.entry import LedgerEntry, OriginalSource, RestoreOutcome, RestoreResult
+from state.kinds import NETWORK
+from state.ledger import Ledger
+from state.network import Direction
+
+FILTER: Final = "ingress filter"
+RECEIVED_FILTER: Final = "egress filter"
+DEVICE: Final = "device"
+
+
+class Redirect(Struct, frozen=True, kw_only=True):
+    """A veth device whose packets are redirected to our IFB.
+
+    ``owns_qdisc``: the qdisc of our filter is ours too; ``slot``: the number of its class in our IFB.
+    """
+
+    index: int
+    pod_uid: str
+    owns_qdisc: bool
+    slot: int = 0
+
+
+class Redirects(Struct, frozen=True, kw_only=True):
+    """Those of one direction, by veth device. ``ifb``: our IFB of it may exist."""
+
+    ifb: bool = False
+    redirects: Mapping[str, Redirect] = {}
+
+    def __bool__(self) -> bool:
+        return self.ifb or bool(self.redirects)
+
+
+class NetworkState(Struct, frozen=True, kw_only=True):
+    """``roots``: by interface, the kind of root that our tree replaced; then what is redirected from and to pods."""
+
+    roots: Mapping[str, str] = {}
+    sent: Redirects = Redirects()
+    received: Redirects = Redirects()
+
+    def of(self, direction: Direction) -> Redirects:
+        return self.sent if direction is Direction.SENT else self.received
+
+    def with_(self, direction: Direction, redirects: Redirects) -> "NetworkState":
+        return replace(self, sent=redirects) if direction is Direction.SENT else replace(self, received=redirects)
+
+
+_FILTERS: Final = {Direction.SENT: FILTER, Direction.RECEIVED: RECEIVED_FILTER}
+_NONE: Final = "none"
+_INGRESS: Final = "ingress"
+"""The original of a veth device that had an ingress qdisc already, to which our filter was added."""
+_TREE: Final = "4250:"
+_SLOT: Final = "slot "
+
+
+def _load(rows: Iterable[LedgerEntry]) -> NetworkState:
+    roots: dict[str, str] = {}
+    devices: set[str] = set()
+    redirects: dict[str, dict[str, Redirect]] = {FILTER: {}, RECEIVED_FILTER: {}}
+    for row in rows:
+        if row.file == FILE:
+            roots[row.path] = row.original or ""
+        elif row.file == DEVICE:
+            devices.add(row.path)
+        elif row.file in redirects and row.ours and (slot := digits(row.ours[-1].removeprefix(_SLOT))) is not None:
+            redirects[row.file][row.path] = Redirect(
+                index=row.inode, pod_uid=row.pod_uid or "", owns_qdisc=row.original == _NONE, slot=slot
+            )
+    state = NetworkState(roots=roots)
+    for direction, file in _FILTERS.items():
+        state = state.with_(direction, Redirects(ifb=direction.device in devices, redirects=redirects[file]))
+    return state
+
+
+def _dump(state: NetworkState) -> Iterable[LedgerEntry]:
+    for name, kind in state.roots.items():
+        yield _row(name, FILE, kind or None, _TREE)
+    for direction, file in _FILTERS.items():
+        if state.of(direction).ifb:
+            yield _row(direction.device, DEVICE, _NONE, direction.device)
+        for name, redirect in state.of(direction).redirects.items():
+            row = _row(name, file, _NONE if redirect.owns_qdisc else _INGRESS, f"{_SLOT}{redirect.slot}")
+            yield replace(row, inode=redirect.index, pod_uid=redirect.pod_uid or None)
+
+
+def _row(name: str, field: str, original: str | None, ours: str) -> LedgerEntry:
+    return LedgerEntry(
+        kind=NETWORK,
+        controller="",
+        path=name,
+        file=field,
+        knob=f"network.{field}",
+        original=original,
+        origin=OriginalSource.UNKNOWN if original is None else OriginalSource.READ,
+        ours=(ours,),
+        wanted=ours,
+        policy=NAME,
+    )
+
+
+CODEC: Final = RowCodec(kind=NETWORK, load=_load, dump=_dump)
+
+
+def restore_network(tc: Tc, pods: Sequence[PodTc], ledger: Ledger, only: str | None = None) -> list[RestoreResult]:
+    """Restore everything while no daemon runs, including what a lost store does not contain. Errors: `StoreError`."""
+    return undo_rows(ledger, CODEC, lambda state: undo(tc, pods, state, only))
+
+
+def undo(
+    tc: Tc, pods: Sequence[PodTc], state: NetworkState, only: str | None = None
+) -> tuple[list[RestoreResult], NetworkState]:
+    """Remove everything (``only``: one pod's part); returns the results and the remaining state. Errors: none.
+
+    ``pods``: of each direction.
+    """
+    done, left = [], state
+    for each in pods:
+        results, left = undo_pods(each, left, only)
+        done += results
+    if only is not None:
+        return done, left
+    trees = remove_trees(tc, state.roots)
+    refused = {result.path for result in trees if not result.ok}
+    return [*done, *trees], replace(left, roots={name: kind for name, kind in state.roots.items() if name in refused})
+
+
+def undo_pods(pods: PodTc, state: NetworkState, only: str | None = None) -> tuple[list[RestoreResult], NetworkState]:
+    """Remove one direction's redirects of all pods with a network namespace of their own, or of one. Errors: none."""
+    direction, recorded = pods.direction, state.of(pods.direction)
+    chosen = {name: redirect for name, redirect in recorded.redirects.items() if only in {None, redirect.pod_uid}}
+    done = []
+    if only is None:
+        try:
+            unrecorded = {name: index for name, index in pods.redirected().items() if name not in chosen}
+        except SourceError as exc:
+            # If the network stack cannot be read, nothing of ours is assumed on it, unless the store records it.
+            unrecorded = {}
+            if recorded.ifb and not chosen:
+                done.append(restore_result(direction.device, DEVICE, RestoreOutcome.REFUSED, str(exc)))
+        chosen |= {name: Redirect(index=index, pod_uid="", owns_qdisc=True) for name, index in unrecorded.items()}
+    done += [release(pods, name, redirect) for name, redirect in sorted(chosen.items())]
+    refused = {result.path for result in done if not result.ok}
+    remaining = {
+        name: redirect for name, redirect in recorded.redirects.items() if name not in chosen or name in refused
+    }
+    left = replace(recorded, redirects=remaining)
+    if only is None and not refused:
+        try:
+            if pods.unmake():
+                done.append(restore_result(direction.device, DEVICE, RestoreOutcome.RESTORED))
+            left = replace(left, ifb=False)
+        except SourceError as exc:
+            if recorded.ifb:
+                done.append(restore_result(direction.device, DEVICE, RestoreOutcome.REFUSED, str(exc)))
+    return done, state.with_(direction, left)
+
+
+def release(pods: PodTc, name: str, redirect: Redirect) -> RestoreResult:
+    """Remove one veth device's redirect. Errors: none."""
+    file = _FILTERS[pods.direction]
+    try:
+        device = pods.device(name)
+        if device is None or device.index != redirect.index:
+            return restore_result(name, file, RestoreOutcome.GONE)
+        entry = pods.filters_of([redirect.index])[redirect.index]
+        pods.release(redirect.index, all_of_it=redirect.owns_qdisc)
+    except SourceError as exc:
+        return restore_result(name, file, RestoreOutcome.REFUSED, str(exc))
+    return restore_result(name, file, RestoreOutcome.ALREADY if entry.redirects_to is None else RestoreOutcome.RESTORED)
+
+
+def remove_trees(tc: Tc, roots: Mapping[str, str], *, everywhere: bool = True) -> list[RestoreResult]:
+    """Remove our trees, on all interfaces or on these; returns a result for each. Errors: none."""
+    done = []
+    try:
+        qdiscs = {name: root for name, root in tc.names().items() if everywhere or name in roots}
+    except SourceError as exc:
+        return [restore_result(name, FILE, RestoreOutcome.REFUSED, str(exc)) for name in sorted(roots)]
+    for name in sorted(qdiscs.keys() | roots.keys()):
+        try:
+            root = qdiscs.get(name)
+            if root is None:
+                done.append(
+                    restore_result(
+                        name, FILE, RestoreOutcome.ALREADY if tc.root(name) is not None else RestoreOutcome.GONE
+                    )
+                )
+                continue
+            tc.remove(root.index)
+            after = tc.root(name)
+            done.append(restore_result(name, FILE, RestoreOutcome.RESTORED, after.kind if after is not None else ""))
+        except SourceError as exc:
+            done.append(restore_result(name, FILE, RestoreOutcome.REFUSED, str(exc)))
+    return done
+
+
+def restore_result(name: str, file: str, undo: RestoreOutcome, message: str = "") -> RestoreResult:
+    """The result for one object; ``message``: its current kind, or else the reason of the failure."""
+    if undo is RestoreOutcome.RESTORED:
+        return RestoreResult(path=name, file=file, undo=undo, text=message)
+    return RestoreResult(path=name, file=file, undo=undo, detail=message)
 
 
 class TreeReading(Struct, frozen=True, kw_only=True):

@@ -24,10 +24,10 @@ from reconciler.actuators.base import PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.holds import holding
+from reconciler.actuators.network.actuator import NetworkState, Redirect, Redirects, release, undo_pods
 from reconciler.actuators.network.namespaces import NetworkNamespaces
 from reconciler.actuators.network.netlink import Link
 from reconciler.actuators.network.tc_pods import SLOTS, IfbState, PodTc, VethFilters
-from reconciler.actuators.network.undo import NetworkState, Redirect, Redirects, release, undo_pods
 from state.model import Hold, Pod, PodClass, Setting
 from state.network import Direction
 from state.setting_state import SettingState

@@ -31,8 +31,8 @@ from reconciler.actuators.files import capacity, interrupts, node_files
 from reconciler.actuators.files.capacity import CapacityPlace, CapacityRows
 from reconciler.actuators.files.interrupts import InterruptRows, MovedInterrupt
 from reconciler.actuators.files.node_files import FileRows, NodeFileState
-from reconciler.actuators.network import undo as network
-from reconciler.actuators.network.undo import NetworkState, Redirect, Redirects
+from reconciler.actuators.network import actuator as network
+from reconciler.actuators.network.actuator import NetworkState, Redirect, Redirects
 from reconciler.actuators.node_mark import MarkRow, MarkRows
 from reconciler.actuators.processes import idle_threads, oom_score
 from reconciler.actuators.processes.value_records import ContainerRecord, ContainerRecords

@@ -11,9 +11,9 @@ from cgroupfs.cpuset import EMPTY
 from cgroupfs.errors import SourceError
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
+from reconciler.actuators.network.actuator import CODEC, restore_network
 from reconciler.actuators.network.netlink import Link, link_mbit
 from reconciler.actuators.network.tc import ClassRates, RootQdisc
-from reconciler.actuators.network.undo import CODEC, restore_network
 from reconciler.control.network_loop import NetworkLoop
 from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger

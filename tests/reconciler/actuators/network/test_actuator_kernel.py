@@ -17,8 +17,8 @@ from cgroupfs.files import REAL
 from cgroupfs.knobs import CATALOG
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
+from reconciler.actuators.network.actuator import CODEC, restore_network
 from reconciler.actuators.network.tc import ClassRates, RealTc, load_classifier
-from reconciler.actuators.network.undo import CODEC, restore_network
 from reconciler.control.network_loop import NetworkLoop
 from state.entry import RestoreOutcome
 from state.ledger import Ledger

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from reconciler.actuators.codec import read_rows
+from reconciler.actuators.network.actuator import CODEC, NetworkState, restore_network
 from reconciler.actuators.network.netlink import Link
-from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
 from reconciler.control.network_loop import NetworkLoop
 from state.entry import RestoreOutcome
 from state.ledger import Ledger

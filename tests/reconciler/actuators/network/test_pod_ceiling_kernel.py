@@ -20,11 +20,11 @@ from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
+from reconciler.actuators.network.actuator import CODEC, NetworkState, restore_network
 from reconciler.actuators.network.namespaces import RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Links
 from reconciler.actuators.network.tc import connected, load_program
 from reconciler.actuators.network.tc_pods import IfbState, RealPodTc, VethFilters
-from reconciler.actuators.network.undo import CODEC, NetworkState, restore_network
 from reconciler.control.network_loop import NetworkLoop
 from state.entry import RestoreOutcome
 from state.ledger import Ledger

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from reconciler.actuators.network.actuator import Redirect
 from reconciler.actuators.network.netlink import Link
 from reconciler.actuators.network.pod_ceiling import ObservedLinks, PodLinks, decide
 from reconciler.actuators.network.tc_pods import IfbState, VethFilters
-from reconciler.actuators.network.undo import Redirect
 from state.model import Hold
 from state.setting_state import SettingState
 from tests.reconciler.nodes import pod
