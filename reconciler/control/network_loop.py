@@ -1,6 +1,6 @@
 """Control loop of BE's share of each named interface: read the counters, run the control law, set the rates.
 
-An auxiliary actuator. The law is `reconciler.policies.network`; `reconciler.actuators.network.actuator` has the
+An auxiliary actuator. The law is `reconciler.policies.network_control`; `reconciler.actuators.network.actuator` has the
 trees, rates and counters, and `actuators.network.pod_ceiling` the BE pods with a network namespace of their own. Where
 both limit BE pods of one interface, the law's ceiling is divided between them by use. What these pods receive has a
 ceiling of its own, by the same law from what the interface receives.
@@ -36,7 +36,7 @@ from reconciler.actuators.network.netlink import Link, link_mbit
 from reconciler.actuators.network.pod_ceiling import PodCeiling, pods_of
 from reconciler.actuators.network.tc import NAME, ClassRates, RealTc, Tc
 from reconciler.actuators.network.tc_pods import PodTc, RealPodTc
-from reconciler.policies.network import limits_of, split, step, use
+from reconciler.policies.network_control import limits_of, split, step, use
 from state.entry import RestoreResult
 from state.kinds import NETWORK
 from state.ledger import Ledger

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.policies.network import limits_of, split, step, use
+from reconciler.policies.network_control import limits_of, split, step, use
 from state.network import ByteCounters, LinkLimits, Throughput
 
 LINK = limits_of(1_000, 10, 40, 80)
