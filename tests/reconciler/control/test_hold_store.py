@@ -31,11 +31,8 @@ class Rows:
     def stored(self) -> dict[str, Hold]:
         return dict(self.rows)
 
-    async def put(self, hold: Hold) -> None:
-        self.rows[hold.target] = hold
-
-    async def delete(self, target: str) -> None:
-        self.rows.pop(target, None)
+    async def write(self, target: str, hold: Hold | None) -> None:
+        self.soon(target, hold)
 
     def soon(self, target: str, hold: Hold | None) -> None:
         if hold is None:
