@@ -36,7 +36,7 @@ from tests.reconciler.telemetry.rendered import render
 POOL = '{"cpuset_pool": "batch"}'
 SINK = SinkSection(file=FileSinkConfig(path="/alerts"), batch_delay_s=0.0)
 DOWN_S = 60.0
-LOOKS_S = 10.0
+LOOKS_S = 20.0
 """Statuses are looked at as often, so that an alert may be as late."""
 
 
