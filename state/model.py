@@ -591,3 +591,22 @@ class NodeView(NodeReadings, frozen=True, kw_only=True, dict=True):
     def capacity_milli(self) -> int:
         """The CPUs that pods can have, in thousandths of a CPU: no request counts for more."""
         return 1000 * len(self.cpus)
+
+    @cached_property
+    def online_in_besteffort(self) -> bool:
+        """Whether an online pod is in the besteffort directory, beside the BE pods there."""
+        return bool(self._beside)
+
+    @cached_property
+    def unweighed_in_besteffort(self) -> bool:
+        """Whether an online pod without a mid-tier request is there: its directory has the least weight."""
+        return any(
+            not any(item.requests.mid and item.requests.batch_cpu_milli for item in pod.containers)
+            for pod in self._beside
+        )
+
+    @cached_property
+    def _beside(self) -> list["Pod"]:
+        # A comprehension: each plan asks, and a generator resumes for each pod.
+        reclaimed, besteffort = PodClass.RECLAIMED, QosClass.BESTEFFORT
+        return [pod for pod in self.pods.values() if pod.qos is besteffort and pod.pod_class is not reclaimed]

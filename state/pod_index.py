@@ -63,19 +63,6 @@ def index_of(pods: Pods) -> PodIndex:
     return derived(pods, _index)
 
 
-def online_in_besteffort(pods: Pods) -> bool:
-    """Whether an online pod is in the besteffort directory, beside the BE pods there."""
-    return bool(index_of(pods).beside)
-
-
-def unweighed_in_besteffort(pods: Pods) -> bool:
-    """Whether an online pod without a mid-tier request is there: its directory has the least weight."""
-    return any(
-        not any(item.requests.mid and item.requests.batch_cpu_milli for item in pod.containers)
-        for pod in index_of(pods).beside
-    )
-
-
 def in_order(pods: Pods) -> tuple[Pod, ...]:
     """All pods by uid."""
     return derived(pods, _in_order)

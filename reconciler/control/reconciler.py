@@ -42,7 +42,6 @@ from state.entry import LedgerEntry
 from state.ledger import Ledger
 from state.model import GroupRef, KubeletView, NodeView, Pod, PodClass, Pools, Refusal, Setting
 from state.plan import FileTarget, NodePlan
-from state.pod_index import online_in_besteffort, unweighed_in_besteffort
 
 _LOG: Final = get_log("reconciler")
 _FIRST_LABELS_S: Final = 1.0
@@ -493,8 +492,8 @@ class Reconciler:
         before, plan = self.plan, plan_node(view, self.plan, self.policies)
         beside = (
             view.capacity_milli,
-            online_in_besteffort(view.pods),
-            unweighed_in_besteffort(view.pods),
+            view.online_in_besteffort,
+            view.unweighed_in_besteffort,
             view.kubelet.may_resize,
         )
         moved = self._moved or before is None or _substance(plan) != _substance(before) or beside != self._beside

@@ -16,7 +16,6 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
 from state.model import Container, ContainerKind, NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
-from state.pod_index import online_in_besteffort, unweighed_in_besteffort
 
 C_contra = TypeVar("C_contra", bound=Struct, contravariant=True)
 C = TypeVar("C", bound=Struct)
@@ -254,7 +253,7 @@ def weighs_by_request(pod: Pod, view: NodeView) -> bool:
     """
     if pod.qos is not QosClass.BESTEFFORT:
         return False
-    return not (unweighed_in_besteffort(view.pods) if pod.pod_class.online else online_in_besteffort(view.pods))
+    return not (view.unweighed_in_besteffort if pod.pod_class.online else view.online_in_besteffort)
 
 
 def pod_shares(milli: int, pod: Pod, view: NodeView) -> int:

@@ -54,7 +54,6 @@ from reconciler.runtime.format import cpu, duration
 from state.cpu import StartPlan
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
-from state.pod_index import online_in_besteffort
 from state.topology import CpuKind, Topology
 
 if TYPE_CHECKING:
@@ -409,7 +408,7 @@ def narrows_besteffort(view: NodeView, pools: Pools, config: ReclaimedConfig) ->
         config.besteffort_cpuset
         and pools.confined
         and view.kubelet.policy is CpuPolicy.NONE
-        and (pools.quota_milli is None or not online_in_besteffort(view.pods))
+        and (pools.quota_milli is None or not view.online_in_besteffort)
     )
 
 

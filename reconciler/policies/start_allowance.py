@@ -33,7 +33,7 @@ from reconciler.policies.base import (
 from reconciler.policies.idle_buffer import IdleSample
 from state.cpu import StartPlan
 from state.model import Container, NodeView, Phase, Pod
-from state.pod_index import derived, index_of, online_in_besteffort
+from state.pod_index import derived, index_of
 
 END_S: Final = 1.0
 """How long a pod that ends has the allowance, after the request to delete it and again at the end of its grace period.
@@ -103,7 +103,7 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig) -> Sta
     same = not pods and not previous.pods
     return replace(
         times,
-        even=not online_in_besteffort(view.pods),
+        even=not view.online_in_besteffort,
         floor_milli=config.cpu_milli if pods else 0,
         pods=pods,
         raised=frozenset(uid for uid in pods if weighs_by_request(view.pods[uid], view)),

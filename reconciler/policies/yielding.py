@@ -27,7 +27,7 @@ from cgroupfs.scheduling import has_eevdf, kernel_version
 from reconciler.policies.base import SHARES_MIN, containers_of, owns_cpus
 from state.cpu import KernelScheduler
 from state.model import NodeView, Phase, Pod, Pools
-from state.pod_index import derived, index_of, online_in_besteffort
+from state.pod_index import derived, index_of
 
 _GROUP_SIDES: Final = (("cpu.idle", 1), ("cpu.qos", -1), ("cpu.identity", -1))
 _FRESH_S: Final = 2.0
@@ -62,7 +62,7 @@ def obstacle(view: NodeView, pools: Pools) -> str | None:
         if pod.uid in view.realtime:
             return f"{pod.title} has real-time threads, to which no idle class applies"
         yields = (weight_suffices(pod, view, pools) and _is_last(view.besteffort, view, unread=False)) or _yields(
-            pod, view, pools, least=online_in_besteffort(view.pods) or pod.qos is not QosClass.BESTEFFORT
+            pod, view, pools, least=view.online_in_besteffort or pod.qos is not QosClass.BESTEFFORT
         )
         if yields is False:
             return f"{pod.title} is in no effective idle class"
@@ -81,7 +81,7 @@ def weight_suffices(pod: Pod, view: NodeView, pools: Pools) -> bool:
         pools.weight_yields
         and pod.qos is QosClass.BESTEFFORT
         and _is_last(view.besteffort, view, unread=True)
-        and not online_in_besteffort(view.pods)
+        and not view.online_in_besteffort
     )
 
 

@@ -24,8 +24,8 @@ CONSTANT: Final = {"kubepods", "besteffort", "burstable", "versions", "node_memo
 """The node's layout; of its memory the amounts, which are compared by themselves."""
 EXCLUDED: Final = {"quota_turbo", "group_identity"}
 """Not together with the policies that remain; they read what those read."""
-OF_OTHERS: Final = {"cpus", "capacity_milli"}
-"""What follows from the topology and the kubepods directory."""
+OF_OTHERS: Final = {"cpus", "capacity_milli", "online_in_besteffort", "unweighed_in_besteffort"}
+"""What follows from the topology, the kubepods directory and the pods."""
 
 
 @pytest.fixture
