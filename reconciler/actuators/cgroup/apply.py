@@ -21,7 +21,7 @@ from typing import Final, Protocol, final
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.codecs import DEFAULT_PERIOD_US, Value
+from cgroupfs.codecs import DEFAULT_PERIOD_US, Value, Version
 from cgroupfs.errors import CgroupChangedError, CgroupError, CgroupGoneError, CgroupUnderWayError, StoreError
 from cgroupfs.knobs import CATALOG, SETS
 from cgroupfs.log import get_log
@@ -47,6 +47,7 @@ from reconciler.runtime.workqueue import NODE, pod_key
 from state.cpu import QuotaFloor
 from state.entry import US, FileKey, LedgerEntry, OriginalSource
 from state.ledger import Ledger
+from state.model import RuntimeSpec
 from state.setting_state import SettingState
 
 _LOG: Final = get_log("apply")
@@ -643,8 +644,11 @@ class CgroupActuator:
 
     def _set_prepared(self, target: GroupTarget, works: Mapping[FileKey, FileWrite]) -> None:
         assert target.container is not None
+        spec = target.container.spec
         writes = [
-            FastWrite(write.directory, write.key[2], text, write.key)
+            FastWrite(
+                write.directory, write.key[2], text, write.key, ahead=not _may_set(spec, write.knob.name, write.version)
+            )
             for write in works.values()
             for text in write.knob.writes("", write.text, write.version)
         ]
@@ -670,6 +674,16 @@ class CgroupActuator:
             else:
                 works[file.key] = FileWrite(target, *file, setting, "", "", status.wanted, FileAction.CHANGE)
         return works
+
+
+def _may_set(spec: RuntimeSpec | None, name: str, version: Version) -> bool:
+    """Whether the runtime may set this while it makes the container, or what bounds it. One without a spec may."""
+    if spec is None:
+        return True
+    if name == "cpu.quota" and spec.period_us not in {None, 0, DEFAULT_PERIOD_US}:
+        return True
+    names = MEMORY_PAIR if name in MEMORY_PAIR else (name,)
+    return any(spec_text(CATALOG[each], version, spec) is not None for each in names)
 
 
 def _allowed_in_fastpath(work: FileWrite) -> bool:

@@ -5,8 +5,8 @@ make the originals durable. Between that rename and the exec of the program ther
 machine. So at the rename only the writes are left: a dictionary look-up and a few system calls within the task that
 read the event, with no await, plan, thread or fsync. A later pass verifies the written values.
 
-A creation may take seconds, where many pods start at once: what is prepared is written in the middle of it, too
-(`write_ahead`), and a signal for which nothing was prepared yet counts as soon as it is.
+A creation may take seconds, where many pods start at once: what is prepared and the runtime does not set is written in
+the middle of it, too (`write_ahead`), and a signal for which nothing was prepared yet counts as soon as it is.
 
 A container stays prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same rename, and
 our values are written back before any process was scheduled with the runtime's.
@@ -38,12 +38,16 @@ _ROUNDS: Final = 2
 
 
 class FastWrite(NamedTuple):
-    """One prepared write: an absolute directory, a file, a text, and the file's key in the ledger."""
+    """One prepared write: an absolute directory, a file, a text, and the file's key in the ledger.
+
+    ``ahead``: the runtime sets nothing there, so it may be written before the signal.
+    """
 
     directory: str
     file: str
     text: str
     key: FileKey
+    ahead: bool = False
 
 
 class InitClass(NamedTuple):
@@ -216,19 +220,20 @@ class FastPath:
         return True
 
     def write_ahead(self, container_id: str) -> None:
-        """Write before the signal what is prepared for a container whose creation takes long.
+        """Write before the signal, for a container whose creation takes long, what its runtime does not set.
 
-        Its runtime overwrites some values up to the signal, which executes all of them again; those that it does not
-        set stay.
+        runc reads ``cpu.shares`` back as soon as it has written it, and fails the container if the value is another
+        (``the minimum allowed cpu-shares is 307``). The signal executes all writes.
         """
         prepared = self._prepared.get(container_id)
         if prepared is None or prepared.signalled:
             return
+        writes = tuple(write for write in prepared.writes if write.ahead)
+        if not writes:
+            return
         at = time.monotonic()
-        errnos = [self._files.write_now(write.directory, write.file, write.text) for write in prepared.writes]
-        self._report(
-            FastResult(container_id, at, time.monotonic(), prepared.writes, errnos, before_exec=None, creation=False)
-        )
+        errnos = [self._files.write_now(write.directory, write.file, write.text) for write in writes]
+        self._report(FastResult(container_id, at, time.monotonic(), writes, errnos, before_exec=None, creation=False))
 
     def _set_init(self, procs: str) -> InitClass:
         """Set the idle class on all threads of the first process. A policy that is not the usual one stays."""

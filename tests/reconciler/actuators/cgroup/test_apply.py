@@ -295,6 +295,35 @@ async def test_a_container_in_creation_is_prepared_and_written_at_the_signal(tmp
     acting.close()
 
 
+@pytest.mark.parametrize(
+    ("spec", "ahead"),
+    [
+        (SPEC, {"cpu.set", "cpu.quota", "memory.max"}),
+        (RuntimeSpec(shares=2, cpus="0-3", memory_bytes=2 << 30), {"cpu.quota"}),
+        # The limit would be above memory with swap as written ahead.
+        (RuntimeSpec(shares=2, swap_bytes=2 << 30), {"cpu.set", "cpu.quota"}),
+        (RuntimeSpec(shares=2, quota_us=50_000), {"cpu.set", "memory.max"}),
+        (RuntimeSpec(shares=2, period_us=100_000), {"cpu.set", "cpu.quota", "memory.max"}),
+        # The quota by another period would be another share, perhaps above its parent's.
+        (RuntimeSpec(shares=2, period_us=5_000), {"cpu.set", "memory.max"}),
+        (RuntimeSpec(), {"cpu.set", "cpu.weight", "cpu.quota", "memory.max"}),
+    ],
+)
+async def test_of_a_long_creation_only_what_the_runtime_does_not_set_is_written_ahead(
+    tmp_path: Path, spec: RuntimeSpec, ahead: set[str]
+) -> None:
+    kernel, hierarchy = make_node(tmp_path)
+    acting = Acting(kernel, hierarchy, tmp_path)
+    wanted = {**WANTED, "cpu.quota": 30_000}
+    before = {knob: acting.read(GROUP, knob) for knob in wanted}
+    await acting.actuator.apply([acting.target(GROUP, wanted, creating=spec)])
+    acting.lane.write_ahead(CID)
+    assert {knob for knob in wanted if acting.read(GROUP, knob) != before[knob]} == ahead
+    assert acting.lane.execute(CID, 0.0)
+    assert {knob for knob in wanted if acting.read(GROUP, knob) != before[knob]} == set(wanted)
+    acting.close()
+
+
 async def test_the_runtimes_update_is_undone_by_the_hot_lane(tmp_path: Path) -> None:
     kernel, hierarchy = make_node(tmp_path)
     acting = Acting(kernel, hierarchy, tmp_path)

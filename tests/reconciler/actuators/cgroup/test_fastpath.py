@@ -75,8 +75,8 @@ class Prepared:
     def prepare_init(self) -> None:
         self.lane.prepare_init("a", procs=self.directory, done=self.inits.append)
 
-    def prepare_write(self, *, settled: bool = False) -> None:
-        write = FastWrite(self.directory, "cpu.shares", "2", ("cpu", "/g", "cpu.shares"))
+    def prepare_write(self, *, settled: bool = False, ahead: bool = False) -> None:
+        write = FastWrite(self.directory, "cpu.shares", "2", ("cpu", "/g", "cpu.shares"), ahead=ahead)
         self.lane.prepare("a", [write], procs=self.directory, settled=settled)
 
 
@@ -133,6 +133,10 @@ def test_what_is_written_ahead_is_written_again_at_the_signal(tmp_path: Path) ->
     assert given.results == []
     given.prepare_init()
     given.prepare_write()
+    # What the runtime sets it reads back: another value there would fail the container.
+    given.lane.write_ahead("a")
+    assert (given.results, (tmp_path / "cpu.shares").read_text()) == ([], "9")
+    given.prepare_write(ahead=True)
     given.lane.write_ahead("a")
     (ahead,) = given.results
     assert (ahead.errnos, ahead.creation, ahead.before_exec, ahead.init) == ([0], False, None, None)
