@@ -40,7 +40,9 @@ _CLEAR_S: Final = 10.0
 class _AttachOutcome(NamedTuple):
     directories: Mapping[str, str]
     problem: str | None
-    more: bool
+    more: bool = False
+    failed: bool = False
+    """The problem is of all pods, not of one whose processes another program has placed."""
 
 
 @final
@@ -57,6 +59,7 @@ class PrivateGroups:
         self._known: Mapping[str, tuple[str, ...]] = {}
         self._next_at = 0.0
         self._problem: str | None = None
+        self._failed = False
 
     def directory(self, uid: str) -> str | None:
         return self._directories.get(uid)
@@ -71,15 +74,15 @@ class PrivateGroups:
         try:
             outcome = self._lane.take()
         except OSError as exc:
-            self._problem, self._next_at = f"private cgroup2 groups: {exc}", now + _FAILED_S
+            self._problem, self._failed, self._next_at = f"private cgroup2 groups: {exc}", True, now + _FAILED_S
             return
         if outcome is not None:
-            self._directories, self._problem = outcome.directories, outcome.problem
+            self._directories, self._problem, self._failed = outcome.directories, outcome.problem, outcome.failed
             # Nothing is left of an earlier run: once is enough.
             done_s = _EVERY_S if self._wanted else math.inf
-            self._next_at = now + (0.0 if outcome.more else _FAILED_S if outcome.problem else done_s)
+            self._next_at = now + (0.0 if outcome.more else _FAILED_S if outcome.failed else done_s)
         texts = {uid: tuple(container.id for container in pod.containers) for uid, pod in pods.items()}
-        if texts != self._known and self._wanted and not self._problem:
+        if texts != self._known and self._wanted and not self._failed:
             self._next_at = min(self._next_at, now + _SOON_S)
         self._known = texts
         if now < self._next_at:
@@ -115,8 +118,8 @@ class PrivateGroups:
                     directories[uid] = self._tree.directory(uid)
         except CgroupError as exc:
             # What was made is good; the rest of the pods is not known.
-            return _AttachOutcome(directories, f"private cgroup2 groups: {exc}", False)
-        return _AttachOutcome(directories, problem, more)
+            return _AttachOutcome(directories, f"private cgroup2 groups: {exc}", failed=True)
+        return _AttachOutcome(directories, problem, more=more)
 
     def _fill(self, uid: str, path: str) -> str | None:
         """None: all of the pod's processes are in its group; empty: it has none; else where one is instead."""
@@ -143,7 +146,7 @@ class PrivateGroups:
     def _clear_once(self) -> _AttachOutcome:
         self._problem = None
         self._clear()
-        return _AttachOutcome({}, self._problem, False)
+        return _AttachOutcome({}, self._problem, failed=self._problem is not None)
 
     def _clear(self) -> None:
         try:

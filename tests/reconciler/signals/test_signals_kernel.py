@@ -256,16 +256,19 @@ def _place(pid: int) -> str:
 
 def test_pods_of_a_v1_node_get_pressure_in_private_groups_and_keep_their_own() -> None:
     with machine("private") as made, private("psi") as tree:
-        pod, other = made.pod("a", unified=False), made.pod("b", unified=False)
-        parent = made.start(
-            pod, "import os, time\nif os.fork() == 0:\n    time.sleep(60)\ntime.sleep(60)", unified=False
-        )
+        other = made.pod("b", unified=False)
         foreign = made.start(other, "import time; time.sleep(60)", unified=False)
         somebody = f"{made.top}/somebody"
         os.makedirs(made.hierarchy.directory(UNIFIED, somebody))
         Path(made.hierarchy.directory(UNIFIED, somebody), "cgroup.procs").write_text(str(foreign))
         groups = PrivateGroups(tree, PodProcesses(made.hierarchy))
         reader = Psi(made.hierarchy, None, private=groups)
+        _until(made, reader, lambda: groups.problem is not None)
+        # What is wrong with one pod delays no other.
+        pod = made.pod("a", unified=False)
+        parent = made.start(
+            pod, "import os, time\nif os.fork() == 0:\n    time.sleep(60)\ntime.sleep(60)", unified=False
+        )
         _until(made, reader, lambda: groups.directory("a") is not None and len(tree.pids("a")) == 2)
         assert _place(parent) == f"/{os.path.basename(tree.directory('a'))}"
         assert made.top in Path(f"/proc/{parent}/cgroup").read_text()
