@@ -109,6 +109,7 @@ def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
     eventually("the online pod has back what it had", lambda: is_restored(web["main"], everywhere))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("reads_list", [True, False], ids=["the pod list is read", "no pod list"])
 def test_what_an_init_container_ran_on_is_what_its_pod_keeps(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object], reads_list: bool
