@@ -54,6 +54,20 @@ _HANDS: Final = frozenset(
     {"bash", "sh", "dash", "ash", "zsh", "ksh", "fish", "tcsh", "csh", "busybox", "sudo", "su"}
     | {"tee", "dd", "cp", "sed", "vi", "vim", "nvim", "nano", "emacs", "mc", "cgset", "cgclassify", "cgexec"}
 )
+_LOG: Final = get_log("attribution")
+_NAME: Final = "write attribution"
+_FAN_CLASS_NOTIF_CLOEXEC_NONBLOCK: Final = 0x0 | 0x1 | 0x2
+_FAN_MARK_ADD: Final = 0x1
+_FAN_MARK_MOUNT: Final = 0x10
+_FAN_MARK_FILESYSTEM: Final = 0x100
+_FAN_MODIFY: Final = 0x2
+_FAN_Q_OVERFLOW: Final = 0x4000
+_FAN_VERSION: Final = 3
+_AT_FDCWD: Final = -100
+_REMOVED: Final = frozenset({errno.ENODEV, errno.ENOENT})
+_EVENT: Final = Layout("=IBBHQii")
+# Each event read opens a descriptor; this many at a time stay far below the usual limit of 1024.
+_READ_BYTES: Final = _EVENT.size * 64
 
 
 class WriterKind(StrEnum):
@@ -200,22 +214,6 @@ def _has_terminal(stat: str) -> bool:
     """Whether the process has a controlling terminal: the fifth field after the name, which is in parentheses."""
     fields = stat.rpartition(")")[2].split()
     return len(fields) > 4 and fields[4] != "0"
-
-
-_LOG: Final = get_log("attribution")
-_NAME: Final = "write attribution"
-_FAN_CLASS_NOTIF_CLOEXEC_NONBLOCK: Final = 0x0 | 0x1 | 0x2
-_FAN_MARK_ADD: Final = 0x1
-_FAN_MARK_MOUNT: Final = 0x10
-_FAN_MARK_FILESYSTEM: Final = 0x100
-_FAN_MODIFY: Final = 0x2
-_FAN_Q_OVERFLOW: Final = 0x4000
-_FAN_VERSION: Final = 3
-_AT_FDCWD: Final = -100
-_REMOVED: Final = frozenset({errno.ENODEV, errno.ENOENT})
-_EVENT: Final = Layout("=IBBHQii")
-# Each event read opens a descriptor; this many at a time stay far below the usual limit of 1024.
-_READ_BYTES: Final = _EVENT.size * 64
 
 
 class ObservedWrite(NamedTuple):

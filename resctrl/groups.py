@@ -29,6 +29,12 @@ MOST_WRITES: Final = 4096
 _AT_ONCE: Final = 1000
 
 Threads = Callable[[], Iterable[int]]
+PREFIX: Final = "bypassd-"
+"""Prefix of the names of all groups of bypassd; it is enough to remove them."""
+DEFAULT: Final = ""
+"""The name of the default group, in which every thread begins."""
+_NO_GROUPS: Final = frozenset({"info", "mon_data", "mon_groups"})
+_LONGEST: Final = 200
 
 
 class MoveResult(Struct, frozen=True, kw_only=True):
@@ -119,14 +125,6 @@ def _put(files: GroupFiles, directory: str, tid: int) -> int:
             raise cgroup_error(f"{directory}/tasks", exc, f"write {tid}") from exc
         return exc.errno or errno.EIO
     return 0
-
-
-PREFIX: Final = "bypassd-"
-"""Prefix of the names of all groups of bypassd; it is enough to remove them."""
-DEFAULT: Final = ""
-"""The name of the default group, in which every thread begins."""
-_NO_GROUPS: Final = frozenset({"info", "mon_data", "mon_groups"})
-_LONGEST: Final = 200
 
 
 class OutOfGroupsError(CgroupRefusedError):

@@ -70,6 +70,13 @@ DEVICES: Final = f"{DEVICE_PLUGINS}/kubelet_internal_checkpoint"
 KUBELET_ROOT: Final = "/var/lib/kubelet"
 _CHECKED_BYTES: Final = 128 << 10
 """A longer checkpoint of the devices is not hashed: it takes up to 0.5 ms a kilobyte, in the loop."""
+ALLOCATED_PODS: Final = "allocated_pods_state"
+ACTUATED_PODS: Final = "actuated_pods_state"
+_CHECKED_CHARS: Final = 32_768
+"""Longer contents are not hashed: it takes 0.2 ms a kilobyte here, and a rename never leaves half a file anyway."""
+_VERSIONS: Final = ("", "v2")
+_REQUIREMENTS: Final = frozenset({"requests", "limits", "claims"})
+_PLAIN: Final = frozenset({"allocationEntries", "resizeStatusEntries", "checksum"})
 
 
 class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,16 +320,6 @@ def _memory_block(result: Any, where: str) -> MemoryBlock:
         raise CheckpointError(CheckpointFault.INVALID, f"{where}: numaAffinity", nodes, "NUMA node numbers")
     kind, size = read.text(result, "type", where), read.number(result, "size", where)
     return MemoryBlock(nodes=CpuSet(nodes), kind=kind, size_bytes=size)
-
-
-ALLOCATED_PODS: Final = "allocated_pods_state"
-ACTUATED_PODS: Final = "actuated_pods_state"
-
-_CHECKED_CHARS: Final = 32_768
-"""Longer contents are not hashed: it takes 0.2 ms a kilobyte here, and a rename never leaves half a file anyway."""
-_VERSIONS: Final = ("", "v2")
-_REQUIREMENTS: Final = frozenset({"requests", "limits", "claims"})
-_PLAIN: Final = frozenset({"allocationEntries", "resizeStatusEntries", "checksum"})
 
 
 class AllocatedTexts(Struct, frozen=True, kw_only=True):

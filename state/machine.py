@@ -20,6 +20,18 @@ from cgroupfs.errors import InputError
 from state.topology import Cpu, CpuKind, NumaNode, Topology
 
 NUMBERINGS: Final = ("firmware", "adjacent", "alternating")
+_SIZE_UNITS: Final = (("T", 40), ("G", 30), ("M", 20), ("K", 10))
+_LEVELS: Final = ("sockets", "nodes", "cores", "threads")
+_LEVEL: Final = re.compile(r"(\d{1,9})\s*(socket|node|core|thread)s?(?:\s+|$)")
+_BETWEEN: Final = re.compile(r"(?<![a-z])[x\u00d7](?![a-z])|[*,]")
+_E_CORES: Final = re.compile(r"(\d{1,9})\s*e-?cores?")
+_L3: Final = re.compile(r"per\s+(?:(?:(\d{1,9})\s*)?cores?|(node|socket))")
+_SIZE: Final = re.compile(r"(\d{1,9})\s*([kmgt]?)(?:i?b?)(?:\s+per\s+node)?")
+_MEMORY_NODES: Final = re.compile(r"(\d{1,9})(?:\s+of\s+(.+))?")
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_FARTHEST: Final = 255
+_MOST_NODES: Final = 1024
+_EXAMPLE: Final = "such as '2 sockets x 2 nodes x 8 cores x 2 threads'"
 
 
 class MachineDescription(Struct, frozen=True, kw_only=True):
@@ -164,9 +176,6 @@ def _rows(machine: MachineDescription, count: int) -> list[tuple[int, ...]]:
     return [tuple(between(index, other) for other in range(count)) for index in range(count)]
 
 
-_SIZE_UNITS: Final = (("T", 40), ("G", 30), ("M", 20), ("K", 10))
-
-
 def suggestions(topology: Topology) -> Iterator[MachineDescription]:
     """Descriptions with the topology's number of CPUs; none for a machine whose parts differ in size."""
     for shape in _shapes(topology):
@@ -275,19 +284,6 @@ def _size(count: int) -> str:
         if count and not count & ((1 << shift) - 1):
             return f"{count >> shift}{unit}"
     return str(count)
-
-
-_LEVELS: Final = ("sockets", "nodes", "cores", "threads")
-_LEVEL: Final = re.compile(r"(\d{1,9})\s*(socket|node|core|thread)s?(?:\s+|$)")
-_BETWEEN: Final = re.compile(r"(?<![a-z])[x\u00d7](?![a-z])|[*,]")
-_E_CORES: Final = re.compile(r"(\d{1,9})\s*e-?cores?")
-_L3: Final = re.compile(r"per\s+(?:(?:(\d{1,9})\s*)?cores?|(node|socket))")
-_SIZE: Final = re.compile(r"(\d{1,9})\s*([kmgt]?)(?:i?b?)(?:\s+per\s+node)?")
-_MEMORY_NODES: Final = re.compile(r"(\d{1,9})(?:\s+of\s+(.+))?")
-_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-_FARTHEST: Final = 255
-_MOST_NODES: Final = 1024
-_EXAMPLE: Final = "such as '2 sockets x 2 nodes x 8 cores x 2 threads'"
 
 
 def parse(text: str) -> Topology:

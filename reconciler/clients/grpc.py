@@ -54,6 +54,9 @@ _CHUNK: Final = 64 * 1024
 _WINDOW: Final = 1024 * 1024
 _AT_ONCE: Final = 64
 _SETTINGS_FRAME: Final = b"\4"  # what a server begins with, by its fourth byte
+_LARGEST: Final = 64 * 1024 * 1024
+_LARGEST_READ: Final = 1024 * 1024 * 1024
+"""Of an answer that is taken apart as it arrives: a bound on work, not on memory."""
 
 
 class ConnectionLostError(Exception):
@@ -308,10 +311,6 @@ Code = IntEnum(
     "UNAUTHENTICATED",
     start=0,
 )
-
-_LARGEST: Final = 64 * 1024 * 1024
-_LARGEST_READ: Final = 1024 * 1024 * 1024
-"""Of an answer that is taken apart as it arrives: a bound on work, not on memory."""
 
 
 class UnaryCall(NamedTuple):

@@ -29,6 +29,10 @@ _MOST_READ: Final = 1000
 """Threads read at once, about one millisecond; of a pod with more, the first ones."""
 _MOST_PODS: Final = 32
 """Pods read at once: a listing takes some 10 us."""
+_THROTTLED: Final = 0.2
+"""From this share of the time on the quota is why a start is late."""
+_MOST: Final = 1000
+"""Starts watched at once: a burst of more is not reported one by one anyway."""
 
 
 @final
@@ -136,12 +140,6 @@ class RealtimeWatch:
 
 def _with_containers(pods: Mapping[str, Pod]) -> Mapping[str, Pod]:
     return {pod.uid: pod for pod in index_of(pods).reclaimed if pod.containers}
-
-
-_THROTTLED: Final = 0.2
-"""From this share of the time on the quota is why a start is late."""
-_MOST: Final = 1000
-"""Starts watched at once: a burst of more is not reported one by one anyway."""
 
 
 class _WatchedStart(NamedTuple):

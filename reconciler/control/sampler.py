@@ -48,6 +48,18 @@ from state.pod_index import derived, index_of
 
 _MEMORY_LOG: Final = get_log("memory_sampler")
 _OLD_S: Final = 10.0
+_LOG: Final = get_log("sampler")
+_ASLEEP_MILLI: Final = 20
+_ASLEEP: Final = 2
+"""While BE work sleeps, a sample is due after so many intervals: when it wakes up, its law follows within 2 s. Until
+then its weight, its idle class and its quota hold.
+"""
+_LENT: Final = 5
+"""The same while BE work has all that it may by the harm law: that law's own rounds show what online pods need. Of the
+laws that need the samples then the fastest, that of BE's memory, steps each 5 s.
+"""
+_SETTLED_S: Final = 5.0
+"""After a container's arrival until its threads' class is surely read: before, a law may depend on the next sample."""
 
 
 @final
@@ -122,20 +134,6 @@ def _with_pods(node: NodeMemoryReading, pods: MemoryUsage | None) -> NodeMemoryR
         return node
     left = max(0, pods.limit_bytes - pods.kept_bytes)
     return replace(node, pods_bytes=pods.limit_bytes, pods_available_bytes=left)
-
-
-_LOG: Final = get_log("sampler")
-_ASLEEP_MILLI: Final = 20
-_ASLEEP: Final = 2
-"""While BE work sleeps, a sample is due after so many intervals: when it wakes up, its law follows within 2 s. Until
-then its weight, its idle class and its quota hold.
-"""
-_LENT: Final = 5
-"""The same while BE work has all that it may by the harm law: that law's own rounds show what online pods need. Of the
-laws that need the samples then the fastest, that of BE's memory, steps each 5 s.
-"""
-_SETTLED_S: Final = 5.0
-"""After a container's arrival until its threads' class is surely read: before, a law may depend on the next sample."""
 
 
 @final

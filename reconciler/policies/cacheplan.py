@@ -61,6 +61,20 @@ from state.cache import (
 from state.evidence import Sample
 from state.model import Pod, PodClass
 
+RESCTRL: Final = "node.koordinator.sh/resctrl"
+CACHE_LIMIT: Final = "volcano.sh/cache-limit"
+_REMEMBERED: Final = 256
+_MOST_ENTRIES: Final = 256
+"""Caches of one machine."""
+CLASS_GROUPS: Final[Mapping[PodClass, str]] = {
+    PodClass.RECLAIMED: f"{PREFIX}be",
+    PodClass.SHARED: f"{PREFIX}ls",
+    PodClass.DEDICATED: f"{PREFIX}lsr",
+}
+_LEVEL: Final = f"{CLASS_GROUPS[PodClass.RECLAIMED]}-"
+_OWN: Final = f"{PREFIX}own-"
+_RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 1, PodClass.RECLAIMED: 2}
+
 
 class LevelState(Struct, frozen=True, kw_only=True):
     """State of BE's share.
@@ -151,12 +165,7 @@ def _within(cache: int, memory: int, levels: ShareLevels) -> ShareLevel:
     )
 
 
-RESCTRL: Final = "node.koordinator.sh/resctrl"
-CACHE_LIMIT: Final = "volcano.sh/cache-limit"
 _T = TypeVar("_T")
-_REMEMBERED: Final = 256
-_MOST_ENTRIES: Final = 256
-"""Caches of one machine."""
 
 Range = tuple[int, int]
 
@@ -273,14 +282,6 @@ def _percent(value: Any) -> int:  # untrusted JSON
     return whole_number(value, 1, 100)
 
 
-CLASS_GROUPS: Final[Mapping[PodClass, str]] = {
-    PodClass.RECLAIMED: f"{PREFIX}be",
-    PodClass.SHARED: f"{PREFIX}ls",
-    PodClass.DEDICATED: f"{PREFIX}lsr",
-}
-_LEVEL: Final = f"{CLASS_GROUPS[PodClass.RECLAIMED]}-"
-_OWN: Final = f"{PREFIX}own-"
-_RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 1, PodClass.RECLAIMED: 2}
 # Its own kind of group: it moves with the law also where the class' does not.
 _DYNAMIC: Final = CacheLevelName.DYNAMIC
 

@@ -49,6 +49,11 @@ KEYS: Final = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "w
 _MOST_BPS: Final = 1 << 50
 _NUMBERS: Final = (*KEYS.values(), "latency_us")
 _LINES: Final = ("cost_qos", "cost_model")
+NAME: Final = "disk"
+_LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wiops": LEAST_IOPS}
+_MOST: Final = {"riops": MAX_IOPS, "wiops": MAX_IOPS}
+_BY_MARK: Final = ", and its own by annotation"
+_WEIGHTS: Final = {1: ("blkio.weight", "blkio.bfq_weight"), 2: ("io.weight", "io.bfq_weight")}
 
 
 class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,13 +136,6 @@ def _both(first: DiskRule, second: DiskRule, disk: Disk, texts: list[str]) -> Di
             which = "the smaller" if name in _NUMBERS else "the first"
             texts.append(f"{first.name} and {second.name} are both {disk.title}: {which} {name} applies")
     return replace(first, **news)
-
-
-NAME: Final = "disk"
-_LEAST: Final = {"rbps": LEAST_BPS, "wbps": LEAST_BPS, "riops": LEAST_IOPS, "wiops": LEAST_IOPS}
-_MOST: Final = {"riops": MAX_IOPS, "wiops": MAX_IOPS}
-_BY_MARK: Final = ", and its own by annotation"
-_WEIGHTS: Final = {1: ("blkio.weight", "blkio.bfq_weight"), 2: ("io.weight", "io.bfq_weight")}
 
 
 class DiskShare(StrEnum):

@@ -36,6 +36,8 @@ from state.plan import NodePlan
 
 _LEAST: Final = 1 << 20
 """Less than this is not worth an action."""
+NAME: Final = "memory_reclaim"
+_BYTES: Final = 1 << 40
 
 
 class ReclaimHistory(Struct, frozen=True, kw_only=True):
@@ -141,10 +143,6 @@ def relieve(
     why = f"NUMA node {where} lacks {size(need)} of free memory; page cache of this container: {size(cache)}"
     why += "" if chosen.droppable_on is None else " there"
     return ReclaimAction(path=chosen.path, pod_uid=chosen.pod_uid, kind="relief", want_bytes=want, why=why)
-
-
-NAME: Final = "memory_reclaim"
-_BYTES: Final = 1 << 40
 
 
 class MemoryReclaimConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

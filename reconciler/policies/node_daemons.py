@@ -51,6 +51,8 @@ from state.memory import MACHINE
 from state.model import NodeView, Setting
 from state.plan import FileTarget, NodePlan
 
+NAME: Final = "node_daemons"
+KNOB: Final = "cpu.weight"
 LATE: Final = 0.75
 """With twice its need a group of one task waits at most half of the time; from this share on it gets too little."""
 WAITS: Final = 0.2
@@ -66,6 +68,18 @@ _DEADBAND: Final = 1.25
 _MARGIN: Final = 10
 """Percent added where it is raised, for the same reason."""
 _LONGEST_S: Final = 3600.0
+_NAME: Final = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9:_.@\\-]{0,254}")
+_OURS: Final = "bypassd.slice"
+TURNS_NS: Final = {
+    "latency_ns": 3_000_000,
+    "min_granularity_ns": 200_000,
+    "wakeup_granularity_ns": 200_000,
+    "base_slice_ns": 200_000,
+}
+"""By the end of the file's name; the first three are half, a quarter and a fifth of the kernel's for one CPU, the last
+one is of later kernels (EEVDF). A turn is a group's part of the latency: 0.3 ms with a tenth of a CPU. Half of the
+first two gains a fifth of p99 and doubles the switches (docs/performance.md).
+"""
 
 
 class WeightRules(Struct, frozen=True, kw_only=True):
@@ -187,22 +201,6 @@ def _with_use(parts: tuple[tuple[int, int], ...], use: int, now: float, window_s
     kept = [(at, most) for at, most in parts if number - _PARTS <= at < number]
     last = next((most for at, most in parts if at == number), 0)
     return (*kept, (number, max(last, use)))
-
-
-NAME: Final = "node_daemons"
-KNOB: Final = "cpu.weight"
-_NAME: Final = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9:_.@\\-]{0,254}")
-_OURS: Final = "bypassd.slice"
-TURNS_NS: Final = {
-    "latency_ns": 3_000_000,
-    "min_granularity_ns": 200_000,
-    "wakeup_granularity_ns": 200_000,
-    "base_slice_ns": 200_000,
-}
-"""By the end of the file's name; half, a quarter and a fifth of the kernel's for one CPU. A turn is a group's part of
-the latency: 0.3 ms with a tenth of a CPU. Half of the first two gains a fifth of p99 and doubles the switches
-(docs/performance.md).
-"""
 
 
 class NodeDaemonsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -59,6 +59,10 @@ from state.topology import CpuKind, Topology
 if TYPE_CHECKING:
     from reconciler.placement.allocate import CpuPreference
 
+NAME: Final = "reclaimed"
+_AS_EVER: Final = PlacementConfig()
+"""Rules that leave the choice to `pick.choose`, which follows the built-in ones by itself."""
+
 
 def choose_cpus(
     count: int,
@@ -202,11 +206,6 @@ def _release(kept: CpuSet, count: int, topology: Topology, tiers: Sequence[CpuSe
                 if not count:
                     return CpuSet.from_mask(left)
     return CpuSet.from_mask(left)
-
-
-NAME: Final = "reclaimed"
-_AS_EVER: Final = PlacementConfig()
-"""Rules that leave the choice to `pick.choose`, which follows the built-in ones by itself."""
 
 
 class ReclaimedForm(StrEnum):

@@ -39,6 +39,21 @@ MOST: Final = 1024
 _LONGEST_KEY: Final = 512
 
 Key = tuple[object, ...]
+# Syslog's severities, as sd-daemon(3) lists them.
+_PRIORITY: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+_LEVELS: Final[Mapping[LogLevel, int]] = {
+    LogLevel.DEBUG: logging.DEBUG,
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARNING: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+}
+_LONGEST: Final = 2048
+"""Characters of a message, and of a field's value."""
+_MOST_LINES: Final = 200
+"""Lines of a traceback: the first half and the last."""
+_LONGEST_LINE: Final = 32 * 1024
+"""journald cuts longer ones (LineMax, 48 KiB), and reads what is behind the cut as a line of its own."""
+_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./:,@+%*")
 
 
 @final
@@ -161,23 +176,6 @@ def _counted(known: _Folded, now: float) -> Iterator[logging.LogRecord]:
             "within_s": round(now - known.written_at, 1),
         }
         yield known.last
-
-
-# Syslog's severities, as sd-daemon(3) lists them.
-_PRIORITY: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
-_LEVELS: Final[Mapping[LogLevel, int]] = {
-    LogLevel.DEBUG: logging.DEBUG,
-    LogLevel.INFO: logging.INFO,
-    LogLevel.WARNING: logging.WARNING,
-    LogLevel.ERROR: logging.ERROR,
-}
-_LONGEST: Final = 2048
-"""Characters of a message, and of a field's value."""
-_MOST_LINES: Final = 200
-"""Lines of a traceback: the first half and the last."""
-_LONGEST_LINE: Final = 32 * 1024
-"""journald cuts longer ones (LineMax, 48 KiB), and reads what is behind the cut as a line of its own."""
-_PLAIN: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./:,@+%*")
 
 
 def setup(

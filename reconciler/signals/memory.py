@@ -28,6 +28,8 @@ _LINE: Final = re.compile(
     r"^Node \d+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable):\s*(\d{1,20}) kB$", re.MULTILINE | re.ASCII
 )
 _HALVED: Final = ("Active(file)", "Inactive(file)", "SReclaimable")
+_NODE: Final = re.compile(r"(\d{1,4}), zone +\w")
+_FIELD: Final = re.compile(r"^ +(?:pages )?(free|min|low|high|managed) +(\d{1,20})$", re.MULTILINE)
 
 
 def parse_node_meminfo(text: str) -> int:
@@ -78,10 +80,6 @@ class NumaMemorySampler:
             return
         self._failed = False
         self._free, self._read_at = free, now
-
-
-_NODE: Final = re.compile(r"(\d{1,4}), zone +\w")
-_FIELD: Final = re.compile(r"^ +(?:pages )?(free|min|low|high|managed) +(\d{1,20})$", re.MULTILINE)
 
 
 def parse_meminfo(text: str) -> NodeMemoryReading:

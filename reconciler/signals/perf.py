@@ -49,6 +49,15 @@ from state.model import NodeView, Pod
 
 TICK_S: Final = 1.0
 """Windows begin and end on ticks."""
+NAME: Final = "perf"
+SIGNALS: Final = ("cpi", "llc.misses")
+_AGAIN_S: Final = 600.0
+"""After a refusal for lack of rights or descriptors the next try is this much later: an operator may have fixed it."""
+_KEPT_PERIODS: Final = 3.0
+_CLOSE_S: Final = 2.0
+_SECOND_LEVEL: Final = 0.5
+"""Confidence of misses where the generic event is of the level before the last."""
+_SECOND_LEVEL_VENDORS: Final = ("AuthenticAMD", "HygonGenuine")
 
 
 def due(pods: Collection[str], begun: Mapping[str, float], now: float, law: PerfConfig, *, counting: int) -> list[str]:
@@ -69,17 +78,6 @@ def stretched_s(needs: Collection[int], budget: int, law: PerfConfig) -> float:
     """How often each pod can be counted really. ``needs``: descriptors of each pod, of ``budget`` at once."""
     demand = sum(need for need in needs if need <= budget) * (law.window_s + TICK_S) / law.period_s
     return law.period_s * max(1.0, demand / max(1, budget))
-
-
-NAME: Final = "perf"
-SIGNALS: Final = ("cpi", "llc.misses")
-_AGAIN_S: Final = 600.0
-"""After a refusal for lack of rights or descriptors the next try is this much later: an operator may have fixed it."""
-_KEPT_PERIODS: Final = 3.0
-_CLOSE_S: Final = 2.0
-_SECOND_LEVEL: Final = 0.5
-"""Confidence of misses where the generic event is of the level before the last."""
-_SECOND_LEVEL_VENDORS: Final = ("AuthenticAMD", "HygonGenuine")
 
 
 class _OpenCounters(NamedTuple):

@@ -25,6 +25,8 @@ SHORTEST_TOKEN: Final = 16
 LONGEST_TOKEN: Final = 4096
 _LONGEST_PEM: Final = 1 << 20
 _BEARER: Final = b"bearer "
+ALWAYS: Final = ("localhost", "127.0.0.1", "::1")
+_HOST: Final = re.compile(rb"(?:\[([0-9a-f:.%]{2,64})\]|([a-z0-9_.-]{1,253}?)\.?)(?::[0-9]{1,5})?", re.IGNORECASE)
 
 
 class TrustError(AgentError):
@@ -113,11 +115,6 @@ class Token:
             if self._token is None:
                 raise TrustError(f"cannot read the token of {self._file}: {exc.strerror or exc}") from exc
         return self._token
-
-
-ALWAYS: Final = ("localhost", "127.0.0.1", "::1")
-
-_HOST: Final = re.compile(rb"(?:\[([0-9a-f:.%]{2,64})\]|([a-z0-9_.-]{1,253}?)\.?)(?::[0-9]{1,5})?", re.IGNORECASE)
 
 
 @final

@@ -38,6 +38,12 @@ _HOST: Final = {
     Direction.SENT: "in the host network, where only net_cls identifies its packets",
     Direction.RECEIVED: "in the host network, where nothing identifies packets to it",
 }
+_LOG: Final = get_log("pod_ceiling")
+NAME: Final = "network"
+FULL_READ_S: Final = 30.0
+_RETRY_S: Final = 2.0
+_BYPASS_BYTES: Final = 1 << 20
+"""Bytes of a pod none of which our filter counted: more than can be in transit between two counts."""
 
 
 class PodLinks(Struct, frozen=True, kw_only=True):
@@ -188,14 +194,6 @@ def pods_of(situation: PlanSnapshot) -> object:
             for uid, pod in situation.view.pods.items()
         ),
     )
-
-
-_LOG: Final = get_log("pod_ceiling")
-NAME: Final = "network"
-FULL_READ_S: Final = 30.0
-_RETRY_S: Final = 2.0
-_BYPASS_BYTES: Final = 1 << 20
-"""Bytes of a pod none of which our filter counted: more than can be in transit between two counts."""
 
 
 @final

@@ -46,6 +46,13 @@ from state.setting_state import SettingState
 
 _DEFAULT: Final = "(default)"
 _COUNTERS: Final = {"llc.occupancy": "llc_occupancy", "memory.bandwidth": "mbm_total_bytes"}
+_LOG: Final = get_log("resctrl")
+_SLICE_S: Final = 0.02
+_PATIENCE: Final = 5
+"""How often a group's values are rewritten after foreign changes; then they stay until the plan changes."""
+_EVERY: Final = 15
+"""Every so many sweeps everything is read again, regardless of the last result: a thread id may have been reused."""
+_RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 0, PodClass.RECLAIMED: 1, PodClass.SYSTEM: 2}
 
 
 class ResctrlActuatorStatus(Struct, frozen=True, kw_only=True):
@@ -222,15 +229,6 @@ def _use(rates: Mapping[int, BandwidthRate]) -> Mapping[str, object]:
             for domain, rate in sorted(rates.items())
         },
     }
-
-
-_LOG: Final = get_log("resctrl")
-_SLICE_S: Final = 0.02
-_PATIENCE: Final = 5
-"""How often a group's values are rewritten after foreign changes; then they stay until the plan changes."""
-_EVERY: Final = 15
-"""Every so many sweeps everything is read again, regardless of the last result: a thread id may have been reused."""
-_RANK: Final = {PodClass.DEDICATED: 0, PodClass.SHARED: 0, PodClass.RECLAIMED: 1, PodClass.SYSTEM: 2}
 
 
 class ResctrlReading(NamedTuple):

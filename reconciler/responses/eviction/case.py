@@ -54,6 +54,12 @@ _WORDS: Final = {
     EvictionOutcome.FAILED: "eviction failed",
 }
 _MOST_RANKED: Final = 20
+_LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
+"""Methods of which the kubelet is not informed: it may start the pod again."""
+_LOOK_S: Final = 0.25
+ACTED: Final = frozenset({EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY})
+"""Steps of methods that know no disruption budget."""
+_BEFORE_ACTS: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE})
 
 
 def planned_alert(case: EvictionCase) -> Alert:
@@ -129,14 +135,6 @@ def _details(case: EvictionCase) -> dict[str, str]:
         "unasked": case.unasked,
     }
     return {name: text for name, text in texts.items() if text}
-
-
-_LOCAL: Final = frozenset({EvictionMethodName.CRI, EvictionMethodName.SIGNAL})
-"""Methods of which the kubelet is not informed: it may start the pod again."""
-_LOOK_S: Final = 0.25
-ACTED: Final = frozenset({EvictionStep.STOP, EvictionStep.TERMINATE, EvictionStep.KILL, EvictionStep.VERIFY})
-"""Steps of methods that know no disruption budget."""
-_BEFORE_ACTS: Final = frozenset({EvictionStep.PLANNED, EvictionStep.NOTICE})
 
 
 class CaseTools(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,11 @@ EASED_S: Final = 10.0
 
 Suffering = Collection[tuple[str, str]]
 """Rule and title of each victim that is not known to be well."""
+_OVER_S: Final = 60.0
+"""A state that has been absent for this long is over; a faster change counts as one state, reported once."""
+_ASKED_S: Final = 60.0
+"""A rule's request is granted in some pass of this time, or lapses."""
+_FREES: Final = (EvictedResource.CPU, EvictedResource.MEMORY)
 
 
 class EvictionReason(Struct, frozen=True, kw_only=True):
@@ -86,13 +91,6 @@ def _presses(reason: EvictionReason, readings: Mapping[str, TriggerResult], ill:
         shortage.subject == reason.subject and (shortage.only is None or reason.uid in shortage.only)
         for shortage in reading.pressures
     )
-
-
-_OVER_S: Final = 60.0
-"""A state that has been absent for this long is over; a faster change counts as one state, reported once."""
-_ASKED_S: Final = 60.0
-"""A rule's request is granted in some pass of this time, or lapses."""
-_FREES: Final = (EvictedResource.CPU, EvictedResource.MEMORY)
 
 
 class EvictionDecision(Struct, frozen=True, kw_only=True):

@@ -31,6 +31,14 @@ from state.model import PodClass
 
 _RETURNS = frozenset({"DaemonSet", "Node"})
 """``Node`` owns the API server's picture of a static pod."""
+_CLASSES: Final = {PodClass.RECLAIMED: 0, PodClass.SHARED: 1, PodClass.DEDICATED: 2}
+_EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
+_PRIORITY_LABEL: Final = "koordinator.sh/priority"
+_PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
+# The middle of Koordinator's bands, for a pod without a reported priority (a runtime has only labels).
+_BANDS: Final = {"koord-prod": 9500, "koord-mid": 7500, "koord-batch": 5500, "koord-free": 3500}
+_LONGEST: Final = 12
+"""Digits of a number in a label: a longer text is not a priority."""
 
 
 class Replacement(IntEnum):
@@ -70,15 +78,6 @@ def replacement_of(pod: PodSnapshot, closing: NodeClosing | None) -> Replacement
         return Replacement.MAY_RETURN
     return Replacement.ELSEWHERE if mark is NodeMark.NO_SCHEDULE else Replacement.AVOIDS
 
-
-_CLASSES: Final = {PodClass.RECLAIMED: 0, PodClass.SHARED: 1, PodClass.DEDICATED: 2}
-_EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
-_PRIORITY_LABEL: Final = "koordinator.sh/priority"
-_PRIORITY_CLASS: Final = "koordinator.sh/priority-class"
-# The middle of Koordinator's bands, for a pod without a reported priority (a runtime has only labels).
-_BANDS: Final = {"koord-prod": 9500, "koord-mid": 7500, "koord-batch": 5500, "koord-free": 3500}
-_LONGEST: Final = 12
-"""Digits of a number in a label: a longer text is not a priority."""
 
 Owner = Callable[[PodSnapshot], str]
 
