@@ -46,7 +46,7 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     identity: Annotated[
         ApiIdentity,
         Meta(
-            description="credentials without server and kubeconfig: own (the pod's service account, else "
+            description="credentials without server and kubeconfig: own (the pod's service account or "
             "/etc/bypassd/kubeconfig), kubelet (its kubeconfig), auto (the first that exists)",
             extra=_RESTART,
         ),

@@ -91,7 +91,7 @@ classes:
   - class: shared
     pod: batch/report-*
     reason: month-end report, must be fast until the 5th
-  # Pods without marks of their own (labels, annotations of Katalyst, Koordinator, Volcano); the first that fits wins.
+  # Pods without marks of their own; the first that fits wins.
   selectors:
   - class: reclaimed
     namespaces: [ci, "batch-*"]
@@ -125,6 +125,8 @@ _NODE_SETTINGS: Final = "apiserver.node_settings"
 _COMMON: Final = "Settings of many sections"
 _MANY: Final = 4
 _NAMED: Final = ".NAME"
+# Detectors and triggers are described in documents of their own, to which the sections above them lead.
+_ELSEWHERE: Final = ("interference.rules.NAME.when[][].", "eviction.triggers.")
 
 
 def shown(value: object, field: FieldSchema | None = None) -> str:
@@ -211,13 +213,13 @@ def markdown() -> str:
         f"bypassd reads `{DEFAULT_PATH}`, then `conf.d/*.yaml` beside it in name order. What comes later wins, setting",
         "by setting; lists are replaced whole. Every problem of every file is reported at once, as",
         "`file:line:column: setting: message`, and none of it is used then. `systemctl reload bypassd` (SIGHUP) reads",
-        "the files again; a bad file leaves the old configuration in force, and a setting marked ↻ needs a restart.",
+        "the files again; after an error the old configuration stays in force. A setting marked ↻ needs a restart.",
         "",
         "A bare number is in the unit that the setting's name ends in (`_s` seconds, `_bytes`, `_milli` thousandths of",
         "a CPU, `_percent`); a unit may be written: `200ms`, `10s`, `5m`, `1h`; `512Mi`, `4Gi`; `500m`, `2cpu`;",
         "`75%`. Text is taken as it is written (`on` and `12:30` are text). Anchors, aliases and tags are refused.",
-        "Each setting has its default, in brackets bounds and choices. Editors: `bypassctl config schema`",
-        "([bypassctl.1.md](bypassctl.1.md)).",
+        "Each setting has its default, in brackets bounds (`>0..1`: above 0, up to 1) and choices. An editor completes",
+        "and checks the file by `bypassctl config schema` ([bypassctl.1.md](bypassctl.1.md)).",
         "",
         "## The twelve settings you need",
         "",
@@ -225,8 +227,8 @@ def markdown() -> str:
         "|---|---|---|",
         *(f"| `{path}` | `{shown(fields[path].default, fields[path])}` | {when} |" for path, when in TWELVE.items()),
         "",
-        "A key of an earlier version that is a constant now has no effect, and a rule with one is off; `bypassd",
-        "check-config` says what applies. Rules that name classes:",
+        "Some keys of earlier versions are constants now. Such a key has no effect, and a rule that has one is off;",
+        "`bypassd check-config` says what applies instead. Rules that name classes:",
         "",
         "```yaml",
         CLASSES_EXAMPLE.rstrip(),
@@ -248,9 +250,9 @@ def _presets() -> list[str]:
         "which includes the ones before it. A key in a file overrides the preset's: `protect: full` with",
         "`mode: observe` shows what `full` would write; `protect: observe` with `mode: enforce` is refused.",
         "",
-        "What the kernel does not offer is not set: `bypassctl config explain protect` lists the settings with what",
-        "overrides them and what this node lacks. `core_sched`, `group_identity` and `qos_level` are in no level, and",
-        "evictions are a dry run: enable them by their own settings.",
+        "`bypassctl config explain protect` lists the settings, with what overrides them and what this node lacks.",
+        "`core_sched`, `group_identity` and `qos_level` are in no level, and evictions are a dry run: enable them by",
+        "their own settings.",
         "",
         "| level | for | settings | needs |",
         "|---|---|---|---|",
@@ -290,23 +292,38 @@ def _lists(root: Schema) -> list[str]:
     sections = list(_sections(root, "", "Top level", set()))
     counts = Counter(_row(field) for *_, fields in sections for field in fields if _is_plain(field))
     common = [row for row, count in counts.items() if count >= _MANY]
-    lines = ["", f"## {_COMMON}", "", "In the lists below these have no text.", "", *common]
-    equal: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    lines = ["", f"## {_COMMON}", ""]
+    lines += [
+        "*on* or *off* after a section's name is the default of `enabled`; such a section also has `dry_run`. The lists"
+    ]
+    lines += ["below repeat the other settings without their text.", "", *common]
+    equal: dict[tuple[str, ...], list[str]] = {}
     texts: dict[tuple[str, ...], tuple[str, list[FieldSchema]]] = {}
+    bodies: dict[str, tuple[str, str, list[str]]] = {}
     for path, title, section, fields in sections:
         rows = [row for field in fields if (row := _row(field)) not in common]
-        if short := [_setting(field) for field in fields if _row(field) in common]:
-            rows.append(f"- {', '.join(short)}")
+        # The row of a policy's `enabled` says the same as its summary, where it has a text of its own.
+        repeated = path.startswith("policies.") and any(row.startswith("- `enabled:") for row in rows)
+        summary = "" if repeated or not path or path.startswith(_ELSEWHERE) else _summary(path, section)
+        short = {field.name: field for field in fields if _row(field) in common}
+        heading = title
+        if enabled := short.pop("enabled", None):
+            heading = f"{title} {'on' if enabled.default else 'off'}"
+            short.pop("dry_run", None)
+        if short:
+            rows.append(f"- {', '.join(map(_setting, short.values()))}")
         first, before = texts.setdefault(tuple(map(_text, fields)), (title, fields))
         if first != title and len(rows) > 1 and list(map(_row, before)) != list(map(_row, fields)):
             rows = [f"As {first}, with {', '.join(map(_setting, fields))}."]
-        if rows:
-            equal.setdefault((_summary(path, section) if path else "", *rows), []).append((path, title))
-    for (summary, *rows), same in equal.items():
-        (path, title), *others = same
-        lines += ["", f"## {title}", "", *([summary, ""] if summary else []), *rows]
+        if rows or enabled:
+            equal.setdefault((heading,) if enabled else (summary, *rows), []).append(title)
+            bodies[title] = (heading, summary, rows)
+    for titles in equal.values():
+        first, *others = titles
+        heading, summary, rows = bodies[first]
+        lines += ["", f"## {heading}", *(["", summary] if summary else []), *(["", *rows] if rows else [])]
         if others:
-            lines += ["", f"The same in {', '.join(other for _, other in others)}."]
+            lines += ["", f"The same in {', '.join(others)}."]
     return lines
 
 
@@ -350,8 +367,9 @@ def _limits(field: FieldSchema) -> str:
 
 
 def ranged(bounds: str) -> str:
-    """``1s..1h`` of ``from 1s to 1h``; other bounds are unchanged."""
-    return bounds.removeprefix("from ").replace(" to ", "..") if bounds.startswith("from ") else bounds
+    """``1s..1h`` of ``from 1s to 1h``, ``>0..1`` of ``above 0, up to 1``, ``≥0`` of ``at least 0``."""
+    short = bounds.removeprefix("from ").replace(" to ", "..") if bounds.startswith("from ") else bounds
+    return short.replace("above ", ">").replace(", up to ", "..").replace("at least ", "≥")
 
 
 def _is_word_of(word: str, text: str) -> bool:

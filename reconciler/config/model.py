@@ -97,8 +97,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: Annotated[
         NodeName | None,
         Meta(
-            description="name of the node's object; null: NODE_NAME, else the kubelet's --hostname-override, else "
-            "the host's name",
+            description="name of the node's object; null: NODE_NAME, the kubelet's --hostname-override or the host's "
+            "name",
             extra=_RESTART,
         ),
     ] = None
@@ -117,8 +117,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0.1,
             le=60,
-            description="interval of the CPU usage readings; twice it while BE work sleeps, five times while it has "
-            "all it may",
+            description="interval of the CPU usage readings; twice as long while BE work sleeps, five times while it "
+            "has all that it may use",
             extra=_RESTART,
         ),
     ] = 1.0
@@ -146,8 +146,8 @@ class NodeSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=2,
             le=1024,
-            description="CPU weight (cpu.shares) of the daemon's own group below the root, raised while its work "
-            "waits (docs/performance.md); 1024: unmanaged",
+            description="CPU weight (cpu.shares) of the daemon's own group, raised while its work waits "
+            "(docs/performance.md); 1024: unmanaged",
             extra=_RESTART,
         ),
     ] = 50
@@ -194,16 +194,15 @@ class KubeletSection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ca_file: Annotated[
         str | None,
         Meta(
-            description="CA of the kubelet's certificate, PEM; null: the kubelet's own certificate file "
-            "(kubelet.crt or tlsCertFile)",
+            description="CA of the kubelet's certificate, PEM; null: its own certificate file (kubelet.crt or "
+            "tlsCertFile)",
             extra=_PATH_RESTART,
         ),
     ] = None
     insecure_skip_verify: Annotated[
         bool,
         Meta(
-            description="accept any kubelet certificate, and send no token or client certificate; not needed for a "
-            "self-signed one",
+            description="accept any kubelet certificate; send no credentials. Not needed for a self-signed one",
             extra=_RESTART,
         ),
     ] = False
@@ -271,8 +270,8 @@ class MemorySection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lower: Annotated[
         Lower,
         Meta(
-            description="a limit below the group's usage: reclaim: reclaim first, write once it fits; refuse: wait "
-            "until usage is lower"
+            description="a limit below the group's usage: reclaim memory first, then write it; refuse: wait until "
+            "usage is lower"
         ),
     ] = Lower.RECLAIM
 
@@ -404,7 +403,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     interference: InterferenceConfig = InterferenceConfig()
     host_workloads: Annotated[
         Mapping[str, HostWorkloadConfig],
-        Meta(description="what is not a pod and is watched all the same, by name; nothing is written to it"),
+        Meta(description="workloads outside of pods that are watched, by name; nothing is written to them"),
     ] = {}
     closing: ClosingConfig = ClosingConfig()
     eviction: EvictionConfig = EvictionConfig()
@@ -417,7 +416,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[WindowConfig, ...],
         Meta(
             max_length=16,
-            description="times with other values of some settings; of several that hold at once the first is in force",
+            description="times of day with other values of some settings; where several apply, the first is in force",
         ),
     ] = ()
 

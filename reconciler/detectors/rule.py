@@ -57,7 +57,7 @@ class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = True
     when: Annotated[
         tuple[tuple[DetectorEntry, ...], ...],
-        Meta(description="detector groups: all detectors of a group, any of the groups"),
+        Meta(description="groups of detectors (docs/detectors.md): all detectors of a group, any of the groups"),
     ] = ()
     victims: VictimSelector = VictimSelector()
     resource: Annotated[

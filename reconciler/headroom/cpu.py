@@ -84,18 +84,18 @@ class HeadroomConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         HeadroomLaw,
         Meta(
             description="`recent`: the mean of what was left in the last `window_s`; `histogram`: at most what the "
-            "predicted peaks of online workloads leave, which is less, and lasts through the peak of the day"
+            "predicted peaks of online workloads leave"
         ),
     ] = HeadroomLaw.RECENT
-    window_s: Annotated[float, Meta(ge=1, le=86400, description="window of the mean; at least one report_s")] = 120.0
+    window_s: Annotated[float, Meta(ge=1, le=86400, description="window of the mean; at least 30s")] = 120.0
     file: Annotated[
         str | None, Meta(description="JSON file for an overcommit reporter; null: none", extra={"path": True})
     ] = None
     publish: Annotated[
         ClusterTarget,
         Meta(
-            description="where the cluster gets the headroom: Koordinator's NodeMetric, Katalyst's "
-            "CustomNodeResource, the node's own status; auto: the first that exists"
+            description="where the cluster gets the headroom: NodeMetric, CustomNodeResource, the node's own status; "
+            "auto: the first that exists"
         ),
     ] = ClusterTarget.OFF
     memory: MemoryHeadroomConfig = MemoryHeadroomConfig()

@@ -36,10 +36,7 @@ class IsolationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     enabled: Annotated[
         bool,
-        Meta(
-            description="give online pods CPUs of their own while they have many more runnable threads than they "
-            "request"
-        ),
+        Meta(description="give an online pod CPUs of its own while it has many more runnable threads than it requests"),
     ] = False
     cpus_percent: Annotated[_Percent, Meta(description="CPUs of isolated pods together, of the online pools' CPUs")] = (
         20

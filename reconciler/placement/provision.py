@@ -91,7 +91,7 @@ class WaitGains(PidGains, frozen=True, kw_only=True, forbid_unknown_fields=True)
     target_percent: Annotated[
         Annotated[float, Meta(gt=0, le=100)] | None,
         Meta(
-            description="waiting for a CPU, of waiting and running, without throttling; null: not used",
+            description="waiting for a CPU as a share of waiting and running, throttling not counted; null: not used",
         ),
     ] = None
     up: ClassVar[float] = 0.5

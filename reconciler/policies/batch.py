@@ -55,7 +55,9 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
     weight: Annotated[bool, Meta(description="CPU shares from the batch CPU request, of pod and container")] = True
     quota: Annotated[
         bool,
-        Meta(description="CPU quota from the batch CPU limit, of the container, and of a pod all of whose have one"),
+        Meta(
+            description="CPU quota from the batch CPU limit, of the container; of the pod if each container has a limit"
+        ),
     ] = True
     memory: Annotated[bool, Meta(description="memory limit from the batch memory limit, of the container")] = True
 

@@ -53,8 +53,7 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     layout: Annotated[
         CacheLayout,
         Meta(
-            description="overlapping: ranges as configured; exclusive: no shared way, each range's width laid out "
-            "as reclaimed, shared, dedicated"
+            description="overlapping: ranges as configured; exclusive: ranges of the same widths without a shared way"
         ),
     ] = CacheLayout.OVERLAPPING
     mode: Annotated[
@@ -74,8 +73,7 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             ge=100,
             le=10_000_000,
-            description="memory bandwidth of one domain (MB/s): 100 percent on hardware with absolute values, and "
-            "for the dynamic mode",
+            description="memory bandwidth of one domain (MB/s), for hardware with absolute values and the dynamic mode",
         ),
     ] = 20_000
     slow_bandwidth_mbps: Annotated[
@@ -83,7 +81,9 @@ class CachePolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_
     ] = 0
     monitor: Annotated[
         bool,
-        Meta(description="a monitoring group per pod for occupancy and bandwidth, in turns if there are too few"),
+        Meta(
+            description="a monitoring group per pod for occupancy and bandwidth; in turns if the hardware has too few"
+        ),
     ] = True
 
     # Pods of the system are not limited.

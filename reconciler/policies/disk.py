@@ -86,7 +86,7 @@ class DiskRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         Meta(
             description="cgroup v2: the disk's io.cost.qos, such as rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 "
-            "max=150; empty: chosen by the kernel; null: iocost is unmanaged"
+            "max=150; empty: the kernel's choice; null: unmanaged"
         ),
     ] = None
     cost_model: Annotated[

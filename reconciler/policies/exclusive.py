@@ -70,17 +70,11 @@ class ExclusiveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     ] = True
     topology_policy: Annotated[
         TopologyPolicy,
-        Meta(
-            description="as the kubelet's topology manager policy, for a new container; what it would reject is "
-            "reported"
-        ),
+        Meta(description="the kubelet's topology manager policy for new containers; a rejection is only reported"),
     ] = TopologyPolicy.BEST_EFFORT
     avoid_irqs: Annotated[
         tuple[Interface, ...],
-        Meta(
-            description="network interfaces (names or patterns such as ens*) whose interrupt CPUs are allocated "
-            "last; refreshed once a minute"
-        ),
+        Meta(description="network interfaces (names or patterns such as ens*) whose interrupt CPUs are allocated last"),
     ] = ()
     placement: PlacementConfig = PlacementConfig()
 

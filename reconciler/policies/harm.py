@@ -67,8 +67,8 @@ class HarmConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             gt=0,
             le=100,
-            description="harm: an online pod's waiting for a CPU, of waiting and running, beyond its waiting "
-            "without BE work",
+            description="harm: an online pod waits for CPUs for more than this share of its waiting and running, "
+            "beyond what it waits without BE work",
         ),
     ] = 5.0
 

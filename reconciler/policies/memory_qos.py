@@ -64,8 +64,8 @@ class ClassMemory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     swap_percent: Annotated[
         Annotated[int, Meta(ge=0, le=1000)] | None,
         Meta(
-            description="swap beside the memory limit, as a share of it (v2: of the node's memory without a limit); "
-            "null: what the runtime set",
+            description="swap in addition to the memory limit, as a share of it (v2 without a limit: of the node's "
+            "memory); null: what the runtime set",
         ),
     ] = None
 
@@ -94,8 +94,8 @@ class MemoryQosConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     directories: Annotated[
         bool,
         Meta(
-            description="write the sums of the protections to kubepods and the QoS directories, which the "
-            "protections below need; off if the kubelet's MemoryQoS does"
+            description="write the sums of the protections to kubepods and the QoS directories, without which they "
+            "have no effect; off where the kubelet's MemoryQoS writes them"
         ),
     ] = True
     dedicated: OnlineMemory = OnlineMemory()

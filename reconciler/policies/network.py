@@ -43,8 +43,8 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     link_mbit: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
         Meta(
-            description="link speed in megabits per second; null: the driver's reported speed; if it reports "
-            "none, no limit applies"
+            description="link speed in megabits per second; null: as the driver reports; if it reports none, no limit "
+            "applies"
         ),
     ] = None
     floor_percent: Annotated[
@@ -56,7 +56,7 @@ class InterfaceRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             ge=1,
             le=100,
-            description="target use of the link; the BE limit decreases as online and BE traffic approach it",
+            description="target use of the link; near it the BE limit decreases",
         ),
     ] = 80.0
 

@@ -36,8 +36,8 @@ class OwnersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fair_shares: Annotated[
         bool,
         Meta(
-            description="requests of owners that got less than their fair part of the BE budget count up to twice "
-            "as much until that is repaid"
+            description="requests of owners that got less than their fair share count up to twice as much until the "
+            "debt is repaid"
         ),
     ] = False
 

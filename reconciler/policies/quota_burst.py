@@ -70,8 +70,8 @@ class QuotaBurstConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=-1,
             le=86_400,
-            description="seconds of full loan of a container, saved below 60 percent of its limit; -1: unlimited, "
-            "0: never",
+            description="seconds of full loan of a container, saved while it uses less than 60 % of its limit; -1: "
+            "unlimited, 0: never",
         ),
     ] = -1
     threshold_percent: Annotated[

@@ -233,15 +233,15 @@ class ReclaimedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
     share_exclusive: Annotated[
         bool,
         Meta(
-            description="count dedicated CPUs as capacity and run BE work there, at their pods' cost; never those "
-            "of pods that forbid it or whose labels are unknown"
+            description="count dedicated CPUs as capacity and run BE work there, at the cost of their pods; not where "
+            "a pod forbids it or its labels are unknown"
         ),
     ] = False
     besteffort_cpuset: Annotated[
         bool,
         Meta(
-            description="also narrow the CPU sets of the besteffort directory and below; kubelet policy none only: "
-            "under static, container starts would fail"
+            description="also narrow the CPU sets of the besteffort directory and below; only under kubelet policy "
+            "none (under static, container starts would fail)"
         ),
     ] = False
     placement: PlacementConfig = PlacementConfig()

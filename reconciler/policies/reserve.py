@@ -42,8 +42,8 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(
             ge=0,
             le=MAX_CPUS,
-            description="CPUs to reserve if neither this list nor the kubelet's is set: whole cores, lowest first, "
-            "spread over the NUMA nodes",
+            description="number of CPUs to reserve if no list is set: whole cores, lowest first, spread over the NUMA "
+            "nodes",
         ),
     ] = 0
     strict: Annotated[

@@ -92,8 +92,8 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
     expand: Annotated[
         bool,
         Meta(
-            description="mode overlap: divide CPUs that no pool requests over all pools by request; false: the "
-            "default pool has them"
+            description="mode overlap: divide unrequested CPUs among all pools by request; false: the default pool "
+            "has them"
         ),
     ] = True
     leave_cpus: Annotated[int, Meta(ge=1, le=8192, description="mode separate: CPUs kept for BE work")] = 1

@@ -52,7 +52,7 @@ class StartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=0,
             le=64_000,
-            description="least CPU of BE work while a BE container starts, whatever the budget; 0: no start allowance",
+            description="minimum CPU of BE work while a BE container starts; 0: no start allowance",
         ),
     ] = 1000
 

@@ -46,8 +46,8 @@ class ClosingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     mark: Annotated[
         NodeMark,
         Meta(
-            description="on the node's object meanwhile: auto (taint PreferNoSchedule where permitted, else none), "
-            "none, PreferNoSchedule, NoSchedule (online pods, too), condition"
+            description="on the node's object then: auto (taint PreferNoSchedule where permitted), none, "
+            "PreferNoSchedule, NoSchedule (online pods, too), condition"
         ),
     ] = NodeMark.AUTO
 

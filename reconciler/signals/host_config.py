@@ -53,7 +53,8 @@ class HostWorkloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
         ),
     ]
     counts_as: Annotated[
-        CountsAs, Meta(description="victim: judged like an online pod; be: a suspect like a BE pod, and never acted on")
+        CountsAs,
+        Meta(description="victim: evaluated like an online pod; be: a suspect like a BE pod, but never limited"),
     ]
 
     def __post_init__(self) -> None:

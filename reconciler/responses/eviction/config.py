@@ -320,7 +320,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class EvictionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When pods are evicted, which pods, and how many at most."""
+    """When pods are evicted, which pods, and how many at most (docs/eviction.md)."""
 
     enabled: Annotated[bool, Meta(description="evaluate the triggers; their signals are measured only then")] = False
     dry_run: Annotated[bool, Meta(description="report pods it would evict and why; false, in mode enforce: evict")] = (

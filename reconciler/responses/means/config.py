@@ -32,14 +32,14 @@ class NoticeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     kind: Annotated[
         NoticeKind,
-        Meta(description="how a pod is notified; its bypassd/eviction-notice takes precedence (docs/eviction.md)"),
+        Meta(description="how a pod is notified, unless it has bypassd/eviction-notice (docs/eviction.md)"),
     ] = NoticeKind.NONE
     wait_s: Annotated[
         float,
         Meta(
             ge=0,
             le=600,
-            description="from the notice to the first termination step, unless pod or command is ready earlier",
+            description="longest time from the notice to the first termination step",
         ),
     ] = 30.0
     volume: Annotated[str, Meta(description="name of the emptyDir volume")] = "eviction-notice"
@@ -76,7 +76,7 @@ class ApiMeans(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     hard_over_budget: Annotated[
         bool,
-        Meta(description="on a hard trigger use the next method if the budget keeps refusing or cannot be asked"),
+        Meta(description="on a hard trigger use the next method if the budget refuses or cannot be asked"),
     ] = False
 
     # A disruption budget that refuses so long is not about to allow it.

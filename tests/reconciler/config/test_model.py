@@ -201,10 +201,14 @@ def test_the_example_file_and_the_documentation_are_what_the_code_generates() ->
 
 def test_the_documentation_has_each_setting_with_its_default_and_bounds() -> None:
     sections: dict[str, str] = {}
+    states: dict[str, str] = {}
     for part in markdown().split("\n## ")[1:]:
-        title, _, text = part.partition("\n")
+        heading, _, text = part.partition("\n")
+        quoted = re.fullmatch(r"`([^`]+)`(?: (on|off))?", heading)
+        title = quoted[1] if quoted else heading
+        states[title] = (quoted and quoted[2]) or ""
         _, _, same = text.partition("\nThe same in ")
-        sections |= dict.fromkeys([title.strip("`"), *re.findall(r"`([^`]+)`", same)], text)
+        sections |= dict.fromkeys([title, *re.findall(r"`([^`]+)`", same)], text)
     seen = 0
     for path, field in settings(section_of(Config)):
         if field.schema.struct is None:
@@ -217,7 +221,10 @@ def test_the_documentation_has_each_setting_with_its_default_and_bounds() -> Non
                 )
             rows = re.findall(rf"^- `{name}[:`].*$", text, re.MULTILINE)
             if not any(row.endswith(field.description) for row in rows):
-                assert re.search(rf"^- (?:`.*`, )*`{name}[:`]", text, re.MULTILINE), path
+                if name in {"enabled", "dry_run"} and states[section]:
+                    assert field.default is (states[section] == "on" if name == "enabled" else False)
+                else:
+                    assert re.search(rf"^- (?:`.*`, )*`{name}[:`]", text, re.MULTILINE), path
                 rows = re.findall(rf"^- `{name}[:`].*$", sections["Settings of many sections"], re.MULTILINE)
             default = "`" if field.required else f": {shown(field.default, field)}`"
             start, end = f"- `{name}{default}", field.description
@@ -286,7 +293,10 @@ def test_explain_shows_value_source_and_words(tmp_path: Path) -> None:
     path = place(tmp_path, main="node:\n  sample_s: 500ms\nwrites: {foreign: {rounds: 7}}\n")
     loaded = load(path)
     text = explain(loaded)
-    message = "interval of the CPU usage readings; twice it while BE work sleeps, five times while it has all it may"
+    message = (
+        "interval of the CPU usage readings; twice as long while BE work sleeps, five times while it has all that it"
+        " may use"
+    )
     assert f"node.sample_s = 500ms   [{path}:2:13]\n  {message}\n" in text
     assert explain(loaded, "http.port") == (
         "http.port = 9470   [default]\n  TCP port to listen on\n  a whole number from 1 to 65535\n"
