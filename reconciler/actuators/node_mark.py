@@ -34,6 +34,7 @@ from reconciler.actuators.base import (
 from reconciler.actuators.codec import LedgerState, RowCodec, read_rows, write_rows
 from reconciler.actuators.holds import holding
 from reconciler.clients.node_object import (
+    NodeAbsentError,
     NodeBusyError,
     NodeClient,
     NodeCondition,
@@ -189,6 +190,8 @@ async def remove(client: NodeClient, row: MarkRow) -> RestoreResult:
             problem = str(exc)
             await trio.sleep(_CONFLICT_S)
             continue
+        except NodeAbsentError as exc:
+            return result(RestoreOutcome.GONE, str(exc))
         except SourceError as exc:
             return result(RestoreOutcome.REFUSED, str(exc))
         if _present(node, row.field) is None:
@@ -201,7 +204,7 @@ def _shown(field: str) -> str:
     return f"condition {CLOSED_CONDITION}" if field == _CONDITION else f"taint {CLOSED_KEY}:{field}"
 
 
-_GONE: Final = frozenset({RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.FOREIGN})
+_GONE: Final = frozenset({RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.FOREIGN, RestoreOutcome.GONE})
 
 
 @final
@@ -300,6 +303,7 @@ class NodeMarker(PeriodicActuator):
         held = holding(situation.holds, path=self._client().path, knob=NODE_MARK, pod_uid=None) is not None
         field = None if wanted is None or held else _field(wanted.mark)
         stale = [row for name, row in self._rows.now.rows.items() if name != field]
+        again_s: float | None = None
         if stale and not held:
             await self._remove(stale)
         if wanted is None:
@@ -309,15 +313,17 @@ class NodeMarker(PeriodicActuator):
         elif field is None:
             self._settle(wanted, MarkState.HEADROOM_ONLY, "closing.mark is none")
         else:
-            await self._set(wanted, field)
-        if self._left or (self._status is not None and self._status.state is MarkState.FAILED):
-            self._failures += 1
-            self._retry_at = self._clock() + self._backoff_s()
-        elif self._retry_at <= self._clock():
+            again_s = await self._set(wanted, field)
+        if again_s is None and not self._left:
             self._failures = 0
+        else:
+            self._failures += 1
+            self._retry_at = self._clock() + max(again_s or 0.0, self._backoff_s())
 
-    async def _set(self, wanted: ClosedNode, field: str) -> None:
+    async def _set(self, wanted: ClosedNode, field: str) -> float | None:
+        """Bring the mark into place; the least time until it is tried again. None: nothing has failed."""
         client = self._client()
+        again_s: float | None = None
         mark = condition_of(wanted) if field == _CONDITION else taint_of(wanted, field)
         text = _text(mark)
         try:
@@ -331,20 +337,18 @@ class NodeMarker(PeriodicActuator):
                 else:
                     break
         except NodeRefusedError as exc:
-            state, detail = MarkState.REFUSED, str(exc)
+            state, detail, again_s = MarkState.REFUSED, str(exc), _LAST_RETRY_S
         except NodeBusyError as exc:
+            state, detail, again_s = MarkState.FAILED, str(exc), exc.wait_s or 0.0
+        except (NodeAbsentError, StoreError) as exc:
             state, detail = MarkState.FAILED, str(exc)
-            if exc.wait_s is not None:
-                self._retry_at = self._clock() + exc.wait_s
-        except StoreError as exc:
-            state, detail = MarkState.FAILED, str(exc)
+        if state is MarkState.FAILED and again_s is None:
+            again_s = 0.0
         if state in {MarkState.REFUSED, MarkState.FAILED} and wanted.mark is NodeMark.AUTO:
             # Headroom is 0 in any case; rights for more are the operator's choice.
-            self._retry_at = self._clock() + _LAST_RETRY_S
             state = MarkState.HEADROOM_ONLY
-        elif state is MarkState.REFUSED:
-            self._retry_at = self._clock() + _LAST_RETRY_S
         self._settle(wanted, state, detail)
+        return again_s
 
     async def _once(self, client: NodeClient, wanted: ClosedNode, field: str, text: str) -> tuple[MarkState, str]:
         """One reading, and one change where it is needed. Errors: `SourceError`, `StoreError`."""

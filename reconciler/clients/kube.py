@@ -5,9 +5,11 @@ do.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
 from functools import partial
 from typing import Final, Self, final
+from urllib.parse import unquote
 
 import msgspec
 import trio
@@ -19,8 +21,10 @@ from reconciler.clients.api_identity import NAME, ApiPeer, belongs_to_cluster
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import LONGEST_WAIT_S, HttpResponse, HttpSession, SilentPeerError, Take
 from reconciler.clients.kube_config import ApiServer
+from reconciler.runtime.stints import in_worker
 
 _MOST: Final = 64 * 1024
+_GROUPS_BYTES: Final = 512 * 1024
 _ALIVE: Final = "/version"
 """Granted to every client (system:public-info-viewer); /livez/ping is not, and a refusal a minute is in audit logs."""
 
@@ -54,8 +58,37 @@ class ApiStatus(Struct, frozen=True):
         causes = self.details.causes if self.details is not None else None
         return any(cause.reason == reason for cause in causes or ())
 
+    def is_absent(self, resource: str, name: str) -> bool:
+        """Whether the API server itself has no such object: a proxy's 404 names none."""
+        about = self.details
+        return self.reason == "NotFound" and about is not None and (about.kind, about.name) == (resource, name)
+
+
+class _Version(Struct, frozen=True):
+    version: str = ""
+
+
+class _Group(Struct, frozen=True):
+    name: str = ""
+    versions: list[_Version] = []
+
+
+class _Groups(Struct, frozen=True):
+    kind: str = ""
+    groups: list[_Group] | None = None
+
+
+class Absence(StrEnum):
+    """What the API server itself says is missing."""
+
+    OBJECT = "the object"
+    KIND = "its kind"
+    VERSION = "this version of its kind"
+    """The group is served, in other versions alone."""
+
 
 _decode_status = msgspec.json.Decoder(ApiStatus).decode
+_decode_groups = msgspec.json.Decoder(_Groups).decode
 
 
 def status_of(answer: HttpResponse) -> ApiStatus:
@@ -65,6 +98,31 @@ def status_of(answer: HttpResponse) -> ApiStatus:
     except ValueError:
         return ApiStatus()
     return status if status.kind == "Status" else ApiStatus()
+
+
+async def absence_of(
+    path: str, answer: HttpResponse, ask: Callable[[str, int], Awaitable[HttpResponse]]
+) -> Absence | None:
+    """What a 404 to a request for ``path``, an object or its status, means; None: not known, as of a proxy's page.
+
+    The API server has no Status for a kind that it does not know; its list of groups, which ``ask`` requests with this
+    bound on the answer, tells its 404 from that of a proxy.
+    """
+    parts = path.partition("?")[0].removesuffix("/status").split("/")
+    status = status_of(answer)
+    if status.kind:
+        return Absence.OBJECT if status.is_absent(unquote(parts[-2]), unquote(parts[-1])) else None
+    if parts[1] != "apis":
+        return None
+    listed = await ask("/apis", _GROUPS_BYTES)
+    try:
+        found = await in_worker(decoded, _decode_groups, listed.body) if listed.ok else _Groups()
+    except ValueError:
+        return None
+    if found.kind != "APIGroupList":
+        return None
+    group = next((group for group in found.groups or () if group.name == parts[2]), None)
+    return Absence.KIND if group is None or _Version(parts[3]) in group.versions else Absence.VERSION
 
 
 def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | None:

@@ -31,7 +31,11 @@ _CONFLICT: Final = frozenset({409, 422})
 
 
 class NodeRefusedError(SourceError):
-    """The API server does not allow it, or does not know the node: repeating the request soon changes nothing."""
+    """The API server does not allow it, or this is none: repeating the request soon changes nothing."""
+
+
+class NodeAbsentError(SourceError):
+    """The API server has no object of this name, by its own Status: the node was deleted, and may be made again."""
 
 
 class NodeConflictError(SourceError):
@@ -197,6 +201,8 @@ class NodeClient:
         status = status_of(answer)
         text = " ".join((status.message or answer.excerpt).split())[:_LONGEST_MESSAGE]
         message = f"{method} {path}: HTTP {answer.status} {text}".rstrip()
+        if answer.status == 404 and status.is_absent("nodes", self._name):
+            raise NodeAbsentError(NAME, message)
         if answer.status in _CONFLICT and method == "PATCH":
             raise NodeConflictError(NAME, message)
         if answer.status == 429 or answer.status >= 500:

@@ -4,10 +4,9 @@
 - Katalyst: the AdminQoSConfiguration to which the status of the node's CustomNodeConfig points; that names a hash of
   it, so that an unchanged one is not requested again.
 
-"No settings" is concluded only from what the API server itself says: a Status with the reason NotFound that names the
-object, or, where a whole group of kinds is unknown, its list of groups. A page of a proxy (404 and other text) is an
-error like any other. Answers are bounded in bytes and nesting, are decoded in a worker thread (the largest take 60 ms),
-and must be the requested object.
+"No settings" is concluded only from what the API server itself says (`reconciler.clients.kube.absence_of`). A page of a
+proxy (404 and other text) is an error like any other. Answers are bounded in bytes and nesting, are decoded in a worker
+thread (the largest take 60 ms), and must be the requested object.
 
 Source: Kubernetes documentation, "API Concepts", Status; Koordinator's apis/slo/v1alpha1; Katalyst's
 apis/config/v1alpha1 (CustomNodeConfigStatus, TargetConfig).
@@ -26,7 +25,7 @@ from cgroupfs.bounded import decoded, is_shallow
 from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import NAME
 from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import KubeApi, status_of, wait_s_of
+from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
 from reconciler.runtime.stints import in_worker
 from state.printable import printable
 
@@ -112,19 +111,9 @@ class _NodeConfig(Struct, frozen=True):
     status: _TargetList = _TargetList()
 
 
-class _Group(Struct, frozen=True):
-    name: str = ""
-
-
-class _Groups(Struct, frozen=True):
-    kind: str = ""
-    groups: list[_Group] | None = None
-
-
 _T = TypeVar("_T", _SettingsSpec, _NodeConfig)
 _decode_spec = msgspec.json.Decoder(_SettingsSpec).decode
 _decode_node_config = msgspec.json.Decoder(_NodeConfig).decode
-_decode_groups = msgspec.json.Decoder(_Groups).decode
 
 
 @final
@@ -144,7 +133,7 @@ class SettingsClient:
     async def node(self, prefixes: Sequence[str]) -> SettingsObject:
         """The annotations of the Node with these prefixes, and its labels; an annotation is first."""
         title = f"Node {self._node}"
-        answer = await self._get(f"/api/v1/nodes/{quote(self._node, safe='')}", "", "nodes", self._node, _NODE_BYTES)
+        answer = await self._get(f"/api/v1/nodes/{quote(self._node, safe='')}", "", _NODE_BYTES)
         if isinstance(answer, ObjectState):
             return SettingsObject(title=title, state=answer)
         return await in_worker(_with_marks, answer, self._node, title, tuple(prefixes))
@@ -154,7 +143,7 @@ class SettingsClient:
             f"NodeSLO {self._node}",
             f"/apis/{KOORDINATOR_GROUP}/v1alpha1/nodeslos/{quote(self._node, safe='')}",
         )
-        answer = await self._get(path, KOORDINATOR_GROUP, "nodeslos", self._node, _BYTES)
+        answer = await self._get(path, KOORDINATOR_GROUP, _BYTES)
         if isinstance(answer, ObjectState):
             return SettingsObject(title=title, state=answer)
         return await in_worker(_with_spec, answer, "NodeSLO", self._node, title)
@@ -163,7 +152,7 @@ class SettingsClient:
         """The AdminQoSConfiguration that the node's CustomNodeConfig names; or its state."""
         title = f"CustomNodeConfig {self._node}"
         path = f"/apis/{KATALYST_GROUP}/v1alpha1/customnodeconfigs/{quote(self._node, safe='')}"
-        answer = await self._get(path, KATALYST_GROUP, "customnodeconfigs", self._node, _BYTES)
+        answer = await self._get(path, KATALYST_GROUP, _BYTES)
         if isinstance(answer, ObjectState):
             return answer
         targets = (await in_worker(_object, _decode_node_config, answer, "CustomNodeConfig", self._node, title)).status
@@ -184,7 +173,7 @@ class SettingsClient:
         """The configuration of an AdminQoSConfiguration."""
         title = f"AdminQoSConfiguration {target.namespace}/{target.name}"
         path = f"/apis/{KATALYST_GROUP}/v1alpha1/namespaces/{target.namespace}/{_ADMIN_QOS}/{target.name}"
-        answer = await self._get(path, KATALYST_GROUP, _ADMIN_QOS, target.name, _BYTES)
+        answer = await self._get(path, KATALYST_GROUP, _BYTES)
         if isinstance(answer, ObjectState):
             return SettingsObject(title=title, state=answer)
         found = await in_worker(_with_spec, answer, "AdminQoSConfiguration", target.name, title)
@@ -197,29 +186,20 @@ class SettingsClient:
         """Close the connection; it may be used again."""
         await self._api.aclose()
 
-    async def _get(self, path: str, group: str, resource: str, name: str, most: int) -> HttpResponse | ObjectState:
+    async def _get(self, path: str, group: str, most: int) -> HttpResponse | ObjectState:
         """The answer, or the state of an object that does not exist."""
         answer = await self._request(path, most)
         if answer.ok:
             return answer
         if answer.status == 404:
-            status = status_of(answer)
-            about = status.details
-            if status.reason == "NotFound" and about is not None and (about.kind, about.name) == (resource, name):
-                return ObjectState.ABSENT
-            # The API server has no Status for a group that it does not know, and a proxy has none for anything.
-            if group and not status.kind and await self._lacks(group):
-                return ObjectState.NOT_INSTALLED
+            match await absence_of(path, answer, self._request):
+                case Absence.OBJECT:
+                    return ObjectState.ABSENT
+                case Absence.KIND:
+                    return ObjectState.NOT_INSTALLED
+                case Absence.VERSION:
+                    raise SettingsAnswerError(f"GET {path}: the API server has {group} in other versions alone")
         raise _refusal(answer, path)
-
-    async def _lacks(self, group: str) -> bool:
-        """Whether the API server's list of groups is without this one."""
-        answer = await self._request("/apis", _BYTES)
-        try:
-            listed = await in_worker(decoded, _decode_groups, answer.body) if answer.ok else _Groups()
-        except ValueError:
-            return False
-        return listed.kind == "APIGroupList" and all(each.name != group for each in listed.groups or ())
 
     async def _request(self, path: str, most: int) -> HttpResponse:
         self.requests += 1

@@ -28,6 +28,8 @@ NAME: Final = "published headroom"
 FALL_S: Final = 2.0
 RISE_S: Final = 10.0
 REFUSED_S: Final = 300.0
+SEARCH_S: Final = 600.0
+"""``auto``: a control plane may be installed, or know the node, later."""
 _FAILED_S: Final = 5.0
 _CLOSE_S: Final = 1.0
 _WITHDRAW_S: Final = 3.0
@@ -37,16 +39,26 @@ _AUTO: Final = (ClusterTarget.KOORDINATOR, ClusterTarget.KATALYST, ClusterTarget
 
 
 class PublishError(AgentError):
-    """It was not published. ``missing``: the object, or its kind, does not exist. ``busy``: later it may be.
+    """It was not published. ``missing``: the object, or its kind, does not exist, as the API server itself says.
 
+    ``busy``: later it may be published; ``wait_s``: not before, as the API server requests; None: no request.
     ``foreign``: another program writes the same fields.
     """
 
-    def __init__(self, message: str, *, missing: bool = False, busy: bool = False, foreign: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: bool = False,
+        busy: bool = False,
+        foreign: bool = False,
+        wait_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.missing = missing
         self.busy = busy
         self.foreign = foreign
+        self.wait_s = wait_s
 
 
 class Published(NamedTuple):
@@ -118,6 +130,7 @@ class HeadroomPublisher:
         self._wall = wall
         self._changed = changed or WakeUp()
         self._found: ClusterTarget | None = None
+        self._search_at = 0.0
         self._sent: Offer | None = None
         self._published: Published | None = None
         self._published_at: float | None = None
@@ -221,7 +234,8 @@ class HeadroomPublisher:
 
     async def _find(self) -> ClusterTarget:
         """The first control plane that knows this node. Errors: `AgentError`: unknown is not absent."""
-        if self._found is None:
+        if self._found is None or trio.current_time() >= self._search_at:
+            self._search_at = trio.current_time() + SEARCH_S
             for name in _AUTO:
                 try:
                     await self._target(name).find()
@@ -282,5 +296,6 @@ class HeadroomPublisher:
         # An object that was there a moment ago is being made again.
         made_again = isinstance(exc, PublishError) and exc.missing and self._published is not None
         if made_again or isinstance(exc, SourceError) or (isinstance(exc, PublishError) and exc.busy):
-            return min(REFUSED_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6))
+            requested_s = getattr(exc, "wait_s", None) or 0.0
+            return max(requested_s, min(REFUSED_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6)))
         return REFUSED_S

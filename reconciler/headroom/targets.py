@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import KubeApi, status_of
+from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import Meter, Published, PublishError, PublishTarget
 from reconciler.headroom.shapes import (
@@ -115,12 +115,12 @@ class ClusterObject:
         Errors: as of `reconciler.headroom.publisher.PublishTarget`.
         """
         version = "?resourceVersion=0" if cached else ""
-        return self._read("get", await self._request("GET", f"{self._path}{version}"))
+        return await self._request("get", "GET", f"{self._path}{version}")
 
     async def patch_status(self, patch: object) -> _Object:
         """The object after the patch. Errors: as of `PublishTarget`."""
         path = f"{self._path}/status?fieldManager={_MANAGER}"
-        return self._read("patch", await self._request("PATCH", path, patch, _MERGE))
+        return await self._request("patch", "PATCH", path, patch, _MERGE)
 
     async def aclose(self) -> None:
         """Close the connection; the next request opens another."""
@@ -128,7 +128,7 @@ class ClusterObject:
 
     async def create(self, body: object) -> None:
         path = self._path.rpartition("/")[0]
-        self._read("create", await self._request("POST", f"{path}?fieldManager={_MANAGER}", body))
+        await self._request("create", "POST", f"{path}?fieldManager={_MANAGER}", body)
 
     def other_writer(self, found: _Object) -> str | None:
         """Who else has written the status in the last minutes."""
@@ -141,22 +141,34 @@ class ClusterObject:
         return None
 
     async def _request(
-        self, method: str, path: str, body: object | None = None, kind: str = "application/json"
-    ) -> HttpResponse:
+        self, verb: str, method: str, path: str, body: object | None = None, kind: str = "application/json"
+    ) -> _Object:
         self.requests += 1
-        return await self._api.request(method, path, body, content_type=kind, most=_MOST)
-
-    def _read(self, verb: str, answer: HttpResponse) -> _Object:
+        answer = await self._api.request(method, path, body, content_type=kind, most=_MOST)
         if not answer.ok:
-            status = status_of(answer)
-            words = " ".join((status.message or answer.excerpt).split())[:_LONGEST]
-            hint = "; rights: docs/kubernetes.md" if answer.status in {401, 403} else ""
-            busy = answer.status in {409, 429} or answer.status >= 500
-            raise PublishError(f"{verb}: HTTP {answer.status}: {words}{hint}", missing=answer.status == 404, busy=busy)
+            raise await self._error(verb, path, answer)
         try:
             return decoded(_decode, answer.body)
         except ValueError as exc:
             raise PublishError(f"{verb}: the answer is not the object ({exc})") from exc
+
+    async def _error(self, verb: str, path: str, answer: HttpResponse) -> PublishError:
+        status = status_of(answer)
+        words = " ".join((status.message or answer.excerpt).split())[:_LONGEST]
+        absent = await absence_of(path, answer, self._ask) if answer.status == 404 else None
+        if absent is not None and absent is not Absence.OBJECT:
+            words = f"the API server does not have {absent}: {path.partition('?')[0]}"
+        hint = "; rights: docs/kubernetes.md" if answer.status in {401, 403} else ""
+        return PublishError(
+            f"{verb}: HTTP {answer.status}: {words}{hint}",
+            missing=absent in {Absence.OBJECT, Absence.KIND},
+            busy=answer.status in {409, 429} or answer.status >= 500,
+            wait_s=wait_s_of(answer, status, self._wall()),
+        )
+
+    async def _ask(self, path: str, most: int) -> HttpResponse:
+        self.requests += 1
+        return await self._api.request("GET", path, most=most)
 
 
 @final

@@ -2,7 +2,7 @@
 
 As strict as the real one (Kubernetes 1.26): a status patch of a custom resource changes nothing but its status, of a
 Node also its metadata; amounts of a Node are quantities; an object that does not exist is 404 with a Status that names
-it, a group that does not exist is 404 with a line of text; rights are asked before existence. Source: Kubernetes
+it, a kind that does not exist is 404 with a line of text; rights are asked before existence. Source: Kubernetes
 documentation, API concepts; RFC 7386.
 """
 
@@ -27,7 +27,7 @@ _QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+|[mkMGTPE]|[KMGTP
 class ObjectServer:
     """``kinds``: collections that exist, by path. ``denied``: ``METHOD path-prefix`` that gets 403.
 
-    ``trouble``: a status for every answer. ``raw``: status and body of a path, whatever there is. ``tracks``: whether
+    ``trouble``: a status for every answer, with ``retry_after``. ``raw``: status and body of a path, whatever there is. ``tracks``: whether
     ``managedFields`` of custom resources are kept. ``wall``: the server's clock.
     """
 
@@ -36,6 +36,7 @@ class ObjectServer:
         self.objects: dict[str, Object] = {}
         self.denied: set[str] = set()
         self.trouble = 0
+        self.retry_after = ""
         self.raw: dict[str, tuple[int, bytes]] = {}
         self.tracks = True
         self.requests: list[str] = []
@@ -89,9 +90,10 @@ class ObjectServer:
             if code >= 300:
                 item = _status(code, method, url.path)
             body = json.dumps(item).encode()
-            if code == 404 and not any(path.startswith(_group(url.path)) for path in self.kinds):
+            if code == 404 and not any(url.path.startswith(path) for path in self.kinds):
                 body = b"404 page not found\n"
-        head = f"HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        head += f"Retry-After: {self.retry_after}\r\n\r\n" if self.retry_after else "\r\n"
         await stream.send_all(head.encode() + body)
         return True
 
@@ -99,8 +101,11 @@ class ObjectServer:
         if self.trouble:
             return self.trouble, {}
         if path == "/apis":
-            groups = sorted({kind.split("/")[2] for kind in self.kinds if kind.startswith("/apis/")})
-            return 200, {"kind": "APIGroupList", "groups": [{"name": name} for name in groups]}
+            groups: dict[str, list[Object]] = {}
+            for _, _, group, version, *_ in (kind.split("/") for kind in sorted(self.kinds) if kind != NODES):
+                groups.setdefault(group, []).append({"version": version})
+            items = [{"name": name, "versions": versions} for name, versions in groups.items()]
+            return 200, {"kind": "APIGroupList", "groups": items}
         if any(f"{method} {path}".startswith(text) for text in self.denied):
             return 403, {}
         status = path.endswith("/status")
@@ -120,11 +125,6 @@ class ObjectServer:
         manager = query.get("fieldManager", ["unknown"])[0]
         code = self.patch(path, json.loads(request.body), manager=manager, status=status)
         return code, self.objects[path]
-
-
-def _group(path: str) -> str:
-    """The part of a path that names group and version."""
-    return "/".join(path.split("/")[: 4 if path.startswith("/apis/") else 3])
 
 
 def _status(code: int, method: str, path: str) -> Object:

@@ -543,3 +543,60 @@ async def test_a_mark_that_its_own_component_has_removed_is_set_again(
     await bench.turn(marker, situation())
     assert status(marker).state is MarkState.IN_PLACE
     assert bench.nodes.taints("n1") == [OTHERS, OURS]
+
+
+@pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.NO_SCHEDULE, NodeMark.CONDITION])
+@pytest.mark.parametrize(("retry_after", "least_s"), [("", 5), ("60", 60)])
+async def test_a_server_that_is_busy_is_asked_again_soon_but_not_before_it_allows(
+    bench: Bench, mark: NodeMark, retry_after: str, least_s: float
+) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    header = f"Retry-After: {retry_after}\r\n" if retry_after else ""
+    bench.server.raw = f"HTTP/1.1 429 X\r\n{header}Content-Length: 0\r\n\r\n".encode()
+    await bench.turn(marker, situation(marked(mark)))
+    assert len(bench.server.requests) == 1
+    bench.server.raw = None
+    at[0] = least_s - 1
+    await marker.sweep()
+    assert len(bench.server.requests) == 1
+    at[0] = least_s
+    await marker.sweep()
+    assert status(marker).state is MarkState.IN_PLACE
+
+
+@pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.NO_SCHEDULE])
+async def test_a_node_that_is_made_again_later_is_marked_soon(bench: Bench, mark: NodeMark) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    await bench.turn(marker, situation(marked(mark)))
+    del bench.nodes.nodes["n1"]
+    bench.nodes.add("n2")
+    await marker.sweep()
+    bench.nodes.add("n1", taints=[OTHERS], uid="another")
+    at[0] += 5
+    await marker.sweep()
+    assert len(bench.nodes.taints("n1")) == 2
+    assert status(marker).state is MarkState.IN_PLACE
+
+
+@pytest.mark.parametrize("daemon", [True, False], ids=["daemon", "restore"])
+async def test_a_node_that_was_deleted_has_no_mark_left_to_remove(bench: Bench, *, daemon: bool) -> None:
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    del bench.nodes.nodes["n1"]
+    bench.nodes.add("n2")
+    if daemon:
+        await bench.turn(marker, situation(None))
+    else:
+        assert await bench.restore() == [RestoreOutcome.GONE]
+    assert (marker.problems(), bench.rows()) == ([], [])
+
+
+async def test_a_proxys_page_does_not_say_that_the_node_was_deleted(bench: Bench) -> None:
+    marker = bench.marker()
+    await bench.turn(marker, situation())
+    bench.server.raw = b"HTTP/1.1 404 X\r\nContent-Length: 14\r\n\r\n<h1>lost</h1>\n"
+    await bench.turn(marker, situation(None))
+    assert len(marker.problems()) == 1
+    assert bench.rows() == ["PreferNoSchedule"]

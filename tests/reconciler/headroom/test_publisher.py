@@ -10,7 +10,16 @@ import trio.testing
 
 from cgroupfs.errors import AgentError, SourceError
 from reconciler.headroom.cpu import ClusterTarget
-from reconciler.headroom.publisher import FALL_S, NAME, REFUSED_S, RISE_S, HeadroomPublisher, Published, PublishError
+from reconciler.headroom.publisher import (
+    FALL_S,
+    NAME,
+    REFUSED_S,
+    RISE_S,
+    SEARCH_S,
+    HeadroomPublisher,
+    Published,
+    PublishError,
+)
 from reconciler.headroom.shapes import Offer
 
 
@@ -290,3 +299,35 @@ async def test_an_object_that_disappears_while_it_is_published_is_tried_again_so
         scene.node.error = None
         await trio.sleep(RISE_S)
         assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000]
+
+
+async def test_a_control_plane_that_is_installed_later_gets_it(autojump_clock: trio.testing.MockClock) -> None:
+    scene = Scene(ClusterTarget.AUTO, None)
+    koordinator = scene.targets[ClusterTarget.KOORDINATOR]
+    koordinator.missing = scene.targets[ClusterTarget.KATALYST].missing = True
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scene.publisher.run)
+        await trio.sleep(1)
+        assert scene.journal == ["note node", "publish node"]
+        koordinator.missing = False
+        await trio.sleep(SEARCH_S + 60)
+        assert [entry for entry in scene.journal if entry != "publish node"][1:5] == [
+            "withdraw node",
+            "note None",
+            "note koordinator",
+            "publish koordinator",
+        ]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_delay_that_is_requested_counts(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as scene:
+        await trio.sleep(1)
+        scene.node.error = PublishError("429", busy=True, wait_s=45.0)
+        scene.change(cpu_milli=1000)
+        await trio.sleep(FALL_S)
+        scene.node.error = None
+        await trio.sleep(40)
+        assert len(scene.node.writes) == 1
+        await trio.sleep(6)
+        assert len(scene.node.writes) == 2

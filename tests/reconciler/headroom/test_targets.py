@@ -273,3 +273,51 @@ async def test_a_nodes_name_is_one_part_of_the_path(name: str) -> None:
         (request,) = server.requests
         assert request.startswith(f"GET {NODES}/n")
         assert request.count("/") == 4
+
+
+PAGE = (404, b"<html>no such page</html>")
+
+
+async def test_a_proxys_page_is_no_missing_object() -> None:
+    async with serving() as (server, api):
+        node(server)
+        for path in (f"{NODES}/n1", f"{NODES}/n1/status", f"{METRICS}/n1", f"{CNR}/n1", "/apis"):
+            server.raw[path] = PAGE
+        targets = (
+            NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW),
+            KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: NOW),
+            KatalystTarget(api, "n1", wall=lambda: NOW),
+        )
+        for target in targets:
+            for request in (target.find, target.withdraw):
+                with pytest.raises(PublishError, match="no such page") as caught:
+                    await request()
+                assert not caught.value.missing
+        # What was published there is still to be withdrawn.
+        with pytest.raises(PublishError):
+            await withdraw_from(ClusterTarget.KATALYST, api, "n1")
+
+
+async def test_a_kind_that_is_not_installed_is_missing_and_one_of_another_version_is_said() -> None:
+    async with serving() as (server, api):
+        target = KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: NOW)
+        for kinds in (set(), {METRICS.replace("nodemetrics", "nodeslos")}):
+            server.kinds = {NODES, *kinds}
+            with pytest.raises(PublishError, match="does not have its kind") as caught:
+                await target.find()
+            assert caught.value.missing
+        # A manager of another version may be there.
+        server.kinds = {NODES, METRICS.replace("v1alpha1", "v1beta1")}
+        with pytest.raises(PublishError, match="this version of its kind: /apis/slo.koordinator.sh/v1alpha1") as caught:
+            await target.find()
+        assert not caught.value.missing
+
+
+async def test_the_delay_that_the_api_server_requests_is_kept() -> None:
+    async with serving() as (server, api):
+        node(server)
+        server.trouble, server.retry_after = 429, "45"
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW)
+        with pytest.raises(PublishError) as caught:
+            await target.publish(OFFER)
+        assert (caught.value.busy, caught.value.wait_s) == (True, 45.0)
