@@ -94,6 +94,12 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
         """The delay that the peer requests; None: none. ``now_s``: seconds since the epoch."""
         return retry_after_s(self.headers.get("retry-after"), now_s)
 
+    @property
+    def at_s(self) -> float | None:
+        """When the peer sent it, by its own clock (seconds since the epoch); None: it does not say."""
+        text = self.headers.get("date", "")
+        return _date_s(text) if 0 < len(text) <= _LONGEST_DATE else None
+
 
 class _Request(NamedTuple):
     method: str
@@ -480,13 +486,20 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
     if plain:
         wait_s = float(text)
     else:
-        from email.utils import parsedate_to_datetime  # rare, and not light
-
-        try:
-            wait_s = parsedate_to_datetime(text).timestamp() - now_s
-        except (ValueError, TypeError, OverflowError):
+        if (at_s := _date_s(text)) is None:
             return None
+        wait_s = at_s - now_s
     return min(max(0.0, wait_s), LONGEST_WAIT_S)
+
+
+def _date_s(text: str) -> float | None:
+    """Source: RFC 9110, section 5.6.7."""
+    from email.utils import parsedate_to_datetime  # rare, and not light
+
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":

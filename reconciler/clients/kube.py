@@ -24,7 +24,7 @@ from reconciler.clients.kube_config import ApiServer
 from reconciler.runtime.stints import in_worker
 
 _MOST: Final = 64 * 1024
-_GROUPS_BYTES: Final = 512 * 1024
+_LISTED_BYTES: Final = 512 * 1024
 _ALIVE: Final = "/version"
 """Granted to every client (system:public-info-viewer); /livez/ping is not, and a refusal a minute is in audit logs."""
 
@@ -73,9 +73,16 @@ class _Group(Struct, frozen=True):
     versions: list[_Version] = []
 
 
-class _Groups(Struct, frozen=True):
+class _Kind(Struct, frozen=True):
+    name: str = ""
+
+
+class _Discovery(Struct, frozen=True):
+    """The groups of the API server, or the kinds of one of their versions."""
+
     kind: str = ""
     groups: list[_Group] | None = None
+    resources: list[_Kind] | None = None
 
 
 class Absence(StrEnum):
@@ -88,7 +95,7 @@ class Absence(StrEnum):
 
 
 _decode_status = msgspec.json.Decoder(ApiStatus).decode
-_decode_groups = msgspec.json.Decoder(_Groups).decode
+_decode_discovery = msgspec.json.Decoder(_Discovery).decode
 
 
 def status_of(answer: HttpResponse) -> ApiStatus:
@@ -105,24 +112,34 @@ async def absence_of(
 ) -> Absence | None:
     """What a 404 to a request for ``path``, an object or its status, means; None: not known, as of a proxy's page.
 
-    The API server has no Status for a kind that it does not know; its list of groups, which ``ask`` requests with this
-    bound on the answer, tells its 404 from that of a proxy.
+    The API server has no Status for a kind that it does not know. Its lists of groups and of a group's kinds tell its
+    404 from that of a proxy; ``ask`` requests them, with this bound on the answer.
     """
-    parts = path.partition("?")[0].removesuffix("/status").split("/")
+    _, root, *parts = path.partition("?")[0].removesuffix("/status").split("/")
     status = status_of(answer)
     if status.kind:
         return Absence.OBJECT if status.is_absent(unquote(parts[-2]), unquote(parts[-1])) else None
-    if parts[1] != "apis":
+    if root != "apis":
         return None
-    listed = await ask("/apis", _GROUPS_BYTES)
+    group, version, *rest = parts
+    served = (await _listed(ask, "/apis", "APIGroupList")).groups or ()
+    if (own := next((each for each in served if each.name == group), None)) is None:
+        # An empty list is no answer: each API server has groups.
+        return Absence.KIND if served else None
+    if _Version(version) not in own.versions:
+        return Absence.VERSION
+    kinds = (await _listed(ask, f"/apis/{group}/{version}", "APIResourceList")).resources
+    return Absence.KIND if kinds is not None and all(kind.name not in rest for kind in kinds) else None
+
+
+async def _listed(ask: Callable[[str, int], Awaitable[HttpResponse]], path: str, kind: str) -> _Discovery:
+    """A list of the API server's; an empty one for any other answer."""
+    answer = await ask(path, _LISTED_BYTES)
     try:
-        found = await in_worker(decoded, _decode_groups, listed.body) if listed.ok else _Groups()
+        found = await in_worker(decoded, _decode_discovery, answer.body) if answer.ok else _Discovery()
     except ValueError:
-        return None
-    if found.kind != "APIGroupList":
-        return None
-    group = next((group for group in found.groups or () if group.name == parts[2]), None)
-    return Absence.KIND if group is None or _Version(parts[3]) in group.versions else Absence.VERSION
+        return _Discovery()
+    return found if found.kind == kind else _Discovery()
 
 
 def wait_s_of(answer: HttpResponse, status: ApiStatus, now_s: float) -> float | None:

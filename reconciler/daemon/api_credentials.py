@@ -48,6 +48,9 @@ _SPREAD_PART: Final = 0.05
 """Tokens that were made for all nodes at the same time are not all renewed at the same time."""
 _FAILED_S: Final = 600.0
 _REFUSED_S: Final = 3600.0
+_AGAIN_PART: Final = 0.25
+"""Of what is left of a short life: several tries fit into it."""
+_AGAIN_S: Final = 15.0
 _LEAST_S: Final = 600
 """The shortest life that the API server grants."""
 _TIMEOUT_S: Final = 10.0
@@ -160,7 +163,7 @@ class ApiCredentials:
         return used_s >= (_RENEW_PART + _SPREAD_PART * self._spread) * life.whole_s and self._clock() >= self._next_s
 
     async def _renew(self) -> None:
-        """One try; the next after `_FAILED_S`, or after `_REFUSED_S` where the API server has refused."""
+        """One try; the next after `_FAILED_S`, or after `_REFUSED_S` where the API server has refused, or sooner."""
         assert self._life is not None
         assert self._endpoint is not None
         endpoint, life, path = self._endpoint, self._life, self._peer.kubeconfig
@@ -171,8 +174,10 @@ class ApiCredentials:
             token = await self._request(endpoint, life)
             await self._store(os.path.join(self._root, path.lstrip("/")), text, token, life)
         except _RenewalError as exc:
-            if exc.refused:
-                self._next_s = self._clock() + _REFUSED_S
+            wait_s, left_s = _REFUSED_S if exc.refused else _FAILED_S, life.left_s(self._clock())
+            if left_s > 0:
+                wait_s = min(wait_s, max(_AGAIN_S, _AGAIN_PART * left_s))
+            self._next_s = self._clock() + max(wait_s, exc.wait_s)
             if self._problem != str(exc):
                 _LOG.warning("the token for the API server is not renewed", error=str(exc))
             self._problem = str(exc)
@@ -202,10 +207,15 @@ class ApiCredentials:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_S):
                 await session.aclose()
         if not answer.ok:
-            from reconciler.clients.kube import status_of  # most nodes have no credentials
+            from reconciler.clients.kube import status_of, wait_s_of  # most nodes have no credentials
 
-            message = " ".join((status_of(answer).message or answer.excerpt).split())[:200]
-            raise _RenewalError(f"HTTP {answer.status} {message}".rstrip(), refused=answer.status < 500)
+            status = status_of(answer)
+            message = " ".join((status.message or answer.excerpt).split())[:200]
+            raise _RenewalError(
+                f"HTTP {answer.status} {message}".rstrip(),
+                refused=answer.status < 500 and answer.status != 429,
+                wait_s=wait_s_of(answer, status, self._clock()) or 0.0,
+            )
         try:
             return checked_token(_decode_answer(answer.body).status.token)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -231,11 +241,15 @@ class ApiCredentials:
 
 
 class _RenewalError(Exception):
-    """A renewal that did not succeed. ``refused``: by a decision of the API server, which an early retry keeps."""
+    """A renewal that did not succeed. ``refused``: by a decision of the API server, which an early retry keeps.
 
-    def __init__(self, message: str, *, refused: bool = False) -> None:
+    ``wait_s``: the delay that it requests.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False, wait_s: float = 0.0) -> None:
         super().__init__(message)
         self.refused = refused
+        self.wait_s = wait_s
 
 
 def _own_file(path: str, token: str) -> str:

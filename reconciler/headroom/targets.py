@@ -49,6 +49,8 @@ _MOST: Final = 2 * 1024 * 1024
 _LONGEST: Final = 200
 _FOREIGN_S: Final = 300.0
 """So long after its last write another writer counts as running: five of koordlet's reports."""
+_SKEW_S: Final = 30.0
+"""A difference between the clocks of node and API server that is more than delays and whole seconds."""
 _AGGREGATE_S: Final = 300
 _INTERVAL_S: Final = 60.0
 _LEAST_INTERVAL_S: Final = 30
@@ -107,7 +109,12 @@ class ClusterObject:
         self._api = api
         self._path = f"{path}/{quote(node, safe='')}"
         self._wall = wall
+        self._skew_s = 0.0
         self.requests = 0
+
+    def now(self) -> float:
+        """The time in the cluster, which the readers of the object compare: the API server's where this one differs."""
+        return self._wall() + self._skew_s
 
     async def get(self, *, cached: bool = False) -> _Object:
         """The object. ``cached``: as the API server has it in its cache, seconds old.
@@ -132,7 +139,7 @@ class ClusterObject:
 
     def other_writer(self, found: _Object) -> str | None:
         """Who else has written the status in the last minutes."""
-        now = self._wall()
+        now = self.now()
         for field in found.metadata.managed_fields:
             if field.subresource != "status" or field.manager == _MANAGER:
                 continue
@@ -145,6 +152,9 @@ class ClusterObject:
     ) -> _Object:
         self.requests += 1
         answer = await self._api.request(method, path, body, content_type=kind, most=_MOST)
+        if (at_s := answer.at_s) is not None:
+            skew_s = at_s - self._wall()
+            self._skew_s = skew_s if abs(skew_s) >= _SKEW_S else 0.0
         if not answer.ok:
             raise await self._error(verb, path, answer)
         try:
@@ -181,14 +191,13 @@ class NodeTarget:
         """``valid_s``: how long what is written now is current without a further word."""
         self.object = ClusterObject(api, _NODES, node, wall)
         self._valid_s = valid_s
-        self._wall = wall
 
     async def find(self) -> None:
         await self.object.get(cached=True)
 
     async def publish(self, offer: Offer) -> Published:
         valid_s = self._valid_s()
-        found = await self.object.patch_status(node_status(offer, _rfc3339(self._wall() + valid_s)))
+        found = await self.object.patch_status(node_status(offer, _rfc3339(self.object.now() + valid_s)))
         amounts = (found.status.allocatable if found.status is not None else None) or {}
         there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
         return Published(there, f"{OWN_CPU}, {OWN_MEMORY} of the node", min(_INTERVAL_S, max(1.0, valid_s / 3)))
@@ -281,7 +290,7 @@ class KoordinatorTarget:
             text = "NodeMetric: the use of the first interval is being measured"
             return Published(there, text, _LEAST_INTERVAL_S, written=False)
         held = withheld(offer, use, computed, self._held)
-        at = _rfc3339(self._wall())
+        at = _rfc3339(self.object.now())
         await self.object.patch_status(koordinator_status(use, held, at))
         self._held, self._wrote = held, at
         return Published(there, "NodeMetric; batch-cpu, batch-memory are the manager's last result", interval_s)
@@ -304,7 +313,7 @@ class KoordinatorTarget:
                 # What the earlier run withheld is in the manager's last result.
                 usage = ours.usage or {}
                 self._held = Offer(cpu_milli=_whole(usage.get("cpu"), milli), memory_bytes=_whole(usage.get("memory")))
-            # What is marked is of our own earlier run, as long as this one has not written.
+            # What is marked is of our own earlier run, as long as this one has not written. A koordlet has this clock.
             if at is not None and self._wall() - at < _FOREIGN_S and (self._wrote or not marked):
                 other = "another program (koordlet?)"
         if other is not None:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from email.utils import format_datetime
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -27,8 +28,8 @@ _QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+|[mkMGTPE]|[KMGTP
 class ObjectServer:
     """``kinds``: collections that exist, by path. ``denied``: ``METHOD path-prefix`` that gets 403.
 
-    ``trouble``: a status for every answer, with ``retry_after``. ``raw``: status and body of a path, whatever there is. ``tracks``: whether
-    ``managedFields`` of custom resources are kept. ``wall``: the server's clock.
+    ``trouble``: a status for every answer, with ``retry_after``. ``raw``: status and body of a path, whatever there is.
+    ``tracks``: whether ``managedFields`` of custom resources are kept. ``wall``: the server's clock.
     """
 
     def __init__(self, wall: Callable[[], float]) -> None:
@@ -93,6 +94,7 @@ class ObjectServer:
             if code == 404 and not any(url.path.startswith(path) for path in self.kinds):
                 body = b"404 page not found\n"
         head = f"HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        head += f"Date: {format_datetime(datetime.fromtimestamp(self.wall(), UTC), usegmt=True)}\r\n"
         head += f"Retry-After: {self.retry_after}\r\n\r\n" if self.retry_after else "\r\n"
         await stream.send_all(head.encode() + body)
         return True
@@ -105,7 +107,10 @@ class ObjectServer:
             for _, _, group, version, *_ in (kind.split("/") for kind in sorted(self.kinds) if kind != NODES):
                 groups.setdefault(group, []).append({"version": version})
             items = [{"name": name, "versions": versions} for name, versions in groups.items()]
-            return 200, {"kind": "APIGroupList", "groups": items}
+            return 200, {"kind": "APIGroupList", "groups": [{"name": "apps", "versions": [{"version": "v1"}]}, *items]}
+        if kinds := [kind for kind in self.kinds if kind.rpartition("/")[0] == path]:
+            resources = [{"name": kind.rpartition("/")[2]} for kind in kinds]
+            return 200, {"kind": "APIResourceList", "resources": resources}
         if any(f"{method} {path}".startswith(text) for text in self.denied):
             return 403, {}
         status = path.endswith("/status")

@@ -218,6 +218,34 @@ async def test_what_is_not_renewed_stays_as_it_is_and_says_why(
         assert credentials._due() is (why != "no service account")
 
 
+@pytest.mark.parametrize(
+    ("code", "left_s", "header", "again_s"),
+    [
+        # A token of an hour: several tries fit into its last fifth.
+        (503, 600, "", 150),
+        (403, 600, "", 150),
+        (503, 20, "", 15),
+        (429, 600, "Retry-After: 200\r\n", 200),
+        # Of a longer life, or after its end, they are rare.
+        (503, 60 * DAY_S, "", 600),
+        (429, 60 * DAY_S, "", 600),
+        (403, 60 * DAY_S, "", 3600),
+        (401, -100, "", 3600),
+    ],
+)
+async def test_a_renewal_is_tried_again_before_the_token_ends_but_not_often(
+    tmp_path: Path, code: int, left_s: float, header: str, again_s: float
+) -> None:
+    async with renewing(tmp_path, left_days=left_s / DAY_S) as (node, server):
+        server.raw = f"HTTP/1.1 {code} X\r\n{header}Content-Length: 0\r\n\r\n".encode()
+        credentials = await once(node)
+        assert len(server.requests) == 1
+        node.now += again_s - 2
+        assert not credentials._due()
+        node.now += 4
+        assert credentials._due()
+
+
 async def test_a_running_one_uses_what_appears_within_seconds(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

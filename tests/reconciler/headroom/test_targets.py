@@ -308,7 +308,7 @@ async def test_a_kind_that_is_not_installed_is_missing_and_one_of_another_versio
             assert caught.value.missing
         # A manager of another version may be there.
         server.kinds = {NODES, METRICS.replace("v1alpha1", "v1beta1")}
-        with pytest.raises(PublishError, match="this version of its kind: /apis/slo.koordinator.sh/v1alpha1") as caught:
+        with pytest.raises(PublishError, match="this version of its kind: /apis/slo") as caught:
             await target.find()
         assert not caught.value.missing
 
@@ -321,3 +321,29 @@ async def test_the_delay_that_the_api_server_requests_is_kept() -> None:
         with pytest.raises(PublishError) as caught:
             await target.publish(OFFER)
         assert (caught.value.busy, caught.value.wait_s) == (True, 45.0)
+
+
+@pytest.mark.parametrize("skew_s", [-1200, 1200, 10])
+async def test_times_are_those_of_the_cluster_where_the_nodes_clock_is_wrong(skew_s: float) -> None:
+    """Koordinator's manager resets what is older than 15 minutes by its own clock."""
+
+    def wall() -> float:
+        return NOW + skew_s
+
+    def shown(at: float) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at if abs(skew_s) > 60 else at + skew_s))
+
+    async with serving() as (server, api):
+        server.kinds.add(METRICS)
+        node(server)
+        server.make(f"{METRICS}/n1", status={})
+        await KoordinatorTarget(api, "n1", Meter(USE), wall=wall).publish(OFFER)
+        assert server.objects[f"{METRICS}/n1"]["status"]["updateTime"] == shown(NOW)
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=wall)
+        for _ in range(2):
+            await target.publish(OFFER)
+        assert server.objects[f"{NODES}/n1"]["metadata"]["annotations"] == {VALID_UNTIL: shown(NOW + 240)}
+        # The API server dates other writers by its own clock.
+        server.patch(f"{METRICS}/n1", {"status": {"a": 1}}, manager="koordlet")
+        with pytest.raises(PublishError, match="koordlet"):
+            await KoordinatorTarget(api, "n1", Meter(USE), wall=wall).publish(OFFER)
