@@ -6,9 +6,10 @@ start, in any mode, or by ``restore`` without a daemon. It is also removed at an
 open it again.
 
 What another client has set, changed or removed stays as it is. Each change names what was read (`NodeClient`), and is
-tried again after a conflict; requests that fail are repeated ever more rarely, and no change of the object follows the
-one before within `_GAP_S`. A request without an answer may be carried out later: the row stays, and the object is read
-again after `_LATE_S`. ``auto`` is not a problem where the API server does not allow it.
+tried again after a conflict; a condition after conflicts in a row without the object's version, of which others then
+change another part all the time. Requests that fail are repeated ever more rarely, and no change of the object follows
+the one before within `_GAP_S`. A request without an answer may be carried out later: the row stays, and the object is
+read again after `_LATE_S`. ``auto`` is not a problem where the API server does not allow it.
 """
 
 import time
@@ -67,7 +68,7 @@ _VERIFY_S: Final = 60.0
 _FIRST_RETRY_S: Final = 5.0
 _LAST_RETRY_S: Final = 300.0
 _TRIES: Final = 4
-"""After a conflict with another client."""
+"""With conflicts with other clients, the last one with any version."""
 _CONFLICT_S: Final = 0.1
 _END_S: Final = 4.0
 """For the removal at an orderly end."""
@@ -153,11 +154,12 @@ def _present(node: NodeObject, field: str) -> str | None:
     return None if listed is None else _text(listed.taint)
 
 
-async def _put(client: NodeClient, node: NodeObject, field: str, text: str) -> NodeObject:
+async def _put(client: NodeClient, node: NodeObject, field: str, text: str, *, last: bool) -> NodeObject:
     """Set what a field is to have; the object after that. Errors: `SourceError`."""
     if field == _CONDITION:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return await client.set_condition(node, decoded(msgspec.json.Decoder(NodeCondition).decode, text), at)
+        condition = decoded(msgspec.json.Decoder(NodeCondition).decode, text)
+        return await client.set_condition(node, condition, at, any_version=last)
     taint = decoded(msgspec.json.Decoder(NodeTaint).decode, text)
     listed = node.taint(CLOSED_KEY, field)
     if listed is None:
@@ -174,7 +176,7 @@ async def remove(client: NodeClient, row: MarkRow) -> RestoreResult:
     if row.path != client.path:
         return result(RestoreOutcome.REFUSED, f"this node is {client.path.rpartition('/')[2]} now")
     problem = ""
-    for _ in range(_TRIES):
+    for number in range(1, _TRIES + 1):
         try:
             node = await client.read()
             present = _present(node, row.field)
@@ -183,7 +185,7 @@ async def remove(client: NodeClient, row: MarkRow) -> RestoreResult:
             if present not in row.ours:
                 return result(RestoreOutcome.FOREIGN)
             if row.field == _CONDITION:
-                node = await client.remove_condition(node, CLOSED_CONDITION)
+                node = await client.remove_condition(node, CLOSED_CONDITION, any_version=number == _TRIES)
             elif (listed := node.taint(CLOSED_KEY, row.field)) is not None:
                 node = await client.remove_taint(node, listed)
         except NodeConflictError as exc:
@@ -327,9 +329,9 @@ class NodeMarker(PeriodicActuator):
         mark = condition_of(wanted) if field == _CONDITION else taint_of(wanted, field)
         text = _text(mark)
         try:
-            for _ in range(_TRIES):
+            for number in range(1, _TRIES + 1):
                 try:
-                    state, detail = await self._once(client, wanted, field, text)
+                    state, detail = await self._once(client, wanted, field, text, last=number == _TRIES)
                 except NodeConflictError as exc:
                     state, detail = MarkState.FAILED, str(exc)
                     self.counts["conflict"] += 1
@@ -350,7 +352,9 @@ class NodeMarker(PeriodicActuator):
         self._settle(wanted, state, detail)
         return again_s
 
-    async def _once(self, client: NodeClient, wanted: ClosedNode, field: str, text: str) -> tuple[MarkState, str]:
+    async def _once(
+        self, client: NodeClient, wanted: ClosedNode, field: str, text: str, *, last: bool
+    ) -> tuple[MarkState, str]:
         """One reading, and one change where it is needed. Errors: `SourceError`, `StoreError`."""
         if (why := client.unreachable()) is not None:
             return (MarkState.HEADROOM_ONLY if wanted.mark is NodeMark.AUTO else MarkState.FAILED), why
@@ -368,7 +372,7 @@ class NodeMarker(PeriodicActuator):
         await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
         before, self._late_until = self._late_until, self._clock() + _LATE_S
         try:
-            node = await _put(client, node, field, text)
+            node = await _put(client, node, field, text, last=last)
         except (NodeConflictError, NodeRefusedError):
             self._late_until = before
             raise

@@ -124,7 +124,7 @@ async def absence_of(
     group, version, *rest = parts
     served = (await _listed(ask, "/apis", "APIGroupList")).groups or ()
     if (own := next((each for each in served if each.name == group), None)) is None:
-        # An empty list is no answer: each API server has groups.
+        # An empty list is of something else: each API server has groups.
         return Absence.KIND if served else None
     if _Version(version) not in own.versions:
         return Absence.VERSION

@@ -4,7 +4,8 @@ A change names what it expects, so that the API server refuses it when another c
 
 - Taints have no merge key, so that a merge patch replaces the whole list. A JSON patch tests the object's uid and the
   taint at its index, and changes that one; or tests that there is none and adds the list.
-- Conditions are merged by their type; the patch has the object's resourceVersion.
+- Conditions are merged by their type; the patch has the object's uid and, unless others change the object all the time,
+  its resourceVersion.
 
 Source: Kubernetes documentation, "API Concepts"; Kubernetes API reference, Node v1; RFC 6902.
 """
@@ -159,13 +160,16 @@ class NodeClient:
             node, [_test(present), {"op": "remove", "path": f"/spec/taints/{present.index}"}]
         )
 
-    async def set_condition(self, node: NodeObject, condition: NodeCondition, at: str) -> NodeObject:
-        """Set a condition. ``at``: the time, as Kubernetes writes it."""
+    async def set_condition(
+        self, node: NodeObject, condition: NodeCondition, at: str, *, any_version: bool = False
+    ) -> NodeObject:
+        """Set a condition. ``at``: the time, as Kubernetes writes it. ``any_version``: also of a changed object."""
         fields = {**msgspec.to_builtins(condition), "lastTransitionTime": at, "lastHeartbeatTime": at}
-        return await self._patch_status(node, fields)
+        return await self._patch_status(node, fields, any_version=any_version)
 
-    async def remove_condition(self, node: NodeObject, kind: str) -> NodeObject:
-        return await self._patch_status(node, {"$patch": "delete", "type": kind})
+    async def remove_condition(self, node: NodeObject, kind: str, *, any_version: bool = False) -> NodeObject:
+        """Remove a condition; the object after that."""
+        return await self._patch_status(node, {"$patch": "delete", "type": kind}, any_version=any_version)
 
     async def aclose(self) -> None:
         await self._api.aclose()
@@ -176,11 +180,9 @@ class NodeClient:
             await self._request("PATCH", self.path, [same, *change], content_type="application/json-patch+json")
         )
 
-    async def _patch_status(self, node: NodeObject, condition: object) -> NodeObject:
-        body = {
-            "metadata": {"uid": node.uid, "resourceVersion": node.version},
-            "status": {"conditions": [condition]},
-        }
+    async def _patch_status(self, node: NodeObject, condition: object, *, any_version: bool) -> NodeObject:
+        version = {} if any_version else {"resourceVersion": node.version}
+        body = {"metadata": {"uid": node.uid, **version}, "status": {"conditions": [condition]}}
         kind = "application/strategic-merge-patch+json"
         return self._object(await self._request("PATCH", f"{self.path}/status", body, content_type=kind))
 

@@ -386,6 +386,11 @@ class ControlPlane:
         self._nodes.add(name)
         self._wait(f"ready node {name}", lambda: self.is_schedulable(name))
 
+    def forget_node(self, name: str) -> None:
+        """Delete a node's object; its kubelet does not make it again."""
+        self._nodes.discard(name)
+        assert self.call("DELETE", f"/api/v1/nodes/{name}")[0] == 200
+
     def is_schedulable(self, name: str) -> bool:
         """Ready, and without the taints that a new node has at first."""
         node = self.get(f"/api/v1/nodes/{name}") or {}

@@ -16,6 +16,8 @@ import trio
 from reconciler.cli.rights import RightsUse, manifest
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
+from reconciler.clients.node_object import NodeClient, NodeTaint
+from reconciler.clients.node_settings import SettingsClient
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import PublishError
 from reconciler.headroom.shapes import (
@@ -30,6 +32,7 @@ from reconciler.headroom.shapes import (
 )
 from reconciler.headroom.targets import target_of, withdraw_from
 from reconciler.settings.units import whole
+from state.closing import CLOSED_KEY
 from tests.cluster.control_plane import ControlPlane, Object, control_plane
 from tests.fakes.constants import varied
 
@@ -56,11 +59,11 @@ class Meter:
         return USE
 
 
-def crd(kind: str, plural: str, group: str, scope: str) -> Object:
-    """The kind with a status subresource; its fields are not checked."""
+def crd(kind: str, plural: str, group: str, scope: str, name: str = "v1alpha1") -> Object:
+    """The kind, in one version, with a status subresource; its fields are not checked."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
-        "name": "v1alpha1",
+        "name": name,
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
@@ -334,3 +337,77 @@ def test_a_killed_daemons_headroom_is_withdrawn_by_the_command(plane: ControlPla
 
     trio.run(main)
     assert OWN_CPU not in allocatable(plane, "killed")
+
+
+def test_a_kubelets_own_credentials_are_enough_without_a_control_plane(plane: ControlPlane) -> None:
+    plane.add_node("kubelets")
+    path = plane.node_kubeconfig("kubelets")
+
+    async def main() -> None:
+        async with KubeApi(varied(ApiServer(kubeconfig=str(path)), timeout_s=10.0)) as api:
+            target = target_of(ClusterTarget.NODE, api, "kubelets", Meter(), valid_s=lambda: 240.0)
+            offer = Offer(cpu_milli=1500, memory_bytes=GI)
+            assert (await target.publish(offer)).offer == offer
+            await target.withdraw()
+
+    trio.run(main)
+    assert OWN_CPU not in allocatable(plane, "kubelets")
+
+
+def test_what_the_api_server_does_not_have_is_named_and_is_used_when_it_is_there(plane: ControlPlane) -> None:
+    """Kinds that are not installed, one of another version, one of a group that has another kind, and an object."""
+    group, crds = "node.katalyst.kubewharf.io", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    plane.add_node("late")
+    plane.call("DELETE", f"{crds}/customnoderesources.{group}")
+    until(lambda: plane.call("GET", CNR)[0] == 404)
+    offer = Offer(cpu_milli=1000, memory_bytes=GI)
+
+    async def refused(api: KubeApi) -> PublishError:
+        target = target_of(ClusterTarget.KATALYST, api, "late", Meter(), valid_s=lambda: 240.0)
+        with pytest.raises(PublishError) as caught:
+            await target.publish(offer)
+        return caught.value
+
+    async def main() -> None:
+        async with api_of(plane, "late", RightsUse.KATALYST) as api:
+            error = await refused(api)
+            assert error.missing
+            assert "does not have its kind" in str(error)
+            define(plane, "Other", "others", group)
+            error = await refused(api)
+            assert error.missing
+            assert "does not have its kind" in str(error)
+            plane.call("DELETE", f"{crds}/others.{group}")
+            other = crd("CustomNodeResource", "customnoderesources", group, "Cluster", "v1beta1")
+            assert plane.call("POST", crds, other)[0] == 201
+            until(lambda: plane.call("GET", CNR.replace("v1alpha1", "v1beta1"))[0] == 200)
+            until(lambda: plane.call("GET", CNR)[0] == 404)
+            error = await refused(api)
+            assert not error.missing
+            assert "this version of its kind" in str(error)
+            plane.call("DELETE", f"{crds}/customnoderesources.{group}")
+            until(lambda: plane.call("GET", CNR.replace("v1alpha1", "v1beta1"))[0] == 404)
+            define(plane, "CustomNodeResource", "customnoderesources", group)
+            target = target_of(ClusterTarget.KATALYST, api, "late", Meter(), valid_s=lambda: 240.0)
+            assert (await target.publish(offer)).offer == offer
+
+    trio.run(main)
+
+
+def test_a_node_with_annotations_of_200_kib(plane: ControlPlane) -> None:
+    plane.add_node("large")
+    annotations = {f"example.com/{number}": "x" * 20_000 for number in range(10)}
+    assert plane.call("PATCH", "/api/v1/nodes/large", {"metadata": {"annotations": annotations}}, MERGE)[0] == 200
+    offer = Offer(cpu_milli=1000, memory_bytes=GI)
+
+    async def main() -> None:
+        async with api_of(plane, "large", RightsUse.NODE, RightsUse.TAINT, RightsUse.SETTINGS_KOORDINATOR) as api:
+            target = target_of(ClusterTarget.NODE, api, "large", Meter(), valid_s=lambda: 240.0)
+            assert (await target.publish(offer)).offer == offer
+            client = NodeClient(api, "large")
+            taint = NodeTaint(key=CLOSED_KEY, effect="NoSchedule")
+            assert (await client.add_taint(await client.read(), taint)).taint(CLOSED_KEY, "NoSchedule") is not None
+            marks = await SettingsClient(api, "large").node(("example.com/",))
+            assert marks.content == annotations
+
+    trio.run(main)

@@ -4,6 +4,7 @@
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +73,48 @@ class Agent:
             return None if status is None else status.state
 
         return trio.run(main)
+
+    def keep(
+        self,
+        mark: NodeMark,
+        *steps: Callable[[], object],
+        last: MarkState = MarkState.IN_PLACE,
+        before_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        """One run of the daemon, whose clock runs 20 times as fast: closed, and open again.
+
+        The mark has to be in place after the start and after each step, or, after the last one, to have that state.
+        """
+        api = KubeApi(ApiServer(kubeconfig=str(self.kubeconfig)), environ={})
+
+        async def main() -> None:
+            store = Store(str(self.directory / "state.db"), boot="b")
+            marker = NodeMarker(
+                Ledger(store),
+                trio.CapacityLimiter(1),
+                lambda: NodeClient(api, self.name),
+                clock=lambda: 20 * time.monotonic(),
+            )
+            marker.planned(self.situation(mark))
+            for number, step in enumerate((lambda: None, *steps)):
+                await trio.to_thread.run_sync(step)
+                wanted = last if number == len(steps) else MarkState.IN_PLACE
+                with trio.fail_after(60):
+                    await marker.sweep()
+                    while (status := marker.mark()) is None or status.state is not wanted:
+                        await trio.sleep(0.1)
+                        await marker.sweep()
+            await trio.to_thread.run_sync(before_end)
+            marker.planned(self.situation(None))
+            with trio.fail_after(60):
+                while marker.status()["recorded"]:
+                    await marker.sweep()
+                    await trio.sleep(0.1)
+            self.problems = marker.problems()
+            await api.aclose()
+            store.close()
+
+        trio.run(main)
 
 
 def bound(plane: ControlPlane, use: RightsUse, node: str, *more: RightsUse) -> Path:
@@ -248,6 +291,96 @@ def test_a_kubelets_credentials_are_enough_for_its_own_condition_and_for_nothing
     conditions = (nodes.get("/api/v1/nodes/n1") or {})["status"]["conditions"]
     assert {condition["type"] for condition in conditions} == {"Ready"}
     assert Agent(tmp_path / "b", path, "n2").turn(NodeMark.CONDITION) is MarkState.REFUSED
+
+
+def marks(plane: ControlPlane) -> list[str]:
+    """What n1 has of bypassd: effects of its taints, and its condition."""
+    node = plane.get("/api/v1/nodes/n1") or {}
+    effects = [item["effect"] for item in node["spec"].get("taints", []) if item["key"] == CLOSED_KEY]
+    return effects + [item["type"] for item in node["status"]["conditions"] if item["type"] == CLOSED_CONDITION]
+
+
+MARKS = [(NodeMark.AUTO, RightsUse.TAINT), (NodeMark.CONDITION, RightsUse.CONDITION)]
+
+
+@pytest.mark.parametrize(("mark", "use"), MARKS)
+def test_a_node_that_others_change_all_the_time_is_marked_and_opened(
+    nodes: ControlPlane, tmp_path: Path, mark: NodeMark, use: RightsUse
+) -> None:
+    ended = threading.Event()
+
+    def change(key: str) -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            patch = {"metadata": {"labels": {key: str(number)}}}
+            assert nodes.call("PATCH", "/api/v1/nodes/n1", patch, MERGE_PATCH)[0] in {200, 409}
+
+    others = [threading.Thread(target=change, args=(f"storm{number}",)) for number in range(3)]
+    path = bound(nodes, use, "n1")
+    for other in others:
+        other.start()
+    try:
+        seen: list[list[str]] = []
+        agent = Agent(tmp_path, path, "n1")
+        agent.keep(mark, lambda: seen.append(marks(nodes)))
+    finally:
+        ended.set()
+        for other in others:
+            other.join()
+    assert seen == [["PreferNoSchedule"] if mark is NodeMark.AUTO else [CLOSED_CONDITION]]
+    assert (marks(nodes), nodes.taints("n1")) == ([], [OTHERS])
+
+
+@pytest.mark.parametrize(("mark", "use"), MARKS)
+def test_a_closed_node_through_a_restart_of_the_api_server_and_a_new_object(
+    nodes: ControlPlane, tmp_path: Path, mark: NodeMark, use: RightsUse
+) -> None:
+    def restart() -> None:
+        nodes.kill("kube-apiserver")
+        nodes.start_again("kube-apiserver")
+
+    def delete() -> None:
+        nodes.forget_node("n1")
+
+    def make_again() -> None:
+        delete()
+        nodes.add_node("n1")
+        nodes.call("PATCH", "/api/v1/nodes/n1", {"spec": {"taints": [OTHERS]}}, MERGE_PATCH)
+
+    seen: list[list[str]] = []
+
+    def look() -> None:
+        seen.append(marks(nodes))
+
+    agent = Agent(tmp_path, bound(nodes, use, "n1"), "n1")
+    agent.keep(mark, look, restart, look, make_again, look)
+    assert seen == [["PreferNoSchedule"] if mark is NodeMark.AUTO else [CLOSED_CONDITION]] * 3
+    assert (marks(nodes), agent.problems) == ([], [])
+    # Deleted for good: nothing is left to be removed.
+    agent.keep(mark, before_end=delete)
+    assert agent.problems == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "state"),
+    [
+        ([{"key": CLOSED_KEY, "value": "mine", "effect": "PreferNoSchedule"}], MarkState.FOREIGN),
+        ([{"key": CLOSED_KEY, "effect": "NoExecute"}], MarkState.REMOVED),
+        ([], MarkState.REMOVED),
+    ],
+    ids=["value", "effect", "none"],
+)
+def test_what_a_person_makes_of_the_taint_meanwhile_stays(
+    nodes: ControlPlane, tmp_path: Path, theirs: list[Object], state: MarkState
+) -> None:
+    def edit() -> None:
+        assert marks(nodes) == ["PreferNoSchedule"]
+        nodes.call("PATCH", "/api/v1/nodes/n1", {"spec": {"taints": [OTHERS, *theirs]}}, MERGE_PATCH)
+
+    agent = Agent(tmp_path, bound(nodes, RightsUse.TAINT, "n1"), "n1")
+    agent.keep(NodeMark.AUTO, edit, last=state)
+    assert sorted(nodes.taints("n1"), key=str) == sorted([OTHERS, *theirs], key=str)
 
 
 OURS = {"key": CLOSED_KEY, "effect": "PreferNoSchedule", "value": "until-20300101T000000Z"}

@@ -63,7 +63,7 @@ def test_the_old_pod_stays_until_the_new_one_is_available_only_with_surge(plane:
         most, least = 0, 9
         deadline = time.monotonic() + 60
         uids = {old["metadata"]["uid"]}
-        while uids == {old["metadata"]["uid"]} or old["metadata"]["uid"] in uids:
+        while old["metadata"]["uid"] in uids or not uids:
             assert time.monotonic() < deadline, "no rollout"
             uids = {pod["metadata"]["uid"] for pod in daemons(plane)}
             most, least = max(most, len(uids)), min(least, len(uids))

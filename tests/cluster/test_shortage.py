@@ -135,3 +135,59 @@ def test_in_a_shortage_an_evicted_pod_does_not_come_back_and_after_it_does(
         used = {(verb, resource) for verb, resource, code in plane.audited() if code < 400}
         assert {("get", "nodes"), ("patch", "nodes"), ("create", "pods/eviction")} <= used
         assert plane.call("PATCH", "/api/v1/nodes/n1", {"spec": {"taints": None}}, MERGE_PATCH)[0] == 200
+
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/bypassd-taint-n1"
+
+
+def fail_evictions(plane: ControlPlane) -> None:
+    """An admission webhook that does not respond: each Eviction is HTTP 500 from now on."""
+    webhook = {
+        "name": "down.example.com",
+        "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["*"], "resources": ["pods/eviction"]}],
+        "clientConfig": {"url": "https://127.0.0.1:9/"},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
+    assert plane.call("POST", WEBHOOKS, {**kind, "metadata": {"name": "down"}, "webhooks": [webhook]})[0] == 201
+
+
+def test_evictions_that_always_fail_end_no_pod_and_a_right_that_was_revoked_is_used_when_it_is_back(
+    plane: ControlPlane, node: DirectoryNode
+) -> None:
+    fail_evictions(plane)
+    kubeconfig = bound(plane, RightsUse.TAINT, "n1", RightsUse.PODS, RightsUse.EVICTION)
+    daemon = Daemon(node, **configuration(kubeconfig))
+    try:
+        daemon.up()
+        deployment(plane, labels={"koordinator.sh/qosClass": "BE"}, requests=BATCH)
+        (pod,) = plane.pods("app=be")
+        until(lambda: plane.taints("n1"), 90, told=daemon.tail)
+        until(lambda: ("create", "pods/eviction", 500) in plane.audited(), 30, told=daemon.tail)
+        until(lambda: outcomes(daemon), 60, told=lambda: daemon.control("evictions").stdout)
+        assert outcomes(daemon) == [("refused", "api")]
+        shown = daemon.control("evictions", "--all").stdout
+        assert "its disruption budget could not be asked" in shown
+        assert "HTTP 500" in shown
+        assert [each["metadata"]["uid"] for each in plane.pods("app=be")] == [pod["metadata"]["uid"]]
+        assert pod["metadata"]["uid"] in node.pods
+        # The shortage ends while the right to change the node is revoked.
+        code, binding = plane.call("GET", BINDING)
+        assert code == 200
+        assert plane.call("DELETE", BINDING)[0] == 200
+        plane.call("DELETE", "/apis/apps/v1/namespaces/default/deployments/be")
+        until(
+            lambda: "is not removed" in str(daemon.state("problems")),
+            150,
+            told=lambda: daemon.control("evictions").stdout + daemon.tail(),
+        )
+        assert plane.taints("n1")
+        binding["metadata"] = {"name": binding["metadata"]["name"]}
+        assert plane.call("POST", BINDING.rpartition("/")[0], binding)[0] == 201
+        until(lambda: not plane.taints("n1"), 90, told=daemon.tail)
+    finally:
+        if daemon.running:
+            daemon.stop()

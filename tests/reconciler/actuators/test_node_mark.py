@@ -600,3 +600,20 @@ async def test_a_proxys_page_does_not_say_that_the_node_was_deleted(bench: Bench
     await bench.turn(marker, situation(None))
     assert len(marker.problems()) == 1
     assert bench.rows() == ["PreferNoSchedule"]
+
+
+async def test_a_condition_on_an_object_that_others_change_all_the_time(
+    bench: Bench, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+
+    def touch() -> None:
+        bench.nodes.touch("n1")
+        bench.nodes.before_patch = touch
+
+    bench.nodes.before_patch = touch
+    marker = bench.marker()
+    await bench.turn(marker, situation(marked(NodeMark.CONDITION)))
+    assert status(marker).state is MarkState.IN_PLACE
+    await bench.turn(marker, situation(None))
+    assert (bench.nodes.condition("n1", CLOSED_CONDITION), bench.rows()) == (None, [])
