@@ -19,11 +19,12 @@ test: setup style unit ## lint, types and all tests
 
 setup: $(VENV)/.ready ## the virtual environment and, through deploy/setup-debian.sh, Debian's packages
 
-# The interpreter is asked to import what it needs first: a .venv that was copied or half made is made again.
+# The interpreter is asked to import what it needs first: a .venv that was copied or half made is made again. Modules are
+# compiled when they are imported: the tests keep byte code elsewhere, and most of what is installed is never imported.
 $(VENV)/.ready: requirements/dev.txt deploy/setup-debian.sh
 	deploy/setup-debian.sh
 	test -x $(BIN)/python && $(BIN)/python -c 'import sys, pip' 2>/dev/null || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/dev.txt
 	touch $@
 
 lint: style imports
@@ -43,12 +44,11 @@ types: setup
 # (the type check, five parts of the tests): all at once, those that wait are late. What has the mark `alone` has the
 # machine to itself afterwards: it measures, fills the CPUs, or needs idle ones (BE work has the least weight). The few
 # tests that failed beside others decide at the end, alone.
-PARTS = types unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators imports
+PARTS = types unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators imports services
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
 	$(MAKE) --no-print-directory --jobs=6 --output-sync=target $(PARTS)
-	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
 	$(PYTEST) $(NAMES)/alone -m alone $(call marked,alone)
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
 
@@ -57,8 +57,8 @@ MEMORY = $(shell test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" 
 # Byte code is kept, the tests' own too, also where the environment says otherwise: four parts and one after them would
 # compile 1200 modules each.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/bytecode $(BIN)/python -m pytest -q $(ORDER)
-# Behind those that wait: a nice value counts within the session of `make`, and daemons have sessions of their own.
-BEHIND = nice -n 15
+# Behind all that waits, daemons and containers in sessions and groups of their own as well.
+BEHIND = $(BIN)/python -m tests.behind
 # Shuffled, and the same each time: whoever changes nothing breaks nothing. `make search` shuffles anew.
 ORDER = --randomly-seed=1
 NAMES = -p tests.again --again=$(AGAIN)
@@ -77,9 +77,13 @@ FACTS = $(filter-out tests/e2e/% tests/daemon/%,$(KERNEL))
 STARTS = $(filter tests/daemon/test_o% tests/daemon/test_r% tests/daemon/test_s% tests/daemon/test_t%,$(DAEMON))
 .PHONY: $(PARTS) bytecode
 # One process compiles what all of them import, while the type check has the other processor.
-$(filter-out types imports,$(PARTS)): bytecode
+$(filter-out types imports services,$(PARTS)): bytecode
 bytecode:
 	-$(PYTEST) -p no:cacheprovider --collect-only tests/reconciler/cli/test_hostile_text.py tests/daemon >/dev/null
+
+# The server that tests/protection/test_short_form.py measures; without it that is skipped.
+services:
+	-RUNLEVEL=1 deploy/setup-debian.sh --also redis-server=redis-server
 
 unit-deciding:
 	$(PURE) $(NAMES)/$@ $(DECIDING)

@@ -162,7 +162,7 @@ async def test_a_boot_with_a_wrong_clock_costs_no_peak(node: Node, wrong_s: floa
 
 
 async def test_damage_costs_the_workloads_that_it_hits(node: Node) -> None:
-    for number in range(40):
+    for number in range(12):
         node.add(f"web-{number}")
     await node.minutes(1500)
     await node.predictor.save(ROWS)
@@ -174,7 +174,7 @@ async def test_damage_costs_the_workloads_that_it_hits(node: Node) -> None:
     node.store.apply(batch)
     node.reopen()
     await node.minutes(1)
-    assert node.facts() == (40 - len(lost), len(lost))
+    assert node.facts() == (12 - len(lost), len(lost))
 
 
 async def test_rows_are_written_in_turns_and_emptied_ones_are_deleted(node: Node) -> None:
@@ -217,7 +217,7 @@ async def test_rows_that_cannot_be_read_at_first_are_not_replaced(
     node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     autojump_clock.autojump_threshold = 0.05  # the store is used by a thread
-    for number in range(40):
+    for number in range(12):
         node.add(f"web-{number}")
     await node.minutes(1500)
     peak = node.predictor.status()["system_milli"]
@@ -240,14 +240,14 @@ async def test_rows_that_cannot_be_read_at_first_are_not_replaced(
             patched.setattr(node.store, "rows", refused)
             for _ in range(9):
                 await component_learns()
-            assert node.facts() == (0, 40)
+            assert node.facts() == (0, 12)
         await component_learns()
-        assert node.facts() == (40, 0)
+        assert node.facts() == (12, 0)
         assert node.predictor.status()["system_milli"] == peak
         nursery.cancel_scope.cancel()
     node.reopen()
     await node.minutes(1)
-    assert node.facts() == (40, 0)
+    assert node.facts() == (12, 0)
 
 
 async def test_the_component_learns_what_it_is_given_and_stores_all_at_its_end(

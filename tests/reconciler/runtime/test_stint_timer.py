@@ -20,7 +20,9 @@ _BESIDE = """
     from reconciler.runtime.stint_timer import TIMER
     cpu = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpu})
-    spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    # It ends with this process, also when a timeout kills that.
+    spins = "import os; parent = os.getppid()\\nwhile os.getppid() == parent: pass"
+    spinner = subprocess.Popen([sys.executable, "-c", spins])
     def switches():
         usage = resource.getrusage(resource.RUSAGE_THREAD)
         return usage.ru_nivcsw + usage.ru_nvcsw
