@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -45,8 +46,15 @@ def run(command: Sequence[str]) -> int:
 def _step_back() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     os.nice(WITHIN)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(LEAST))
+    for _ in range(50):
+        try:
+            Path("/proc/self/autogroup").write_text(str(LEAST))
+        except BlockingIOError:
+            time.sleep(0.1)  # without privileges the kernel takes ten a second, of the whole machine
+        except OSError:
+            return
+        else:
+            return
 
 
 if __name__ == "__main__":
