@@ -1,9 +1,9 @@
 """Ending a pod through the container runtime: StopContainer for all its containers at once, then StopPodSandbox.
 
 This is what the kubelet does to a pod that is deleted. The kubelet is not informed and starts the containers again by
-the pod's restart policy: the caller watches for that. Only the containers of the first read, which are in the journal,
-are stopped: one that the kubelet has started while others were stopping is reported, and its sandbox is not stopped,
-which would be a SIGKILL for it.
+the pod's restart policy: the caller watches for that. Only the containers of the first read that has the pod, which
+are in the journal, are stopped: one that the kubelet has started while others were stopping is reported, and its
+sandbox is not stopped, which would be a SIGKILL for it.
 
 Source: Kubernetes' CRI; the kubelet's killPodWithSyncResult.
 """
@@ -63,6 +63,13 @@ class CriEviction:
             await work.step(EvictionStep.STOP, stopped=chosen)
             # runc cannot end a container that is stopped, and would wait for it.
             await work.thaw()
+            if pod is None and not await work.wait_empty(self._config.margin_s):
+                # A runtime lists a sandbox after it has made it, when its processes are in the pod's groups already.
+                pod = await client.pod(work.case.order.uid)
+                if pod is None:
+                    return EvictionResult(detail="pod unknown to the runtime")
+                chosen = journalled or _ids(pod)
+                await work.step(EvictionStep.STOP, stopped=chosen)
             problems = [] if pod is None else await self._stop(client, pod, frozenset(chosen), work)
             if problems is None:
                 return EvictionResult(detail="restarted by the kubelet while it was stopped", returned=True)
@@ -70,8 +77,7 @@ class CriEviction:
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="containers stopped by the runtime")
         except (SourceError, CgroupError) as exc:
             return EvictionResult(detail=str(exc))
-        text = "; ".join(problems) if pod is not None else "pod unknown to the runtime"
-        return EvictionResult(detail=text or "the runtime reports it stopped, but processes are running")
+        return EvictionResult(detail="; ".join(problems) or "the runtime reports it stopped, but processes are running")
 
     async def _stop(
         self, client: CriClient, pod: PodMeta, chosen: frozenset[str], work: EvictionWork

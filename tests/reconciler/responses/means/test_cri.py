@@ -151,6 +151,26 @@ async def test_taken_up_again_what_the_kubelet_has_started_since_the_first_read_
     assert (result.outcome, result.returned, [identifier for identifier, _ in stops]) == (None, True, [first])
 
 
+async def test_a_pod_that_the_runtime_lists_after_its_processes_are_there_is_stopped(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    """The kubelet starts it again at that moment."""
+    stops = recording(runtime, tmp_path)
+    expected = ids(runtime)
+    sandboxes, containers = runtime.sandboxes, runtime.containers
+    runtime.sandboxes, runtime.containers = [], []
+
+    def created(step: EvictionStep) -> None:
+        runtime.sandboxes, runtime.containers = sandboxes, containers
+
+    work = FakeWork(EvictionCase(order=order()), tree, before=created)
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
+        result = await CriEviction(CONFIG, lambda: cri).terminate(work)
+    assert result.outcome is EvictionOutcome.DONE
+    assert {identifier for identifier, _ in stops} == {*expected, SANDBOX} == set(work.case.stopped)
+    assert stops[-1] == (SANDBOX, -1)
+
+
 async def test_where_the_runtime_does_not_list_the_pod_again_its_sandbox_is_left_to_the_next_method(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
