@@ -34,8 +34,11 @@ def config_for(node: Node, directory: str, **more: object) -> dict[str, object]:
     }
 
 
-def eventually(what: str, holds: Callable[[], bool], *, within_s: float = 10.0) -> None:
-    """Wait until something holds; ``what`` says in words what did not."""
+def eventually(what: str, holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
+    """Wait until something holds; ``what`` says in words what did not.
+
+    ``within_s`` is generous: other programs may keep the machine busy.
+    """
     deadline = time.monotonic() + within_s * PATIENCE
     while not holds():
         if time.monotonic() > deadline:
