@@ -89,6 +89,25 @@ def test_a_daemon_that_does_not_wait_ends_beside_another_one(node: DirectoryNode
     assert second.end_code() == 3
 
 
+def test_a_daemon_that_does_not_respond_keeps_the_lock_until_it_does(node: DirectoryNode, daemon: Make) -> None:
+    old = daemon(log={"format": "json"}).up("--wait")
+    second = Daemon(node)
+    second.log = f"{second.directory}/second.log"
+    old.signal(signal.SIGSTOP)
+    try:
+        second.start("--wait")
+        # Two at a time would write against each other: a rollout stops here.
+        assert second.end_code() == 3
+        assert "does not hand over" in second.tail()
+    finally:
+        old.signal(signal.SIGCONT)
+    # It follows the request, and continues, as the lock is free.
+    wait_for(lambda: [row["msg"] for row in old.lines()].count("ready") == 2, told=old.tail)
+    late = node.add(shares=102)
+    wait_for(lambda: bounded(node, late.main), told=old.tail)
+    assert old.stop() == 0
+
+
 def test_a_standby_ends_at_once_when_it_is_stopped(node: DirectoryNode, daemon: Make) -> None:
     daemon().up()  # without --wait: it hands nothing over
     second = Daemon(node)
