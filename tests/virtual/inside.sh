@@ -152,14 +152,14 @@ start_server() {
     until redis-cli -p $port ping 2>/dev/null | grep -q PONG; do sleep 0.1; done
 }
 
-# start_agent LAW: the daemon in its group; sets $agent, its process.
-start_agent() {
+# configure_agent LAW: its file, its group and the group's weight.
+configure_agent() {
     rm -rf $scratch/agent
     mkdir $scratch/agent
     {
         case $1 in
         enforce) echo "mode: enforce" ;;
-        stopped) echo "protect: cpu" ;;
+        stopped | start) echo "protect: cpu" ;;
         daemons) echo $'protect: cpu\npolicies: {node_daemons: {enabled: true}}' ;;
         *) echo "protect: $1" ;;
         esac
@@ -175,8 +175,23 @@ start_agent() {
         path+=${path:+/}${part%=*} shares=${part#*=}
         if [[ -n $shares ]]; then eval "$(share_line "$path" "$shares")"; fi
     done
+}
+
+# start_agent: the daemon in its group; sets $agent, its process.
+start_agent() {
     (run_in "$agent_group" /run/agent/bin/bypassd run --config $scratch/agent/config.yaml) >$scratch/agent/log 2>&1 &
     agent=$!
+}
+
+# stop_agent LAW
+stop_agent() {
+    local code=0
+    kill -TERM $agent
+    wait $agent || code=$?
+    if ((code)); then
+        echo "the agent's exit code in $1: $code"
+        tail -5 $scratch/agent/log
+    fi
 }
 
 # start_be: two pods of BE work, by the writers' names that a node has; adds their containers' groups to $be_groups.
@@ -272,16 +287,18 @@ set_scheduler() {
 
 # measure LAW [SHARES]: of system.slice before the law begins.
 measure() {
-    local law=$1 shares=${2-} agent='' result be online used container daemon=0 turns='0 0 0' from=1 before='{}' after='{}'
+    local law=$1 shares=${2-} agent='' group='' load result be online used container daemon=0 turns='0 0 0' from=1 before='{}' after='{}'
     local -a be_groups=()
     if [[ -n $shares ]]; then eval "$(share_line system.slice "$shares")"; fi
-    case $law in
-    cpu | full | enforce | stopped | daemons)
-        start_agent "$law"
+    if [[ $law != alone && $law != kubernetes && $law != fixed ]]; then
+        group=$agent_group
+        configure_agent "$law"
+    fi
+    if [[ -n $group && $law != start ]]; then
+        start_agent
         sleep "$agent_settle"
         if [[ $law == daemons ]]; then sleep "$daemons_settle"; fi
-        ;;
-    esac
+    fi
     if [[ $law != alone ]]; then
         start_be
         sleep "$settle"
@@ -297,12 +314,22 @@ measure() {
         sleep 1 # what the request costs is over
     fi
     if [[ $law == stopped ]]; then kill -STOP $agent; fi
-    be=$(be_cpu_ms) online=$(cpu_ms "$online_group") used=$(cpu_ms "${agent:+$agent_group}")
+    be=$(be_cpu_ms) online=$(cpu_ms "$online_group") used=$(cpu_ms "$group")
     if [[ -n $kubelet_like ]]; then daemon=$(cpu_ms system.slice) from=$(($(wc -l <$scratch/turns) + 1)); fi
     if ((longest)); then start_tracing; fi
-    result=$(/bench/load $port "$rate" "$seconds" "$longest")
+    /bench/load $port "$rate" "$seconds" "$longest" >$scratch/load &
+    load=$!
+    if [[ $law == start ]]; then
+        sleep 1
+        start_agent
+        sleep 5
+        stop_agent "$law"
+        agent=''
+    fi
+    wait $load
+    result=$(<$scratch/load)
     be=$(($(be_cpu_ms) - be)) online=$(($(cpu_ms "$online_group") - online))
-    used=$(($(cpu_ms "${agent:+$agent_group}") - used))
+    used=$(($(cpu_ms "$group") - used))
     if [[ -n $kubelet_like ]]; then
         daemon=$(($(cpu_ms system.slice) - daemon)) turns=$(daemon_turns "$from") shares=$(shares_of system.slice)
     fi
@@ -314,15 +341,7 @@ measure() {
     if ((longest)); then print_trace "$law" "$result"; fi
     if [[ $law == stopped ]]; then kill -CONT $agent; fi
     stop_be
-    if [[ -n $agent ]]; then
-        local code=0
-        kill -TERM $agent
-        wait $agent || code=$?
-        if ((code)); then
-            echo "the agent's exit code in $law: $code"
-            tail -5 $scratch/agent/log
-        fi
-    fi
+    if [[ -n $agent ]]; then stop_agent "$law"; fi
 }
 
 mounts

@@ -5,7 +5,7 @@
  * Sends GETs of 100 bytes and, 15 of 100 requests, LRANGEs of 300 items, over 16 connections in turn. A latency counts
  * from the request's intended arrival. Runs as SCHED_FIFO outside of the pods, so no pod delays an arrival. Prints one
  * line of JSON with latencies in microseconds; "wall_ms" and "load_ms" are the time and the CPU time since the generator's
- * start; "longest" has the LONGEST longest requests as [arrival, latency] in seconds, the arrival on CLOCK_MONOTONIC, as
+ * start; "windows" has the p99 of each quarter of a second, by arrival; "longest" has the LONGEST longest requests as [arrival, latency] in seconds, the arrival on CLOCK_MONOTONIC, as
  * the kernel's trace has it with the clock "mono".
  *
  * tests/protection/generator.c has a histogram; here all latencies are kept, as a bench in virtual time has no noise that
@@ -35,6 +35,7 @@
 #define TIMER CONNECTIONS
 #define PATIENCE_S 2 /* how long answers are waited for after the last arrival */
 #define SHARE_OF_LISTS 0.15
+#define WINDOW_S 0.25
 
 static const char GET[] = "*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 static const char LIST[] = "*4\r\n$6\r\nLRANGE\r\n$1\r\nl\r\n$1\r\n0\r\n$3\r\n299\r\n";
@@ -161,9 +162,30 @@ static int by_latency(const void *left, const void *right)
 	return (a > b) - (a < b);
 }
 
-static double percentile_us(double share)
+static int by_arrival(const void *left, const void *right)
 {
-	return measured_count ? measured[(size_t)((measured_count - 1) * share)].latency * 1e6 : 0;
+	double a = ((const struct measured *)left)->due, b = ((const struct measured *)right)->due;
+	return (a > b) - (a < b);
+}
+
+/* Of `count` latencies in ascending order. */
+static double percentile_us(const struct measured *sorted, size_t count, double share)
+{
+	return count ? sorted[(size_t)((count - 1) * share)].latency * 1e6 : 0;
+}
+
+/* The same arrivals in each run: a window is comparable with the same one of another law. */
+static void print_windows(void)
+{
+	qsort(measured, measured_count, sizeof *measured, by_arrival);
+	double begin = measured_count ? measured[0].due : 0;
+	for (size_t from = 0, to = 0; from < measured_count; from = to) {
+		double end = begin + WINDOW_S * (floor((measured[from].due - begin) / WINDOW_S) + 1);
+		while (to < measured_count && measured[to].due < end)
+			to++;
+		qsort(measured + from, to - from, sizeof *measured, by_latency);
+		printf("%s%.0f", from ? ", " : "", percentile_us(measured + from, to - from, 0.99));
+	}
 }
 
 static void wake_after(int timer, double seconds)
@@ -233,10 +255,14 @@ int main(int count, char **values)
 	run(rate, seconds);
 	for (int i = 0; i < CONNECTIONS; i++)
 		lost += connections[i].last - connections[i].first;
+	printf("{\"windows\": [");
+	print_windows();
 	qsort(measured, measured_count, sizeof *measured, by_latency);
-	printf("{\"sent\": %lu, \"answered\": %zu, \"lost\": %lu, ", sent, measured_count, lost);
-	printf("\"p50_us\": %.0f, \"p99_us\": %.0f, \"p999_us\": %.0f, \"max_us\": %.0f, ", percentile_us(0.5),
-	       percentile_us(0.99), percentile_us(0.999), percentile_us(1));
+	printf("], \"sent\": %lu, \"answered\": %zu, \"lost\": %lu, ", sent, measured_count, lost);
+	static const char *const names[] = {"p50", "p99", "p999", "max"};
+	static const double shares[] = {0.5, 0.99, 0.999, 1};
+	for (int i = 0; i < 4; i++)
+		printf("\"%s_us\": %.0f, ", names[i], percentile_us(measured, measured_count, shares[i]));
 	printf("\"wall_ms\": %.0f, \"load_ms\": %.0f, ", (now() - began) * 1e3, seconds_of(CLOCK_PROCESS_CPUTIME_ID) * 1e3);
 	printf("\"longest\": [");
 	for (int i = 0; i < longest && i < (int)measured_count; i++) {

@@ -27,6 +27,10 @@ CACHE: Final = Path(
     or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bypassd-vm").as_posix()
 )
 OURS: Final = ("cgroupfs", "resctrl", "state", "reconciler")
+START: Final = "start"
+"""`cpu`, whose daemon starts a second after the load and ends five seconds later, its settings restored."""
+START_S: Final = 8
+"""Seconds of load that the law `START` needs."""
 LAWS: Final = ("alone", "kubernetes", "fixed", "cpu", "full", "enforce", "stopped")
 DAEMONS: Final = "daemons"
 """`cpu` with the policy ``node_daemons``; not among the usual ones, as it needs the kubelet-like daemon."""
@@ -76,9 +80,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """The file that inside.sh reads. Errors: `ValueError` for a law or a group that is not one."""
         if self.suite == "trixie" and self.cgroup == "v1":
             raise ValueError("Debian's kernel of trixie has no cpusets on cgroup v1")
-        unknown = [law for law in self.laws if law not in (*LAWS, DAEMONS)]
+        known = (*LAWS, DAEMONS, START)
+        unknown = [law for law in self.laws if law not in known]
         if unknown:
-            raise ValueError(f"no such law: {unknown[0]} ({', '.join((*LAWS, DAEMONS))})")
+            raise ValueError(f"no such law: {unknown[0]} ({', '.join(known)})")
+        if START in self.laws and self.seconds < START_S:
+            raise ValueError(f"the law {START} needs {START_S} seconds")
         if not self.kubelet_like and (self.daemon_shares or DAEMONS in self.laws):
             raise ValueError(f"the law {DAEMONS} and shares of system.slice need the kubelet-like daemon")
         group, shares = agent_groups(self.agent_group)

@@ -53,6 +53,7 @@ def test_arguments_reach_the_run() -> None:
         ("--agent", "../a"),
         ("--seconds", "0"),
         ("--laws", "daemons"),
+        ("--laws", "start"),
         ("--daemon-shares", "50"),
         ("--kubelet", "--daemon-shares=1"),
         ("--kubelet", "--daemon-shares=a"),

@@ -113,6 +113,16 @@ def test_the_bounds_of_ci_are_wider_than_the_aim_and_find_a_daemon_beside_the_po
     assert misses(sound, "besteffort", GUARD) == []
 
 
+def test_a_start_is_compared_by_the_worst_quarter_of_a_second_only() -> None:
+    reference = msgspec.structs.replace(KUBERNETES, windows=(300.0, 400.0))
+    start = msgspec.structs.replace(measured("start", p99_us=9000, be_ms=900), windows=(300.0, 600.0))
+    assert misses([reference, start], "besteffort", AIM) == []
+    start = msgspec.structs.replace(start, windows=(460.0, 600.0))
+    assert misses([reference, start], "besteffort", AIM) == [
+        "start: p99 of a quarter of a second is 1.53 times kubernetes, at most 1.5"
+    ]
+
+
 def test_lost_requests_are_a_miss_and_without_kubernetes_nothing_else_is() -> None:
     assert misses([measured("cpu", p99_us=9000)], "besteffort", AIM) == []
     assert misses([measured("alone", sent=98, lost=2)], "besteffort", AIM) == ["alone: 2 of 100 requests lost"]
@@ -122,8 +132,8 @@ def test_the_table_has_multiples_of_kubernetes() -> None:
     lines = table(
         [measured("alone", be_ms=0), KUBERNETES, measured("cpu", p99_us=1040, agent_ms=33)], "besteffort"
     ).splitlines()
-    assert lines[2] == "| `alone` | 100 | 1000 | 2000 | 3000 | 0 | 1500 | 0 |"
-    assert lines[4] == "| `cpu` | 100 | 1040 (1.04) | 2000 (1.00) | 3000 | 2000 (1.00) | 1500 | 33 |"
+    assert lines[2] == "| `alone` | 100 | 1000 | 2000 | 3000 |  | 0 | 1500 | 0 |"
+    assert lines[4] == "| `cpu` | 100 | 1040 (1.04) | 2000 (1.00) | 3000 | 0.00 | 2000 (1.00) | 1500 | 33 |"
 
 
 def test_the_table_has_the_daemons_columns_where_one_was_measured() -> None:
