@@ -18,7 +18,7 @@ from reconciler.control.inventory import Inventory
 from reconciler.control.reconciler import Reconciler
 from reconciler.policies import node_daemons
 from reconciler.policies.node_daemons import WeightRules, WeightSample, WeightState
-from reconciler.runtime.own_group import service_weight
+from reconciler.runtime.own_weight import service_weight
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.root_groups import RootGroups

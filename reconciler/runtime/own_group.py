@@ -41,14 +41,19 @@ from msgspec import Struct
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.lines import lines_of
 from cgroupfs.log import get_log
 from cgroupfs.scheduling import has_eevdf
+from reconciler.runtime.own_weight import (
+    GROUP,
+    RAISED_SHARES,
+    USUAL_SHARES,
+    as_shares,
+    cpu_group,
+    service_weight,
+    top_group,
+)
 
 _LOG: Final = get_log("own group")
-GROUP: Final = "/bypassd.slice"
-USUAL_SHARES: Final = 1024
-_USUAL_WEIGHT: Final = 100
 LATE_S: Final = 0.3
 """Work that has waited for a CPU for so long, in all, since the loop was last idle is late.
 
@@ -56,13 +61,6 @@ A pass of 6 ms waits 0.1 s with 50 shares beside a busy CPU, as it may; it has t
 """
 FACTOR: Final = 4
 """The weight grows by it each time."""
-RAISED_SHARES: Final = 320
-"""Before EEVDF the largest weight of late work, and the daemon's until it is ready: a quarter of a busy CPU.
-
-sched_yield() gives the CPU to kubepods only while the own group is behind it by no more than the wake-up granularity
-(1 ms) divided by the weight, as a part of 1024. The credit after a sleep is 3 ms; both grow alike with the number of
-CPUs. So above 341 shares a wake-up is followed by up to 2 ms in which nothing gives way.
-"""
 _SETTLE_S: Final = 0.0005
 """A sleep after a raise: the group has waited, and is behind by more than the new weight lets it yield at."""
 BURST_S: Final = 0.1
@@ -103,27 +101,6 @@ class OwnGroupStatus(Struct, frozen=True, kw_only=True):
     shares: int | None = None
     raised: int = 0
     problem: str = ""
-
-
-def cpu_group(table: str, version: int) -> str | None:
-    """The path of a process in the CPU hierarchy, from the text of its ``/proc/PID/cgroup``; None where it has none."""
-    for line in lines_of(table):
-        _, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if colon and (not controllers if version != 1 else "cpu" in controllers.split(",")):
-            return path
-    return None
-
-
-def top_group(path: str) -> str:
-    """The group directly below the root that a group is in, or is itself; "" for the root."""
-    first = path.partition("/")[2].partition("/")[0]
-    return f"/{first}" if first else ""
-
-
-def service_weight(shares: int) -> int:
-    """In cpu.weight of cgroup v2, where a service has 100, what ``shares`` are of the 1024 that it has on v1."""
-    return max(1, round(shares * _USUAL_WEIGHT / USUAL_SHARES))
 
 
 def placement_of(group: str, kubepods: str) -> Placement:
@@ -203,10 +180,16 @@ class OwnGroup(trio.abc.Instrument):
         )
 
     def prepare(self) -> None:
-        """The start itself is a second of work: it has the raised weight, also after a run that was killed."""
-        own = placement_of(self._group or "", self._kubepods) is Placement.OWN
-        if self._shares != USUAL_SHARES and own and self._hierarchy.writable("cpu"):
+        """The start itself is a second of work: it has the raised weight, also after a run that was killed.
+
+        An unmanaged group gets back the weight that it had before `reconciler.runtime.own_weight.begin`.
+        """
+        if placement_of(self._group or "", self._kubepods) is not Placement.OWN or not self._hierarchy.writable("cpu"):
+            return
+        if self._shares != USUAL_SHARES:
             self._write(self._most)
+        elif not self._eevdf and self._read_shares() == self._as_read(RAISED_SHARES):
+            self._write(USUAL_SHARES)
 
     def start(self) -> None:
         """Take the place and the weight. Errors: none; a refusal is logged and in `status`."""
@@ -224,11 +207,17 @@ class OwnGroup(trio.abc.Instrument):
         _LOG.info("has a CPU group of its own", group=self._group, shares=self._shares)
 
     def stop(self) -> None:
-        """Leave the weight as services have it, and a group made by itself. Errors: none."""
+        """Take the weight of the start for the end, and leave a group made by itself. Errors: none.
+
+        With the usual weight the lag that the small one needs to be picked (20 ms) would be as much CPU time, in which
+        no online task runs: 23 ms on 5.10. systemd removes the slice with its last service.
+        """
         if self._managed:
             self._managed = False
             trio.lowlevel.remove_instrument(self)
-            self._write(USUAL_SHARES)
+            self._write(self._most)
+            if not self._eevdf:
+                self._sleep(_SETTLE_S)
         if self._came_from is None:
             return
         directory = self._hierarchy.directory("cpu", GROUP)
@@ -311,14 +300,14 @@ class OwnGroup(trio.abc.Instrument):
 
     def _as_read(self, shares: int) -> int:
         """What `_read_shares` returns after ``shares`` was written: v2 has coarser steps."""
-        return shares if self._version == 1 else service_weight(shares) * USUAL_SHARES // _USUAL_WEIGHT
+        return shares if self._version == 1 else as_shares(service_weight(shares))
 
     def _read_shares(self) -> int | None:
         try:
             value = int(self._files.read(self._hierarchy.directory("cpu", self._top()), self._file()))
         except (OSError, ValueError):
             return None
-        return value if self._version == 1 else value * USUAL_SHARES // _USUAL_WEIGHT
+        return value if self._version == 1 else as_shares(value)
 
     def _write(self, shares: int) -> None:
         value = shares if self._version == 1 else service_weight(shares)

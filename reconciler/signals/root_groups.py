@@ -27,7 +27,7 @@ from cgroupfs.scheduling import feature
 from cgroupfs.steps import groups_below
 from cgroupfs.usage import UsageReader
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.own_group import GROUP, cpu_group, top_group
+from reconciler.runtime.own_weight import GROUP, cpu_group, top_group
 from state.daemons import HRTICK, TURN_FILES, DaemonGroup, Daemons
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from cgroupfs.lines import lines_of, status_field, status_mask
 from cgroupfs.pressure import has_sys_resource
 from reconciler.cli.nodeview import has_capability
 from reconciler.responses.means.notice import _handles
-from reconciler.runtime.own_group import cpu_group
+from reconciler.runtime.own_weight import cpu_group
 from reconciler.sources.host_processes import find_host_process
 from tests.sourcetrees import ROOT, nodes, product
 

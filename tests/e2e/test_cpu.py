@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from reconciler.runtime.own_group import GROUP
+from reconciler.runtime.own_weight import GROUP
 from tests.e2e.agent import Agent, eventually
 from tests.e2e.conftest import PodFactory, StartAgent
 from tests.e2e.node import Node, Report, RunningPod

@@ -322,7 +322,7 @@ measure() {
     if [[ $law == start ]]; then
         sleep 1
         start_agent
-        sleep 5
+        sleep 10
         stop_agent "$law"
         agent=''
     fi

@@ -28,8 +28,8 @@ CACHE: Final = Path(
 )
 OURS: Final = ("cgroupfs", "resctrl", "state", "reconciler")
 START: Final = "start"
-"""`cpu`, whose daemon starts a second after the load and ends five seconds later, its settings restored."""
-START_S: Final = 8
+"""`cpu`, whose daemon starts a second after the load and ends ten seconds later, its settings restored."""
+START_S: Final = 12
 """Seconds of load that the law `START` needs."""
 LAWS: Final = ("alone", "kubernetes", "fixed", "cpu", "full", "enforce", "stopped")
 DAEMONS: Final = "daemons"

@@ -96,7 +96,9 @@ def test_the_bounds_of_ci_are_wider_than_the_aim_and_find_a_daemon_beside_the_po
     assert set(GUARD) == {"cpu", "full"}
     for law, guard in GUARD.items():
         aim = AIM[law]
+        assert aim.p99 is not None
         assert aim.p999 is not None
+        assert guard.p99 is not None
         assert guard.p999 is not None
         assert aim.be_cpu is not None
         assert guard.be_cpu is not None
