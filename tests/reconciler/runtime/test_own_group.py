@@ -58,7 +58,13 @@ class Daemon:
     """A process in a group of a strict fake kernel, with a clock of its own."""
 
     def __init__(
-        self, root: Path, mode: Mode, group: str = "/bypassd.slice/bypassd.service", *, eevdf: bool = False
+        self,
+        root: Path,
+        mode: Mode,
+        group: str = "/bypassd.slice/bypassd.service",
+        *,
+        shares: int = SHARES,
+        eevdf: bool = False,
     ) -> None:
         self.kernel = FakeKernel(mode, root=str(root))
         self.kernel.install()
@@ -74,7 +80,7 @@ class Daemon:
         self.own = OwnGroup(
             self.hierarchy,
             "/kubepods",
-            shares=SHARES,
+            shares=shares,
             starting=lambda: self.starts,
             files=self.kernel,
             table=str(table),
@@ -128,6 +134,14 @@ async def test_a_start_has_the_raised_weight_also_after_a_run_that_was_killed(da
         assert daemon.weight() in {RAISED_SHARES, 204}
     finally:
         daemon.own.stop()
+
+
+async def test_an_unmanaged_group_gets_back_the_weight_that_it_had_before_the_imports(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "v1", shares=USUAL_SHARES)
+    for weight, expected in ((RAISED_SHARES, USUAL_SHARES), (300, 300)):
+        daemon.kernel.write(daemon.directory, "cpu.shares", str(weight))
+        daemon.own.prepare()
+        assert daemon.weight() == expected
 
 
 @pytest.mark.parametrize("group", ["/", "/system.slice/bypassd.service", "/kubepods/burstable/podx"])
