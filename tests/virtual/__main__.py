@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from tests.virtual.machine import SHORT, SUITES, Run, artifact, boot, missing
+from tests.virtual.machine import DAEMONS, LAWS, SHORT, START, SUITES, Run, artifact, boot, missing
 from tests.virtual.report import (
     BOUNDS,
     GUARD,
@@ -51,7 +51,7 @@ def options() -> argparse.ArgumentParser:
     short.add_argument("--ci", action="store_true", help="the same with bounds that no sound tree misses")
     parser.add_argument("--suite", choices=tuple(SUITES), help="Linux 5.10, 6.1 or 6.12")
     parser.add_argument("--cgroup", choices=("v1", "v2"), help="without it v1, and v2 with trixie")
-    parser.add_argument("--laws", help="separated by commas")
+    parser.add_argument("--laws", help=f"separated by commas: {', '.join((*LAWS, DAEMONS, START))}")
     parser.add_argument("--be", dest="be_qos", choices=("besteffort", "burstable"), help="QoS class of the BE pods")
     parser.add_argument("--work", choices=("spin", "touch"), help="of the BE pods: touch also walks through memory")
     parser.add_argument("--touch-mib", type=int, help="memory of each of the two BE pods with --work touch")

@@ -29,7 +29,7 @@ CACHE: Final = Path(
 OURS: Final = ("cgroupfs", "resctrl", "state", "reconciler")
 START: Final = "start"
 """`cpu`, whose daemon starts a second after the load and ends ten seconds later, its settings restored."""
-START_S: Final = 12
+START_S: Final = 13
 """Seconds of load that the law `START` needs."""
 LAWS: Final = ("alone", "kubernetes", "fixed", "cpu", "full", "enforce", "stopped")
 DAEMONS: Final = "daemons"
