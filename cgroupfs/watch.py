@@ -15,6 +15,7 @@ import math
 import os
 import select
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import IntFlag
 from struct import Struct as Layout
 from types import TracebackType
@@ -125,6 +126,33 @@ class _Watch(Generic[T]):
 
 
 @final
+class UnreadEvents:
+    """Whether the kernel has events for some watchers that were not read yet: one question for all of them.
+
+    It is asked in each pass of the loop and between the slices of long work: a microsecond.
+    """
+
+    def __init__(self) -> None:
+        self._epoll: select.epoll | None = None
+
+    def include(self, fd: int) -> None:
+        """Ask about this descriptor, too. Errors: none; without an epoll instance the answer is that there are none."""
+        with suppress(OSError):
+            if self._epoll is None:
+                self._epoll = select.epoll(1)
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def exclude(self, fd: int) -> None:
+        """Before it is closed. Errors: none."""
+        with suppress(OSError):
+            if self._epoll is not None:
+                self._epoll.unregister(fd)
+
+    def __bool__(self) -> bool:
+        return self._epoll is not None and bool(self._epoll.poll(0, 1))
+
+
+@final
 class DirWatcher(Generic[T]):
     """Watches directories and hands out events in batches. One task reads, any task of the loop adds and removes.
 
@@ -132,8 +160,10 @@ class DirWatcher(Generic[T]):
     (symbolic link, bind mount) the newer name wins.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, unread: UnreadEvents | None = None) -> None:
+        """``unread`` is to know whether this watcher has events."""
         self._name = name
+        self._unread = unread
         self._by_wd: dict[int, _Watch[T]] = {}
         self._by_path: dict[str, _Watch[T]] = {}
         self._polled: dict[str, _Watch[T]] = {}
@@ -147,7 +177,6 @@ class DirWatcher(Generic[T]):
         self._waiting = False
         self._scope = trio.CancelScope()
         self._inotify: INotify | None = None
-        self._unread: select.epoll | None = None
         self._open()
 
     def __enter__(self) -> "DirWatcher[T]":
@@ -162,10 +191,9 @@ class DirWatcher(Generic[T]):
         """Drop every watch. A task in `next_batch` gets `trio.ClosedResourceError`."""
         self._closed = True
         self._wake()
-        if self._unread is not None:
-            self._unread.close()
-            self._unread = None
         if self._inotify is not None:
+            if self._unread is not None:
+                self._unread.exclude(self._inotify.fd)
             self._inotify.close()
             self._inotify = None
         for table in (self._by_path, self._polled):
@@ -176,20 +204,6 @@ class DirWatcher(Generic[T]):
     def fd(self) -> int | None:
         """The inotify descriptor, None while there is none (instance limit)."""
         return None if self._inotify is None else int(self._inotify.fd)
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether the kernel has events that were not read yet; False where that cannot be asked."""
-        if self._inotify is None:
-            return False
-        # Asked in each pass of the loop: half a microsecond, a quarter of what FIONREAD takes.
-        try:
-            if self._unread is None:
-                self._unread = select.epoll(1)
-                self._unread.register(self._inotify.fd, select.EPOLLIN)
-            return bool(self._unread.poll(0, 1))
-        except (OSError, ValueError):
-            return False
 
     @property
     def stats(self) -> WatchStats:
@@ -286,6 +300,8 @@ class DirWatcher(Generic[T]):
             self._inotify = INotify(nonblocking=True)
         except OSError as exc:
             return exc.errno or errno.EMFILE
+        if self._unread is not None:
+            self._unread.include(self._inotify.fd)
         return 0
 
     def _watch(self, watch: _Watch[T]) -> int:

@@ -26,7 +26,7 @@ from reconciler.placement.claims import CpuClaim
 from reconciler.runtime.lazy import import_in_thread
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
-from reconciler.runtime.wakeup import WakeUp, beat_after
+from reconciler.runtime.wakeup import WakeUp, next_beat
 from state.entry import LedgerEvent
 from state.model import Pod, Setting, SourceStatus
 from state.schema import META
@@ -219,7 +219,7 @@ class HealthWatch:
         config = self._service.config
         watch, had_sinks = SourceHealth(config.source_down_s), bool(config.sinks)
         while True:
-            await trio.sleep_until(beat_after(_LOOK_S))
+            await next_beat(_LOOK_S)
             config = self._service.config
             if config.sinks and not had_sinks:
                 # The first sink has yet to get what lasts.

@@ -5,6 +5,7 @@ Files are looked for, and no request is sent.
 
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, final
 
 from msgspec import structs
@@ -97,7 +98,7 @@ class ApiPeer:
         """The endpoint now; it is the same object until something has changed. Errors: as those of `find_peer`."""
         path = kubeconfig_path(self._config, root=self._root, kubelets=self._kubelets, environ=self._environ)
         self._kubeconfig = None if self._config.server is not None else path
-        version = path, None if path is None else _version(os.path.join(self._root, path.lstrip("/")))
+        version = path, None if path is None else _version(_below(self._root, path))
         if self._found is None or version != self._found[0]:
             if self._config.enabled and self._config.server is None:
                 peer = _peer(self._config, path, self._root, self._environ)
@@ -128,8 +129,16 @@ def kubeconfig_path(
         candidates = (OWN_KUBECONFIG,)
     if config.identity is not ApiIdentity.OWN:
         candidates += (kubelets,) if kubelets else KUBECONFIGS
-    # Every two seconds, and on most nodes there is none: half of what `os.path.exists` takes for an absent file.
-    return next((path for path in candidates if os.access(os.path.join(root, path.lstrip("/")), os.F_OK)), None)
+    # Every ten seconds, and on most nodes there is none: half of what `os.path.exists` takes for an absent file.
+    for path in candidates:
+        if os.access(_below(root, path), os.F_OK):
+            return path
+    return None
+
+
+@lru_cache(maxsize=16)
+def _below(root: str, path: str) -> str:
+    return os.path.join(root, path.lstrip("/"))
 
 
 def in_pod(environ: Mapping[str, str] = os.environ) -> bool:

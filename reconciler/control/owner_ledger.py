@@ -28,7 +28,7 @@ from reconciler.control.inventory import Inventory
 from reconciler.policies.base import containers_of, pod_asks
 from reconciler.policies.owner_shares import OwnerDemand, OwnersConfig, bonus_percent, fair_parts
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.wakeup import next_beat
 from reconciler.runtime.workqueue import TICK, DirtyKeys
 from state.eviction import EvictionCase, EvictionOutcome
 from state.model import Pod
@@ -120,7 +120,7 @@ class OwnerLedger:
                     self._forget()
                 if not 0 <= self._wall() - self._saved_at < _SAVE_S:
                     await self.save()
-                await trio.sleep_until(beat_after(INTERVAL_S))
+                await next_beat(INTERVAL_S)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STOP_S):
                 await self.save()

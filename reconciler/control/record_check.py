@@ -43,7 +43,7 @@ from reconciler.policies.shared import ConfineMode
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import first_of, size
-from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.wakeup import next_beat
 from reconciler.runtime.workqueue import NODE
 from state.cpu import OwnerCpus
 from state.ledger import Ledger
@@ -222,7 +222,7 @@ class OwnerCheck:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         while True:
-            await trio.sleep_until(beat_after(self._period_s() / 2))
+            await next_beat(self._period_s() / 2)
             await self.check()
             if trio.current_time() >= self._limits_at:
                 self._limits_at = trio.current_time() + LIMITS_EVERY_S

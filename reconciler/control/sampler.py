@@ -25,7 +25,7 @@ from reconciler.policies import be_memory, idle_buffer
 from reconciler.policies.be_memory import BeMemoryConfig, MemorySample, MemoryState
 from reconciler.policies.start_allowance import without_allowance
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.wakeup import next_beat
 from reconciler.runtime.workqueue import TICK
 from reconciler.signals.cpu import (
     ONLINE,
@@ -227,8 +227,7 @@ class Sampler:
             intervals += [burst_s] if (burst_s := self.bursts.interval_s()) is not None else []
             intervals += [config.interval_s] if fast else []
             intervals += [self.harm.interval_s(now)] if harmful else []
-            due = beat_after(min(intervals))
-            await trio.sleep_until(due)
+            due = await next_beat(min(intervals))
 
     def interval_s(self, now: float, *, works: bool | None = None) -> float:
         """Seconds from one sample to the next; more where no law needs each second's: nothing starts or is lent.

@@ -37,12 +37,13 @@ from reconciler.clients.token_life import LONGEST_TOKEN, TokenLife, life_of, tok
 from reconciler.runtime.format import clock, duration
 from reconciler.runtime.safe_files import FileRule, read_file, replace_file
 from reconciler.runtime.stints import in_worker
-from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.wakeup import next_beat
 from state.model import SourceStatus
 
 NAME: Final = "api token"
 _LOG: Final = get_log("api_credentials")
-_LOOK_S: Final = 2.0
+_LOOK_S: Final = 10.0
+"""A token that another program renews lasts for minutes; on most nodes there is nothing to find."""
 _RENEW_PART: Final = 0.8
 _SPREAD_PART: Final = 0.05
 """Tokens that were made for all nodes at the same time are not all renewed at the same time."""
@@ -122,7 +123,7 @@ class ApiCredentials:
         while True:
             if self._due():
                 await self._renew()
-            await trio.sleep_until(beat_after(_LOOK_S))
+            await next_beat(_LOOK_S)
             self.look()
 
     def look(self) -> None:

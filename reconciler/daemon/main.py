@@ -39,7 +39,7 @@ from reconciler.runtime.stints import LoopTimer, in_worker
 from reconciler.runtime.streams import OutputError, Parser, complain, complain_lines, finish, give_up, prepared, write
 from reconciler.runtime.supervisor import Component, ComponentStatus, Supervisor
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
-from reconciler.runtime.wakeup import WakeUp, beat_after
+from reconciler.runtime.wakeup import WakeUp, next_beat
 from reconciler.settings.binder import ConfigError
 from reconciler.sources.node import NodeEnvironment
 from reconciler.web import components as web
@@ -114,7 +114,6 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
-        TIMER.ask(lambda: self.agent is not None and self.agent.sources.is_urgent())
         trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.process.urgent()))
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
@@ -172,6 +171,7 @@ class Daemon:
         self.in_force.drop_settings_of_others(lambda: node_name(place.kubelet))
         use, window = self._settings, self.in_force.window
         agent = self.agent = Agent(self.config, place, renew=renew, settings=use, window=window)
+        TIMER.ask(agent.sources.is_urgent)
         agent.process.prepare()
         if self._restored:
             agent.commands.set_enforce(enforce=False)
@@ -198,6 +198,7 @@ class Daemon:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 15):
                 await self._end(agent)
             self.agent = self.supervisor = None
+            TIMER.ask(bool)
 
     async def _renew(self, wanted: trio.Event, supervisor: Supervisor) -> None:
         """End the present agent for a new one when what it is built from has changed, but not often."""
@@ -282,7 +283,7 @@ class Daemon:
             logs.write_due()
             if self.in_force.is_due():
                 self._window_due.set()
-            await trio.sleep_until(beat_after(_BEAT_S))
+            await next_beat(_BEAT_S)
 
     def _statuses(self) -> list[ComponentStatus]:
         return list(self.supervisor.statuses.values()) if self.supervisor is not None else []

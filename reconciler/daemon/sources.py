@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
+from cgroupfs.watch import UnreadEvents
 from reconciler.actuators.holds import OFF
 from reconciler.config.environment import followed, read_kubelet
 from reconciler.config.model import Config
@@ -156,7 +157,9 @@ class NodeSources:
         self.files = OperatorFiles(config, place, self.marks)
         self.rules = self._read_rules()
         """The class rules in force, those of freed pods among them."""
-        self.marks.use(read_keys(config, self.rules))
+        self._keyed: tuple[Config, ClassRules] = config, self.rules
+        """Of what the keys in use were read."""
+        self.marks.use(read_keys(*self._keyed))
         self.kubelet_watch = KubeletWatch(
             place.kubelet,
             lambda: read_kubelet(config),
@@ -175,9 +178,11 @@ class NodeSources:
         self.credentials = ApiCredentials(
             config.apiserver, root=root, kubelets=place.kubelet.kubeconfig, changed=self._credentials_changed
         )
-        self.tree = TreeSource(place.hierarchy, place.layout, hub.changed, resync_s=node.resync_s)
+        self._unread = unread = UnreadEvents()
+        """Of groups and of the runtime."""
+        self.tree = TreeSource(place.hierarchy, place.layout, hub.changed, resync_s=node.resync_s, unread=unread)
         self.signal = RuntimeEvents(
-            place.runtime, hub, updates=self._kubelet_updates, root=root, resync_s=node.resync_s
+            place.runtime, hub, updates=self._kubelet_updates, root=root, resync_s=node.resync_s, unread=unread
         )
         self.disks = DiskSource(self._disk_names, hub.changed, root=root)
         hub.kubelet_started.subscribe(self.checkpoints.restarted)
@@ -199,7 +204,7 @@ class NodeSources:
 
         Asked at each wake-up: the step that reads the event must not wait for a CPU, either.
         """
-        return self.signal.awaits_any() or self.signal.has_unread or self.tree.has_unread
+        return self.signal.awaits_any() or bool(self._unread)
 
     def kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
         """The kubelet's allocations, given the pods that exist."""
@@ -266,8 +271,11 @@ class NodeSources:
         if self.pods.find_runtime():
             self._hub.changed.mark_all("runtime")
         rules = self._read_rules()
-        if self.marks.use(read_keys(self._config, rules)):
-            self.pods.metadata.relist()
+        # To look for them in all of the configuration takes as long as ten passes of the loop.
+        if self._keyed[0] is not self._config or self._keyed[1] != rules:
+            self._keyed = self._config, rules
+            if self.marks.use(read_keys(self._config, rules)):
+                self.pods.metadata.relist()
         if rules != self.rules:
             self.rules = rules
             self._hub.changed.mark_all("rules")

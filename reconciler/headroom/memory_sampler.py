@@ -17,7 +17,7 @@ from reconciler.headroom.memory import WHOLE, MemorySupply, limited, reserve_byt
 from reconciler.headroom.promises import PromiseWindow
 from reconciler.headroom.smoothing import SmoothedAmount, available, restored, step, step_below, withdrawn
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.wakeup import next_beat
 from state.memory import NodeMemoryReading
 from state.model import NodeCpu, Pod, PodClass, Pools
 from state.plan import NodePlan
@@ -96,7 +96,7 @@ class MemoryHeadroom:
         task_status.started()
         while True:
             await self.sample()
-            await trio.sleep_until(beat_after(_EVERY_S))
+            await next_beat(_EVERY_S)
 
     async def sample(self) -> None:
         plan = self._plan()

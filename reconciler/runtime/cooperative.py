@@ -67,9 +67,10 @@ class TimeSlice:
         return time.monotonic() - self._since > _SLICE_S
 
     async def checkpoint(self) -> None:
-        if not self.is_over:
+        now, timer = time.monotonic(), self._timer
+        if now - self._since <= _SLICE_S:
             return
-        if not self._timer.installed or time.thread_time() - self._turn > _TURN_S or self._timer.urgent():
+        if not timer.installed or time.thread_time() - self._turn > _TURN_S or timer.is_urgent(now, _SLICE_S):
             await trio.lowlevel.checkpoint()
             self._turn = time.thread_time()
         self._since = time.monotonic()

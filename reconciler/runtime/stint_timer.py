@@ -23,6 +23,7 @@ imports little, since it begins before the program's other imports.
 """
 
 import ctypes
+import math
 import os
 import signal
 import threading
@@ -133,10 +134,18 @@ class StintTimer:
         self._held = False
         self.urgent: Callable[[], bool] = lambda: True
         """Whether a container is in creation, or an event waits to be read that may be of one."""
+        self._asked_at = -math.inf
 
     def ask(self, urgent: Callable[[], bool]) -> None:
         """``urgent`` says from now on whether a container is in creation, or an event of one may wait to be read."""
         self.urgent = urgent
+
+    def is_urgent(self, now: float, again_s: float) -> bool:
+        """`urgent`, asked at most once in ``again_s``: the slices of works within each other end together."""
+        if now - self._asked_at < again_s:
+            return False
+        self._asked_at = now
+        return self.urgent()
 
     def install(self, release: str = "") -> str:
         """Take the signal, in the main thread. What prevents it; "" if nothing does, or where there is none.

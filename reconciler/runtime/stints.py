@@ -71,6 +71,7 @@ class Stints(trio.abc.Instrument):
     def start(self) -> None:
         """Measure this loop from now on, and the worker threads of `in_worker`."""
         _MEASURED.set(self)
+        self._began = self._used()
         trio.lowlevel.add_instrument(self)
 
     def stop(self) -> None:
@@ -79,11 +80,13 @@ class Stints(trio.abc.Instrument):
             _MEASURED.set(None)
             trio.lowlevel.remove_instrument(self)
 
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio calls it so
+    def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
         self._began = self._used()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        cpu_s = self._used() - self._began
+        # A step begins where the last one ended: one system call, and one call of an instrument, for each.
+        used = self._used()
+        cpu_s, self._began = used - self._began, used
         self._steps.observe(cpu_s)
         self._of(task.context.get(COMPONENT, "daemon")).add(cpu_s)
 

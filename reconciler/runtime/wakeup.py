@@ -32,6 +32,45 @@ def beat_after(seconds: float) -> float:
     return at if at - now >= seconds / 2 else at + beat_s
 
 
+async def next_beat(seconds: float) -> float:
+    """Wait until `beat_after`; when that was. Always a checkpoint.
+
+    Of the tasks that wait for the same time the first sleeps and wakes up the others: a sleep is a cancel scope that
+    expires, which takes five times as long as to wake up a task.
+    """
+    at = beat_after(seconds)
+    if (waiting := _WAITING.get()) is None:
+        _WAITING.set(waiting := {})
+    while (others := waiting.get(at)) is not None:
+        await _woken_with(others)
+        # It is earlier where the one that slept was cancelled: another one sleeps then.
+        if trio.current_time() >= at:
+            return at
+    waiting[at] = others = {}
+    try:
+        await trio.sleep_until(at)
+    finally:
+        del waiting[at]
+        for task in others:
+            trio.lowlevel.reschedule(task)
+    return at
+
+
+async def _woken_with(others: dict[trio.lowlevel.Task, None]) -> None:
+    task = trio.lowlevel.current_task()
+    others[task] = None
+
+    def abort(_: object) -> trio.lowlevel.Abort:
+        del others[task]
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+_WAITING: Final = trio.lowlevel.RunVar[dict[float, dict[trio.lowlevel.Task, None]] | None]("beats", None)
+"""The tasks of a run that wait for a time, but the one that sleeps until then, by that time."""
+
+
 @final
 class WakeUp:
     """Wake-ups for one waiting task. `set` may be called at any time on the loop's thread, outside a run too."""

@@ -126,6 +126,8 @@ class OnlineWait:
         self._failed = False
         chosen = self._chosen(pods, first, most_pods)
         for begin in range(0, len(chosen), _AT_ONCE):
+            if begin:
+                await slices.checkpoint()
             if (left := most_processes - self.processes) <= 0:
                 break
             together = [pods[uid] for uid in chosen[begin : begin + _AT_ONCE]]
@@ -138,7 +140,6 @@ class OnlineWait:
                     and not (waiting.percent >= _WAITS and self._throttled(pod))
                 ):
                     found[pod.uid] = waiting
-            await slices.checkpoint()
         if reached:
             self._reached = self._turn
         elif read and (self._failed or self._turn - self._reached > _RESTING):

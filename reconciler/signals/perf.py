@@ -28,7 +28,7 @@ from cgroupfs.errors import SourceError
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from reconciler.runtime.format import duration
 from reconciler.runtime.stints import in_worker
-from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.wakeup import next_beat
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.perf_abi import CACHE_MISSES, CYCLES, HARDWARE, INSTRUCTIONS, PerfCalls, PerfEvent, RealPerf
 from reconciler.signals.perf_config import PerfConfig
@@ -180,7 +180,7 @@ class PerfReader:
         try:
             while True:
                 await self._turn(self._clock())
-                await trio.sleep_until(beat_after(self._rest_s(self._clock())))
+                await next_beat(self._rest_s(self._clock()))
         finally:
             await self.aclose()
 

@@ -19,7 +19,7 @@ import trio
 from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
 from cgroupfs.pressure import PressureResource, PressureTrigger, TriggerSpec, node_pressure_file, open_trigger
-from reconciler.runtime.wakeup import beat_after
+from reconciler.runtime.wakeup import next_beat
 from state.model import SourceStatus
 
 _LOG: Final = get_log("pressure")
@@ -83,4 +83,4 @@ class PressureEvents:
                 self._begun(resource)
             last = now
             # The kernel keeps the next one for the reader, which needs not be woken up in each window.
-            await trio.sleep_until(beat_after(_READ_S))
+            await next_beat(_READ_S)

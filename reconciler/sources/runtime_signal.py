@@ -32,7 +32,18 @@ from typing import Final, Protocol, final
 import trio
 
 from cgroupfs.errors import SourceError, errno_name
-from cgroupfs.watch import CHILDREN, MOVED_TO, OPENED, VANISHED, AncestorWatch, DirEvent, DirWatcher, Mask, WatchStats
+from cgroupfs.watch import (
+    CHILDREN,
+    MOVED_TO,
+    OPENED,
+    VANISHED,
+    AncestorWatch,
+    DirEvent,
+    DirWatcher,
+    Mask,
+    UnreadEvents,
+    WatchStats,
+)
 from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.sources.runtime_files import FIFO, FILES, STATE_JSON, STATUS
@@ -136,8 +147,13 @@ class RuntimeEvents:
         updates: Callable[[], bool] = lambda: False,
         root: str = "/",
         resync_s: float = _RESYNC_S,
+        unread: UnreadEvents | None = None,
     ) -> None:
-        """``updates``: whether the kubelet updates running containers, as its CPU manager's static policy does."""
+        """``updates``: whether the kubelet updates running containers, as its CPU manager's static policy does.
+
+        ``unread`` is to know whether events wait.
+        """
+        self._unread_events = unread
         self._dirs = dirs
         self._handler = handler
         self._updates = updates
@@ -189,11 +205,6 @@ class RuntimeEvents:
         """Whether a container is in creation, or appeared or was finished a moment ago: its values may be late."""
         return bool(self._silent_at) or time.monotonic() < self._fresh_until
 
-    @property
-    def has_unread(self) -> bool:
-        """Whether events of the runtime wait to be read."""
-        return self._watcher is not None and self._watcher.has_unread
-
     def evidence(self, container_id: str) -> RuntimeEvent:
         """The file that showed the end of the container's creation; ABSENT: none did."""
         return self._evidence.get(container_id, RuntimeEvent.ABSENT)
@@ -242,7 +253,7 @@ class RuntimeEvents:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled. Reports its start when every existing container has been reported (as FOUND)."""
         try:
-            with DirWatcher[_WatchedDirectory](_NAME) as watcher:
+            with DirWatcher[_WatchedDirectory](_NAME, self._unread_events) as watcher:
                 self._watcher = watcher
                 known = self._roots
                 self._roots = {}

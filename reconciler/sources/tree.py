@@ -22,7 +22,7 @@ from msgspec import Struct
 from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.log import get_log
 from cgroupfs.naming import GroupKind, GroupName, Layout, QosClass
-from cgroupfs.watch import CHILDREN, VANISHED, AncestorWatch, DirEvent, DirWatcher, WatchStats
+from cgroupfs.watch import CHILDREN, VANISHED, AncestorWatch, DirEvent, DirWatcher, UnreadEvents, WatchStats
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import plural
 from reconciler.runtime.wakeup import WakeUp
@@ -125,9 +125,17 @@ class TreeSource:
     """
 
     def __init__(
-        self, tree: TriggerTree, layout: Layout, marks: TreeDirtyMarker, *, resync_s: float = _RESYNC_S
+        self,
+        tree: TriggerTree,
+        layout: Layout,
+        marks: TreeDirtyMarker,
+        *,
+        resync_s: float = _RESYNC_S,
+        unread: UnreadEvents | None = None,
     ) -> None:
+        """``unread`` is to know whether events wait: a container in creation may be among them."""
         self._tree = tree
+        self._unread_events = unread
         self._layout = layout
         self._marks = marks
         self._resync_s = resync_s
@@ -240,11 +248,6 @@ class TreeSource:
         """What the watcher holds; None while the source is not running."""
         return None if self._watcher is None else self._watcher.stats
 
-    @property
-    def has_unread(self) -> bool:
-        """Whether events of groups wait to be read: a container in creation may be among them."""
-        return self._watcher is not None and self._watcher.has_unread
-
     def status(self) -> SourceStatus:
         """Whether the tree exists and is watched, and when it was last read."""
         stats = self.stats
@@ -261,7 +264,7 @@ class TreeSource:
         A directory that cannot be read stays in the model unchanged, and is read again after a growing wait.
         """
         try:
-            with DirWatcher[str](_NAME) as watcher:
+            with DirWatcher[str](_NAME, self._unread_events) as watcher:
                 self._watcher = watcher
                 way = AncestorWatch(
                     watcher,

@@ -7,7 +7,17 @@ import pytest
 import trio
 import trio.testing
 
-from cgroupfs.watch import APPEARED, CHILDREN, MOVED_TO, VANISHED, AncestorWatch, DirEvent, DirWatcher, Mask
+from cgroupfs.watch import (
+    APPEARED,
+    CHILDREN,
+    MOVED_TO,
+    VANISHED,
+    AncestorWatch,
+    DirEvent,
+    DirWatcher,
+    Mask,
+    UnreadEvents,
+)
 from tests.real_cgroups import make_root, remove_tree
 
 
@@ -300,12 +310,13 @@ def test_a_chain_must_lead_downwards(watcher: DirWatcher[str]) -> None:
 
 
 async def test_unread_events_are_seen_until_they_are_read_and_after_close_there_are_none(tmp_path: Path) -> None:
-    watcher: DirWatcher[str] = DirWatcher("test")
+    events = UnreadEvents()
 
     def unread() -> bool:
-        return watcher.has_unread
+        return bool(events)
 
-    with watcher:
+    assert not unread()
+    with DirWatcher[str]("test", events) as watcher, DirWatcher[str]("quiet", events):
         watcher.add(str(tmp_path), CHILDREN, "token")
         assert not unread()
         (tmp_path / "pod").mkdir()

@@ -100,6 +100,19 @@ def test_a_change_is_announced_once_and_says_whether_the_server_is_another(tmp_p
     assert (credentials.statuses(), node.changes) == ([], [False, True, False, True])
 
 
+async def test_a_change_is_found_within_ten_seconds(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    del autojump_clock
+    node = Node(tmp_path)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.credentials().run)
+        for number in range(3):
+            await trio.sleep(3.3)
+            node.give(token(30 + number))
+            await trio.sleep(10.0)
+            assert len(node.changes) == number + 1
+        nursery.cancel_scope.cancel()
+
+
 def test_a_token_file_that_changes_is_announced(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(token(30))

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from reconciler.runtime.wakeup import WakeUp, beat_after
+from reconciler.runtime.wakeup import WakeUp, beat_after, next_beat
 
 
 class Worker:
@@ -170,7 +170,7 @@ async def test_tasks_of_a_second_share_one_wake_up(autojump_clock: trio.testing.
     async def task(offset_s: float, seconds: float) -> None:
         await trio.sleep(offset_s)
         while True:
-            await trio.sleep_until(beat_after(seconds))
+            await next_beat(seconds)
             wakes.add(trio.current_time())
 
     with trio.move_on_after(30.5):
@@ -178,3 +178,24 @@ async def test_tasks_of_a_second_share_one_wake_up(autojump_clock: trio.testing.
             for offset_s, seconds in ((0.1, 1.0), (0.45, 1.0), (0.7, 2.0), (0.9, 5.0), (0.2, 10.0)):
                 nursery.start_soon(task, offset_s, seconds)
     assert wakes == {float(second) for second in range(1, 31)}
+
+
+async def test_the_end_of_one_task_leaves_the_others_their_time(autojump_clock: trio.testing.MockClock) -> None:
+    del autojump_clock
+    woken: list[tuple[str, float]] = []
+    scopes = {name: trio.CancelScope() for name in ("first", "second", "third", "fourth")}
+
+    async def task(name: str) -> None:
+        with scopes[name]:
+            woken.append((name, await next_beat(2.0)))
+            assert trio.current_time() == woken[-1][1]
+
+    async with trio.open_nursery() as nursery:
+        for name in scopes:
+            nursery.start_soon(task, name)
+            await trio.testing.wait_all_tasks_blocked()
+        # The one that sleeps, and one that it was to wake up; then the one that sleeps instead.
+        for name in ("first", "third", "second"):
+            scopes[name].cancel()
+            await trio.testing.wait_all_tasks_blocked()
+    assert woken == [("fourth", 2.0)]
