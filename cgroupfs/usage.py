@@ -7,6 +7,7 @@ Units: CPU in thousandths of a CPU (``milli``), time in nanoseconds, memory in b
 documentation, admin-guide/cgroup-v1/cpuacct, admin-guide/cgroup-v2 and scheduler/sched-bwc.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Final, final
@@ -19,12 +20,22 @@ from cgroupfs.codecs import Version
 from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, cgroup_error, translated
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.kept import FdCache
 from cgroupfs.knobs import CATALOG
 from cgroupfs.lines import lines_of
 
 _DROPPABLE: Final = frozenset({"inactive_file", "active_file"})
 _WRITTEN_FIRST: Final = frozenset({"dirty", "writeback", "file_dirty", "file_writeback"})
 """The names on cgroup v1, then those on v2."""
+_NAMES: Final = "|".join(sorted(_DROPPABLE | _WRITTEN_FIRST))
+_CACHE_LINES: Final[dict[Version, re.Pattern[str]]] = {
+    1: re.compile(rf"^total_({_NAMES}) (\d{{1,20}})$", re.MULTILINE | re.ASCII),
+    2: re.compile(rf"^({_NAMES}) (\d{{1,20}})$", re.MULTILINE | re.ASCII),
+}
+"""Of the group and all below it."""
+_KEPT_OPEN: Final = 64
+_ROTATE_S: Final = 1.0
+"""So often `FdCache` looks for what was not read for a while, such as a removed group's, and closes it in the end."""
 # Two readings closer than this say more about the reading than about the group (a v1 counter moves with the tick).
 _SHORTEST_S: Final = 0.005
 
@@ -112,6 +123,9 @@ class UsageReader:
     ) -> None:
         self._hierarchy = hierarchy
         self._ops = ops
+        self._kept = FdCache(_KEPT_OPEN) if ops is REAL else None
+        """The files that `cpu_ns` reads."""
+        self._rotated_at = 0.0
         self._clock = clock
         # A cgroup2 group counts CPU time with or without the cpu controller.
         self._acct_v1 = hierarchy.version("cpuacct") == 1
@@ -120,7 +134,6 @@ class UsageReader:
         v1 = self._memory_version == 1
         self._memory_file = "memory.usage_in_bytes" if v1 else "memory.current"
         self._limit_file = "memory.limit_in_bytes" if v1 else "memory.max"
-        self._all_below = "total_" if v1 else ""
 
     def read(self, path: str, inode: int = 0) -> UsageCounters:
         """One reading; what is missing (a controller, a directory not made yet) is None.
@@ -147,10 +160,13 @@ class UsageReader:
 
     def cpu_ns(self, path: str) -> int | None:
         """CPU time of a group alone, for reading once a second; None when it was removed or cannot be read."""
+        if self._kept is not None and not 0.0 <= (now := time.monotonic()) - self._rotated_at < _ROTATE_S:
+            self._rotated_at = now
+            self._kept.rotate()
         try:
             if self._acct_v1:
-                return self._number("cpuacct", path, "cpuacct.usage")
-            return _thousandfold(self._table(UNIFIED, path, "cpu.stat").get("usage_usec"))
+                return self._number("cpuacct", path, "cpuacct.usage", self._kept)
+            return _thousandfold(self._table(UNIFIED, path, "cpu.stat", self._kept).get("usage_usec"))
         except (CgroupError, InputError):
             return None
 
@@ -176,11 +192,11 @@ class UsageReader:
             memory_usage = MemoryUsage(limit_bytes=limit, used_bytes=used)
             if enough_bytes is not None and (limit is None or limit - used >= enough_bytes):
                 return memory_usage
-            stat = self._table("memory", path, "memory.stat")
+            # Six of some forty lines, from the directory of each group that has memory of BE work.
+            lines = _CACHE_LINES[self._memory_version].findall(self._text("memory", path, "memory.stat") or "")
         except (CgroupError, InputError, ValueError):
             return None
-        numbers = {name: stat.get(f"{self._all_below}{name}", 0) for name in _DROPPABLE | _WRITTEN_FIRST}
-        droppable = sum(numbers[name] for name in _DROPPABLE) - sum(numbers[name] for name in _WRITTEN_FIRST)
+        droppable = sum(int(number) if name in _DROPPABLE else -int(number) for name, number in lines)
         return replace(memory_usage, droppable_bytes=min(used, max(0, droppable)))
 
     def _check_inode(self, path: str, inode: int) -> str:
@@ -207,20 +223,20 @@ class UsageReader:
             throttled_ns=stat.get("throttled_time", _thousandfold(stat.get("throttled_usec"))),
         )
 
-    def _text(self, controller: str, path: str, file: str) -> str | None:
+    def _text(self, controller: str, path: str, file: str, kept: FdCache | None = None) -> str | None:
         if self._hierarchy.version(controller) is None:
             return None
         directory = self._hierarchy.directory(controller, path)
         try:
-            return self._ops.read(directory, file)
+            return (self._ops if kept is None else kept).read(directory, file)
         except OSError as exc:
             error = cgroup_error(f"{directory}/{file}", exc, "read")
             if isinstance(error, CgroupGoneError):
                 return None
             raise error from exc
 
-    def _number(self, controller: str, path: str, file: str) -> int | None:
-        text = self._text(controller, path, file)
+    def _number(self, controller: str, path: str, file: str, kept: FdCache | None = None) -> int | None:
+        text = self._text(controller, path, file, kept)
         if text is None:
             return None
         try:
@@ -228,8 +244,8 @@ class UsageReader:
         except ValueError as exc:
             raise InputError(f"{self._hierarchy.directory(controller, path)}/{file}", text, "a number") from exc
 
-    def _table(self, controller: str, path: str, file: str) -> dict[str, int]:
-        text = self._text(controller, path, file)
+    def _table(self, controller: str, path: str, file: str, kept: FdCache | None = None) -> dict[str, int]:
+        text = self._text(controller, path, file, kept)
         if text is None:
             return {}
         try:

@@ -37,6 +37,8 @@ from state.model import PodClass
 
 _LOG: Final = get_log("cache")
 _GAP_S: Final = 0.2
+_ABSENT_S: Final = 10.0
+"""Between two looks for resctrl where there is none: most machines never have it."""
 _ONLINE: Final = frozenset({PodClass.SHARED, PodClass.DEDICATED})
 
 
@@ -58,7 +60,7 @@ class CacheLoop(PeriodicActuator):
         self._misses = misses
         self._clock = clock
         self._level: LevelState | None = None
-        super().__init__(PeriodicWorker(self._sweep_once, _period_s, gap_s=_GAP_S, clock=clock), _substance)
+        super().__init__(PeriodicWorker(self._sweep_once, self._period_s, gap_s=_GAP_S, clock=clock), _substance)
         self._actuator = make(self._worker.work)
 
     async def restore(self, only: str | None = None) -> Sequence[RestoreResult]:
@@ -89,6 +91,12 @@ class CacheLoop(PeriodicActuator):
         return self._actuator.problems(titles)
 
     # One sweep
+
+    def _period_s(self, situation: PlanSnapshot) -> float | None:
+        wish = situation.plan.cache
+        if wish is None:
+            return None
+        return wish.sweep_s if self._actuator.use is not None else max(wish.sweep_s, _ABSENT_S)
 
     async def _sweep_once(self, situation: PlanSnapshot) -> None:
         try:
@@ -145,11 +153,6 @@ class CacheLoop(PeriodicActuator):
         self._level = step(state, contention, now, wish.law, wish.levels)
         if self._level.level != state.level:
             _LOG.info("BE share of cache and memory bandwidth changed", level=str(self._level))
-
-
-def _period_s(situation: PlanSnapshot) -> float | None:
-    wish = situation.plan.cache
-    return wish.sweep_s if wish is not None else None
 
 
 def _substance(situation: PlanSnapshot) -> tuple[object, ...]:

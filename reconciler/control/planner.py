@@ -51,17 +51,19 @@ def plan_pools(
         reasons={"cpus": reason} if (reason := _outside(view)) else {},
         elsewhere={key: owner.kernel for key, owner in view.owners.items() if owner.runs_elsewhere},
     )
+    section: PolicyConfig
     for policy in policies:
-        section: PolicyConfig = getattr(config, policy.name)
-        if policy.announce is not None and section.enabled:
+        if policy.announce is not None and (section := getattr(config, policy.name)).enabled:
             pools = policy.announce(view, pools, previous, section)
+    off: dict[str, str] = {}
     for policy in policies:
-        section = getattr(config, policy.name)
-        if policy.decide_node is not None and section.enabled:
+        if policy.decide_node is None:
+            continue
+        if (section := getattr(config, policy.name)).enabled:
             pools = policy.decide_node(view, pools, previous, section)
-        elif policy.decide_node is not None:
-            pools = replace(pools, reasons={**pools.reasons, policy.name: "off"})
-    return replace(pools, terms=None)
+        else:
+            off[policy.name] = "off"
+    return replace(pools, terms=None, reasons={**pools.reasons, **off})
 
 
 def _outside(view: NodeView) -> str:
@@ -80,6 +82,8 @@ def plan_node(
     node, reasons = NodePlan(pools=pools), dict[str, str]()
     requesting = derived(view.pods, _requesting_by_name, config, policies)
     for policy in policies:
+        if policy.decide_resources is None and not requesting[policy.name]:
+            continue
         section: PolicyConfig = getattr(config, policy.name)
         marked = 0 if section.enabled else requesting[policy.name]
         if policy.decide_resources is not None and (section.enabled or marked):

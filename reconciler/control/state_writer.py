@@ -101,6 +101,9 @@ class StateWriter:
         full = now - self._checked_all >= _CHECK_ALL_S
         if full:
             self._checked_all = now
+        elif self._store.is_untouched:
+            # The usual case: a thread for it takes ten times as long.
+            return
         try:
             wrong = await in_worker(lambda: self._store.check(full=full), limiter=self._lane)
         except StoreError:

@@ -133,9 +133,8 @@ class NodeMemoryReader(BaseReader):
 
 
 def _enter(sheet: SampleSheet, subject: str, meminfo: Mapping[str, int]) -> None:
-    for signal, name in (_OF_NODE if subject == NODE else _OF_NUMA).items():
-        if name in meminfo:
-            sheet.put(subject, signal, meminfo[name])
+    signals = _OF_NODE if subject == NODE else _OF_NUMA
+    sheet.enter(subject, {signal: meminfo.get(name) for signal, name in signals.items()})
 
 
 def _marks(sheet: SampleSheet, subject: str, zones: ZoneNode) -> None:

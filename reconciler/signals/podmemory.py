@@ -19,7 +19,7 @@ from cgroupfs.kept import GroupDirectories, ReadOps
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, CounterIncrease, parse_counters, prefixes
 from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
-from reconciler.signals.vmstat import VmStat
+from reconciler.signals.vmstat import VmStat, refaulted, scanned
 from state.evidence import NODE
 from state.model import ContainerKind, GroupRef, Pod
 
@@ -29,6 +29,10 @@ _PODS_HITS: Final = "memory.pods_hits"
 SIGNALS: Final = ("memory.use", *_FROM_STAT, "memory.high_events", _PODS_HITS, "oom.kills")
 _LIMITS: Final = prefixes("high", "max")
 _KILLS: Final = prefixes("oom_kill")
+_STILL_S: Final = 10.0
+"""A pod's ``memory.stat``, for which the kernel adds up counters of each CPU, is read again after so long even if the
+pod's use is the same and the node has reclaimed nothing: the use hides changes of 32 pages a CPU and of the limit.
+"""
 _UNTOLD: Final = {
     "memory.refaults": "no refault counter per group in this kernel",
     "memory.scanned": "no reclaim scan counter per group on cgroup v1",
@@ -61,6 +65,14 @@ def parse_memory_stat(text: str, version: int) -> MemoryStat:
     return MemoryStat(anonymous, came, scanned, limit)
 
 
+class _LastStat(NamedTuple):
+    """A pod's ``memory.stat`` as read at ``at_s``, and its memory then."""
+
+    at_s: float
+    use: float | None
+    stat: MemoryStat
+
+
 @final
 class PodMemory(BaseReader):
     """A `Reader`."""
@@ -87,6 +99,8 @@ class PodMemory(BaseReader):
         self._events = CounterDelta()
         self._kills = CounterDelta()
         self._node_kills: int | None = None
+        self._reclaimed: tuple[int, int] | None = None
+        self._last: dict[int | str, _LastStat] = {}
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         if self._version is None:
@@ -100,6 +114,9 @@ class PodMemory(BaseReader):
         if _PODS_HITS in wanted:
             sheet.enter(NODE, {_PODS_HITS: self._pods_hits(scene.view.kubepods)})
         stat_wanted = not wanted.isdisjoint(_FROM_STAT)
+        before, self._reclaimed = self._reclaimed, self._node_reclaimed(now)
+        idle = self._reclaimed is not None and self._reclaimed == before
+        known, self._last = self._last, {}
         slices = TimeSlice()
         for pod in scene.view.pods.values():
             subject = f"pod:{pod.uid}"
@@ -108,7 +125,10 @@ class PodMemory(BaseReader):
             if "memory.use" in wanted:
                 values["memory.use"] = self._number(directory, self._use)
             if stat_wanted:
-                self._read_stat(directory, pod.group, wanted, values)
+                use, last = values.get("memory.use"), known.get(_key(pod.group)) if idle else None
+                if last is not None and (use is None or last.use != use or self._clock() - last.at_s >= _STILL_S):
+                    last = None
+                self._enter_stat(directory, pod.group, wanted, values, last)
             if "memory.high_events" in wanted:
                 values["memory.high_events"] = self._limits_hit(pod)
             if "oom.kills" in wanted:
@@ -116,11 +136,24 @@ class PodMemory(BaseReader):
             sheet.enter(subject, values)
             await slices.checkpoint()
 
-    def _read_stat(self, directory: str, group: GroupRef, wanted: set[str], values: dict[str, float | None]) -> None:
-        try:
-            stat = parse_memory_stat(self._files.read(directory, "memory.stat"), self._version or 0)
-        except OSError:
-            return
+    def _enter_stat(
+        self,
+        directory: str,
+        group: GroupRef,
+        wanted: set[str],
+        values: dict[str, float | None],
+        last: _LastStat | None,
+    ) -> None:
+        """``last``: still valid; None: the file is read."""
+        key = _key(group)
+        if last is None:
+            try:
+                stat = parse_memory_stat(self._files.read(directory, "memory.stat"), self._version or 0)
+            except OSError:
+                return
+            last = _LastStat(self._clock(), values.get("memory.use"), stat)
+        self._last[key] = last
+        stat = last.stat
         values["memory.rss"] = stat.anonymous
         if "memory.limit" in wanted:
             values["memory.limit"] = self._limit(directory, stat)
@@ -128,7 +161,7 @@ class PodMemory(BaseReader):
             self._problems["memory.refaults"] = _UNTOLD["memory.refaults"]
         if stat.scanned is None:
             self._problems["memory.scanned"] = _UNTOLD["memory.scanned"]
-        grew = self._stat.grown(_key(group), self._clock(), (stat.refaults, stat.scanned))
+        grew = self._stat.grown(key, self._clock(), (stat.refaults, stat.scanned))
         if grew is not None:
             values["memory.refaults"], values["memory.scanned"] = grew.rate(0), grew.rate(1)
 
@@ -172,6 +205,12 @@ class PodMemory(BaseReader):
             except OSError:
                 count = None
         return _rate(self._events.grown(kubepods, self._clock(), (count,)))
+
+    def _node_reclaimed(self, now: float) -> tuple[int, int] | None:
+        """The node's pages that were scanned and that were read back; None: unknown."""
+        counters = self._counters.counters(now)
+        scans, refaults = scanned(counters), refaulted(counters)
+        return None if scans is None or refaults is None else (scans, refaults)
 
     def _node_killed(self, sheet: SampleSheet, now: float) -> bool:
         """Whether a process was killed since the previous pass, by the node's count (``oom_kill``, from 4.13 on)."""

@@ -56,8 +56,8 @@ class ReaderCost(NamedTuple):
 
 # What trio and a coroutine hand each other belongs to trio alone.
 @coroutine
-def _stepwise(work: Awaitable[T], spent: list[float]) -> Generator[Any, Any, T]:
-    """Run a coroutine to its end; the CPU seconds of this thread, of each step, go into ``spent``."""
+def _stepwise(work: Awaitable[T], meter: "MeteredReader") -> Generator[Any, Any, T]:
+    """Run a coroutine to its end; the CPU seconds of this thread, of each step, go into ``meter``."""
     steps = work.__await__()
     step: Callable[[], Any] = steps.__next__
     while True:
@@ -67,7 +67,7 @@ def _stepwise(work: Awaitable[T], spent: list[float]) -> Generator[Any, Any, T]:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:
-            spent.append(time.thread_time() - began)
+            meter.cpu_s += time.thread_time() - began
         try:
             answer = yield trap
         except BaseException as exc:  # noqa: BLE001  # handed on into the work, whatever it is
@@ -93,15 +93,17 @@ class MeteredReader:
         self.shared = shared
         self.name = reader.name
         self.signals: Collection[str] = reader.signals
-        self.cost = ReaderCost()
+        self.cpu_s = 0.0
+        self._passes = 0
+
+    @property
+    def cost(self) -> ReaderCost:
+        return ReaderCost(self.cpu_s, self._passes)
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
-        spent: list[float] = []
         self.shared.begin(now)
-        try:
-            await _stepwise(self.reader.read(scene, sheet, now), spent)
-        finally:
-            self.cost = ReaderCost(self.cost.cpu_s + sum(spent), self.cost.passes + 1)
+        self._passes += 1
+        await _stepwise(self.reader.read(scene, sheet, now), self)
 
     def problems(self) -> Mapping[str, str]:
         return self.reader.problems()

@@ -208,3 +208,22 @@ def test_a_real_spinner_under_a_real_quota_is_measured_and_seen_throttled() -> N
     assert rates.throttled_share > 0.3
     assert rates.throttled_milli
     assert rates.memory_bytes is not None
+
+
+def test_files_that_are_read_often_stay_open_and_those_of_removed_groups_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    put(tmp_path, v1_files(11, 0, 0, 0, 1))
+    reader, before = UsageReader(hierarchy_v1(tmp_path)), len(os.listdir("/proc/self/fd"))
+    assert reader.cpu_ns(POD) == 11
+    for _ in range(12):
+        now[0] += 1.0
+        assert reader.cpu_ns("/kubepods/none") is None
+        reader.cpu_ns(POD)
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+    for _ in range(12):
+        now[0] += 1.0
+        assert reader.cpu_ns("/kubepods/none") is None
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -86,6 +86,26 @@ def test_without_a_limit_there_is_no_sample_of_one(tmp_path: Path) -> None:
     assert "refault counter" in reader.problems()["memory.refaults"]
 
 
+def test_a_pods_statistics_are_read_again_when_its_use_or_the_nodes_reclaim_differs_or_after_ten_seconds(
+    tmp_path: Path,
+) -> None:
+    tree = Tree(tmp_path)
+    pod = tree.pod()
+    reader = _memory(tree)
+
+    def second(use: int, rss: int, refaulted: int) -> float | None:
+        tree.proc("vmstat", f"pgscan_kswapd 5\npgscan_direct 0\nworkingset_refault_file {refaulted}\n")
+        tree.put("memory", pod.group.path, "memory.usage_in_bytes", f"{use}\n")
+        tree.put("memory", pod.group.path, "memory.stat", V1_618.replace("total_rss 7028736", f"total_rss {rss}"))
+        tree.now += 1.0
+        sheet = read(reader, scene(tree, pod), tree.now)
+        assert values(sheet).get("memory.refaults", 0.0) == 0.0
+        return values(sheet).get("memory.rss")
+
+    assert [second(8192, 1, 7), second(8192, 2, 7), second(4096, 3, 7), second(4096, 4, 8)] == [1, 1, 3, 4]
+    assert [second(4096, 10 + number, 8) for number in range(11)] == [*[4] * 9, 19, 19]
+
+
 def test_kills_are_looked_for_only_when_the_node_had_one_and_a_new_container_counts_from_none(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
