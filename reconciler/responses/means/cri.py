@@ -31,6 +31,7 @@ from state.model import PodMeta
 _SANDBOX_S: Final = 30.0
 """Taking a pod's network down is part of stopping its sandbox, and may be slow."""
 _NO_SOCKET: Final = "no CRI socket"
+_RESTARTED: Final = "restarted by the kubelet while it was stopped"
 
 
 @final
@@ -72,9 +73,12 @@ class CriEviction:
                 await work.step(EvictionStep.STOP, stopped=chosen)
             problems = [] if pod is None else await self._stop(client, pod, frozenset(chosen), work)
             if problems is None:
-                return EvictionResult(detail="restarted by the kubelet while it was stopped", returned=True)
+                return EvictionResult(detail=_RESTARTED, returned=True)
             if await work.wait_empty(self._config.margin_s):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="containers stopped by the runtime")
+            # The kubelet may have been so quick that the pod's groups were not seen empty.
+            if not set(chosen).issuperset(_ids(await client.pod(work.case.order.uid))):
+                return EvictionResult(detail=_RESTARTED, returned=True)
         except (SourceError, CgroupError) as exc:
             return EvictionResult(detail=str(exc))
         return EvictionResult(detail="; ".join(problems) or "the runtime reports it stopped, but processes are running")

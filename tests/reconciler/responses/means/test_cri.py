@@ -206,6 +206,27 @@ async def test_a_container_that_cannot_be_stopped_does_not_keep_the_sandbox_from
     assert (result.outcome, stops) == (EvictionOutcome.DONE, [(SANDBOX, -1)]), "and its containers with it"
 
 
+async def test_a_pod_that_is_started_again_before_its_groups_are_seen_empty_is_reported(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    stops = recording(runtime, tmp_path, ends=False)
+    before = runtime.on_stop
+
+    def on_stop(identifier: str, grace: int) -> None:
+        before(identifier, grace)
+        if identifier == SANDBOX:
+            late = cri_pb2.PodSandbox()
+            late.CopyFrom(next(sandbox for sandbox in runtime.sandboxes if sandbox.id == SANDBOX))
+            late.id = f"{SANDBOX}+"
+            runtime.sandboxes.append(late)
+
+    runtime.on_stop = on_stop
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
+        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
+    assert (result.outcome, result.returned) == (None, True)
+    assert stops[-1] == (SANDBOX, -1)
+
+
 async def test_processes_that_outlive_what_the_runtime_says_are_left_to_the_next_means(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
