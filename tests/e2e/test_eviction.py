@@ -31,7 +31,7 @@ from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, new_uid
 from tests.fakes.constants import varied
 from tests.fakes.http_peer import HttpPeer, Reply
 
-pytestmark = pytest.mark.containerd
+pytestmark = [pytest.mark.containerd, pytest.mark.alone]
 BUDGET = json.dumps({"kind": "Status", "reason": "TooManyRequests", "message": "budget"}).encode()
 HARDLY_BEGUN_S = 0.2
 GRACE_S = 20.0
