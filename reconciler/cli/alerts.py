@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from reconciler.cli import places
 from reconciler.cli.control import who
-from reconciler.cli.document import Row, Unreachable, ask, fetch
+from reconciler.cli.document import Row, Unreachable, fetch, send
 from reconciler.cli.exits import Exit
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, mark, present
 from reconciler.runtime import format as fmt
@@ -91,16 +91,11 @@ def run_test(options: Namespace) -> int:
 
 
 def _through(options: Namespace) -> list[dict[str, Any]]:  # the shape of a JSON answer
-    socket = places.find(options).socket
-    why = "no socket configured"
-    if socket is not None:
-        try:
-            body = {"sink": options.sink, "by": who()}
-            answer = ask(socket, "POST", "/alerts/test", body, timeout_s=_PATIENCE_S)
-            return list(answer["sinks"])
-        except Unreachable as exc:
-            why = str(exc)
-    complain(f"{why}; testing the configured sinks without the daemon")
+    body = {"sink": options.sink, "by": who()}
+    try:
+        return list(send(places.find(options), "POST", "/alerts/test", body, timeout_s=_PATIENCE_S)["sinks"])
+    except Unreachable as exc:
+        complain(f"{exc}; testing the configured sinks without the daemon")
     return [dict(fields) for fields in _directly(options)]
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import trio
@@ -146,14 +146,10 @@ async def _program_version(path: str) -> str | None:
 
 async def _ask_runtime(client: CriClient, results: QueryResults) -> None:
     async with client:
-
-        async def one(question: Callable[[], Awaitable[object]], into: str) -> None:
-            setattr(results, into, await question())
-
         try:
-            await one(client.version, "cri_version")
-            await one(client.status, "cri_conditions")
-            await one(client.pods, "cri_pods")
+            results.cri_version = await client.version()
+            results.cri_conditions = await client.status()
+            results.cri_pods = await client.pods()
         except SourceError as exc:
             results.cri_problem = str(exc)
 

@@ -14,11 +14,11 @@ import re
 import signal
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
-from reconciler.cli.document import Row, query
+from reconciler.cli.document import Row, get
 from reconciler.runtime import streams
 
 FILES: Final = {
@@ -106,7 +106,6 @@ def _keys() -> list[str]:
     return sorted(path for path, _ in settings(section_of(Config)))
 
 
-KINDS: Final = ("pods", "workloads", "held", "holds", "namespaces", "pools", "sections")
 SECTIONS: Final = (
     *("agent", "pools", "budget", "directories", "pods", "settings", "files", "holds", "history", "sources"),
     *("headroom", "sides", "alerts", "interference", "eviction", "owners", "problems"),
@@ -131,7 +130,7 @@ def run(arguments: Sequence[str]) -> int:
     signal.setitimer(signal.ITIMER_REAL, _ALL_S)
     try:
         options, namespace = _read(words)
-        names = _FINDERS[kind](options, prefix, namespace)
+        names = _FINDERS[kind](_Words(options, prefix, namespace))
         found = sorted({name for name in names if name.startswith(prefix) and _SAFE.fullmatch(name)})[:_MOST]
     except (AgentError, OSError, ValueError, KeyError, TypeError, AttributeError):
         found = []
@@ -156,80 +155,74 @@ def _read(words: Sequence[str]) -> tuple[Namespace, str | None]:
     return options, namespace
 
 
-def _ask(options: Namespace, sections: str) -> Row:
-    where = places.find(options)
-    if where.socket is None:
-        return {}
-    return query(where.socket, where.reader, f"/state?section={sections}", timeout_s=_ANSWER_S)
+class _Words(NamedTuple):
+    """What is typed so far: the options with the places, the begin of the name, the namespace."""
+
+    options: Namespace
+    prefix: str
+    namespace: str | None
 
 
-def _of(rows: Iterable[Mapping[str, Any]], namespace: str | None) -> Iterator[Mapping[str, Any]]:
-    return (row for row in rows if row["name"] and namespace in {None, row["namespace"]})
+def _ask(words: _Words, sections: str) -> Row:
+    return get(places.find(words.options), f"/state?section={sections}", timeout_s=_ANSWER_S)
 
 
-def _pods(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
-    for row in _of(_ask(options, "podnames")["podnames"], namespace):
+def _named(words: _Words) -> Iterator[Row]:
+    return (row for row in _ask(words, "podnames")["podnames"] if row["name"])
+
+
+def _pods(words: _Words) -> Iterator[str]:
+    for row in _named(words):
         # Without a namespace and a begin, a name alone would be printed beside the same one with its namespace.
-        if namespace is not None or prefix:
+        if row["namespace"] == words.namespace or (words.namespace is None and words.prefix):
             yield row["name"]
-        if namespace is None:
+        if words.namespace is None:
             yield f"{row['namespace']}/{row['name']}"
 
 
-def _workloads(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+def _workloads(words: _Words) -> Iterator[str]:
     """Pods, and what is watched beside them."""
-    if namespace is None and (prefix.startswith("host:") or "host:".startswith(prefix)):
-        yield from (f"host:{row['name']}" for row in _ask(options, "hostlist")["hostlist"])
-    if not prefix.startswith("host:"):
-        yield from _pods(options, prefix, namespace)
+    if words.namespace is None and (words.prefix.startswith("host:") or "host:".startswith(words.prefix)):
+        yield from (f"host:{row['name']}" for row in _ask(words, "hostlist")["hostlist"])
+    if not words.prefix.startswith("host:"):
+        yield from _pods(words)
 
 
-def _held(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+def _held(words: _Words) -> Iterator[str]:
     """What can be held."""
     yield "node"
-    if prefix.startswith("knob:"):
+    if words.prefix.startswith("knob:"):
         from cgroupfs.knobs import CATALOG  # only for these
 
         yield from (f"knob:{name}" for name in CATALOG)
-    elif prefix.startswith("pod:"):
-        yield from (f"pod:{name}" for name in _pods(options, prefix.removeprefix("pod:"), namespace))
+    elif words.prefix.startswith("pod:"):
+        yield from (f"pod:{name}" for name in _pods(words._replace(prefix=words.prefix.removeprefix("pod:"))))
     else:
         yield from ("pod:", "knob:")
 
 
-def _holds(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
+def _holds(words: _Words) -> Iterator[str]:
     """The present holds, as `holds` prints them."""
-    del prefix
     from reconciler.cli.targets import of_namespace, titled
 
-    holds = titled({"holds": [], **_ask(options, "holds,podnames")})
-    yield from (hold["title"] for hold in holds if of_namespace(hold, namespace))
+    holds = titled(_ask(words, "holds,podnames"))
+    yield from (hold["title"] for hold in holds if of_namespace(hold, words.namespace))
 
 
-def _namespaces(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
-    del prefix, namespace
-    return (row["namespace"] for row in _of(_ask(options, "podnames")["podnames"], None))
+def _pools(words: _Words) -> Iterator[str]:
+    return (name for name in _ask(words, "pools")["pools"] if not name.startswith("dedicated/"))
 
 
-def _pools(options: Namespace, prefix: str, namespace: str | None) -> Iterator[str]:
-    del prefix, namespace
-    return (name for name in _ask(options, "pools")["pools"] if not name.startswith("dedicated/"))
-
-
-def _sections(options: Namespace, prefix: str, namespace: str | None) -> Sequence[str]:
-    del options, prefix, namespace
-    return SECTIONS
-
-
-_FINDERS: Final[Mapping[str, Callable[[Namespace, str, str | None], Iterable[str]]]] = {
+_FINDERS: Final[Mapping[str, Callable[[_Words], Iterable[str]]]] = {
     "pods": _pods,
     "workloads": _workloads,
     "held": _held,
     "holds": _holds,
-    "namespaces": _namespaces,
+    "namespaces": lambda words: (row["namespace"] for row in _named(words)),
     "pools": _pools,
-    "sections": _sections,
+    "sections": lambda _: SECTIONS,
 }
+KINDS: Final = tuple(_FINDERS)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
-from reconciler.cli.document import DaemonRefused, Row, Unreachable, ask, fetch, fetch_named, quoted
+from reconciler.cli.document import DaemonRefused, Row, Unreachable, fetch, fetch_named, quoted, send
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.screen import Block, StyledText, Table, line, present
 from reconciler.cli.targets import fetch_pod, of_namespace, plain_uid, titled, uid_in
@@ -52,11 +52,8 @@ def order(
 
     Errors: `CliError` when it is down, or refuses.
     """
-    socket = places.find(options).socket
-    if socket is None:
-        raise CliError("no socket configured", Exit.UNREACHABLE)
     try:
-        return ask(socket, method, target, body, timeout_s=timeout_s)
+        return send(places.find(options), method, target, body, timeout_s=timeout_s)
     except Unreachable as exc:
         text = f"{exc}; this command needs the running daemon (systemctl start bypassd){instead}"
         raise CliError(text, exc.code) from exc

@@ -37,7 +37,7 @@ from reconciler.config.environment import kubelet_peer, node_name
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
-from reconciler.runtime.safe_files import FileRule, read_file, replace_file
+from reconciler.runtime.safe_files import LARGEST, FileRule, read_file, replace_file
 from reconciler.sources.kubelet_api import decode_pods
 from state.closing import NodeMark
 from state.eviction import EvictionMethodName
@@ -239,12 +239,7 @@ async def _request_token(admin: HttpEndpoint, options: Namespace) -> _TokenStatu
 
 
 def _pem(path: str) -> str:
-    try:
-        text = read_file(os.path.abspath(path), FileRule.OPERATOR).decode("ascii")
-    except OSError as exc:
-        raise CliError(f"{path}: {exc.strerror or exc}", Exit.USAGE) from exc
-    except UnicodeDecodeError:
-        text = ""
+    text = _ascii(path, LARGEST)
     if "-----BEGIN CERTIFICATE-----" not in text:
         raise CliError(f"{path}: expected a certificate, PEM", Exit.USAGE)
     return text
@@ -252,13 +247,18 @@ def _pem(path: str) -> str:
 
 def _token_of(path: str) -> str:
     try:
-        return checked_token(
-            read_file(os.path.abspath(path), FileRule.OPERATOR, largest=_LONGEST_TOKEN).decode("ascii")
-        )
+        return checked_token(_ascii(path, _LONGEST_TOKEN))
+    except ValueError:
+        raise CliError(f"{path}: expected a token: one line of printable ASCII", Exit.USAGE) from None
+
+
+def _ascii(path: str, largest: int) -> str:
+    """A file that the command line names; empty text for one that is not ASCII. Errors: `CliError`."""
+    try:
+        content = read_file(os.path.abspath(path), FileRule.OPERATOR, largest=largest)
     except OSError as exc:
         raise CliError(f"{path}: {exc.strerror or exc}", Exit.USAGE) from exc
-    except (UnicodeDecodeError, ValueError):
-        raise CliError(f"{path}: expected a token: one line of printable ASCII", Exit.USAGE) from None
+    return content.decode() if content.isascii() else ""
 
 
 # The test

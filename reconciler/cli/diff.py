@@ -1,7 +1,8 @@
 """``bypassctl diff``: what is wanted against what is there. Exit code 1 when they differ."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from reconciler.cli import places
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
@@ -10,6 +11,12 @@ from reconciler.cli.format import exact_text
 from reconciler.cli.screen import Block, Cell, StyledText, Table, line, present
 from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
+
+_STYLES: Final = {
+    **{state.value: "ok" for state in SettingState if state.is_in_force()},
+    **{state.value: "dim" for state in SettingState if state.is_absent()},
+}
+"""Of the states of settings; those of a plan that need no write have the same names."""
 
 
 def run(options: Namespace) -> int:
@@ -45,19 +52,7 @@ def _read(options: Namespace, document: FetchedDocument) -> list[Row]:
 
 
 def _blocks(rows: list[Row], shown: list[Row], differing: list[Row]) -> Iterator[Block]:
-    cells: list[tuple[Cell, ...]] = [
-        (
-            row["knob"],
-            exact_text(row["knob"], row["wanted"], row["control_file"]),
-            exact_text(row["knob"], row["actual"], row["control_file"]),
-            StyledText(
-                row["state"], "ok" if _state(row).is_in_force() else "dim" if _state(row).is_absent() else "warn"
-            ),
-            _where(row),
-        )
-        for row in shown
-    ]
-    yield Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), cells, names=4)
+    yield settings_table(shown, lambda row: str(row["place"]))
     if differing:
         yield line(f"{fmt.plural(len(differing), 'setting')} of {len(rows)} not in force")
     elif rows:
@@ -66,9 +61,14 @@ def _blocks(rows: list[Row], shown: list[Row], differing: list[Row]) -> Iterator
         yield line("no settings")
 
 
-def _where(row: Row) -> str:
-    detail = row["detail"] or ""
-    return f"{row['place']}: {detail}" if detail else str(row["place"])
+def settings_table(rows: Iterable[Row], place: Callable[[Row], str]) -> Table:
+    """Wanted against actual values, of the daemon or of a plan. ``place``: what a row's group is called."""
+    cells: list[tuple[Cell, ...]] = []
+    for row in rows:
+        values = (exact_text(row["knob"], row[key], row["control_file"]) for key in ("wanted", "actual"))
+        state = StyledText(row["state"], _STYLES.get(row["state"], "warn"))
+        cells.append((row["knob"], *values, state, f"{place(row)}: {row['detail']}" if row["detail"] else place(row)))
+    return Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), cells, names=4)
 
 
 def _state(row: Row) -> SettingState:

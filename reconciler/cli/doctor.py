@@ -43,9 +43,10 @@ def _proven(node: InspectedNode, output: str) -> int:
 
     proofs = prove.prove(node)
     styles = {"holds": "ok", "fails": "bad", "unknown": "warn"}
-    cells: list[tuple[Cell, ...]] = [
-        (StyledText(state, styles[state]), name, found) for state, name, found in prove.rows(proofs)
-    ]
+    cells: list[tuple[Cell, ...]] = []
+    for proof in proofs:
+        taken = f"({fmt.clock(proof.at)}, {fmt.duration(proof.took_s)})"
+        cells.append((StyledText(proof.state, styles[proof.state]), proof.name, f"{proof.found} {taken}"))
     document = {"proofs": [proof._asdict() for proof in proofs]}
     present(output, document, [Table(("", "TRIAL", "FOUND"), cells)])
     return Exit.NOT_OK if any(proof.state is prove.ProofState.FAILS for proof in proofs) else Exit.OK

@@ -26,10 +26,10 @@ _UNUSABLE: Final = frozenset({400, 404, 405, 413})
 
 
 class Unreachable(CliError):
-    """No daemon answers on the socket; the text is a clause such as "no such socket"."""
+    """No daemon answers on the socket; the text is a clause such as "no such socket". ``path`` None: there is none."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"no answer on {path}: {why}", Exit.UNREACHABLE)
+    def __init__(self, path: str | None, why: str) -> None:
+        super().__init__(why if path is None else f"no answer on {path}: {why}", Exit.UNREACHABLE)
         self.why = why
 
 
@@ -159,16 +159,12 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     Errors: `CliError` when neither the daemon nor the store is available, or this user may not use the socket.
     """
     where = places.find(options)
-    if where.socket is None:
-        down = "copied node" if options.root != "/" else "no socket configured"
-    else:
-        try:
-            asked = [f"section={','.join(sections)}"] if sections else []
-            asked += [f"pod={quoted(pod)}"] if pod else []
-            target = "/state" + (f"?{'&'.join(asked)}" if asked else "")
-            return FetchedDocument(query(where.socket, where.reader, target), None)
-        except Unreachable as exc:
-            down = str(exc)
+    asked = [f"section={','.join(sections)}"] if sections else []
+    asked += [f"pod={quoted(pod)}"] if pod else []
+    try:
+        return FetchedDocument(get(where, "/state" + (f"?{'&'.join(asked)}" if asked else "")), None)
+    except Unreachable as exc:
+        down = str(exc)
     body = _stored(where.store, down, pod)
     if say:
         complain(f"{down}; showing the state file {where.store}")
@@ -188,10 +184,11 @@ def fetch_named(options: Namespace, sections: Sequence[str] = (), *, say: bool =
     return fetch(options, (*sections, "podnames"), say=say)
 
 
-def query(path: str, reader: str | None, target: str, *, timeout_s: float = ANSWER_S) -> Row:
+def get(where: places.AgentPaths, target: str, *, timeout_s: float = ANSWER_S) -> Row:
     """GET over root's socket, else the readers'. Errors: as of `ask`."""
+    reader = where.reader
     try:
-        fields: Row = ask(path, "GET", target, timeout_s=timeout_s)
+        fields: Row = send(where, "GET", target, timeout_s=timeout_s)
     except Denied:
         if reader is None or not os.path.exists(reader):
             raise
@@ -200,6 +197,15 @@ def query(path: str, reader: str | None, target: str, *, timeout_s: float = ANSW
         except Denied as exc:
             raise Denied(reader, _group(reader)) from exc
     return fields
+
+
+def send(
+    where: places.AgentPaths, method: str, target: str, body: object = None, *, timeout_s: float = ANSWER_S
+) -> Any:  # as of ask
+    """A request over root's socket; the decoded answer. Errors: as of `ask`; `Unreachable` where there is none."""
+    if where.socket is None:
+        raise Unreachable(None, where.absent)
+    return ask(where.socket, method, target, body, timeout_s=timeout_s)
 
 
 def _group(path: str) -> str | None:

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from reconciler.cli import places
-from reconciler.cli.document import DaemonRefused, Row, Unreachable, query, quoted
+from reconciler.cli.document import DaemonRefused, Row, Unreachable, get, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import before_text, file_text, short_path
 from reconciler.cli.screen import StyledText, Table, emit, line, show
@@ -21,37 +21,24 @@ _PASS_S: Final = 1.0
 _RETRY_S: Final = 2.0
 _BUSY: Final = frozenset({429, 503})
 """Other clients have the daemon's answers: it has one for this client in seconds."""
-_TYPES: Final = {
-    "write": "write",
-    "restored": "write",
-    "failed": "failed",
-    "foreign": "foreign",
-    "yield": "foreign",
-    "resume": "foreign",
-    "plan": "plan",
-    "alert:interference": "verdict",
-    "alert:interference-cleared": "verdict",
-    "alert:response": "action",
-    "alert:response-undone": "action",
-    "alert:response-exhausted": "action",
-    "helped": "action",
-    "alert:eviction-planned": "eviction",
-    "alert:eviction-unguarded": "eviction",
-    "alert:eviction-done": "eviction",
-    "alert:eviction-refused": "eviction",
-    "alert:eviction-failed": "eviction",
-    "hold": "hold",
-    "release": "hold",
-    "off": "off",
-    "mode": "mode",
-    "window": "window",
-    "settings": "settings",
-    "start": "daemon",
-    "stop": "daemon",
-    "lost": "gap",
-    "gap": "gap",
+_KINDS: Final = {
+    "write": ("write", "restored"),
+    "failed": ("failed",),
+    "foreign": ("foreign", "yield", "resume"),
+    "plan": ("plan",),
+    "verdict": ("alert:interference", "alert:interference-cleared"),
+    "action": ("alert:response", "alert:response-undone", "alert:response-exhausted", "helped"),
+    "eviction": tuple(f"alert:eviction-{step}" for step in ("planned", "unguarded", "done", "refused", "failed")),
+    "hold": ("hold", "release"),
+    "off": ("off",),
+    "mode": ("mode",),
+    "window": ("window",),
+    "settings": ("settings",),
+    "daemon": ("start", "stop"),
+    "gap": ("lost", "gap"),
 }
 """Kinds of the history by type of event; every other kind is an alert."""
+_TYPES: Final = {kind: name for name, kinds in _KINDS.items() for kind in kinds}
 _QUOTAS: Final = frozenset({"cpu.cfs_quota_us", "cpu.max"})
 _STYLES: Final = {"failed": "bad", "eviction": "bad", "gap": "bad", "verdict": "warn", "foreign": "warn", "plan": "dim"}
 
@@ -92,7 +79,7 @@ def _run(options: Namespace) -> int:
     since = None if options.follow and options.since is None else time.time() - (options.since or 3600.0)
     target = "/events" if since is None else f"/events?since={since:.3f}"
     try:
-        answer = _get(options, target)
+        answer = get(places.find(options), target)
     except Unreachable as exc:
         if options.follow:
             raise CliError(f"{exc}; only a running daemon has events to follow", exc.code) from exc
@@ -115,7 +102,7 @@ def _next(options: Namespace, before: Row, choice: _Choice) -> Row:
     down = False
     while True:
         try:
-            answer = _get(options, target)
+            answer = get(places.find(options), target)
             break
         except (Unreachable, DaemonRefused) as exc:
             if isinstance(exc, DaemonRefused) and exc.status not in _BUSY:
@@ -133,13 +120,6 @@ def _next(options: Namespace, before: Row, choice: _Choice) -> Row:
 
 def _wait(seconds: float) -> None:
     time.sleep(seconds)
-
-
-def _get(options: Namespace, target: str) -> Row:
-    where = places.find(options)
-    if where.socket is None:
-        raise Unreachable("-", "copied node" if options.root != "/" else "no socket configured")
-    return query(where.socket, where.reader, target)
 
 
 def _stored(options: Namespace, down: str, since: float) -> list[Row]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from reconciler.cli.document import FetchedDocument, Row
 from reconciler.cli.format import before_text, file_text, setting_text, short_path, unmeasured, value_text
+from reconciler.cli.headroom import budget_notes
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, line, section
 from reconciler.cli.watched import of_pod, pod_blocks
 from reconciler.runtime import format as fmt
@@ -331,13 +332,7 @@ def _signal(facts: Row) -> Iterator[Block]:
     yield field("signal", known)
     planned = " planned, not written" if facts.get("mode") == "observe" else ""
     yield field("budget", f"BE {fmt.cpu(budget['budget_milli'])}{planned}: {budget['reasons'].get('budget', '')}")
-    for name in ("cpus", "law", "idle_buffer", "reclaimed", "cpuset", "quota"):
-        # A policy that is switched off has no part in the budget.
-        if budget["reasons"].get(name, "off") != "off":
-            before = {"cpus": "pods have ", "law": "budget law "}.get(name, "")
-            yield field("", StyledText(f"{before}{budget['reasons'][name]}", "dim"))
-    if headroom := budget.get("headroom"):  # not in a store
-        yield field("headroom", headroom)
+    yield from budget_notes(budget, ("cpus", "law", "idle_buffer", "reclaimed", "cpuset", "quota"))
 
 
 def _timeline(times: Row) -> Iterator[Cell]:

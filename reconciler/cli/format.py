@@ -1,6 +1,7 @@
 """Groups and values of the document as text; numbers and times are in `reconciler.runtime.format`."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from cgroupfs.bounded import digits
@@ -65,32 +66,17 @@ def exact_text(knob: str, value: object, file: str | None = None) -> str:
 
 def file_text(file: str, value: object) -> str:
     """The text of a control file in the same form."""
-    return exact_text(KNOBS.get(file, ""), value, file)
+    return exact_text(_knobs().get(file, ""), value, file)
 
 
-KNOBS: Final[Mapping[str, str]] = {
-    "cpu.cfs_quota_us": "cpu.quota",
-    "cpu.max": "cpu.quota",
-    "cpu.cfs_period_us": "cpu.period",
-    "cpu.shares": "cpu.weight",
-    "cpu.weight": "cpu.weight",
-    "cpu.cfs_burst_us": "cpu.burst",
-    "cpu.max.burst": "cpu.burst",
-    "memory.limit_in_bytes": "memory.max",
-    "memory.max": "memory.max",
-    "memory.memsw.limit_in_bytes": "memory.swap",
-    "memory.swap.max": "memory.swap",
-    "memory.soft_limit_in_bytes": "memory.soft",
-    "memory.high": "memory.high",
-    "memory.low": "memory.low",
-    "memory.min": "memory.min",
-    "pids.max": "pids.max",
-    "blkio.weight": "blkio.weight",
-    "blkio.bfq.weight": "blkio.bfq_weight",
-    "io.weight": "io.weight",
-    "io.bfq.weight": "io.bfq_weight",
-}
-"""The knobs with a unit by their files, as in `cgroupfs.knobs`, whose import takes 3 ms."""
+@cache
+def _knobs() -> Mapping[str, str]:
+    """Knobs by their files; of several with one file the first."""
+    from cgroupfs.knobs import CATALOG  # 3 ms, only where files are shown
+
+    return {form.file: knob.name for knob in reversed(list(CATALOG.values())) for form in knob.forms.values()}
+
+
 _WEIGHT: Final = "cpu.weight"
 _WEIGHTS: Final = frozenset({"blkio.weight", "blkio.bfq_weight", "io.weight", "io.bfq_weight"})
 _NO_LIMIT: Final = 1 << 62

@@ -2,13 +2,17 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from reconciler.cli.document import Row, fetch
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import value_text
-from reconciler.cli.screen import Block, StyledText, Table, blank, line, present
+from reconciler.cli.screen import Block, StyledText, Table, blank, field, line, present
 from reconciler.runtime import format as fmt
+
+_BEFORE: Final = {"cpus": "pods have ", "law": "budget law "}
+"""What is before a policy's reason."""
 
 
 def run_headroom(options: Namespace) -> int:
@@ -26,7 +30,7 @@ def run_headroom(options: Namespace) -> int:
 
 
 def _blocks(headroom: Row) -> list[Block]:
-    known_s = headroom["known_s"]
+    known_s, law = headroom["known_s"], headroom.get("law")  # a store has no law
     age = "" if known_s is None else f" (CPU use measured {fmt.duration(known_s)} ago)"
     rows = [
         (
@@ -42,15 +46,9 @@ def _blocks(headroom: Row) -> list[Block]:
         line(StyledText(f"reason: {headroom['reason']}", "dim")),
         Table(("NUMA NODE", "ALLOCATABLE", "AVAILABLE", "CPUS"), rows, right=frozenset({0, 1, 2})),
         *_memory(headroom.get("memory")),
-        *_law(headroom.get("law")),
+        *([line(f"law {law['text']}")] if law is not None else []),
         *_published(headroom.get("published")),
     ]
-
-
-def _law(law: Row | None) -> Iterator[Block]:
-    """``law``: None: of a store."""
-    if law is not None:
-        yield line(f"law {law['text']}")
 
 
 def _published(published: Row | None) -> Iterator[Block]:
@@ -85,6 +83,15 @@ def _memory(memory: Row | None) -> Iterator[Block]:
         StyledText(f" ({', '.join(texts)})" if texts else "", "dim"),
     )
     yield line(StyledText(f"reason: {memory['reason']}", "dim"))
+
+
+def budget_notes(budget: Row, policies: Iterable[str]) -> Iterator[Block]:
+    """The reasons of a BE budget that these policies have a part in, and what may be promised."""
+    for name in policies:
+        if (reason := budget["reasons"].get(name, "off")) not in {"", "off"}:
+            yield field("", StyledText(f"{_BEFORE.get(name, '')}{reason}", "dim"))
+    if headroom := budget.get("headroom"):  # not in a store
+        yield field("headroom", headroom)
 
 
 def run_owners(options: Namespace) -> int:

@@ -52,8 +52,6 @@ def restore_without_daemon(
         tables = read_tables(store_path)
     except NewerSchemaError:
         raise
-    except NoStoreError as exc:
-        raise CliError(str(exc), Exit.UNREACHABLE) from exc
     except LostStoreError as exc:
         raise CliError(f"{exc}: the values that bypassd wrote are unknown", Exit.UNREACHABLE) from exc
     except StoreError as exc:
@@ -98,7 +96,7 @@ def thaw_without_daemon(store_path: str, root: str, *, files: FileOps = REAL) ->
     try:
         with InstanceLock(os.path.dirname(store_path)):
             hierarchy = Hierarchy.detect(root)
-            store = _opened(store_path, root)
+            store = open_store(store_path, root)
             try:
                 ledger = Ledger(store)
                 done, failed = unfreeze(hierarchy, ledger, files=files)
@@ -121,8 +119,8 @@ def _convert_newer(store_path: str) -> tuple[str | None, str | None]:
         return None, str(exc)
 
 
-def _opened(store_path: str, root: str) -> Store:
-    """The store, whether or not it can be written: the files are first."""
+def open_store(store_path: str, root: str = "/") -> Store:
+    """The store, whether or not it can be written: what is to be undone is first."""
     return Store(store_path, boot=boot_id(root), version=__version__, node=os.uname().nodename, must_record=False)
 
 
@@ -144,7 +142,7 @@ def _restore(
 ) -> tuple[list[RestoreResult], str | None]:
     """The results, and why they could not be recorded. Errors: `StoreError` when the ledger cannot be read."""
     hierarchy = Hierarchy.detect(root)
-    store = _opened(store_path, root)
+    store = open_store(store_path, root)
     try:
         ledger = Ledger(store)
         if store.unreadable is not None:

@@ -9,7 +9,7 @@ Units: thousandths of a CPU, seconds, bytes. Source: kernel documentation, sched
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cgroupfs.bounded import digits
 from cgroupfs.codecs import DEFAULT_PERIOD_US, Value
@@ -19,10 +19,8 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, Knob
 from cgroupfs.usage import UsageCounters, UsageReader, rates_between
+from reconciler.cli.document import Row
 from reconciler.cli.exits import CliError, Exit
-
-Row = dict[str, Any]
-"""A part of the answer, as JSON has it."""
 
 SAMPLE_S: Final = 0.5
 _MOST_THREADS: Final = 2000

@@ -297,20 +297,33 @@ def mask_yaml_text(text: str) -> str:
     return made
 
 
-def mask_config_text(text: str) -> str:
-    """A configuration in YAML: the same one, with other values where they may be secrets, and without comments.
-
-    Errors: `ValueError` when it cannot be read: none of it is kept then.
-    """
-    return _masked_yaml(text, ())
-
-
 def mask_own_config(text: str) -> str:
     """The agent's own configuration, without its sinks of alerts: their URLs and arguments are keys to somewhere.
 
     Errors: as `mask_config_text`.
     """
-    return _masked_yaml(text, ("alerts",))
+    return mask_config_text(text, ("alerts",))
+
+
+def mask_config_text(text: str, left_out: tuple[str, ...] = ()) -> str:
+    """A configuration in YAML: the same one, with other values where they may be secrets, and without comments.
+
+    Errors: `ValueError` when it cannot be read: none of it is kept then.
+    """
+    # Nodes, not values: an unmasked one is written unchanged, so that it is still read the same way.
+    try:
+        _check_yaml(text)
+        documents = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
+        for document in documents:
+            if isinstance(document, yaml.MappingNode):
+                for number, (key, _) in enumerate(document.value):
+                    if key.value in left_out:
+                        document.value[number] = key, yaml.MappingNode("tag:yaml.org,2002:map", [], flow_style=True)
+            _mask_node(document, "", False, set())
+        made: str = yaml.serialize_all(documents, Dumper=yaml.CSafeDumper, allow_unicode=True, width=1 << 20)
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise ValueError("not YAML") from exc
+    return made
 
 
 def mask_toml_text(text: str) -> str:
@@ -351,23 +364,6 @@ def _toml_value(value: Json) -> str:
 def _toml_text(text: str) -> str:
     # Its escapes are JSON's, but for surrogate pairs and DEL.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
-
-
-def _masked_yaml(text: str, left_out: tuple[str, ...]) -> str:
-    """Nodes, not values: an unmasked one is written unchanged, so that it is still read the same way."""
-    try:
-        _check_yaml(text)
-        documents = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
-        for document in documents:
-            if isinstance(document, yaml.MappingNode):
-                for number, (key, _) in enumerate(document.value):
-                    if key.value in left_out:
-                        document.value[number] = key, yaml.MappingNode("tag:yaml.org,2002:map", [], flow_style=True)
-            _mask_node(document, "", False, set())
-        made: str = yaml.serialize_all(documents, Dumper=yaml.CSafeDumper, allow_unicode=True, width=1 << 20)
-    except (yaml.YAMLError, RecursionError) as exc:
-        raise ValueError("not YAML") from exc
-    return made
 
 
 def _mask_node(node: yaml.Node, name: str, hidden: bool, seen: set[tuple[int, bool]]) -> None:

@@ -27,11 +27,12 @@ _SECTIONS: Final = {"http": frozenset({"socket", "reader_socket"}), "store": fro
 
 
 class AgentPaths(NamedTuple):
-    """``socket`` None: the configuration has none. ``reader``: the readers' socket; None where it is not to be used."""
+    """``reader``: the readers' socket; None where it is not to be used. ``absent``: why ``socket`` is None."""
 
     socket: str | None
     store: str
     reader: str | None = None
+    absent: str = "no socket configured"
 
 
 def find(options: Namespace) -> AgentPaths:
@@ -47,7 +48,8 @@ def find(options: Namespace) -> AgentPaths:
         socket, reader, store = None, None, os.path.join(root, store.lstrip("/"))
     if options.socket is not None:
         reader = None
-    return AgentPaths(options.socket or socket, options.store or store, reader)
+    paths = AgentPaths(options.socket or socket, options.store or store, reader)
+    return paths if root == "/" else paths._replace(absent="copied node")
 
 
 def config_path(options: Namespace) -> str:

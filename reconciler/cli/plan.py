@@ -4,7 +4,6 @@ Shape of the JSON: docs/plan.md.
 """
 
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -25,9 +24,10 @@ from reconciler.cli import places
 from reconciler.cli.archive import unpack
 from reconciler.cli.asking import query_node
 from reconciler.cli.capture import reading
+from reconciler.cli.diff import settings_table
 from reconciler.cli.drawing import as_sets, draw, marks, placement
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.format import exact_text, file_text, group_title, setting_text, value_text
+from reconciler.cli.format import file_text, group_title, setting_text, value_text
 from reconciler.cli.nodeview import InspectedNode, inspect_node, marks_of
 from reconciler.cli.offline import OfflineSetting, PlanResult, plan_node
 from reconciler.cli.podsfile import LAYOUT, plan_machine, read_pods_file
@@ -37,6 +37,7 @@ from reconciler.cli.status import CLASSES
 from reconciler.config import load
 from reconciler.placement.claims import cpu_claims, plain
 from reconciler.runtime import format as fmt
+from reconciler.runtime import streams
 from state.cache import RESCTRL_GROUP
 from state.cpu import CORE_COOKIE, INTERRUPTS, THREAD_POLICY
 from state.machine import describe as machine_text
@@ -61,7 +62,7 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
     yield line(f"pods: {', '.join(f'{name} {counts[name]}' for name in CLASSES)}")
     yield field("machine", node["machine"] or f"CPUs {node['cpus']}")
     yield blank()
-    yield from draw(fields["placement"], fields["pools"], shutil.get_terminal_size().columns)
+    yield from draw(fields["placement"], fields["pools"], streams.columns())
     letters, names = marks(fields["pools"]), {pod["uid"]: pod["title"] for pod in fields["pods"]}
     yield Table(
         ("", "POOL", "CPUS"),
@@ -81,17 +82,8 @@ def blocks(fields: dict[str, Any]) -> Iterator[Block]:
         for setting in fields["settings"]
         if setting["container"] and (above := setting["path"].rpartition("/")[0]) in titles
     }
-    settings: list[tuple[Cell, ...]] = [
-        (
-            setting["knob"],
-            exact_text(setting["knob"], setting["wanted"], setting["control_file"]),
-            exact_text(setting["knob"], setting["actual"], setting["control_file"]),
-            StyledText(setting["state"], "ok" if setting["state"] == "in place" else "warn"),
-            _where(setting, titles),
-        )
-        for setting in fields["settings"]
-    ]
-    yield from section("settings", Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), settings, names=4))
+    settings = settings_table(fields["settings"], lambda setting: group_title(setting["path"], titles))
+    yield from section("settings", settings)
     yield from resources(fields["resources"], titles, names)
     for refusal in fields["refusals"]:
         yield blank()
@@ -170,11 +162,6 @@ def _pool(name: str, titles: dict[str, str]) -> str:
     if kind == "isolation":
         return f"{kind} {titles.get(uid, uid)}"
     return f"{kind} {titles.get(uid, uid)}/{container}" if kind == "dedicated" else name
-
-
-def _where(fields: dict[str, Any], titles: dict[str, str]) -> str:
-    place = group_title(fields["path"], titles)
-    return f"{place}: {fields['detail']}" if fields["detail"] else place
 
 
 SCHEMA: Final = 1

@@ -7,7 +7,7 @@ amount is shown, with a mark for a directory's. What throttles is judged as for 
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, final
 
 from cgroupfs.lines import lines_of
 from reconciler.cli.document import Row, fetch_live
@@ -21,7 +21,6 @@ from reconciler.cli.screen import (
     Table,
     blank,
     emit,
-    fitted,
     line,
     may_mean,
     on_terminal,
@@ -71,36 +70,29 @@ def run(options: Namespace) -> int:
 
 
 def _run(options: Namespace) -> int:
-    before: dict[str, Row] = {}
-    throttling: dict[str, Row] = {}
-    pods, parents, hosts = _read(options)
-    if options.interval:
-        before, parents_before = {pod["uid"]: pod for pod in pods}, parents
-        _wait(options.interval)
-        pods, parents, hosts = _read(options)
-        throttling = throttling_parents(parents_before, parents)
+    rates = PodRates()
+    complete = not options.interval
     while True:
-        rows = listed(pods, before, throttling, options)
-        if options.output in {"table", "wide"}:
-            _show(rows, len(pods), _hosts(hosts, options), options)
-        else:
-            emit({"pods": rows, "hosts": _hosts(hosts, options)}, options.output)
-        if not options.watch:
-            return Exit.OK
-        streams.finish()
-        before, parents_before = {pod["uid"]: pod for pod in pods}, parents
+        body = fetch_live(options, ("podlist", PARENTS, HOSTS), "only a running daemon lists pods")
+        rows, hosts = rates.rows(body), _hosts(body[HOSTS], options)
+        if complete:
+            chosen = [row for row in rows if wanted(row, options)]
+            if options.sort is not None:
+                sort_rows(chosen, options.sort)
+            if options.output in {"table", "wide"}:
+                _show(chosen, len(rows), hosts, options)
+            else:
+                emit({"pods": chosen, "hosts": hosts}, options.output)
+            if not options.watch:
+                return Exit.OK
+            streams.finish()
+        # Two answers make a rate.
+        complete = True
         _wait(options.interval)
-        pods, parents, hosts = _read(options)
-        throttling = throttling_parents(parents_before, parents)
 
 
 def _wait(seconds: float) -> None:
     time.sleep(seconds)
-
-
-def _read(options: Namespace) -> tuple[list[Row], list[Row], list[Row]]:
-    body = fetch_live(options, ("podlist", PARENTS, HOSTS), "only a running daemon lists pods")
-    return body["podlist"], body[PARENTS], body[HOSTS]
 
 
 def _hosts(rows: Sequence[Row], options: Namespace) -> list[Row]:
@@ -121,13 +113,20 @@ def throttling_parents(before: Sequence[Row], after: Sequence[Row]) -> dict[str,
     return {row["path"]: row for row in throttlers(list(known))}
 
 
-def listed(pods: list[Row], before: Mapping[str, Row], throttling: Mapping[str, Row], options: Namespace) -> list[Row]:
-    """The chosen pods in order, with their rates since ``before``. ``throttling``: of `throttling_parents`."""
-    rows = [pod_row(pod, before.get(pod["uid"]), throttling) for pod in pods]
-    rows = [row for row in rows if wanted(row, options)]
-    if options.sort is not None:
-        sort_rows(rows, options.sort)
-    return rows
+@final
+class PodRates:
+    """The pods of each answer of the daemon, with their rates since the answer before."""
+
+    def __init__(self) -> None:
+        self._pods: Mapping[str, Row] = {}
+        self._parents: Sequence[Row] = ()
+
+    def rows(self, body: Row) -> list[Row]:
+        """``body``: with ``podlist`` and `PARENTS`."""
+        throttling = throttling_parents(self._parents, body[PARENTS])
+        rows = [pod_row(pod, self._pods.get(pod["uid"]), throttling) for pod in body["podlist"]]
+        self._pods, self._parents = {pod["uid"]: pod for pod in body["podlist"]}, body[PARENTS]
+        return rows
 
 
 def sort_rows(rows: list[Row], column: str) -> None:
@@ -251,7 +250,7 @@ def _blocks(rows: list[Row], total: int, *, wide: bool) -> Iterator[Block]:
 
 
 def pod_cells(row: Row) -> dict[str, Cell]:
-    """The text of each column for one pod of `listed`."""
+    """The text of each column for one row of `PodRates`."""
     return {
         "STATE": StyledText(row["state"], _STATES.get(row["state"], "warn")),
         "CLASS": row["class"],
@@ -279,8 +278,7 @@ def _redraw(blocks: list[Block]) -> None:
     import shutil
 
     width, height = shutil.get_terminal_size()
-    shown = [fitted(block, width) if isinstance(block, Table) else block for block in blocks]
-    lines = [text[:width] for text in lines_of(plain(shown))]
+    lines = [text[:width] for text in lines_of(plain(blocks, width))]
     if len(lines) > height - 1:
         lines = [*lines[: height - 2], f"and {len(lines) - height + 2} more"[:width]]
     with streams.guarded() as out:

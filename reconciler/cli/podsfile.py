@@ -50,7 +50,6 @@ from state.model import (
     PodClass,
     PodMeta,
     Pools,
-    Resources,
     RuntimeSpec,
 )
 from state.plan import Desired, NodePlan
@@ -189,31 +188,21 @@ def _container(line: ContainerLine, problems: list[str]) -> ContainerMeta:
     limits, bad_limits = read_resources(f"{where}: limits", line.limits)
     problems += (*bad_requests, *bad_limits)
     # The API server's default: without a request the limit is the request.
-    requests = Resources(
+    requests = replace(
+        requests,
         cpu_milli=limits.cpu_milli if requests.cpu_milli is None else requests.cpu_milli,
         memory_bytes=limits.memory_bytes if requests.memory_bytes is None else requests.memory_bytes,
-        batch_cpu_milli=requests.batch_cpu_milli,
-        batch_memory_bytes=requests.batch_memory_bytes,
-        mid=requests.mid,
     )
     return ContainerMeta(name=line.name, requests=requests, limits=limits)
 
 
 def qos_of(meta: PodMeta) -> QosClass:
     """The QoS class that Kubernetes gives such a pod: by cpu and memory of all its containers, init ones too."""
-    numbers = [
-        (
-            container_meta.requests.cpu_milli,
-            container_meta.limits.cpu_milli,
-            container_meta.requests.memory_bytes,
-            container_meta.limits.memory_bytes,
-        )
-        for container_meta in meta.containers
-        if container_meta.kind is not ContainerKind.SANDBOX
-    ]
-    if not any(number for row in numbers for number in row):
+    sides = [(each.requests, each.limits) for each in meta.containers if each.kind is not ContainerKind.SANDBOX]
+    numbers = [((ask.cpu_milli, ask.memory_bytes), (most.cpu_milli, most.memory_bytes)) for ask, most in sides]
+    if not any(any(ask) or any(most) for ask, most in numbers):
         return QosClass.BESTEFFORT
-    whole = all(cpu and memory and ask_cpu == cpu and ask == memory for ask_cpu, cpu, ask, memory in numbers)
+    whole = all(all(most) and ask == most for ask, most in numbers)
     return QosClass.GUARANTEED if whole else QosClass.BURSTABLE
 
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
 from typing import Final, NamedTuple, Self
@@ -317,9 +317,3 @@ def kept(path: str) -> list[object]:
     except (OSError, ValueError):
         return []
     return runs if isinstance(runs, list) else []
-
-
-def rows(proofs: list[Proof]) -> Iterator[tuple[str, str, str]]:
-    """State, name and text of each, as the screen has them."""
-    for proof in proofs:
-        yield proof.state.value, proof.name, f"{proof.found} ({fmt.clock(proof.at)}, {fmt.duration(proof.took_s)})"

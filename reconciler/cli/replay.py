@@ -11,8 +11,8 @@ from typing import Any, Final, final
 import msgspec
 from msgspec.structs import replace
 
-from reconciler.cli import promises
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.report import promise_blocks, promise_figures
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, section
 from reconciler.cli.windowed import WindowedConfig
 from reconciler.config.model import Config
@@ -342,7 +342,7 @@ class PromiseReplay:
         prediction = self._tracks[-1].prediction
         return {
             "laws": {
-                track.config.law.value: promises.figures(msgspec.to_builtins(track.hour)) for track in self._tracks
+                track.config.law.value: promise_figures(msgspec.to_builtins(track.hour)) for track in self._tracks
             },
             "workloads": None if prediction is None else {"known": prediction.known, "cold": prediction.cold},
         }
@@ -356,7 +356,7 @@ def _kept(samples: Mapping[str, Sample]) -> int | None:
 def headroom_blocks(facts: dict[str, Any] | None) -> Iterator[Block]:
     if facts is None or not any(facts["laws"].values()):
         return
-    yield from promises.blocks("LAW", facts["laws"].items(), laws=False)
+    yield from promise_blocks("LAW", facts["laws"].items(), laws=False)
     workloads = facts["workloads"]
     if workloads is not None:
         text = f"{fmt.plural(workloads['known'], 'workload')} known at the end (after 24 h), {workloads['cold']} cold"

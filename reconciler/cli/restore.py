@@ -1,21 +1,22 @@
 """``bypassctl restore``: original values, of all files or one pod; ``thaw``: what a killed daemon left frozen."""
 
 import os
-import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from cgroupfs.errors import SourceError
 from reconciler.cli import places
 from reconciler.cli.control import RESTORE_S, other_holds, release_command, title_of, who
-from reconciler.cli.document import Row, Unreachable, ask, fetch_named
+from reconciler.cli.document import Row, Unreachable, fetch_named, send
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import file_text, short_path
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, line, present, show
 from reconciler.cli.targets import fetch_pod
 from reconciler.runtime import format as fmt
+from reconciler.runtime.streams import complain
 
 if TYPE_CHECKING:
     from reconciler.runtime.trials import LeftGroups
@@ -38,16 +39,16 @@ def run_restore(options: Namespace) -> int:
         answer = _restore(options, pod["uid"])
     except CliError:
         if trials is not None and trials.removed:
-            print(f"bypassctl: {_removed(trials.removed)}", file=sys.stderr)
+            complain(_removed(trials.removed))
         raise
     if trials is not None:
         answer |= {"trials": trials._asdict()}
     present(options.output, answer, _blocks(options, answer, None if options.pod is None else pod))
     if problem := answer.get("problem"):
         more = "; the files were restored anyway" if answer["recorded"] is False else ""
-        print(f"bypassctl: {problem}{more}", file=sys.stderr)
+        complain(f"{problem}{more}")
     for group in trials.remaining if trials is not None else ():
-        print(f"bypassctl: {group}: left by a killed doctor --prove, and cannot be removed", file=sys.stderr)
+        complain(f"{group}: left by a killed doctor --prove, and cannot be removed")
     return Exit.NOT_OK if answer["left"] or answer.get("lost") or (trials and trials.remaining) else Exit.OK
 
 
@@ -75,15 +76,9 @@ def _removed(groups: Sequence[str]) -> str:
 
 def _restore(options: Namespace, uid: str | None) -> dict[str, Any]:  # the daemon's answer, or the same by ourselves
     where = places.find(options)
-    if where.socket is not None:
-        try:
-            answer: dict[str, Any] = ask(
-                where.socket, "POST", "/restore", {"pod_uid": uid, "by": who()}, timeout_s=RESTORE_S
-            )
-        except Unreachable:
-            pass
-        else:
-            return {"through": "daemon", **answer}
+    with suppress(Unreachable):
+        answer = send(where, "POST", "/restore", {"pod_uid": uid, "by": who()}, timeout_s=RESTORE_S)
+        return {"through": "daemon", **answer}
     # The lock distinguishes a daemon that is down from one that does not respond.
     from reconciler.cli.ledger import restore_without_daemon  # the loop and the models
 

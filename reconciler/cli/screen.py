@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TextIO
 
-from cgroupfs.bounded import digits
 from reconciler.cli.exits import CliError, Exit
 from reconciler.runtime import streams
 from reconciler.runtime.streams import guarded
@@ -294,7 +293,7 @@ def _draw(blocks: Iterable[Block], out: TextIO) -> None:
     if not out.isatty():
         out.write(plain(blocks))
         return
-    width = _width(out)
+    width = streams.columns(out)
     if os.environ.get("TERM") in {"dumb", "unknown"}:
         out.write(plain(blocks, width))
         return
@@ -392,15 +391,6 @@ def _stripped(cells: list[Cell]) -> list[Cell]:
 
 def on_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
-
-
-def _width(out: TextIO) -> int:
-    if columns := digits(os.environ.get("COLUMNS", "")):
-        return columns
-    try:
-        return os.get_terminal_size(out.fileno()).columns or 80
-    except OSError:
-        return 80
 
 
 def emit(fields: Mapping[str, object], form: str) -> None:

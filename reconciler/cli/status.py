@@ -8,6 +8,7 @@ from typing import Final
 from reconciler.cli.document import FetchedDocument, Row, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.format import unmeasured, value_text, window_text
+from reconciler.cli.headroom import budget_notes
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, line, mark, present
 from reconciler.cli.targets import titled
 from reconciler.cli.watched import closing_cells, node_cells, of_node
@@ -283,11 +284,7 @@ def _budget(facts: Row) -> Iterator[Block]:
         )
     planned = " planned, not written" if facts["mode"] == "observe" else ""
     yield field("CPU", "BE budget ", StyledText(fmt.cpu(budget["budget_milli"]), "head"), f"{planned}; {known}")
-    for name, before in (("cpus", "pods have "), ("budget", ""), ("law", "budget law "), ("reclaimed", "")):
-        if reason := budget["reasons"].get(name):
-            yield field("", StyledText(f"{before}{reason}", "dim"))
-    if headroom := budget.get("headroom"):  # not in a store
-        yield field("headroom", headroom)
+    yield from budget_notes(budget, ("cpus", "budget", "law", "reclaimed"))
 
 
 def _sources(facts: Row) -> Iterator[Block]:

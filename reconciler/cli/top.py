@@ -5,22 +5,20 @@ thread, so that keys are obeyed meanwhile.
 """
 
 import os
-import queue
-import shutil
 import signal
 import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from reconciler.cli import places
-from reconciler.cli.document import Row, fetch_live, query
+from reconciler.cli.document import Row, fetch_live, get
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.livescreen import EndedError, LiveScreen
-from reconciler.cli.pods import PARENTS, pod_row, throttling_parents, wanted
+from reconciler.cli.pods import PARENTS, PodRates, wanted
 from reconciler.cli.screen import emit, levels, rendered, text_of
 from reconciler.cli.topframe import (
     CLASSES,
@@ -82,29 +80,21 @@ class ShownNode:
     """The newest answers, merged, and the pods' rates since the answer before."""
 
     def __init__(self, options: Namespace, body: Row) -> None:
-        where = places.find(options)
-        assert where.socket is not None
-        self._socket, self._reader = where.socket, where.reader
+        self._where = places.find(options)
         self._options = options
+        self._rates = PodRates()
         self.body: Row = {}
         self.pods: list[Row] = []
-        self._before: Mapping[str, Row] = {}
-        self._parents: Sequence[Row] = ()
         self.take(body)
 
     def ask(self, sections: Sequence[str]) -> Row:
         """A new answer. Errors: `CliError`."""
-        return query(self._socket, self._reader, f"/state?section={','.join(sections)}")
+        return get(self._where, f"/state?section={','.join(sections)}")
 
     def take(self, body: Row) -> None:
         """Replace the sections that the answer has."""
         self.body = {**self.body, **body}
-        parents = body[PARENTS]
-        throttling = throttling_parents(self._parents, parents)
-        rows = [pod_row(pod, self._before.get(pod["uid"]), throttling) for pod in body["podlist"]]
-        self._parents = parents
-        self.pods = [row for row in rows if wanted(row, self._options)]
-        self._before = {pod["uid"]: pod for pod in body["podlist"]}
+        self.pods = [row for row in self._rates.rows(body) if wanted(row, self._options)]
 
     def facts(self, interval_s: float, problem: str = "") -> TopFacts:
         return TopFacts(self.body, self.pods, self.body["cpumap"], interval_s, problem)
@@ -119,7 +109,7 @@ def _once(node: ShownNode, options: Namespace, *, terminal: bool) -> int:
         fields = {**{key: node.body[key] for key in keys}, "watched": of_node(node.body), "pods": node.pods}
         emit(fields, options.output)
         return Exit.OK
-    columns = shutil.get_terminal_size().columns
+    columns = streams.columns()
     choices = Choices(sort=options.sort, map="pools")
     lines = frame(node.facts(interval_s), choices, Page(columns, whole=not terminal), glyphs(levels()))
     streams.write("".join(f"{''.join(map(text_of, line)).rstrip()}\n" for line in lines))
@@ -259,48 +249,36 @@ class RequestSchedule:
             self._at = min(self._at, time.monotonic() + self.interval_s)
 
 
-class PolledAnswer(NamedTuple):
-    body: Row | None
-    error: Exception | None
-
-
 @final
 class Poller:
-    """Requests in a thread, one at a time; each answer ends the screen's wait."""
+    """Each request in a thread, one at a time; its answer ends the screen's wait."""
 
     def __init__(self, ask: Callable[[Sequence[str]], Row], waker: int) -> None:
         self._ask = ask
         self._waker = waker
-        self._requests: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[PolledAnswer] = queue.SimpleQueue()
+        self._answer: Row | Exception | None = None
         self.idle = True
         self.took_s = 0.0
         """From the last request to its answer."""
-        # A daemon thread: a request that waits for its answer does not delay the end.
-        threading.Thread(target=self._run, daemon=True).start()
 
     def request(self, sections: Sequence[str]) -> None:
         self.idle = False
-        self._requests.put(sections)
+        # A daemon thread: a request that waits for its answer does not delay the end.
+        threading.Thread(target=self._run, args=(sections,), daemon=True).start()
 
     def take(self) -> Row | Exception | None:
         """The answer, once; None: not yet."""
-        try:
-            answer = self._answers.get_nowait()
-        except queue.Empty:
-            return None
-        self.idle = True
-        return answer.error or answer.body
+        answer, self._answer = self._answer, None
+        self.idle = self.idle or answer is not None
+        return answer
 
-    def _run(self) -> None:
-        while True:
-            sections = self._requests.get()
-            began = time.monotonic()
-            try:
-                answer = PolledAnswer(self._ask(sections), None)
-            except Exception as exc:  # noqa: BLE001  # raised again by the main thread
-                answer = PolledAnswer(None, exc)
-            self.took_s = time.monotonic() - began
-            self._answers.put(answer)
-            with suppress(OSError):
-                os.write(self._waker, b"\0")
+    def _run(self, sections: Sequence[str]) -> None:
+        began = time.monotonic()
+        try:
+            answer: Row | Exception = self._ask(sections)
+        except Exception as exc:  # noqa: BLE001  # raised again by the main thread
+            answer = exc
+        self.took_s = time.monotonic() - began
+        self._answer = answer
+        with suppress(OSError):
+            os.write(self._waker, b"\0")

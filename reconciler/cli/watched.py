@@ -107,9 +107,9 @@ def _pod_lines(fields: Row) -> Iterator[Block]:
     # Of a limit that is not in the files, the step says so.
     for reason in _measured(fields["measure"]) if not any(step.get("refused") for step in fields["in_force"]) else ():
         yield line(StyledText(reason, "dim"), indent=4)
-    for finding in fields["evictions"]:
-        yield line(*_eviction(finding), indent=2)
-        yield line(StyledText(f"{finding['cause']}: {finding['evidence']}", "dim"), indent=4)
+    for case in fields["evictions"]:
+        yield line(*eviction_cells(case), indent=2)
+        yield line(StyledText(f"{case['cause']}: {case['evidence']}", "dim"), indent=4)
 
 
 def _verdict(finding: Row) -> str:
@@ -145,7 +145,8 @@ def _measured(measure: Row) -> Iterator[str]:
         yield f"limited to {', '.join(bounds)}: {squeezed['reason']}"
 
 
-def _eviction(fields: Row) -> Iterator[Cell]:
+def eviction_cells(fields: Row) -> Iterator[Cell]:
+    """One of the ``evictions`` of `of_pod`: what becomes of it, or became, by which means, and when."""
     if fields["state"] == "would":
         yield StyledText("would be evicted", "warn")
         yield f" (dry run), decided {fmt.clock(fields['decided_at'])}"

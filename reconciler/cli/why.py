@@ -11,14 +11,14 @@ from typing import Any, Final
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
 from reconciler.cli.control import release_command, title_of
-from reconciler.cli.document import FetchedDocument, Row, fetch, query, quoted
+from reconciler.cli.document import FetchedDocument, Row, fetch, get, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.explain import collect, collect_directory, detail_blocks, pod_processes, title_blocks
 from reconciler.cli.format import setting_text, window_text
 from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, PodLimits, measured, throttlers
 from reconciler.cli.screen import Block, Cell, StyledText, field, line, present, sparkline
 from reconciler.cli.targets import fetch_pod
-from reconciler.cli.watched import OUTCOMES, closing_cells
+from reconciler.cli.watched import OUTCOMES, closing_cells, eviction_cells
 from reconciler.runtime import format as fmt
 from state.printable import printable
 
@@ -93,11 +93,10 @@ def _directory(options: Namespace) -> tuple[FetchedDocument, Row] | None:
 
 def _hour(options: Namespace, document: FetchedDocument, pod: Row) -> Row:
     """The last hour by the daemon; empty without one, and for a pod that is gone."""
-    where = places.find(options)
-    if not document.live or where.socket is None or pod.get("gone"):
+    if not document.live or pod.get("gone"):
         return {}
     try:
-        return query(where.socket, where.reader, f"/pods/{quoted(pod['uid'])}/hour")
+        return get(places.find(options), f"/pods/{quoted(pod['uid'])}/hour")
     except CliError:
         return {}
 
@@ -308,13 +307,8 @@ def _end(evicted: Row | None) -> Iterator[Block]:
 def _coming(evictions: Sequence[Row]) -> Iterator[Block]:
     """Of a pod of the node: that it is being evicted, or would be. The details below have the rest."""
     for case in evictions:
-        if case["state"] == "open":
-            how = f" by {case['means']}" if case["means"] else ""
-            state = StyledText(f"in progress{how}, {case['step']} since {fmt.clock(case['step_at'])}", "bad")
-            yield field("eviction", state, f"; {case['cause']}: {case['evidence']}")
-        elif case["state"] == "would":
-            state = StyledText("would be evicted (dry run)", "warn")
-            yield field("eviction", state, f"; {case['cause']}: {case['evidence']}")
+        if case["state"] != "ended":
+            yield field("eviction", *eviction_cells(case), f"; {case['cause']}: {case['evidence']}")
 
 
 def _closed(closing: Row | None) -> Iterator[Block]:

@@ -13,11 +13,11 @@ from typing import Final
 import trio
 
 from cgroupfs.errors import AgentError, StoreError
-from reconciler import __version__
 from reconciler.actuators.base import OfflineContext
 from reconciler.actuators.node_mark import ACTUATOR
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
+from reconciler.cli.ledger import open_store
 from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.cli.screen import line, show
 from reconciler.config.environment import api_client
@@ -29,7 +29,7 @@ from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.reader import NoStoreError, read_tables
 from state.schema import FILES, META, PUBLISHED, outlives_boot
-from state.store import Store, StoreBatch, boot_id
+from state.store import StoreBatch
 
 _TIMEOUT_S: Final = 3.0
 """The node is without its daemon meanwhile; the next start tries again."""
@@ -74,7 +74,7 @@ def _marked(store_path: str) -> bool:
 
 def _unmark(store_path: str, node: InspectedNode) -> None:
     """Remove the mark. Errors: `PublishError` where it is still there; `StoreError`."""
-    store = Store(store_path, boot=boot_id("/"), version=__version__, node=os.uname().nodename, must_record=False)
+    store = open_store(store_path)
     try:
         ledger = Ledger(store)
         api = partial(api_client, node.config, node.kubelet)
@@ -114,7 +114,7 @@ async def _withdraw(node: InspectedNode, note: PublishedNote) -> None:
 
 def _forget(store_path: str) -> None:
     """Errors: `StoreError`: the next start withdraws again."""
-    store = Store(store_path, boot=boot_id("/"), version=__version__, node=os.uname().nodename, must_record=False)
+    store = open_store(store_path)
     try:
         batch = StoreBatch()
         batch.delete(META, PUBLISHED)

@@ -100,13 +100,13 @@ def nearest(text: str, names: Iterable[str]) -> str:
     return f", did you mean {close[0]}?" if close else ""
 
 
-def columns() -> int:
-    """The width of the terminal: the environment's COLUMNS, else standard output's own, else 80."""
+def columns(terminal: TextIO | None = None) -> int:
+    """The width of a terminal (standard output): the environment's COLUMNS, else its own, else 80."""
     given = digits(os.environ.get("COLUMNS", ""))
     if given:
         return given
     try:
-        return os.get_terminal_size(1).columns or 80
+        return os.get_terminal_size(1 if terminal is None else terminal.fileno()).columns or 80
     except OSError:
         return 80
 

@@ -169,7 +169,7 @@ def table() -> str:
     """A line for each load and law: medians, and the broken minutes of all and of the peak."""
     import msgspec
 
-    from reconciler.cli.promises import figures
+    from reconciler.cli.report import promise_figures
 
     lines = [
         "| load | law | CPU promised | had | broken | in the peak | memory promised | had | broken | known/cold |",
@@ -178,7 +178,7 @@ def table() -> str:
     for load in LOADS:
         for law in HeadroomLaw:
             result = run(load, law)
-            both = [figures(msgspec.to_builtins(hour)) for hour in (result.all, result.peak)]
+            both = [promise_figures(msgspec.to_builtins(hour)) for hour in (result.all, result.peak)]
             whole, peak = both
             assert whole is not None
             assert peak is not None

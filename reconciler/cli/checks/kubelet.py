@@ -105,10 +105,15 @@ def _taken_out(node: InspectedNode) -> list[str]:
     return [*texts, *([prefix] if (prefix := without_prefix(node.hierarchy)) else [])]
 
 
-def _checkpoint(node: InspectedNode) -> CheckResult:
+def _cpu_state(node: InspectedNode) -> CpuManagerState:
+    """Errors: `CheckpointError`."""
     path = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), CPU_STATE)
+    return read_checkpoint(path, parse_cpu_manager_state)
+
+
+def _checkpoint(node: InspectedNode) -> CheckResult:
     try:
-        state = read_checkpoint(path, parse_cpu_manager_state)
+        state = _cpu_state(node)
     except CheckpointError as exc:
         fix = "bypassd keeps the last valid allocations; restart the kubelet if the problem persists"
         if exc.fault is CheckpointFault.MISSING:
@@ -122,11 +127,9 @@ def _checkpoint(node: InspectedNode) -> CheckResult:
 def _cpu_manager(node: InspectedNode, results: QueryResults) -> CheckResult:
     """Where the static CPU manager and the agent's settings would meet."""
     policy = str(node.kubelet.cpu_manager_policy)
-    path = os.path.join(node.root, node.kubelet.root_dir.lstrip("/"), CPU_STATE)
-    state = None
-    fault: CheckpointFault | None = None
+    state, fault = None, None
     try:
-        state = read_checkpoint(path, parse_cpu_manager_state)
+        state = _cpu_state(node)
         policy = state.policy.value
     except CheckpointError as exc:
         fault = exc.fault

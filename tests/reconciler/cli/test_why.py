@@ -346,7 +346,8 @@ def test_without_the_daemons_record_the_history_tells_of_the_eviction(
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [("open", "in progress by signal, wait since "), ("would", "would be evicted (dry run)")]
+    ("state", "words"),
+    [("open", "being evicted: wait by signal since "), ("would", "would be evicted (dry run), decided ")],
 )
 def test_of_a_pod_that_is_or_would_be_evicted_it_says_so_among_the_answers(
     run: Run, daemon: FakeDaemon, state: str, words: str
