@@ -19,7 +19,7 @@ from tests.daemon.process import Daemon
 from tests.e2e.mounts import hierarchies
 from tests.fakes.node import HIERARCHIES, DirectoryNode, RealKernel
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 BATCH = {"kubernetes.io/batch-cpu": "200000"}
 
@@ -167,7 +167,7 @@ def test_evictions_that_always_fail_end_no_pod_and_a_right_that_was_revoked_is_u
         (pod,) = plane.pods("app=be")
         until(lambda: plane.taints("n1"), 90, told=daemon.tail)
         until(lambda: ("create", "pods/eviction", 500) in plane.audited(), 30, told=daemon.tail)
-        until(lambda: outcomes(daemon), 60, told=lambda: daemon.control("evictions").stdout)
+        until(lambda: outcomes(daemon), 150, told=lambda: daemon.control("evictions").stdout)
         assert outcomes(daemon) == [("refused", "api")]
         shown = daemon.control("evictions", "--all").stdout
         assert "its disruption budget could not be asked" in shown
@@ -181,13 +181,13 @@ def test_evictions_that_always_fail_end_no_pod_and_a_right_that_was_revoked_is_u
         plane.call("DELETE", "/apis/apps/v1/namespaces/default/deployments/be")
         until(
             lambda: "is not removed" in str(daemon.state("problems")),
-            150,
+            200,
             told=lambda: daemon.control("evictions").stdout + daemon.tail(),
         )
         assert plane.taints("n1")
         binding["metadata"] = {"name": binding["metadata"]["name"]}
         assert plane.call("POST", BINDING.rpartition("/")[0], binding)[0] == 201
-        until(lambda: not plane.taints("n1"), 90, told=daemon.tail)
+        until(lambda: not plane.taints("n1"), 200, told=daemon.tail)
     finally:
         if daemon.running:
             daemon.stop()
