@@ -24,11 +24,9 @@ _CERTAINLY_WHOLE: Final = 1_024
 class FileOps(Protocol):
     """What the agent does to control files. All raise plain `OSError`, as the kernel answers."""
 
-    def inode(self, directory: Directory) -> int:
-        """The directory's inode number."""
+    def inode(self, directory: Directory) -> int: ...
 
-    def read(self, directory: Directory, file: str) -> str:
-        """The whole file."""
+    def read(self, directory: Directory, file: str) -> str: ...
 
     def write(self, directory: Directory, file: str, text: str) -> None:
         """One write of the whole value."""

@@ -29,8 +29,7 @@ _FEW: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 class ReadOps(Protocol):
     """What a reader of signals needs of `cgroupfs.files.FileOps`. Raises plain `OSError`."""
 
-    def read(self, directory: str, file: str) -> str:
-        """The whole file."""
+    def read(self, directory: str, file: str) -> str: ...
 
     def groups(self, directory: str, most: int | None = None) -> list[str]:
         """Names of the directories inside, in no order; at most so many."""

@@ -51,7 +51,6 @@ class BoundLog:
         self._log(logging.ERROR, message, fields, sys.exception())
 
     def failure(self, message: str, exc: BaseException, **fields: object) -> None:
-        """The same for an exception that is held."""
         self._log(logging.ERROR, message, fields, exc)
 
     def _log(self, level: int, message: str, fields: Mapping[str, object], exc: BaseException | None = None) -> None:

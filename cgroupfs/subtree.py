@@ -77,7 +77,6 @@ class Subtree:
 
     @property
     def exists(self) -> bool:
-        """Whether any of its directories is still there."""
         return any(_read(number, _PROCS) is not None for number, _ in self._found.values())
 
     def scan(self) -> Iterator[bool]:

@@ -162,13 +162,12 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
 
 
 class StepWriter(Protocol):
-    """What performs steps."""
-
     def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
         """Perform one step now, in the calling task."""
 
-    async def perform(self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
-        """Perform steps in order; one outcome each."""
+    async def perform(
+        self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None
+    ) -> list[StepOutcome]: ...
 
     def finished(self) -> list[StepOutcome]:
         """Results of steps that `perform` left under way; each is returned once."""
@@ -334,7 +333,6 @@ class KernelWriter:
 
 
 def _is(step: WriteStep, shown: str) -> bool:
-    """Whether the file shows what the step writes."""
     if shown[:-1] == step.text:
         return True
     knob = CATALOG[step.knob]

@@ -29,8 +29,7 @@ class GroupFiles(Protocol):
     Every `FileOps` that can make and remove directories is one.
     """
 
-    def read(self, directory: str, file: str) -> str:
-        """The whole file."""
+    def read(self, directory: str, file: str) -> str: ...
 
     def write(self, directory: str, file: str, text: str) -> None:
         """One write of the whole value."""
@@ -44,8 +43,7 @@ class GroupFiles(Protocol):
     def groups(self, directory: str) -> list[str]:
         """Names of the directories inside, in no order."""
 
-    def mkdir(self, path: str) -> None:
-        """Make a group."""
+    def mkdir(self, path: str) -> None: ...
 
     def rmdir(self, path: str) -> None:
         """Remove a group; its threads go back to the default group, of a monitoring group to the group around it."""
@@ -89,8 +87,7 @@ _NOEXEC: Final = 8
 class Mounter(Protocol):
     """What is done to mounts. ``place`` is the directory, root prefix included. All raise `CgroupError`."""
 
-    def mount(self, place: str, options: Sequence[str]) -> None:
-        """Mount resctrl there."""
+    def mount(self, place: str, options: Sequence[str]) -> None: ...
 
     def unmount(self, place: str) -> None:
         """Take the mount away."""

@@ -89,7 +89,6 @@ class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def low(self) -> ShareLevel:
-        """The smallest."""
         return ShareLevel(cache_percent=self.low_cache_percent, mba_percent=self.low_mba_percent)
 
     @property
@@ -99,7 +98,6 @@ class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def high(self) -> ShareLevel:
-        """The largest."""
         return ShareLevel(cache_percent=self.high_cache_percent, mba_percent=self.high_mba_percent)
 
 

@@ -46,7 +46,6 @@ def cpu_manager(policy: str, default_cpus: str, entries: Mapping[str, Json], ver
 
 
 def memory_manager(policy: str, machine: Mapping[str, Json], entries: Mapping[str, Json]) -> int:
-    """Checksum of memory_manager_state."""
     # Keys are NUMA nodes: Go sorts them as numbers.
     nodes = _map({int(node): value for node, value in machine.items()}, _memory_node)
     blocks = _map(entries, lambda containers: _map(containers, lambda result: _list(result, _memory_block)))

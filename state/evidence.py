@@ -25,7 +25,6 @@ HOST: Final = "host:"
 
 
 def pod_subject(uid: str) -> str:
-    """The subject of one pod, or of a host workload."""
     return uid if uid.startswith(HOST) else f"pod:{uid}"
 
 

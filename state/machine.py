@@ -65,12 +65,10 @@ class MachineDescription(Struct, frozen=True, kw_only=True):
 
     @property
     def numa_nodes(self) -> int:
-        """NUMA nodes with CPUs."""
         return 1 if self.numa_off else self.domains
 
     @property
     def size(self) -> int:
-        """All CPUs."""
         return self.domains * (self.cores * self.threads + self.e_cores)
 
 
@@ -125,7 +123,6 @@ def _all_cpus(machine: MachineDescription) -> list[Cpu]:
 
 
 def _place(machine: MachineDescription, position: int, cores: int) -> tuple[int, int]:
-    """The domain of a core, and its number there."""
     if machine.numbering == "alternating":
         return position % machine.domains, position // machine.domains
     return divmod(position, cores)

@@ -123,7 +123,6 @@ class CopyFile:
         self._limit = 0
 
     def rewrite(self, serial: int, boot: str, rows: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Replace all of it."""
         data = framed.frame(msgpack.packb([serial, boot, True, [], {table: dict(rows[table]) for table in MIRRORED}]))
         self.close()
         try:

@@ -92,7 +92,6 @@ class Resources(Struct, frozen=True, kw_only=True):
 
     @property
     def be_memory_bytes(self) -> int | None:
-        """The same of memory."""
         return self.memory_bytes if self.batch_memory_bytes is None else self.batch_memory_bytes
 
 

@@ -68,7 +68,6 @@ class SettingState(StrEnum):
         return self in _FAILING
 
     def is_absent(self) -> bool:
-        """No file exists for it."""
         return self is SettingState.MISSING or self is SettingState.GONE
 
 

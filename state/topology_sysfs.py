@@ -93,7 +93,6 @@ def _online(base: str, root: str) -> CpuSet:
 
 
 def _cores(base: str, online: CpuSet) -> dict[int, CpuSet]:
-    """The online threads of each CPU's core."""
     cores: dict[int, CpuSet] = {}
     for cpu in online:
         if cpu not in cores:

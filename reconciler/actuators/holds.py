@@ -88,7 +88,6 @@ def active(holds: Iterable[Hold], now: float) -> dict[str, Hold]:
 
 
 def file_target(path: str, knob: str) -> str:
-    """The target for one file of one group."""
     return f"file:{path}:{knob}"
 
 

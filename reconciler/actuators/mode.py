@@ -52,7 +52,6 @@ class WriteMode:
         self.enforce = enforce
 
     def use_holds(self, holds: Mapping[str, Hold]) -> None:
-        """These holds are in force from now on."""
         self.holds = holds
 
     def add_hold(self, hold: Hold) -> None:

@@ -414,7 +414,6 @@ class AlertDispatcher:
             self._soon.set()
 
     def _sink_failing(self, name: str, error: str | None) -> None:
-        """Report it to the other sinks."""
         message = (
             f"alerts to {name} are delivered again"
             if error is None

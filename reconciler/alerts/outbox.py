@@ -43,8 +43,6 @@ class SinkRules(Struct, frozen=True, kw_only=True):
 
 
 class DeliveryStats(Struct):
-    """Tellings, by what became of them."""
-
     offered: int = 0
     told: int = 0
     ignored: int = 0
@@ -216,7 +214,6 @@ class Outbox:
         return known or alert.severity.rank >= self.rules.minimum.rank
 
     def _is_storm(self, notice: Incident, record: _Record | None, now: float) -> bool:
-        """Whether this one is only counted."""
         while self._accepted and self._accepted[0] <= now - STORM_S:
             self._accepted.popleft()
         if len(self._accepted) < self.rules.per_minute and not (record is not None and notice.has_ended):

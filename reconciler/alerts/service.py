@@ -237,7 +237,6 @@ def _nothing() -> None:
 
 
 def event_of(alert: Alert) -> LedgerEvent:
-    """The alert as an event of the history."""
     labels, details = alert.labels, alert.details
     return LedgerEvent(
         at=alert.at_s,

@@ -138,7 +138,6 @@ def _unprotecting() -> list[str]:
 
 
 def close_pipes(process: "subprocess.Popen[bytes]") -> None:
-    """Close our ends of its pipes."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -299,7 +298,6 @@ async def _feed(stream: trio.lowlevel.FdStream, given: bytes) -> None:
 
 
 async def _read_output(stream: trio.lowlevel.FdStream, said: _Captured) -> bool:
-    """Whether all of it is there."""
     while chunk := await stream.receive_some(16 * 1024):
         said.output += chunk[: said.most + 1 - len(said.output)]
         if len(said.output) > said.most:

@@ -86,7 +86,6 @@ class Http2Stream:
         self.problem = ""
 
     def take(self, data: bytes) -> None:
-        """Take in a part of the body."""
         self.length += len(data)
         if self.sink is None:
             self.body += data

@@ -54,7 +54,6 @@ class ApiStatus(Struct, frozen=True):
     details: ApiStatusDetails | None = None
 
     def has_cause(self, reason: str) -> bool:
-        """Whether this is one of the causes."""
         causes = self.details.causes if self.details is not None else None
         return any(cause.reason == reason for cause in causes or ())
 

@@ -170,7 +170,6 @@ class SettingsClient:
         return AdminQosTarget(namespace=space, name=name, hash=printable(target.hash, _LONGEST_MESSAGE))
 
     async def admin_qos(self, target: AdminQosTarget) -> SettingsObject:
-        """The configuration of an AdminQoSConfiguration."""
         title = f"AdminQoSConfiguration {target.namespace}/{target.name}"
         path = f"/apis/{KATALYST_GROUP}/v1alpha1/namespaces/{target.namespace}/{_ADMIN_QOS}/{target.name}"
         answer = await self._get(path, KATALYST_GROUP, _BYTES)

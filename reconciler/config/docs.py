@@ -130,7 +130,6 @@ _ELSEWHERE: Final = ("interference.rules.NAME.when[][].", "eviction.triggers.")
 
 
 def shown(value: object, field: FieldSchema | None = None) -> str:
-    """A value as one would write it in the file."""
     match value:
         case None:
             return "null"

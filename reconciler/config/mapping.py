@@ -72,7 +72,6 @@ def _cpus(value: Leaf) -> str | None:
 
 
 def _milli(value: Leaf) -> str | None:
-    """Of a quantity of CPUs."""
     if isinstance(value, bool) or value is None or len(str(value)) > _LONGEST_QUANTITY:
         return None
     try:
@@ -94,7 +93,6 @@ def _flag(value: Leaf) -> str | None:
 
 
 def _text_flag(value: Leaf) -> str | None:
-    """Of a label, which is a text."""
     return str(value).lower() if str(value).lower() in {"true", "false"} else None
 
 
@@ -128,7 +126,6 @@ def _either(yes: str, no: str) -> Callable[[Leaf], str | None]:
 
 
 def _identity(value: Leaf) -> str | None:
-    """Whether BE has the group identity of BE."""
     return _same(value == -1) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -137,7 +134,6 @@ def _none(note: str) -> Row:
 
 
 def _below(prefix: str, **rows: Row) -> dict[str, Row]:
-    """Rows of values that are all in one section."""
     return {f"{prefix}.{name}": row for name, row in rows.items()}
 
 

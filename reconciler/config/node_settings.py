@@ -141,7 +141,6 @@ class SettingsInForce(NamedTuple):
     total: int = 0
 
     def facts(self) -> dict[str, object]:
-        """For the state document."""
         return {
             "values": self.total,
             "taken": dict(self.loaded.node),

@@ -34,7 +34,6 @@ def read_keys(config: Config, rules: ClassRules) -> ReadKeys:
 
 
 def _values(value: object) -> Iterator[object]:
-    """A value, and all that is in it, however deep."""
     yield value
     inner: Iterable[object] = ()
     if isinstance(value, Struct):

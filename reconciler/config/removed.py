@@ -161,7 +161,6 @@ class RemovedKeys:
         self._found = found
 
     def prune(self, tree: Node) -> Node:
-        """The file without them."""
         return self._pruned(tree, (), self._table)
 
     def _pruned(self, node: Node, path: tuple[str, ...], table: _RemovedTree) -> Node:

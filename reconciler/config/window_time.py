@@ -61,8 +61,6 @@ class WindowTime(NamedTuple):
 
 
 class ZonedTime(NamedTuple):
-    """A window's times in its zone."""
-
     time: WindowTime
     zone: tzinfo
 
@@ -374,8 +372,6 @@ def moved(index: int) -> Mapping[tuple[str | int, ...], str]:
 
 @final
 class WindowTable:
-    """The windows of a configuration in their zones."""
-
     def __init__(self, windows: Sequence[WindowConfig], root: str = "/", zone: str | None = None) -> None:
         """``zone``: of those without one; None: that of the node below ``root``.
 

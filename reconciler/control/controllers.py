@@ -156,5 +156,4 @@ def without_prefix(hierarchy: Hierarchy, files: FileOps = REAL) -> str:
 
 
 def not_passed_on(path: str, lacks: Sequence[str]) -> str:
-    """The sentence of one directory."""
     return f"{' and '.join(lacks)} {'is' if len(lacks) == 1 else 'are'} not in {SUBTREE_CONTROL} of {path}"

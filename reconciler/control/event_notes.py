@@ -59,7 +59,6 @@ class EventNotes:
         self._event("stop", "bypassd stops")
 
     def held(self, holds: Mapping[str, Hold]) -> None:
-        """The holds in force now, by target."""
         before, self._holds = self._holds, dict(holds)
         for target, hold in holds.items():
             old = before.get(target)

@@ -78,7 +78,6 @@ class HostWatch:
                 await self._changed.wait()
 
     async def _measure(self, entries: "Mapping[str, HostWorkloadConfig]") -> None:
-        """Until there are other entries."""
         from reconciler.signals.host_meter import HostMeter  # with all readers of samples, which only some nodes need
 
         kubepods = self._inventory.layout.kubepods

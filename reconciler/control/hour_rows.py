@@ -70,8 +70,6 @@ def load_rows(store: Store, prefix: str, decode: Callable[[bytes], T]) -> Iterat
 
 @final
 class HourRows(Generic[T]):
-    """The rows, and which of them the store has."""
-
     def __init__(
         self,
         store: Store,

@@ -67,7 +67,6 @@ class PodTable(dict[str, Pod]):
     """The pods that there are, by uid. The inventory alone fills it; parts that are made before it read it, too."""
 
     def title(self, uid: str) -> str:
-        """The title of one; empty: not known."""
         return pod.title if (pod := self.get(uid)) is not None else ""
 
 

@@ -192,7 +192,6 @@ class PeakPredictor:
         return None if prediction is None else cpu_left(prediction, pools)
 
     def memory_left(self, node: NodeMemoryReading, reserve_bytes: int) -> int | None:
-        """The same of memory."""
         prediction = self._fresh()
         return None if prediction is None else memory_left(prediction, node, reserve_bytes)
 

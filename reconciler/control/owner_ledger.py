@@ -62,8 +62,6 @@ class _Delta(NamedTuple):
 
 @final
 class OwnerLedger:
-    """The accounts of owners, by hour."""
-
     def __init__(
         self,
         store: Store,
@@ -320,7 +318,6 @@ def _divide(demands: dict[str, OwnerDemand], used: Mapping[str, float], taken_s:
 
 
 def _directories(pods: Mapping[str, Pod]) -> frozenset[str]:
-    """Those that BE pods are in."""
     return frozenset(_directory(pod) for pod in index_of(pods).reclaimed)
 
 

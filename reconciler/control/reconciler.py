@@ -155,7 +155,6 @@ class Reconciler:
     # The runtime's signal (called in the reader's task)
 
     def settled(self, container_id: str, at: float, which: RuntimeEvent) -> None:
-        """The runtime has finished with a container."""
         self.wait_idle(container_id, at, which)
         self._metadata.container_changed()
 

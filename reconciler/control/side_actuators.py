@@ -61,7 +61,6 @@ class _ActuatorRow(Struct, frozen=True):
     controller: str = ""
 
     def wanted(self, situation: PlanSnapshot) -> bool:
-        """Whether a plan has something for it."""
         part = attrgetter(self.field)(situation.plan)
         return part is not None and part != {}
 

@@ -151,5 +151,4 @@ class Agent:
 
 
 def together(*parts: Callable[[], Iterable[SourceStatus]]) -> Callable[[], list[SourceStatus]]:
-    """All their statuses, in this order."""
     return lambda: [status for part in parts for status in part()]

@@ -320,7 +320,6 @@ class Daemon:
                     self._search.cancel(reason=self._stopped_by)
 
     def _hands_over(self) -> bool:
-        """Whether a request for a hand-over is followed now."""
         assert self._hands_over_from is not None
         left_s = self._hands_over_from - time.monotonic()
         if left_s > 0:

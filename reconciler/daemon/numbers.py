@@ -30,7 +30,6 @@ from state.setting_state import SettingState
 
 
 def counters(agent: Agent) -> CounterValues:
-    """All counters, those of the actuators among them."""
     return replace(
         agent.control.counters.values,
         writes=dict(agent.writes.actuator.writes),

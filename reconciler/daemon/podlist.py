@@ -55,7 +55,6 @@ class PodProblems:
                     self._broken.setdefault(uid, []).append(claim.message)
 
     def of(self, pod: Pod) -> list[str]:
-        """One line each, none twice."""
         return list(dict.fromkeys(self._texts(pod)))[:_LINES]
 
     def breaks(self, pod: Pod) -> bool:

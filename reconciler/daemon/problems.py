@@ -37,8 +37,6 @@ class ProblemKind(NamedTuple):
 
 @final
 class NodeProblems:
-    """The kinds of one agent."""
-
     def __init__(
         self,
         record: NodeRecord,
@@ -72,11 +70,9 @@ class NodeProblems:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the kinds that are conditions."""
         return tuple(kind.name for kind in self._own)
 
     def conditions(self) -> list[SourceStatus]:
-        """One for each kind."""
         return [_status(kind) for kind in self._own]
 
     def lines(self) -> list[str]:

@@ -51,8 +51,6 @@ def stored_row(store: Store) -> bytes | None:
 
 @final
 class NodeSettingsReader:
-    """A component that reads the settings of one node."""
-
     def __init__(
         self,
         store: Store,

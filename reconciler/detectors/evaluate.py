@@ -64,7 +64,6 @@ class ReadyRule(NamedTuple):
 
 
 def ready(name: str, rule: RuleConfig) -> ReadyRule:
-    """Prepare a rule for evaluation."""
     groups = tuple(
         tuple(_part(name, f"{number}.{position}", entry) for position, entry in enumerate(group))
         for number, group in enumerate(rule.when)

@@ -52,7 +52,6 @@ class _Node(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Some of it is measured."""
         return self.kswapd is not None or self.direct is not None or self.hits is not None
 
     def describe(self) -> str:

@@ -34,7 +34,6 @@ class Moments(Struct, frozen=True, array_like=True):
         return Moments(count, mean, (self.count * ours + other.count * theirs) / count)
 
     def with_one(self, value: float) -> "Moments":
-        """One sample more."""
         return self.merged(Moments(1.0, value))
 
     def aged(self, factor: float) -> "Moments":
@@ -47,7 +46,6 @@ class Moments(Struct, frozen=True, array_like=True):
 
 
 def moments_of(values: Iterable[float]) -> Moments:
-    """The moments of some samples."""
     result = list(values)
     if not result:
         return Moments()

@@ -63,7 +63,6 @@ class PressureDetectorConfig(DebounceTiming, frozen=True, kw_only=True, forbid_u
 
     @property
     def signal(self) -> str:
-        """Its name in the catalog."""
         return f"{self.resource}.pressure{_FULL if self.full else ''}"
 
 

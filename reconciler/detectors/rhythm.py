@@ -59,11 +59,9 @@ class CorrelationLevels:
 
     @cached_property
     def vary(self) -> bool:
-        """Not the same all the time."""
         return _varies(self.moments)
 
     def where(self, known: Sequence[bool]) -> "CorrelationLevels":
-        """At some of the moments."""
         return self if all(known) else CorrelationLevels(list(compress(self.values, known)), self.limit)
 
 

@@ -33,7 +33,6 @@ class VictimSelector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     node: Annotated[bool, Meta(description="evaluate the node as a whole, too")] = False
 
     def match(self, pod: PodSnapshot) -> bool:
-        """Whether this pod is watched."""
         if pod.pod_class not in self.classes or pod.terminating:
             return False
         if self.namespaces and not any(fnmatchcase(pod.namespace or "", namespace) for namespace in self.namespaces):
@@ -86,7 +85,6 @@ class RuleConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def allowed(self) -> tuple[Response, ...]:
-        """What may be done."""
         return _USUAL if self.responses is None else self.responses
 
 

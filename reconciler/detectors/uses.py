@@ -32,7 +32,6 @@ class ResourceUse(NamedTuple):
         return _mean(self.values[self.inside :])
 
     def growth(self) -> float:
-        """From the lowest to the newest."""
         return max(0.0, self.values[-1] - min(self.values))
 
 
@@ -46,7 +45,6 @@ class ResourceUses:
         self._times: dict[Times, Times] = {}
 
     def get(self, signal: str, window_s: float) -> Callable[[str], ResourceUse | None]:
-        """By subject, what it used."""
         known = self._known.setdefault((signal, window_s), {})
 
         def found(subject: str) -> ResourceUse | None:

@@ -46,7 +46,6 @@ class LawTrack:
         self._cpu, self._memory = SmoothedAmount(), SmoothedAmount()
 
     def add_cpu(self, sample: HeadroomSample, pools: Pools, at_s: float) -> None:
-        """One reading of the CPU."""
         law = self.config.smoothing
         if self.config.law is HeadroomLaw.HISTOGRAM:
             left = None if self.prediction is None else cpu_left(self.prediction, pools)
@@ -56,7 +55,6 @@ class LawTrack:
         self._windows[0].add(self._cpu.total, available(sample))
 
     def add_memory(self, supply: MemorySupply, node: NodeMemoryReading, at_s: float) -> None:
-        """One reading of memory."""
         law = memory_headroom.smoothing_of(self.config)
         if self.config.law is HeadroomLaw.HISTOGRAM:
             reserve = memory_headroom.reserve_bytes(node, self.config)

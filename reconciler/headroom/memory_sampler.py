@@ -52,8 +52,6 @@ class PeakSource(Protocol):
 
 @final
 class MemoryHeadroom:
-    """The smoothed memory headroom."""
-
     def __init__(
         self,
         config: HeadroomConfig,

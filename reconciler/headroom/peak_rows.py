@@ -59,7 +59,6 @@ def row_of(name: str) -> int:
 
 
 def encode_workload(name: str, workload: Workload, at_s: float, *, known: bool) -> bytes:
-    """One workload as of a moment."""
     return _ENCODE(
         WorkloadRow(
             name=name,
@@ -74,7 +73,6 @@ def encode_workload(name: str, workload: Workload, at_s: float, *, known: bool) 
 
 
 def encode_row(boot: str, uptime_s: float, wall_s: float, workloads: Iterable[bytes]) -> bytes:
-    """A row of encoded workloads."""
     return _ENCODE(PeakRow(boot, uptime_s, wall_s, tuple(map(Raw, workloads))))
 
 

@@ -348,5 +348,4 @@ class WorkloadPeaks:
 
 
 def with_margin(amount: float) -> float:
-    """A peak with the margin."""
     return amount * (100 + MARGIN_PERCENT) / 100

@@ -60,7 +60,6 @@ class PromiseWindow:
             self._count += 1
 
     def minute(self) -> PromiseMinute:
-        """The minute is over."""
         self._tops.append(self._top)
         available = self._sum // self._count if self._count else None
         self._top = self._sum = self._count = 0
@@ -73,8 +72,6 @@ class PromiseWindow:
 
 
 class NodePromises(NamedTuple):
-    """One minute of the node."""
-
     law: str
     cpu: PromiseMinute
     memory: PromiseMinute

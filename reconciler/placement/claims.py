@@ -196,7 +196,6 @@ def _pool(name: str, members: _PoolPods, view: NodeView, pools: Pools) -> CpuCla
 
 
 def _taken(nodes: CpuSet, name: str, view: NodeView, pools: Pools) -> str:
-    """Who has the CPUs of these nodes."""
     there = CpuSet.union(map(view.topology.node_cpus, nodes))
     where = f"NUMA {'node' if len(nodes) == 1 else 'nodes'} {nodes}"
     if not there:

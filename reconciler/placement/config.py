@@ -33,7 +33,6 @@ Weight = Annotated[float, Meta(ge=0, le=1000)]
 
 
 def weights() -> dict[str, float]:
-    """The built-in rules' own weights."""
     return {name: weight for name, _, weight in _RULES}
 
 

@@ -102,7 +102,6 @@ class NumaOccupancy:
         self.assign_pod(demand.uid, nodes)
 
     def assign_pod(self, uid: str, nodes: CpuSet) -> None:
-        """The pod is on these nodes."""
         self._pods[uid] = self._pods.get(uid, EMPTY) | nodes
 
     def exclusive_nodes(self, demand: CpuDemand) -> CpuSet:

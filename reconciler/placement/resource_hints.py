@@ -46,7 +46,6 @@ class ResourceCapacity(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> CpuSet:
-        """The nodes that have the resource."""
         return CpuSet(self.total)
 
     @property

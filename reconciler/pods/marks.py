@@ -220,7 +220,6 @@ class MarkReader:
         return self._annotations.read(result, problems)
 
     def labels(self, result: Raw | Mapping[str, str], problems: list[str]) -> dict[str, str] | None:
-        """The same of labels."""
         return self._labels.read(result, problems)
 
     def _load(self, configured: ReadKeys) -> None:

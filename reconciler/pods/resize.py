@@ -36,8 +36,6 @@ _FAILED: Final = "Error"
 
 
 class ResizeCondition(NamedTuple):
-    """One condition of a pod that is true now."""
-
     type: str
     reason: str
     message: str

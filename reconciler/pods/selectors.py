@@ -70,7 +70,6 @@ class LabelSelector(
         return not self.match_labels and not self.match_expressions
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether all requirements hold for these labels."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             requirement.matches(labels) for requirement in self.match_expressions
         )

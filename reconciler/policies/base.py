@@ -147,7 +147,6 @@ def setting_of(pod: Pod, container: Container | None, knob: str, value: Value, *
 
 
 def containers_of(pod: Pod) -> list[Container]:
-    """All but the pause container."""
     return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
 
 

@@ -142,7 +142,6 @@ def _taker_of(pod: Pod, view: NodeView) -> _Taker:
 
 
 def _weight_inside(pods: Mapping[str, Pod], most: int, bonus: Mapping[str, int]) -> int:
-    """The weight of all BE pods of the besteffort directory."""
     return sum(_with_bonus(pod_asks(pod, most), pod, bonus) for pod in index_of(pods).inside)
 
 

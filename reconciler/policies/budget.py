@@ -39,8 +39,6 @@ _CPU: Final = 1000
 
 
 class BudgetLaw(StrEnum):
-    """Which law sets the BE budget."""
-
     AUTO = "auto"
     QUOTA = "quota"
 

@@ -407,7 +407,6 @@ class _CachePlanner:
         return self._values(*parts)
 
     def of_class(self, pod_class: PodClass) -> Values:
-        """What a class has."""
         return self._values(*self._class(pod_class))
 
     def own(self, pod: Pod, share: PodCacheShare) -> CacheGroup | None:

@@ -108,7 +108,6 @@ def _threads(view: NodeView, config: IdleClassConfig) -> bool:
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -> list[Setting]:
-    """The idle class for a BE pod's directory."""
     if not config.group or unsupported_reason(view, KNOB) is not None or not _is_idle(pod, plan.pools):
         return []
     if weight_suffices(pod, view, plan.pools):

@@ -62,7 +62,6 @@ def bound_nodes(pod: Pod, container: Container, view: NodeView, pools: Pools) ->
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyConfig) -> list[Setting]:
-    """The memory nodes of each bound container."""
     migrate = config.migrate and unsupported_reason(view, "cpu.mems_migrate") is None
     every = view.topology.memory_nodes()
     if pod.sandbox is not None:

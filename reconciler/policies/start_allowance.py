@@ -159,7 +159,6 @@ def _moving(pods: Mapping[str, Pod]) -> Sequence[Pod]:
 
 
 def _owners(pods: Mapping[str, Pod]) -> Mapping[str, Pod]:
-    """BE pods by the id of each of their containers."""
     return {container.id: pod for pod in index_of(pods).reclaimed for container in pod.containers}
 
 

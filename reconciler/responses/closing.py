@@ -37,8 +37,6 @@ _LONGEST_REASON: Final = 200
 
 
 class ClosingTurn(StrEnum):
-    """What happened to the node."""
-
     CLOSED = "closed"
     OPENED = "opened"
     AGED = "opened by its age"
@@ -81,7 +79,6 @@ class ClosingPast(Struct, frozen=True, kw_only=True):
 
 
 def kept(state: ClosingState, now: tuple[float, float]) -> ClosingPast:
-    """What is stored of a state."""
     at_s, wall_s = now
     first_s = state.closed_s if state.closed is not None else state.first_s
     if first_s is None and not state.spent:

@@ -32,8 +32,6 @@ _ASK_AGAIN_S: Final = 600.0
 
 
 class Transition(StrEnum):
-    """What became of a change."""
-
     APPLIED = "applied"
     ASKED = "asked"
     HELPED = "helped"
@@ -339,7 +337,6 @@ class _Escalation:
         *,
         no_effect: bool = False,
     ) -> EscalationState:
-        """The state without a step, for any reason."""
         if step.response is Response.FREEZE and step.suspect is not None:
             self._rest[step.suspect, climb.shadow] = self._frame.at_s + self._config.freeze.rest_s
         self._tell(turn, climb, f"{step.describe}: {why}", step, no_effect=no_effect)

@@ -54,7 +54,6 @@ class InstanceLock:
 
     @staticmethod
     def _note(fd: int) -> None:
-        """The holder, for people."""
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

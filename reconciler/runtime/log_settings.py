@@ -13,8 +13,6 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """Form of a log line."""
-
     AUTO = "auto"
     JSON = "json"
     CONSOLE = "console"

@@ -272,7 +272,6 @@ class JsonFormatter(_Formatter):
     """One JSON object a line: ts (UTC), level, part, msg, the fields, exc."""
 
     def lines(self, record: logging.LogRecord) -> str:
-        """The one line."""
         text = ""
         for longest in (_LONGEST, _LONGEST // 8, _LONGEST // 64):
             text = self._line(record, longest)

@@ -255,7 +255,6 @@ class OwnGroup(trio.abc.Instrument):
             self._raise(now)
 
     def after_io_wait(self, timeout: float) -> None:
-        """Work begins after a wait."""
         if timeout > 0:
             self._idle_at, self._idle_used = self._now(), self._used()
 

@@ -71,8 +71,6 @@ class PriorityCalls(Protocol):
 
 @final
 class KernelCalls:
-    """The real ones."""
-
     def set_scheduler(self, policy: int, level: int) -> None:
         """See sched_setscheduler(2); children always get the usual policy."""
         os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, os.sched_param(level))
@@ -100,8 +98,6 @@ class KernelCalls:
 
 
 class PriorityState(StrEnum):
-    """What is in force."""
-
     OFF = "off"
     REAL_TIME = "real-time"
     REFUSED = "refused"

@@ -102,7 +102,6 @@ class _ThreadTimer:
         self.running = False
 
     def run(self) -> None:
-        """From now on, once in each stint."""
         self.running = True
         self._library.timer_settime(self._id, 0, ctypes.byref(self._stint), None)
 
@@ -170,7 +169,6 @@ class StintTimer:
 
     @property
     def installed(self) -> bool:
-        """Whether the signal was taken."""
         return self._library is not None
 
     def run(self) -> None:

@@ -139,7 +139,6 @@ class OncePerPass(trio.abc.Instrument):
             trio.lowlevel.remove_instrument(self)
 
     def __call__(self) -> bool:
-        """The answer as of this pass."""
         answer = self._answer
         if answer is None:
             answer = self._ask()

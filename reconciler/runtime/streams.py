@@ -58,7 +58,6 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def _of(self, given: argparse.Namespace) -> "Parser":
-        """The parser of the command that was given, else this one."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
                 parser = action.choices.get(getattr(given, action.dest, ""))

@@ -43,8 +43,6 @@ class Component(Struct, frozen=True, kw_only=True):
 
 
 class ComponentHealth(StrEnum):
-    """How a component is."""
-
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"

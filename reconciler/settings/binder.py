@@ -130,7 +130,6 @@ class TextLayers(Generic[T]):
         self._problems.update(dict.fromkeys(self._binder.problems))
 
     def problems(self) -> list[ConfigProblem]:
-        """In the order of the files."""
         return sorted(self._problems, key=lambda problem: (self._order.get(problem.place.file, -1), problem.place))
 
     def count(self, name: str) -> int:
@@ -154,7 +153,6 @@ class TextLayers(Generic[T]):
         return {} if given is None or given.value is None else _origins(given, name)
 
     def refuse(self, problem: ConfigProblem) -> None:
-        """One more problem."""
         self._problems[problem] = None
 
     def bind(

@@ -77,8 +77,6 @@ class Scalar(Struct, frozen=True):
 
 
 class Sequence(Struct, frozen=True):
-    """A list."""
-
     at: SourceLocation
     items: tuple["Node", ...]
     shown: str = "a list"

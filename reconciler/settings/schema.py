@@ -210,7 +210,6 @@ def section_of(struct: type[Struct]) -> Schema:
 
 
 def list_of(struct: type[Struct]) -> Schema:
-    """The schema of a file that is a list of such structs."""
     return Schema(kind=type_info(tuple[struct, ...]), where=struct.__name__)  # type: ignore[valid-type]
 
 

@@ -24,7 +24,6 @@ class IoCounters(NamedTuple):
     ops: int = 0
 
     def plus(self, other: "IoCounters") -> "IoCounters":
-        """Both together."""
         return IoCounters(
             self.read_bytes + other.read_bytes, self.written_bytes + other.written_bytes, self.ops + other.ops
         )

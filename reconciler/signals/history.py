@@ -146,7 +146,6 @@ class _Subject:
                 self._apart(signal).add(now - sample.age_s, sample.value, sample.confidence)
 
     def _apart(self, signal: str) -> SampleSeries:
-        """The series, with times of its own."""
         series = self.series.get(signal)
         if series is None:
             series = self.series[signal] = SampleSeries(self._length)
@@ -191,7 +190,6 @@ class History:
         return None if current is None else current.series.get(signal)
 
     def get(self, subject: str) -> Mapping[str, SampleSeries]:
-        """All signals of one subject."""
         current = self._subjects.get(subject)
         return {} if current is None else current.series
 

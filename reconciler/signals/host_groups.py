@@ -188,7 +188,6 @@ class HostGroupFinder:
         return f"{path}/".startswith(f"{self._kubepods}/") or f"{self._kubepods}/".startswith(f"{path.rstrip('/')}/")
 
     async def _units(self, slices: TimeSlice) -> dict[str, str]:
-        """All units, by path, with the tree of each."""
         units: dict[str, str] = {}
         for tree in self._trees:
             self._left = _LISTINGS // len(self._trees)

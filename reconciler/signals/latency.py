@@ -155,7 +155,6 @@ class LatencyReader(BaseReader):
                     await source.aclose()
 
     async def _once(self, target: ProbeTarget, source: ProbeSource, scope: trio.CancelScope) -> bool:
-        """One measurement; whether it succeeded."""
         try:
             measured = _checked(target, await source.measure())
         except SourceError as exc:

@@ -79,8 +79,7 @@ class PerfCalls(Protocol):
     def read(self, leader: int, most: int) -> bytes:
         """The whole group's counts, for `decode`."""
 
-    def close(self, descriptor: int) -> None:
-        """Give one descriptor back."""
+    def close(self, descriptor: int) -> None: ...
 
 
 @final

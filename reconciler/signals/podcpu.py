@@ -182,7 +182,6 @@ class PodCpu(BaseReader):
 
 
 def pod_cpu(shared: SharedReaders) -> PodCpu:
-    """The one reader of the pods' CPU time."""
     return shared.reader(PodCpu, lambda: PodCpu(shared.means.hierarchy, files=shared.fd_cache))
 
 

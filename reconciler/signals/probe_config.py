@@ -36,7 +36,6 @@ class LatencyUnit(StrEnum):
 
     @property
     def milliseconds(self) -> float:
-        """How many one of it is."""
         return {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}[self.value]
 
 
@@ -202,7 +201,6 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def per_pod(self) -> bool:
-        """Whether the request depends on the pod."""
         texts = self.command.argv if self.command is not None else ()
         probe = self.http or self.prometheus
         return any(PLACEHOLDER.search(text) for text in (*texts, probe.url if probe is not None else ""))

@@ -54,7 +54,6 @@ class HttpProbeClient:
             raise failed(self._title, str(exc)) from exc
 
     def refused(self, answer: HttpResponse) -> SourceError:
-        """The error for an answer that does not count."""
         message = f" {answer.excerpt}" if answer.excerpt else ""
         return failed(self._title, f"{self.url}: HTTP {answer.status}{message}")
 

@@ -61,7 +61,6 @@ def selected(probe: Probe, pod: Pod) -> bool:
 
 
 def targets_of(probes: Mapping[str, Probe], view: NodeView) -> ProbeTargets:
-    """The targets on this node now."""
     targets: dict[ProbeTargetKey, ProbeTarget] = {}
     problems: dict[ProbeTargetKey, str] = {}
     for name, probe in probes.items():

@@ -65,7 +65,6 @@ class PodProcesses:
         return tuple(dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0)))
 
     def threads_of_group(self, path: str) -> tuple[int, ...]:
-        """The same, of all threads."""
         file = "tasks" if self._hierarchy.version(self._hierarchy.trigger) == 1 else "cgroup.threads"
         return tuple(dict.fromkeys(self._below(self._hierarchy.trigger_directory(path), 0, file=file)))
 

@@ -75,8 +75,6 @@ class SeriesSelector(Struct, frozen=True, kw_only=True):
 
 
 class MetricSeries(NamedTuple):
-    """One line."""
-
     name: str
     labels: Mapping[str, str]
     value: float

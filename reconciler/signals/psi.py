@@ -59,8 +59,7 @@ class PressureGroups(Protocol):
         """The pods that there are: make and fill what is missing, in its own time."""
 
     @property
-    def problem(self) -> str | None:
-        """Why not all of them are filled."""
+    def problem(self) -> str | None: ...
 
     async def aclose(self) -> None: ...
 

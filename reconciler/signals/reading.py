@@ -26,7 +26,6 @@ class ReaderTasks:
         self._scopes: dict[int, tuple[Reader, trio.CancelScope]] = {}
 
     def arrange(self, readers: Iterable[Reader]) -> None:
-        """Have the tasks of these readers and of no others."""
         wanted = {id(reader): reader for reader in readers if isinstance(reader, TaskReader)}
         for number in self._scopes.keys() - wanted.keys():
             _, scope = self._scopes.pop(number)

@@ -77,7 +77,6 @@ class Allocations:
         self._restarted_at = now
 
     def read(self, result: CpuManagerState | CheckpointError, now: float) -> None:
-        """Take one reading of cpu_manager_state, good or not."""
         if isinstance(result, CheckpointError):
             self._fault = result
             return

@@ -59,8 +59,6 @@ class _Call(NamedTuple):
 
 
 class _Sandbox(NamedTuple):
-    """What is kept of a sandbox."""
-
     uid: str
     id: str
     created_at: int

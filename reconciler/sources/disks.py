@@ -124,7 +124,6 @@ class DiskSource:
         return disks != before
 
     def status(self) -> SourceStatus:
-        """Which names have a disk."""
         message = "; ".join(self.problems) or ", ".join(f"{name} is {disk.title}" for name, disk in self.found.items())
         return SourceStatus(name=NAME, ok=not self.problems, age_s=0.0, detail=message or "none configured")
 

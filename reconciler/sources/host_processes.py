@@ -198,8 +198,6 @@ def _without_children(candidates: list[HostProcess]) -> list[HostProcess]:
 
 @final
 class _Search:
-    """One search of the processes of one machine."""
-
     def __init__(self, proc: str, programs: Mapping[str, tuple[str, ...]], executable: str | None) -> None:
         self._proc = proc
         self._programs = programs

@@ -57,7 +57,6 @@ class CpuChange(NamedTuple):
 
     @property
     def describe(self) -> str:
-        """For a person."""
         gone = self.taken - self.after.online
         parts = [f"CPU {gone} went offline"] if gone else []
         if self.back:

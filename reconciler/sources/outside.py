@@ -23,7 +23,6 @@ _MOST: Final = 10_000
 
 
 def groups_outside(hierarchy: Hierarchy) -> list[str]:
-    """Their group paths, sorted."""
     root = hierarchy.trigger_directory("/")
     services = glob.glob(os.path.join(glob.escape(root), "system.slice", "*.service"))
     paths: list[str] = []

@@ -74,8 +74,6 @@ class ResourceRequirements(Struct, frozen=True):
 
 
 class ContainerSpec(Struct, frozen=True, rename="camel"):
-    """A container of any of the three lists."""
-
     name: str
     resources: ResourceRequirements | None = None
     restart_policy: str | None = None
@@ -152,8 +150,6 @@ class PodStatus(Struct, frozen=True, rename=STATUS_NAMES):
 
 
 class PodObject(Struct, frozen=True):
-    """One pod."""
-
     kind: str | None = None
     metadata: ObjectMeta = ObjectMeta()
     spec: PodSpec = PodSpec()

@@ -82,7 +82,6 @@ class Reassertion:
         self._period = None
 
     def gone(self, container_id: str) -> None:
-        """The container was removed."""
         self._rounds.pop(container_id, None)
 
     def period(self, now: float) -> float | None:

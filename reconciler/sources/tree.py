@@ -75,7 +75,6 @@ class Listing(NamedTuple):
     unread: Mapping[str, SourceError]
 
     def knows(self, path: str) -> bool:
-        """Whether this listing would have a group, if there is one."""
         return not any(path == above or path.startswith(f"{above}/") for above in self.unread)
 
 
@@ -239,7 +238,6 @@ class TreeSource:
         return _newest(_dirs(node) for node in self._nodes.values() if node.name.kind is GroupKind.POD)
 
     def locate(self, container_id: str) -> PodDirs | None:
-        """The pod of a container that is there, from the model."""
         node = self._owners.get(container_id)
         return None if node is None else _dirs(node)
 
@@ -317,7 +315,6 @@ class TreeSource:
         return self._listed_at + self._resync_s + self._grace_s
 
     def _read_again(self, watcher: DirWatcher[str], way: AncestorWatch[str]) -> None:
-        """What could not be read, again."""
         for path in list(self._unread):
             node = self._nodes.get(path)
             if node is not None:

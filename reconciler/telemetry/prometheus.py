@@ -32,8 +32,6 @@ from state.printable import printable_lines
 
 @final
 class SnapshotCollector:
-    """Shows one snapshot."""
-
     def __init__(self, snapshot: MetricsSnapshot) -> None:
         self._snapshot = snapshot
 
@@ -322,7 +320,6 @@ def _http(now: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _watched(now: InterferenceCounters) -> Iterator[Metric]:
-    """Interference and evictions, where they are watched."""
     verdicts = sorted(now.verdicts.items())
     yield _gauges("interference_victims", "Monitored pods by rule and verdict.", ("rule", "verdict"), verdicts)
     yield _gauges("response_steps", "Responses in force.", ("response",), _single(now.steps))

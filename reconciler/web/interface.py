@@ -15,8 +15,7 @@ class StatusProvider(Protocol):
     """What is shown. Called on the loop; answers are values that do not change later."""
 
     @property
-    def pulse(self) -> LoopHeartbeat:
-        """Whether the main loop is running."""
+    def pulse(self) -> LoopHeartbeat: ...
 
     @property
     def sections(self) -> Sequence[str]:
@@ -29,8 +28,7 @@ class StatusProvider(Protocol):
     def not_ready(self) -> Sequence[str]:
         """Why the node is not under control yet, in a person's words; empty when it is."""
 
-    def metrics_steps(self) -> Steps[MetricsSnapshot]:
-        """The newest numbers, in steps."""
+    def metrics_steps(self) -> Steps[MetricsSnapshot]: ...
 
     def hour(self, uid: str) -> Mapping[str, object] | None:
         """The pod's last hour, one value a minute; None: no such pod."""

@@ -31,8 +31,6 @@ _NONE_OF_KUBELET: Final = frozenset({"cpu.quota", "memory.high", "memory.soft"})
 
 
 class FileAction(StrEnum):
-    """The action that one file needs."""
-
     NOTHING = "nothing"
     """The file holds the wanted value."""
     FIRST = "first touch"

@@ -288,7 +288,6 @@ class ControlFileCache:
             del self._readings[key]
 
     def forget_unmanaged_group(self, path: str) -> None:
-        """The same of one group."""
         if self._unmanaged_at.pop(path, None) is not None:
             for knob in CATALOG:
                 self._unmanaged.pop((path, knob), None)

@@ -190,7 +190,6 @@ class ChangeDetector:
         self._on_hold = held
 
     def detect(self, target: GroupTarget) -> list[FileWrite]:
-        """The writes of one group that are due now."""
         path = target.group.path
         self.statuses.keep_only(path, target.settings)
         self.in_place.keep_only(path, target.settings)

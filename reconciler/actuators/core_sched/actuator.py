@@ -145,7 +145,6 @@ class CoreSched(PeriodicActuator):
 
     @property
     def _ours(self) -> Mapping[int, str]:
-        """Our cookies, each with its group."""
         return self._rows.now.ours
 
     async def _sweep(self, situation: PlanSnapshot) -> None:

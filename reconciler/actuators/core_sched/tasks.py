@@ -128,8 +128,6 @@ _HEX: Final = re.compile("0x[0-9a-f]{1,16}", re.ASCII)
 
 
 class CookieState(Struct, frozen=True, kw_only=True):
-    """The recorded state: cookie to group."""
-
     ours: Mapping[int, str] = {}
 
 
@@ -290,7 +288,6 @@ def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:
 
 
 def with_cookie(prctl: Prctl, tids: Iterable[int], cookies: Mapping[int, str]) -> list[int]:
-    """Those of these threads that have one of these cookies."""
     numbers = []
     for tid in tids:
         try:

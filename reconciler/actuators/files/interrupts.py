@@ -71,8 +71,6 @@ class MovedInterrupt(Struct, frozen=True, kw_only=True):
 
 
 class InterruptRows(Struct, frozen=True, kw_only=True):
-    """The moved interrupts, by number."""
-
     by_number: Mapping[int, MovedInterrupt] = {}
 
 

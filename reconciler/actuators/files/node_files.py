@@ -229,7 +229,6 @@ class NodeFiles(PeriodicActuator):
 
     @property
     def _changed(self) -> Mapping[str, NodeFileState]:
-        """The files that have a row in the ledger."""
         return {name: value for rows in self._rows.values() for name, value in rows.now.values.items()}
 
     def _status(self, name: str) -> SettingStatus | None:

@@ -172,7 +172,6 @@ def _state(
 
 
 def _is_held(redirect: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold], direction: Direction) -> bool:
-    """Whether a hold covers a pod that is no longer a BE pod."""
     pod = pods.get(redirect.pod_uid)
     if pod is None:
         return False
@@ -245,7 +244,6 @@ class PodCeiling:
 
     @property
     def statuses(self) -> bool:
-        """Whether packets are redirected now."""
         return bool(self.cables) and self._ifb is not None
 
     async def bring(
@@ -488,7 +486,6 @@ def _with_slots(due: Mapping[str, Redirect], cables: Mapping[str, Redirect]) -> 
 def _state_after(
     state: SettingState | None, message: str, uid: str, done: Mapping[str, str]
 ) -> tuple[SettingState, str]:
-    """The state of a pod after the writes."""
     if state is not None:
         return state, message
     if uid not in done:

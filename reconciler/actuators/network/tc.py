@@ -88,8 +88,7 @@ class Tc(Protocol):
     def install(self, index: int, rates: ClassRates) -> None:
         """Install or complete our tree. The root must be ours or a default."""
 
-    def change(self, index: int, rates: ClassRates) -> None:
-        """Set the rates of the classes."""
+    def change(self, index: int, rates: ClassRates) -> None: ...
 
     def counted(self, index: int) -> tuple[int, int] | None:
         """Bytes sent by online and by BE; None if our classes do not exist."""

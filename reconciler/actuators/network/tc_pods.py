@@ -90,8 +90,7 @@ class PodTc(Protocol):
     """The kernel calls of `actuators.network.pod_ceiling`. All raise `SourceError` if the kernel refuses."""
 
     @property
-    def direction(self) -> Direction:
-        """Which packets."""
+    def direction(self) -> Direction: ...
 
     def veths(self, spaces: Mapping[str, int]) -> dict[str, tuple[Link, ...]]:
         """The veth devices into each of these namespaces (name -> open file of it), by the same names."""
@@ -102,8 +101,7 @@ class PodTc(Protocol):
     def device(self, name: str) -> Link | None:
         """The device of a name; None if it does not exist."""
 
-    def devices(self) -> dict[str, Link]:
-        """All devices, by name."""
+    def devices(self) -> dict[str, Link]: ...
 
     def filters_of(self, indices: Collection[int]) -> dict[int, VethFilters]:
         """The filters of these devices; a removed device has none."""

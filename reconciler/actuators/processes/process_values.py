@@ -84,8 +84,7 @@ class MemberAccess(Protocol):
     def value_of(self, number: int) -> int:
         """The value of one member. Errors: `ValueError` as well."""
 
-    def set_value(self, number: int, value: int) -> None:
-        """Set the value of one member."""
+    def set_value(self, number: int, value: int) -> None: ...
 
 
 class MembersSeen(NamedTuple):
@@ -385,7 +384,6 @@ class ProcessValueActuator(PeriodicActuator):
 
     @property
     def _containers(self) -> Mapping[str, ContainerRecord]:
-        """The containers that have a value of ours."""
         return self._rows.now.containers
 
     def _plan_period_s(self, situation: PlanSnapshot) -> float | None:
@@ -515,7 +513,6 @@ class ProcessValueActuator(PeriodicActuator):
         return wanted, left
 
     def _before_signal(self, container_id: str) -> SettingState:
-        """The state of a container that the runtime is creating."""
         del container_id
         return SettingState.WAITING
 

@@ -41,7 +41,6 @@ class SinkSetup(Struct, frozen=True, kw_only=True):
     kubelets: str | None = None
 
     def path(self, path: str) -> str:
-        """A configured path as it is on this machine."""
         return os.path.join(self.root, path.lstrip("/"))
 
 
@@ -113,7 +112,6 @@ class SinkContext(Struct, frozen=True, kw_only=True):
 
 
 def setup_of(name: str, config: SinkConfig, ground: SinkContext, apiserver: ApiServer) -> SinkSetup:
-    """What one sink is made of."""
     return SinkSetup(
         name=name,
         config=config,

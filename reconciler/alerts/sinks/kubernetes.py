@@ -26,8 +26,6 @@ _LONGEST_NOTE: Final = 1024
 
 
 class EventApi(StrEnum):
-    """Which API group the Events are written to."""
-
     CORE = "v1"
     EVENTS = "events.k8s.io/v1"
 

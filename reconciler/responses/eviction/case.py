@@ -213,7 +213,6 @@ class CaseRunner:
 
     @property
     def case(self) -> EvictionCase:
-        """As last journalled."""
         return self._case
 
     @property

@@ -145,7 +145,6 @@ class Evictor:
         )
 
     def status(self) -> SourceStatus:
-        """Whether it can work."""
         problem = self._journal.problem
         count = sum(case.open for case in self.cases())
         return SourceStatus(name=NAME, ok=problem is None, age_s=0.0, detail=problem or f"{count} under way")

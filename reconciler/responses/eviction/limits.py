@@ -76,7 +76,6 @@ def owner_of(pod: PodSnapshot) -> str:
 
 
 def turn_of(order: EvictionOrder, pod: PodSnapshot, frame: SampleFrame) -> EvictionRecord:
-    """The record of an order that is given now."""
     return EvictionRecord(
         id=order.id,
         uid=order.uid,

@@ -57,7 +57,6 @@ def unhealthy(findings: Iterable[RuleVerdict]) -> Suffering:
 
 
 def reason_of(order: EvictionOrder, named: RequestedVictim | None, now: float) -> EvictionReason:
-    """The reason for an order that is given now."""
     return EvictionReason(trigger=order.cause, subject=order.subject, uid=order.uid, pressed_s=now, named=named)
 
 

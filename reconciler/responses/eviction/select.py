@@ -255,7 +255,6 @@ class _Selector:
         )
 
     def _blocked(self, pressure: Shortage) -> tuple[RefusalReason, str] | None:
-        """The reason that blocks every eviction for it."""
         grounds, now = self._grounds, self._grounds.scene.now
         since = now - grounds.started_s
         quiet = grounds.config.limits.quiet_s

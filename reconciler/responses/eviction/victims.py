@@ -52,7 +52,6 @@ class Replacement(IntEnum):
 
     @property
     def words(self) -> str:
-        """As text, for a ranking."""
         return _WORDS[self]
 
 

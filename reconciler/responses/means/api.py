@@ -44,8 +44,6 @@ _SEVERAL_BUDGETS: Final = "more than one PodDisruptionBudget"
 
 
 class EvictionAnswer(Enum):
-    """What an answer to an eviction means."""
-
     ACCEPTED = auto()
     BUDGET = auto()
     SEVERAL_BUDGETS = auto()

@@ -72,8 +72,7 @@ class EvictionWork(Protocol):
     """One case while it is carried out."""
 
     @property
-    def case(self) -> EvictionCase:
-        """As last journalled."""
+    def case(self) -> EvictionCase: ...
 
     @property
     def resumed(self) -> EvictionStep | None:
@@ -125,8 +124,7 @@ class EvictionMethod(Protocol):
     """One way to end a pod. `end` may be called for several pods at once."""
 
     @property
-    def means(self) -> EvictionMethodName:
-        """Its name."""
+    def means(self) -> EvictionMethodName: ...
 
     def unusable(self, case: EvictionCase) -> EvictionResult | None:
         """The result where the method is unusable for this pod now; None: try. Sends no request."""

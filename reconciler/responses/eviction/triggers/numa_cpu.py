@@ -43,13 +43,10 @@ class BusyNode(Struct, frozen=True, kw_only=True):
 
 
 class BusyNodes(Struct, frozen=True):
-    """By subject."""
-
     by_node: Mapping[str, BusyNode] = {}
 
 
 def judge_node(config: NumaCpuConfig, ring: LoadRing, *, was_short: bool) -> BusyNode:
-    """The state of a node by its ring, which has a sample."""
     newest = ring.ratios[-1]
     if len(ring.ratios) < config.samples:
         return BusyNode(ring=ring)

@@ -23,8 +23,6 @@ _PREFIX: Final = "pool:"
 
 
 class LoadRings(Struct, frozen=True):
-    """By pool."""
-
     by_pool: Mapping[str, LoadRing] = {}
 
 
