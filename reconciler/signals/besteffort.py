@@ -2,15 +2,14 @@
 
 # ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final, final
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet
 from state.evidence import NODE
 from state.model import ContainerKind, NodeView, Pod, PodClass, Pools
 
-NAME: Final = "besteffort"
 SIGNALS: Final = (
     "be.budget",
     "be.limit",
@@ -58,11 +57,6 @@ def asked(pods: Iterable[Pod], most: int) -> tuple[int, int]:
 
 @final
 class BestEffortReader(BaseReader):
-    """A `Reader`."""
-
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         view, pools = scene.view, scene.pools
         cpu, memory = asked(view.pods.values(), view.capacity_milli)
@@ -80,7 +74,3 @@ class BestEffortReader(BaseReader):
         bounds = [number for number in (scene.memory.reclaimed_high_bytes, scene.memory.reclaimed_max_bytes) if number]
         if bounds:
             sheet.put(NODE, "be.memory_bound", min(bounds))
-
-
-def build(_shared: SharedReaders) -> Reader:
-    return BestEffortReader()

@@ -26,7 +26,7 @@ class SignalDefinition(Struct, frozen=True, kw_only=True):
 
 
 class ReaderRow(Struct, frozen=True, kw_only=True):
-    """A reader: its name, the path of its ``build`` function, what it measures.
+    """A reader: its name, the path of its class or of a function that builds it, what it measures.
 
     ``defined``: the signals of which it is the first reader. ``needs``: readers that must run before it. ``of``: the
     subjects that it measures, where other readers measure the same signals of pods.
@@ -77,7 +77,7 @@ def _signals(readers: tuple[ReaderRow, ...]) -> Mapping[str, SignalDefinition]:
 READERS: Final = (
     _reader(
         "cpu",
-        "reconciler.signals.podcpu:build",
+        "reconciler.signals.podcpu:PodCpu",
         _s("cpu.use", "milli-CPU", ("node", "pod", "pool"), "CPU time used"),
         _s("cpu.throttled", "percent", ("pod",), "scheduling periods in which the pod was throttled by its own quota"),
         _s("cpu.throttled_milli", "milli-CPU", ("pod",), "CPU time lost to throttling by the pod's own quota"),
@@ -114,7 +114,7 @@ READERS: Final = (
     ),
     _reader(
         "memory",
-        "reconciler.signals.podmemory:build",
+        "reconciler.signals.podmemory:PodMemory",
         _s("memory.use", "bytes", ("node", "pod", "pool"), "memory in use, page cache included"),
         _s("memory.rss", "bytes", ("pod",), "anonymous memory in use"),
         _s("memory.limit", "bytes", ("pod",), "the memory limit in force"),
@@ -126,25 +126,25 @@ READERS: Final = (
     ),
     _reader(
         "numa",
-        "reconciler.signals.podnuma:build",
+        "reconciler.signals.podnuma:PodNuma",
         _s("memory.numa_rss", "bytes", ("pod",), "anonymous memory in use on one NUMA node (subject pod:UID@numa:N)"),
     ),
     _reader(
         "disk",
-        "reconciler.signals.poddisk:build",
+        "reconciler.signals.poddisk:PodDisk",
         _s("disk.read", "bytes/s", ("node", "pod"), "read from disks"),
         _s("disk.write", "bytes/s", ("node", "pod"), "written to disks"),
         _s("disk.ops", "per s", ("node", "pod"), "requests to disks"),
     ),
     _reader(
         "net",
-        "reconciler.signals.podnet:build",
+        "reconciler.signals.podnet:PodNet",
         _s("net.receive", "bytes/s", ("node", "pod"), "received from the network"),
         _s("net.transmit", "bytes/s", ("node", "pod"), "sent to the network"),
     ),
     _reader(
         "node",
-        "reconciler.signals.nodeload:build",
+        "reconciler.signals.nodeload:NodeLoad",
         "cpu.use",
         _s("cpu.idle", "milli-CPU", ("node", "pool"), "idle CPU time"),
         _s("load.1", "count", ("node",), "load average of one minute"),
@@ -158,7 +158,7 @@ READERS: Final = (
     ),
     _reader(
         "nodememory",
-        "reconciler.signals.nodememory:build",
+        "reconciler.signals.nodememory:NodeMemoryReader",
         "memory.use",
         _s("memory.available", "bytes", ("node",), "memory available without swapping (MemAvailable)"),
         _s("memory.total", "bytes", ("node", "numa"), "total memory without huge pages"),
@@ -175,7 +175,7 @@ READERS: Final = (
     ),
     _reader(
         "filesystems",
-        "reconciler.signals.filesystems:build",
+        "reconciler.signals.filesystems:FileSystems",
         _s("fs.available", "bytes", ("fs",), "space available to users of the file system"),
         _s("fs.size", "bytes", ("fs",), "size of the file system"),
         _s("fs.inodes_free", "count", ("fs",), "free inodes"),
@@ -183,7 +183,7 @@ READERS: Final = (
     ),
     _reader(
         "fsuse",
-        "reconciler.signals.fsuse:build",
+        "reconciler.signals.fsuse:DirectoryUsageReader",
         _s(
             "fs.use",
             "bytes",
@@ -194,7 +194,7 @@ READERS: Final = (
     ),
     _reader(
         "numacpu",
-        "reconciler.signals.numacpu:build",
+        "reconciler.signals.numacpu:NumaCpu",
         _s(
             "cpu.numa_use",
             "milli-CPU",
@@ -206,7 +206,7 @@ READERS: Final = (
     ),
     _reader(
         "pools",
-        "reconciler.signals.pools:build",
+        "reconciler.signals.pools:PoolReader",
         _s("pool.cpus", "CPUs", ("pool",), "CPUs in the pool"),
         "cpu.use",
         "cpu.idle",
@@ -219,7 +219,7 @@ READERS: Final = (
     ),
     _reader(
         "besteffort",
-        "reconciler.signals.besteffort:build",
+        "reconciler.signals.besteffort:BestEffortReader",
         _s("be.budget", "milli-CPU", ("node",), "CPU budget of BE work, by the plan"),
         _s("be.limit", "milli-CPU", ("node",), "CPU limit of BE work: its CPUs or its quota, the smaller"),
         _s("be.request", "milli-CPU", ("node",), "sum of the CPU requests of BE pods"),
@@ -230,18 +230,18 @@ READERS: Final = (
     ),
     _reader(
         "perf",
-        "reconciler.signals.perf:build",
+        "reconciler.signals.perf:PerfReader",
         _s("cpi", "ratio", ("pod",), "cycles per instruction"),
         _s("llc.misses", "per 1000", ("pod",), "last-level cache misses per 1000 instructions"),
     ),
     _reader(
         "latency",
-        "reconciler.signals.latency:build",
+        "reconciler.signals.latency:LatencyReader",
         _s("service.latency", "ms", ("pod",), "latency measured by the pod's probe"),
     ),
     _reader(
         "resctrl",
-        "reconciler.signals.resctrl_reader:build",
+        "reconciler.signals.resctrl_reader:ResctrlReader",
         _s("llc.occupancy", "bytes", ("pod",), "last-level cache occupancy"),
         _s("memory.bandwidth", "bytes/s", ("node", "pod"), "memory bandwidth used"),
     ),

@@ -11,15 +11,14 @@ Each file system has a thread of its own, so that a blocked one does not hide th
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, final
 
 from reconciler.runtime.format import duration
 from reconciler.signals.lane import BackgroundJob
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 
-NAME: Final = "filesystems"
 SIGNALS: Final = ("fs.available", "fs.size", "fs.inodes_free", "fs.inodes")
 _EVERY_S: Final = 10.0
 _HANGS_S: Final = 5.0
@@ -49,23 +48,13 @@ def statvfs(path: str, clock: Callable[[], float] = time.monotonic) -> FreeSpace
 
 
 @final
-class FileSystems:
-    """A `Reader`. ``directories``: by the name of their file system."""
-
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(
-        self,
-        directories: Mapping[str, str],
-        *,
-        asks: Callable[[str], FreeSpace] = statvfs,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._directories = dict(directories)
+class FileSystems(BaseReader):
+    def __init__(self, shared: SharedReaders, asks: Callable[[str], FreeSpace] = statvfs) -> None:
+        super().__init__(shared)
+        prefix = shared.means.root.rstrip("/")
+        self._directories = {name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()}
         self._asks = asks
-        self._clock = clock
-        self._lanes = {name: BackgroundJob[FreeSpace](f"fs:{name}") for name in directories}
+        self._lanes = {name: BackgroundJob[FreeSpace](f"fs:{name}") for name in self._directories}
         self._rooms: dict[str, FreeSpace] = {}
         self._started: dict[str, float] = {}
         self._failed: dict[str, str] = {}
@@ -111,8 +100,3 @@ def _enter(sheet: SampleSheet, subject: str, room: FreeSpace, age_s: float) -> N
     if room.inodes:
         sheet.put(subject, "fs.inodes", room.inodes, age_s=age_s)
         sheet.put(subject, "fs.inodes_free", room.inodes_free, age_s=age_s)
-
-
-def build(shared: SharedReaders) -> Reader:
-    prefix = shared.means.root.rstrip("/")
-    return FileSystems({name: f"{prefix}{path}" for name, path in shared.means.filesystems.items()})

@@ -13,8 +13,7 @@ the kubelet's directories.
 import os
 import re
 import subprocess
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, final
 
@@ -22,12 +21,10 @@ from cgroupfs.bounded import digits
 from cgroupfs.lines import lines_of
 from reconciler.runtime.format import duration
 from reconciler.signals.lane import BackgroundJob
-from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_at, pod_subject
 from state.model import Pod
 
-NAME: Final = "fsuse"
 SIGNALS: Final = ("fs.use", "fs.inodes_use")
 _EVERY_S: Final = 60.0
 _LONGEST_S: Final = 120.0
@@ -87,30 +84,20 @@ def upper_directory(mountinfo: str) -> str | None:
 
 
 @final
-class DirectoryUsageReader:
+class DirectoryUsageReader(BaseReader):
     """A `Reader`. ``kubelet``, ``images``: directories of theirs, without ``root``, the prefix of all paths."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(
-        self,
-        processes: PodProcesses,
-        kubelet: str,
-        *,
-        images: str | None = None,
-        root: str = "/",
-        du: Callable[[Sequence[str], Sequence[str]], str] = run_du,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._processes = processes
-        self._root = root.rstrip("/")
-        self._pods = f"{self._root}/{kubelet.strip('/')}/pods"
+    def __init__(self, shared: SharedReaders, du: Callable[[Sequence[str], Sequence[str]], str] = run_du) -> None:
+        super().__init__(shared)
+        means = shared.means
+        images = means.filesystems.get("imagefs")
+        self._processes = shared.processes
+        self._root = means.root.rstrip("/")
+        self._pods = f"{self._root}/{means.kubelet.strip('/')}/pods"
         self._logs = f"{self._root}/{_LOGS}"
         self._images = None if images is None else f"{self._root}/{images.strip('/')}"
         self._du = du
-        self._clock = clock
-        self._lane = BackgroundJob[dict[str, DirectoryUsage]](NAME)
+        self._lane = BackgroundJob[dict[str, DirectoryUsage]]("fsuse")
         self._uses: Mapping[str, DirectoryUsage] = {}
         """By subject."""
         self._next_at = 0.0
@@ -206,10 +193,3 @@ class DirectoryUsageReader:
                     yield place, os.stat(place).st_dev
             except OSError:
                 continue
-
-
-def build(shared: SharedReaders) -> Reader:
-    means = shared.means
-    return DirectoryUsageReader(
-        shared.processes, means.kubelet, images=means.filesystems.get("imagefs"), root=means.root
-    )

@@ -137,17 +137,11 @@ class HostMeter:
         self._finder = HostGroupFinder(hierarchy, kubepods, files, root)
         self._processes = HostProcesses(kubepods, files, root)
         self._most = max(_FEW, MOST // max(1, len(entries)))
-        shared = self._shared = SharedReaders(ReaderContext(hierarchy=hierarchy, root=root, files=files))
+        shared = self._shared = SharedReaders(ReaderContext(hierarchy=hierarchy, root=root, files=files, clock=clock))
         self._lists = _Lists()
-        kept = shared.fd_cache
-        cpu = PodCpu(hierarchy, files=kept, clock=clock)
-        self._waits = RunQueue(self._lists, cpu, root=root, files=files, taskstats=taskstats, clock=clock)
-        self._readers: tuple[Reader, ...] = (
-            cpu,
-            Psi(hierarchy, cpu, root=root, files=kept, clock=clock),
-            PodMemory(hierarchy, shared.vmstat, files=kept, clock=clock),
-            PodDisk(hierarchy, root=root, files=kept, clock=clock),
-        )
+        cpu = shared.reader(PodCpu)
+        self._waits = RunQueue(shared, self._lists, cpu, taskstats)
+        self._readers: tuple[Reader, ...] = (cpu, Psi(shared, cpu), PodMemory(shared), PodDisk(shared))
         self._view = NodeView(
             topology=Topology(online=CpuSet([0])),
             versions=hierarchy.versions(),

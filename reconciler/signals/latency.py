@@ -5,8 +5,7 @@ A sample ages until the next one; a target that fails is unknown at once, with t
 intervals until it succeeds. Where a result is of several pods together, each of them has it, with confidence 0.5.
 """
 
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, final
 from zlib import crc32
 
@@ -18,10 +17,9 @@ from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.probe_config import Probe
 from reconciler.signals.probe_source import ProbeResult, ProbeSource
 from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey, ProbeTargets, targets_of
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject
 
-NAME: Final = "latency"
 SIGNAL: Final = "service.latency"
 SIGNALS: Final = (SIGNAL,)
 LONGEST_WAIT_S: Final = 60.0
@@ -32,6 +30,8 @@ _SPREAD_S: Final = 5.0
 _TOGETHER: Final = 0.5
 _CLOSE_S: Final = 2.0
 _TOLD: Final = 3
+_COMMANDS: Final = 4
+"""Programs that run at once."""
 LONGEST_MS: Final = 1e9
 """Eleven days. A service chooses its answer, and the deviation of 1e308 raises in the detector, for all pods."""
 
@@ -69,23 +69,15 @@ def source_of(target: ProbeTarget, slots: trio.CapacityLimiter) -> ProbeSource:
 class LatencyReader(BaseReader):
     """`TaskReader` with a task for each target. No target is measured before the signal is wanted."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
     def __init__(
         self,
-        probes: Mapping[str, Probe],
-        *,
-        commands: int = 4,
+        shared: SharedReaders,
         make: Make = source_of,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``commands``: how many programs run at once. ``clock``: the clock of `read`."""
-        super().__init__()
-        self._probes = probes
+        super().__init__(shared)
+        self._probes = shared.means.probes
         self._make = make
-        self._clock = clock
-        self._slots = trio.CapacityLimiter(commands)
+        self._slots = trio.CapacityLimiter(_COMMANDS)
         self._targets = ProbeTargets()
         self._changed = WakeUp()
         self._running: dict[ProbeTargetKey, _Running] = {}
@@ -196,7 +188,3 @@ def _kept_s(probe: Probe) -> float:
 def _asked(target: ProbeTarget) -> object:
     """The request of a target. Targets with an equal one share a measurement; a change of pods needs no new one."""
     return target.probe, target.argv, target.url
-
-
-def build(shared: SharedReaders) -> Reader:
-    return LatencyReader(shared.means.probes)

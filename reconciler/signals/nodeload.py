@@ -1,18 +1,14 @@
 """How busy the node is: CPU use by the sampler that the policies use, the load average, and its disks."""
 
-import time
-from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import shown, whole
-from cgroupfs.files import REAL, FileOps
 from reconciler.signals.devicestats import DiskDevices, DiskTimes, IoCounters, parse_diskstats
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import NodeCpu
 
-NAME: Final = "node"
 _DISKS: Final = ("disk.read", "disk.write", "disk.ops", "disk.busy", "disk.delay")
 SIGNALS: Final = ("cpu.use", "cpu.idle", "load.1", "load.runnable", *_DISKS)
 
@@ -37,15 +33,11 @@ class _CpuBusy(NamedTuple):
 class NodeLoad(BaseReader):
     """A `Reader`. **Cost**: 10 µs and 3 µs a block device that has ever been used."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(self, *, root: str = "/", files: FileOps = REAL, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._proc = f"{root.rstrip('/')}/proc"
-        self._files = files
-        self._clock = clock
-        self._devices = DiskDevices(root)
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        self._proc = f"{shared.means.root.rstrip('/')}/proc"
+        self._proc_files = shared.means.files
+        self._devices = DiskDevices(shared.means.root)
         self._grew = CounterDelta()
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
@@ -53,7 +45,7 @@ class NodeLoad(BaseReader):
         if scene.view.cpu is not None:
             _enter_cpu(scene.view.cpu, sheet)
         try:
-            load, runnable = parse_loadavg(self._files.read(self._proc, "loadavg"))
+            load, runnable = parse_loadavg(self._proc_files.read(self._proc, "loadavg"))
         except (OSError, ValueError) as exc:
             self._problems |= dict.fromkeys(("load.1", "load.runnable"), f"/proc/loadavg: {exc}")
         else:
@@ -65,7 +57,7 @@ class NodeLoad(BaseReader):
 
     def _read_disks(self, sheet: SampleSheet, now: float) -> None:
         try:
-            pairs = parse_diskstats(self._files.read(self._proc, "diskstats"))
+            pairs = parse_diskstats(self._proc_files.read(self._proc, "diskstats"))
         except OSError as exc:
             self._problems |= dict.fromkeys(_DISKS, f"/proc/diskstats: {exc.strerror}")
             return
@@ -104,7 +96,3 @@ def _enter_cpu(cpu: NodeCpu, sheet: SampleSheet) -> None:
     if cpu.age_s is not None:
         sheet.put(NODE, "cpu.use", cpu.busy_milli, age_s=cpu.age_s)
         sheet.put(NODE, "cpu.idle", 1000 * sum(cpu.idle.values()), age_s=cpu.age_s)
-
-
-def build(shared: SharedReaders) -> Reader:
-    return NodeLoad(root=shared.means.root, files=shared.means.files)

@@ -8,20 +8,16 @@ once in half a minute. ``memory.total`` is ordinary memory, without huge pages (
 admin-guide/sysctl/vm.
 """
 
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Final, final
 
-from cgroupfs.files import REAL, FileOps
 from reconciler.signals import vmstat
 from reconciler.signals.growth import CounterDelta
 from reconciler.signals.memory import numa_huge_bytes, parse_zoneinfo
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
-from reconciler.signals.vmstat import VmStat
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.memory import ZoneNode, meminfo_bytes, ordinary
 
-NAME: Final = "nodememory"
 _RATES: Final = ("memory.kswapd", "memory.direct", "memory.scanned", "memory.refaults")
 SIGNALS: Final = (
     "memory.use",
@@ -47,24 +43,11 @@ _ZONES_EVERY_S: Final = 30.0
 
 @final
 class NodeMemoryReader(BaseReader):
-    """A `Reader`."""
-
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(
-        self,
-        counters: VmStat,
-        *,
-        root: str = "/",
-        files: FileOps = REAL,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
-        self._counters = counters
-        self._root = root.rstrip("/")
-        self._files = files
-        self._clock = clock
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        self._counters = shared.vmstat
+        self._root = shared.means.root.rstrip("/")
+        self._proc_files = shared.means.files
         self._grew = CounterDelta()
         self._zones: Mapping[int, ZoneNode] = {}
         self._zones_at: float | None = None
@@ -73,7 +56,7 @@ class NodeMemoryReader(BaseReader):
         self._problems = {}
         wanted = set(scene.wanted)
         try:
-            machine = ordinary(meminfo_bytes(self._files.read(f"{self._root}/proc", "meminfo")))
+            machine = ordinary(meminfo_bytes(self._proc_files.read(f"{self._root}/proc", "meminfo")))
         except OSError as exc:
             self._problems = dict.fromkeys(SIGNALS, f"/proc/meminfo: {exc.strerror}")
             machine = {}
@@ -113,7 +96,7 @@ class NodeMemoryReader(BaseReader):
         if self._zones_at is not None and 0.0 <= now - self._zones_at < _ZONES_EVERY_S:
             return
         try:
-            self._zones = parse_zoneinfo(self._files.read(f"{self._root}/proc", "zoneinfo"))
+            self._zones = parse_zoneinfo(self._proc_files.read(f"{self._root}/proc", "zoneinfo"))
             self._zones_at = now
         except (OSError, ValueError) as exc:
             self._zones = {}
@@ -125,11 +108,11 @@ class NodeMemoryReader(BaseReader):
             return machine
         try:
             directory = f"{self._root}/sys/devices/system/node/node{number}"
-            inside = meminfo_bytes(self._files.read(directory, "meminfo"))
+            inside = meminfo_bytes(self._proc_files.read(directory, "meminfo"))
         except OSError:
             return {}
         # Most machines have no huge pages: then the directories are not listed.
-        return ordinary(inside, numa_huge_bytes(self._files, directory) if machine.get("Hugetlb") else 0)
+        return ordinary(inside, numa_huge_bytes(self._proc_files, directory) if machine.get("Hugetlb") else 0)
 
 
 def _enter(sheet: SampleSheet, subject: str, meminfo: Mapping[str, int]) -> None:
@@ -140,7 +123,3 @@ def _enter(sheet: SampleSheet, subject: str, meminfo: Mapping[str, int]) -> None
 def _marks(sheet: SampleSheet, subject: str, zones: ZoneNode) -> None:
     sheet.put(subject, "memory.low", zones.low_bytes)
     sheet.put(subject, "memory.min", zones.min_bytes)
-
-
-def build(shared: SharedReaders) -> Reader:
-    return NodeMemoryReader(shared.vmstat, root=shared.means.root, files=shared.means.files)

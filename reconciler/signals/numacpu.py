@@ -10,20 +10,18 @@ On a machine with one node only that node is entered, as the pods' whole is the 
 **Cost**: no file; 6 µs a pod and 20 µs a node of 64 CPUs.
 """
 
-# ruff: noqa: ARG001, ARG002  # readers have one signature, whether they need all of it or not
+# ruff: noqa: ARG002  # readers have one signature, whether they need all of it or not
 
-from collections.abc import Collection
 from typing import Final, final
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.cpu import idle_milli
 from reconciler.signals.extent import pod_cpus
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet
 from state.evidence import pod_at, pod_subject
 from state.topology import Topology
 
-NAME: Final = "numacpu"
 SIGNALS: Final = ("cpu.numa_use", "cpu.numa_idle")
 
 
@@ -35,9 +33,6 @@ def only_node(cpus: CpuSet, topology: Topology) -> int | None:
 @final
 class NumaCpu(BaseReader):
     """A `Reader`; runs after that of the pods' CPU time, whose samples it enters by node."""
-
-    name = NAME
-    signals: Collection[str] = SIGNALS
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         view, topology = scene.view, scene.view.topology
@@ -57,7 +52,3 @@ class NumaCpu(BaseReader):
             if use is not None and own is not None:
                 sheet.put(pod_at(uid, f"numa:{own}"), "cpu.numa_use", use)
             await slices.checkpoint()
-
-
-def build(shared: SharedReaders) -> Reader:
-    return NumaCpu()

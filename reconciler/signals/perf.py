@@ -18,14 +18,13 @@ import errno
 import math
 import os
 import resource
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple, final
 
 import trio
 
 from cgroupfs.errors import SourceError
-from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.hierarchy import UNIFIED
 from reconciler.runtime.format import duration
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.wakeup import next_beat
@@ -43,13 +42,12 @@ from reconciler.signals.perf_window import (
     rotate,
     why,
 )
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject
 from state.model import NodeView, Pod
 
 TICK_S: Final = 1.0
 """Windows begin and end on ticks."""
-NAME: Final = "perf"
 SIGNALS: Final = ("cpi", "llc.misses")
 _AGAIN_S: Final = 600.0
 """After a refusal for lack of rights or descriptors the next try is this much later: an operator may have fixed it."""
@@ -91,27 +89,22 @@ class _PerfTarget(NamedTuple):
 
 
 @final
-class PerfReader:
+class PerfReader(BaseReader):
     """`TaskReader` that counts a few pods at a time. No counter is opened before its signals are wanted."""
-
-    name = NAME
-    signals: Collection[str] = SIGNALS
 
     def __init__(
         self,
-        hierarchy: Hierarchy,
-        config: PerfConfig | None = None,
+        shared: SharedReaders,
         *,
         calls: PerfCalls | None = None,
         events: tuple[PerfEvent, PerfEvent, PerfEvent] = (CYCLES, INSTRUCTIONS, CACHE_MISSES),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``events``: used for cycles, instructions and misses. ``clock``: the clock of `read`."""
-        self._config = config or PerfConfig()
+        """``events``: used for cycles, instructions and misses."""
+        super().__init__(shared)
+        self._config = shared.means.perf
         self._calls = calls or RealPerf()
         self._cycles, self._instructions, self._misses = events
-        self._clock = clock
-        self._hierarchy = hierarchy
+        self._hierarchy = hierarchy = shared.means.hierarchy
         self._controller = "perf_event" if hierarchy.version("perf_event") == 1 else UNIFIED
         self._limiter = trio.CapacityLimiter(1)
         self._view: NodeView | None = None
@@ -133,7 +126,7 @@ class PerfReader:
     def problems(self) -> Mapping[str, str]:
         missing = self._offer.missing
         if self._cycles.name in missing:
-            return dict.fromkeys(self.signals, missing[self._cycles.name])
+            return dict.fromkeys(SIGNALS, missing[self._cycles.name])
         problems: dict[str, str] = {}
         refused = list(self._refused.items())
         parts = [self._short] if self._short else []
@@ -153,7 +146,7 @@ class PerfReader:
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter the results of the last windows, and record the existing pods."""
-        wanted = any(signal in scene.wanted for signal in self.signals)
+        wanted = any(signal in scene.wanted for signal in SIGNALS)
         self._view = scene.view
         self._pods = {uid: pod for uid, pod in scene.view.pods.items() if pod.pod_class.online} if wanted else {}
         keys = {_key(pod) for pod in self._pods.values()}
@@ -311,7 +304,3 @@ def misses_confidence(root: str) -> float:
     except OSError:
         return 1.0
     return _SECOND_LEVEL if any(vendor in head for vendor in _SECOND_LEVEL_VENDORS) else 1.0
-
-
-def build(shared: SharedReaders) -> Reader:
-    return PerfReader(shared.means.hierarchy, shared.means.perf)

@@ -12,20 +12,17 @@ Units: nanoseconds inside, the catalog's outside. Source: kernel documentation, 
 
 # ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
 
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol, final
 
-from cgroupfs.files import REAL
-from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.kept import GroupDirectories, ReadOps
+from cgroupfs.hierarchy import UNIFIED
+from cgroupfs.kept import GroupDirectories
 from cgroupfs.naming import QosClass
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, parse_counters, prefixes
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.model import ContainerKind, NodeView, Pod
 
-NAME: Final = "cpu"
 SIGNALS: Final = ("cpu.use", "cpu.throttled", "cpu.throttled_milli")
 
 
@@ -82,15 +79,9 @@ class QuotaLookup(Protocol):
 class PodCpu(BaseReader):
     """A `Reader`, and the `QuotaLookup` of the readers that run after it."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(
-        self, hierarchy: Hierarchy, *, files: ReadOps = REAL, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__()
-        self._files = files
-        self._clock = clock
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        hierarchy = shared.means.hierarchy
         self._usage_v1 = hierarchy.version("cpuacct") == 1
         self._accounts = GroupDirectories(hierarchy, "cpuacct")
         bandwidth = "cpu" if hierarchy.version("cpu") == 1 else UNIFIED
@@ -179,11 +170,3 @@ class PodCpu(BaseReader):
                 share = max(share, min(100.0, 100.0 * hit / periods))
             own_ns += waited_ns or 0
         return share, own_ns, sure
-
-
-def pod_cpu(shared: SharedReaders) -> PodCpu:
-    return shared.reader(PodCpu, lambda: PodCpu(shared.means.hierarchy, files=shared.fd_cache))
-
-
-def build(shared: SharedReaders) -> Reader:
-    return pod_cpu(shared)

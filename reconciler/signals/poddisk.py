@@ -4,20 +4,17 @@ v1 counts writes of the page cache in the root group: a pod's buffered writes ar
 read a pod on v2, two on v1; two for each container on v1 kernels without the recursive files.
 """
 
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Final, final
 
-from cgroupfs.files import REAL
-from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.kept import GroupDirectories, ReadOps
+from cgroupfs.hierarchy import UNIFIED
+from cgroupfs.kept import GroupDirectories
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.devicestats import DiskDevices, IoCounters, blkio, parse_io_stat
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.model import Pod
 
-NAME: Final = "disk"
 SIGNALS: Final = ("disk.read", "disk.write", "disk.ops")
 _BYTES: Final = "blkio.throttle.io_service_bytes"
 _OPS: Final = "blkio.throttle.io_serviced"
@@ -28,26 +25,13 @@ _NOT_HERE: Final = "the pods' groups have no disk counters here"
 
 @final
 class PodDisk(BaseReader):
-    """A `Reader`."""
-
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(
-        self,
-        hierarchy: Hierarchy,
-        *,
-        root: str = "/",
-        files: ReadOps = REAL,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        hierarchy = shared.means.hierarchy
         self._places = GroupDirectories(hierarchy, "blkio" if hierarchy.version("blkio") == 1 else UNIFIED)
         self._v1 = hierarchy.version("blkio") == 1
         self._unified = hierarchy.version("io") == 2
-        self._files = files
-        self._clock = clock
-        self._devices = DiskDevices(root)
+        self._devices = DiskDevices(shared.means.root)
         self._grew = CounterDelta()
         self._recursive = True
 
@@ -105,7 +89,3 @@ class PodDisk(BaseReader):
             if self._devices.counts(device):
                 total = total.plus(io)
         return total
-
-
-def build(shared: SharedReaders) -> Reader:
-    return PodDisk(shared.means.hierarchy, root=shared.means.root, files=shared.fd_cache)

@@ -8,22 +8,17 @@ those of the containers are added up; v2 counts both for a whole subtree. v1 doe
 kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
-import time
-from collections.abc import Callable, Collection
 from typing import Final, NamedTuple, final
 
 from cgroupfs.codecs import LIMIT_V1, LIMIT_V2
-from cgroupfs.files import REAL
-from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.kept import GroupDirectories, ReadOps
+from cgroupfs.kept import GroupDirectories
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, CounterIncrease, parse_counters, prefixes
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
-from reconciler.signals.vmstat import VmStat, refaulted, scanned
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.vmstat import refaulted, scanned
 from state.evidence import NODE
 from state.model import ContainerKind, GroupRef, Pod
 
-NAME: Final = "memory"
 _FROM_STAT: Final = ("memory.rss", "memory.limit", "memory.refaults", "memory.scanned")
 _PODS_HITS: Final = "memory.pods_hits"
 SIGNALS: Final = ("memory.use", *_FROM_STAT, "memory.high_events", _PODS_HITS, "oom.kills")
@@ -75,26 +70,13 @@ class _LastStat(NamedTuple):
 
 @final
 class PodMemory(BaseReader):
-    """A `Reader`."""
-
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(
-        self,
-        hierarchy: Hierarchy,
-        counters: VmStat,
-        *,
-        files: ReadOps = REAL,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        hierarchy = shared.means.hierarchy
         self._places = GroupDirectories(hierarchy, "memory")
         self._version = hierarchy.version("memory")
         self._use = "memory.usage_in_bytes" if self._version == 1 else "memory.current"
-        self._counters = counters
-        self._files = files
-        self._clock = clock
+        self._counters = shared.vmstat
         self._stat = CounterDelta()
         self._events = CounterDelta()
         self._kills = CounterDelta()
@@ -269,7 +251,3 @@ def _groups(pod: Pod) -> tuple[GroupRef, ...]:
 
 def _rate(grew: CounterIncrease | None) -> float | None:
     return None if grew is None else grew.rate(0)
-
-
-def build(shared: SharedReaders) -> Reader:
-    return PodMemory(shared.means.hierarchy, shared.vmstat, files=shared.fd_cache)

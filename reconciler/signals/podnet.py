@@ -5,21 +5,17 @@ device is not the network. **Cost**: one read of about 10 µs a pod. Source: pro
 """
 
 import os
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
-from cgroupfs.files import REAL, FileOps
 from cgroupfs.lines import lines_of
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.processes import PodProcesses
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import Pod
 
-NAME: Final = "net"
 SIGNALS: Final = ("net.receive", "net.transmit")
 
 
@@ -52,22 +48,11 @@ class _Namespace(NamedTuple):
 class PodNet(BaseReader):
     """A `Reader`; the node's own devices are in it, too: those that are hardware, where there are any."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(
-        self,
-        processes: PodProcesses,
-        *,
-        root: str = "/",
-        files: FileOps = REAL,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
-        self._processes = processes
-        self._root = root.rstrip("/")
-        self._files = files
-        self._clock = clock
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        self._processes = shared.processes
+        self._root = shared.means.root.rstrip("/")
+        self._proc_files = shared.means.files
         self._grew = CounterDelta()
         self._namespaces: dict[str, _Namespace] = {}
         self._host = 0
@@ -98,7 +83,7 @@ class PodNet(BaseReader):
         return f"{proc}/1" if os.access(f"{proc}/1/ns/net", os.R_OK) else f"{proc}/self"
 
     def _read_node(self, sheet: SampleSheet, host: str) -> None:
-        devices = parse_net_dev(self._files.read(f"{host}/net", "dev"))
+        devices = parse_net_dev(self._proc_files.read(f"{host}/net", "dev"))
         hardware = {name for name in devices if os.path.exists(f"{self._root}/sys/class/net/{name}/device")}
         # Bridges and veth pairs carry the same bytes again.
         self._enter(sheet, NODE, NODE, summed(devices, hardware or None))
@@ -117,7 +102,7 @@ class PodNet(BaseReader):
                     known = _Namespace(pid, os.stat(f"{self._root}/proc/{pid}/ns/net").st_ino)
                 if known.inode == self._host:
                     return known, None
-                text = self._files.read(f"{self._root}/proc/{pid}/net", "dev")
+                text = self._proc_files.read(f"{self._root}/proc/{pid}/net", "dev")
             except OSError:
                 self._processes.ended(pod.uid)
                 continue
@@ -128,7 +113,3 @@ class PodNet(BaseReader):
         """The process of before as long as it is the pod's: all of a pod are in one namespace."""
         pids = self._processes.get(pod, now)
         return (known.pid, *pids[:2]) if known is not None and known.pid in pids else pids[:3]
-
-
-def build(shared: SharedReaders) -> Reader:
-    return PodNet(shared.processes, root=shared.means.root, files=shared.means.files)

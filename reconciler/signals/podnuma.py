@@ -7,20 +7,15 @@ pod's whole is the same.
 kernel documentation, admin-guide/cgroup-v1/memory (5.6) and admin-guide/cgroup-v2.
 """
 
-import os
 import re
-import time
-from collections.abc import Callable, Collection
 from typing import Final, final
 
-from cgroupfs.files import REAL
-from cgroupfs.hierarchy import Hierarchy
-from cgroupfs.kept import GroupDirectories, ReadOps
+from cgroupfs.codecs import PAGE
+from cgroupfs.kept import GroupDirectories
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_at
 
-NAME: Final = "numa"
 SIGNALS: Final = ("memory.numa_rss",)
 _EVERY_S: Final = 5.0
 _FILE: Final = "memory.numa_stat"
@@ -68,25 +63,11 @@ def _by_node(text: str, version: int, page_bytes: int) -> dict[str, dict[int, in
 
 @final
 class PodNuma(BaseReader):
-    """A `Reader`."""
-
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(
-        self,
-        hierarchy: Hierarchy,
-        *,
-        files: ReadOps = REAL,
-        clock: Callable[[], float] = time.monotonic,
-        page_bytes: int | None = None,
-    ) -> None:
-        super().__init__()
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        hierarchy = shared.means.hierarchy
         self._places = GroupDirectories(hierarchy, "memory")
         self._version = hierarchy.version("memory")
-        self._files = files
-        self._clock = clock
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE") if page_bytes is None else page_bytes
         self._held: dict[str, tuple[float, dict[int, int]]] = {}
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
@@ -113,14 +94,10 @@ class PodNuma(BaseReader):
         at_s = self._clock()
         try:
             text = self._files.read(self._places(path), _FILE)
-            return at_s, parse_numa_stat(text, self._version or 0, self._page_bytes)
+            return at_s, parse_numa_stat(text, self._version or 0, PAGE)
         except OSError:
             # The pod was removed, or the kernel was built without NUMA: then there is one node.
             return None
         except ValueError:
             self._problems = dict.fromkeys(SIGNALS, f"no memory per NUMA node in {_FILE} on this kernel")
             return None
-
-
-def build(shared: SharedReaders) -> Reader:
-    return PodNuma(shared.means.hierarchy, files=shared.fd_cache)

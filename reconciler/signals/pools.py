@@ -8,22 +8,19 @@ work and BE pods included. Elsewhere it is the sum over the pool's own pods, whi
 Source: kernel documentation, scheduler/sched-stats.
 """
 
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import shown, whole
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.files import REAL, FileOps
 from cgroupfs.lines import lines_of
 from reconciler.signals.cpu import idle_milli
 from reconciler.signals.extent import pool_cpus
 from reconciler.signals.growth import CounterDelta
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import pod_subject, pool_subject
 from state.model import Pools
 
-NAME: Final = "pools"
 SIGNALS: Final = (
     "pool.cpus",
     "cpu.use",
@@ -69,14 +66,10 @@ class _PoolLoad(NamedTuple):
 class PoolReader(BaseReader):
     """A `Reader`; runs after those of the pods, whose samples it adds up."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(self, *, root: str = "/", files: FileOps = REAL, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._proc = f"{root.rstrip('/')}/proc"
-        self._files = files
-        self._clock = clock
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        self._proc = f"{shared.means.root.rstrip('/')}/proc"
+        self._proc_files = shared.means.files
         self._grew = CounterDelta()
         self._cpus: dict[int, _PoolLoad] = {}
         self._read_at: float | None = None
@@ -115,7 +108,7 @@ class PoolReader(BaseReader):
         self._grew.rotate()
         self._read_at = now
         try:
-            waits = parse_schedstat(self._files.read(self._proc, "schedstat"))
+            waits = parse_schedstat(self._proc_files.read(self._proc, "schedstat"))
         except (OSError, ValueError) as exc:
             # The kernel has no such file where it was built without it, as some clouds' are.
             self._problems = dict.fromkeys(
@@ -169,7 +162,3 @@ def _members(scene: SampleContext, pools: Pools) -> dict[str, list[str]]:
         if (name := pools.pool_of(pod)) is not None:
             members.setdefault(name, []).append(uid)
     return members
-
-
-def build(shared: SharedReaders) -> Reader:
-    return PoolReader(root=shared.means.root, files=shared.means.files)

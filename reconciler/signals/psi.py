@@ -13,24 +13,20 @@ never attributed to a neighbour. The share of the pressure that throttling does 
 """
 
 import errno
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
-from cgroupfs.files import REAL
-from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.kept import ReadOps
+from cgroupfs.hierarchy import UNIFIED
 from cgroupfs.pressure import PressureResource
 from cgroupfs.private import private_tree
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, CounterIncrease
-from reconciler.signals.podcpu import QuotaLookup, pod_cpu
+from reconciler.signals.podcpu import PodCpu, QuotaLookup
 from reconciler.signals.processes import same_groups
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE
 from state.model import Pod
 
-NAME: Final = "psi"
 SIGNALS: Final = tuple(f"{resource}.pressure{full}" for resource in PressureResource for full in ("", "_full"))
 _FILE: Final = {resource: f"{resource}.pressure" for resource in PressureResource}
 _SOME: Final = _FILE
@@ -93,33 +89,21 @@ class _PressureFile(NamedTuple):
 
 
 @final
-class Psi:
+class Psi(BaseReader):
     """A `Reader`. ``private``: where pods' groups are made for this; None: they are not."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
     def __init__(
-        self,
-        hierarchy: Hierarchy,
-        quotas: QuotaLookup | None,
-        *,
-        private: PressureGroups | None = None,
-        root: str = "/",
-        files: ReadOps = REAL,
-        clock: Callable[[], float] = time.monotonic,
+        self, shared: SharedReaders, quotas: QuotaLookup | None, *, private: PressureGroups | None = None
     ) -> None:
-        self._hierarchy = hierarchy
+        super().__init__(shared)
+        self._hierarchy = shared.means.hierarchy
         self._quotas = quotas
         self._private = private
-        self._node = f"{root.rstrip('/')}/proc/pressure"
-        self._files = files
-        self._clock = clock
+        self._node = f"{shared.means.root.rstrip('/')}/proc/pressure"
         self._grew = CounterDelta()
         self._places: dict[str, _PressureFile] = {}
         self._node_again_at = 0.0
         """The node has no pressure before: it has some from its boot on, or never."""
-        self._problems: dict[str, str] = {}
 
     def problems(self) -> Mapping[str, str]:
         private = self._private.problem if self._private is not None else None
@@ -284,10 +268,10 @@ def _percent(grew: CounterIncrease, index: int) -> float | None:
     return None if rate is None else min(100.0, rate / 1e4)
 
 
-def build(shared: SharedReaders) -> Reader:
+def build(shared: SharedReaders) -> Psi:
     from reconciler.signals.privatepsi import PrivateGroups
 
     means = shared.means
     tree = private_tree(means.hierarchy) if means.root == "/" else None
     groups = PrivateGroups(tree, shared.processes, wanted=means.private_cgroup2) if tree is not None else None
-    return Psi(means.hierarchy, pod_cpu(shared), private=groups, root=means.root, files=shared.fd_cache)
+    return Psi(shared, shared.reader(PodCpu), private=groups)

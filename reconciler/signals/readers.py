@@ -6,6 +6,7 @@ slower runs in a thread or a task of its own. Its state is keyed by inode or sta
 dropped for removed subjects.
 """
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar, final, runtime_checkable
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from reconciler.signals.processes import PodProcesses
 
 
-_R = TypeVar("_R", bound="Reader")
+_R = TypeVar("_R", bound="BaseReader")
 
 
 class SampleContext(Struct, frozen=True, kw_only=True):
@@ -77,14 +78,6 @@ class SampleSheet:
 class Reader(Protocol):
     """One of them; a row of `reconciler.signals.catalog`, in the order in which they run."""
 
-    @property
-    def name(self) -> str:
-        """For problems and for its cost: ``runqueue``."""
-
-    @property
-    def signals(self) -> Collection[str]:
-        """The signals it may measure: it is not called while none of these is wanted."""
-
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what was measured. ``now``: the monotonic clock. Errors: none for what the node refuses; see below."""
 
@@ -96,9 +89,11 @@ class Reader(Protocol):
 
 
 class BaseReader:
-    """What readers have in common: reasons by signal in ``_problems``, and nothing that is held."""
+    """A `Reader` of ``self._files``, with its reasons by signal in ``self._problems``; it holds nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: "SharedReaders") -> None:
+        self._files = shared.fd_cache
+        self._clock = shared.means.clock
         self._problems: dict[str, str] = {}
 
     def problems(self) -> Mapping[str, str]:
@@ -125,7 +120,7 @@ class ReaderContext(Struct, frozen=True, kw_only=True):
 
     ``filesystems``: directories by the name of their file system, such as ``nodefs``. ``kubelet``: the kubelet's
     directory. Both without ``root``, the prefix of all paths. ``probes`` by name. ``cache``: the last measurement of
-    caches and memory bandwidth.
+    caches and memory bandwidth. ``clock``: of `Reader.read`.
     """
 
     hierarchy: Hierarchy
@@ -137,6 +132,7 @@ class ReaderContext(Struct, frozen=True, kw_only=True):
     perf: PerfConfig = PerfConfig()
     probes: Mapping[str, Probe] = {}
     cache: Callable[[], CacheUsage | None] = _nothing
+    clock: Callable[[], float] = time.monotonic
 
 
 @final
@@ -146,7 +142,7 @@ class SharedReaders:
     def __init__(self, means: ReaderContext) -> None:
         self.means = means
         self._processes: PodProcesses | None = None
-        self._readers: list[Reader] = []
+        self._readers: list[BaseReader] = []
         self.vmstat = VmStat(means.root, means.files)
         self._kept = FdCache() if means.files is REAL else None
         self._pass: float | None = None
@@ -176,10 +172,10 @@ class SharedReaders:
             self._processes = PodProcesses(self.means.hierarchy, self.means.files)
         return self._processes
 
-    def reader(self, kind: type[_R], make: Callable[[], _R]) -> _R:
+    def reader(self, kind: type[_R]) -> _R:
         """The reader of this class that others take from, too: made by the first that needs it."""
         for reader in self._readers:
             if isinstance(reader, kind):
                 return reader
-        self._readers.append(made := make())
+        self._readers.append(made := kind(self))
         return made

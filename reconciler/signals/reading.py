@@ -7,7 +7,7 @@ time has a task as long as it is in use.
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
-from types import FunctionType, coroutine
+from types import coroutine
 from typing import Any, Final, NamedTuple, TypeVar, final
 
 import trio
@@ -35,7 +35,7 @@ class ReaderTasks:
                 # The reader is kept with its scope: while it exists, its id is unique.
                 scope = trio.CancelScope()
                 self._scopes[number] = reader, scope
-                self._nursery.start_soon(_run, reader, scope, name=f"reader {reader.name}")
+                self._nursery.start_soon(_run, reader, scope, name=f"reader {type(reader).__name__}")
 
 
 async def _run(reader: TaskReader, scope: trio.CancelScope) -> None:
@@ -87,11 +87,10 @@ def _thrower(steps: Generator[Any, Any, T], exc: BaseException) -> Callable[[], 
 class MeteredReader:
     """A `Reader` whose CPU time is counted: of its own steps only, not of other tasks while it yields."""
 
-    def __init__(self, reader: Reader, shared: SharedReaders) -> None:
+    def __init__(self, name: str, reader: Reader, shared: SharedReaders) -> None:
+        self.name = name
         self.reader = reader
         self.shared = shared
-        self.name = reader.name
-        self.signals: Collection[str] = reader.signals
         self.cpu_s = 0.0
         self._passes = 0
 
@@ -113,7 +112,7 @@ class MeteredReader:
 
 
 _BUILDERS: Final[Registry[Callable[[SharedReaders], Reader]]] = Registry(
-    "signal reader", FunctionType, *((row.name, row.path) for row in READERS)
+    "signal reader", object, *((row.name, row.path) for row in READERS)
 )
 
 
@@ -132,7 +131,7 @@ def build(
     shared = next((reader.shared for reader in before if reader.shared.means == means), None) or SharedReaders(means)
     kept = {reader.name: reader for reader in before if reader.shared is shared}
     return tuple(
-        kept.get(name) or MeteredReader(_BUILDERS[name](shared), shared) for name in _BUILDERS if name in chosen
+        kept.get(name) or MeteredReader(name, _BUILDERS[name](shared), shared) for name in _BUILDERS if name in chosen
     )
 
 

@@ -4,16 +4,14 @@ Nothing is read here: with two readers each counter would need a last reading fo
 are the actuator's. So these signals exist while the policy ``cache`` is enabled, as old as its last sweep.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Final, final
 
 from msgspec.structs import replace
 
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
-from state.cache import CacheUsage
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from state.evidence import NODE, Sample, SampleFrame, pod_subject
 
-NAME: Final = "resctrl"
 _OCCUPANCY: Final = "llc.occupancy"
 _BANDWIDTH: Final = "memory.bandwidth"
 SIGNALS: Final = (_OCCUPANCY, _BANDWIDTH)
@@ -27,13 +25,9 @@ _OFF: Final = "measured only with policies.cache enabled, on a machine whose res
 class ResctrlReader(BaseReader):
     """`Reader` of the resctrl actuator's newest counters."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
-    def __init__(self, newest: Callable[[], CacheUsage | None]) -> None:
-        """``newest``: the last measurement, None before the first (`reconciler.control.side_actuators`)."""
-        super().__init__()
-        self._newest = newest
+    def __init__(self, shared: SharedReaders) -> None:
+        super().__init__(shared)
+        self._newest = shared.means.cache
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         """Enter what is known of the pods that there are, and the machine's bandwidth where all of it is known."""
@@ -58,7 +52,7 @@ class ResctrlReader(BaseReader):
     def problems(self) -> Mapping[str, str]:
         """Why they are unavailable, or not available of every pod at all times."""
         use = self._newest()
-        return dict.fromkeys(self.signals, _OFF) if use is None else use.lacks
+        return dict.fromkeys(SIGNALS, _OFF) if use is None else use.lacks
 
 
 def misses_of(frame: SampleFrame | None, now: float) -> dict[str, Sample]:
@@ -74,7 +68,3 @@ def misses_of(frame: SampleFrame | None, now: float) -> dict[str, Sample]:
         for uid, pod in frame.pods.items()
         if (sample := frame.samples.get(pod.subject, {}).get(_MISSES)) is not None and sample.confidence > _UNSURE
     }
-
-
-def build(shared: SharedReaders) -> Reader:
-    return ResctrlReader(shared.means.cache)

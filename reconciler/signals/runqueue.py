@@ -12,23 +12,20 @@ Units: nanoseconds inside. Source: kernel documentation, accounting/taskstats an
 (/proc/<pid>/schedstat).
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
 from cgroupfs.bounded import shown, whole
 from cgroupfs.errors import SourceError
-from cgroupfs.files import REAL, FileOps
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.growth import SHORTEST_S, CounterDelta
-from reconciler.signals.podcpu import QuotaLookup, pod_cpu
+from reconciler.signals.podcpu import PodCpu, QuotaLookup
 from reconciler.signals.processes import OUTSIDE
-from reconciler.signals.readers import BaseReader, Reader, SampleContext, SampleSheet, SharedReaders
+from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.taskstats import Delays, Taskstats
 from state.model import Pod
 
-NAME: Final = "runqueue"
 SIGNALS: Final = ("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay")
 _QUIET: Final = 0.5
 """Confidence where no task got a CPU: a task that has waited all the time is not counted yet."""
@@ -103,26 +100,19 @@ class _WaitSum(NamedTuple):
 class RunQueue(BaseReader):
     """A `Reader`. ``quotas`` None: throttling is unknown."""
 
-    name = NAME
-    signals: Collection[str] = SIGNALS
-
     def __init__(
         self,
+        shared: SharedReaders,
         processes: ProcessLists,
         quotas: QuotaLookup | None,
-        *,
-        root: str = "/",
-        files: FileOps = REAL,
         taskstats: Callable[[], DelaySource] = Taskstats,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
+        super().__init__(shared)
         self._processes = processes
         self._quotas = quotas
-        self._proc = f"{root.rstrip('/')}/proc"
-        self._files = files
+        self._proc = f"{shared.means.root.rstrip('/')}/proc"
+        self._proc_files = shared.means.files
         self._open = taskstats
-        self._clock = clock
         self._socket: DelaySource | None = None
         self._try_at = 0.0
         self._grew = CounterDelta()
@@ -206,13 +196,13 @@ class RunQueue(BaseReader):
         for pid in pids:
             await slices.checkpoint()
             try:
-                tids = self._files.groups(f"{self._proc}/{pid}/task", _THREADS - len(pairs))
+                tids = self._proc_files.groups(f"{self._proc}/{pid}/task", _THREADS - len(pairs))
             except OSError:
                 continue
             alive += 1
             for tid in tids:
                 try:
-                    text = self._files.read(f"{self._proc}/{pid}/task/{tid}", "schedstat")
+                    text = self._proc_files.read(f"{self._proc}/{pid}/task/{tid}", "schedstat")
                     pairs.append(((pid, tid), parse_schedstat(text)))
                 except (OSError, ValueError):
                     continue
@@ -276,5 +266,5 @@ def parse_schedstat(text: str) -> Delays:
     return Delays(run_ns, wait_ns, switches)
 
 
-def build(shared: SharedReaders) -> Reader:
-    return RunQueue(shared.processes, pod_cpu(shared), root=shared.means.root, files=shared.means.files)
+def build(shared: SharedReaders) -> RunQueue:
+    return RunQueue(shared, shared.processes, shared.reader(PodCpu))

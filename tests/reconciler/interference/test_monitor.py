@@ -41,9 +41,6 @@ from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, gro
 class Script:
     """`Reader`: the victim waits and the BE pod works, from the given second on."""
 
-    name = "script"
-    signals: Collection[str] = ("cpu.wait",)
-
     def __init__(self) -> None:
         self.bad = False
         self.closed = 0
@@ -116,7 +113,9 @@ class Stage:
             tell=self.told.append,
             kept=read_kept(self.agent.record.store),
             evictor=self.orders,
-            building=lambda _, means, before: tuple(before) or (MeteredReader(self.script, SharedReaders(means)),),
+            building=lambda _, means, before: (
+                tuple(before) or (MeteredReader("script", self.script, SharedReaders(means)),)
+            ),
             clock=lambda: self.now,
             wall=lambda: 1.7e9 + self.now,
         )

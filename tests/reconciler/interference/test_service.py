@@ -1,6 +1,6 @@
 """When the observer runs: while pods are to be monitored, and while BE's share of the cache moves by misses."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.shared import SharedConfig
 from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.eviction.config import EvictionConfig
+from reconciler.signals.perf import PerfReader
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.cache import CacheMode, LevelControl
 from state.evidence import pod_subject
@@ -28,24 +29,13 @@ from tests.reconciler.nodes import online
 MOVING = varied(CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, monitor=False), law=LevelControl(calm_s=2.0))
 
 
-class Counted:
-    """`Reader` in the place of the one that counts the processor's events: every online pod misses much."""
-
-    name = "perf"
-    signals: Collection[str] = ("cpi", "llc.misses")
-
-    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
-        del now
-        assert set(scene.wanted) == {"llc.misses"}
-        for uid, pod in scene.view.pods.items():
-            if pod.pod_class.online:
-                sheet.put(pod_subject(uid), "llc.misses", 30.0, age_s=0.5)
-
-    def problems(self) -> Mapping[str, str]:
-        return {}
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
+async def every_online_pod_misses_much(_: PerfReader, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
+    """In place of counting the processor's events."""
+    del now
+    assert set(scene.wanted) == {"llc.misses"}
+    for uid, pod in scene.view.pods.items():
+        if pod.pod_class.online:
+            sheet.put(pod_subject(uid), "llc.misses", 30.0, age_s=0.5)
 
 
 ISOLATING = replace(Config(), policies=PoliciesConfig(shared=SharedConfig(isolation=IsolationConfig(enabled=True))))
@@ -75,7 +65,7 @@ async def test_a_share_that_moves_has_misses_counted_and_goes_by_them(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With nothing else switched on."""
-    monkeypatch.setattr("reconciler.signals.perf.PerfReader", lambda *_: Counted())
+    monkeypatch.setattr(PerfReader, "read", every_online_pod_misses_much)
     live = LiveNode(tmp_path)
     world = World(tmp_path / "world")
     world.config = MOVING

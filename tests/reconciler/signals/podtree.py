@@ -3,20 +3,31 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.files import RealFiles
 from cgroupfs.hierarchy import UNIFIED, Hierarchy, HierarchyMode, Mount
 from cgroupfs.naming import QosClass
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, ReaderContext, SampleContext, SampleSheet, SharedReaders
 from state.model import Classification, Container, ContainerKind, GroupRef, NodeView, Pod, PodClass, Pools, Resources
 from state.topology import Topology
 
 KUBEPODS = "/kubepods"
 V1 = ("cpu", "cpuacct", "cpuset", "memory", "blkio", "pids")
 V2 = ("cpu", "cpuset", "memory", "io", "pids", UNIFIED)
+
+
+def shared(**means: Any) -> SharedReaders:
+    """For readers of a node with these means; by default without a controller."""
+    known: dict[str, Any] = {
+        "hierarchy": Hierarchy(root="/", mode=HierarchyMode.V2, controllers={}),
+        "files": RealFiles(),
+    }
+    return SharedReaders(ReaderContext(**(known | means)))
 
 
 class Tree:
@@ -41,6 +52,10 @@ class Tree:
     def clock(self) -> float:
         """What readers take for the time."""
         return self.now
+
+    def shared(self, **means: Any) -> SharedReaders:
+        """For readers of this node. Control files are plain files here: opened at each reading."""
+        return shared(**{"hierarchy": self.hierarchy, "root": str(self.root), "clock": self.clock} | means)
 
     def group(self, path: str) -> None:
         """Make a group's directories."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from reconciler.signals.fsuse import DirectoryUsageReader, parse_du, run_du, upper_directory
-from reconciler.signals.processes import PodProcesses
 from reconciler.signals.readers import SampleSheet
 from tests.reconciler.signals.podtree import Tree, scene, values
 
@@ -50,7 +49,7 @@ def _node(tmp_path: Path) -> tuple[Tree, list[str]]:
 
 
 def _reader(tree: Tree, du: Callable[[Sequence[str], Sequence[str]], str] = run_du) -> DirectoryUsageReader:
-    return DirectoryUsageReader(PodProcesses(tree.hierarchy), "/var/lib/kubelet", root=str(tree.root), du=du)
+    return DirectoryUsageReader(tree.shared(), du)
 
 
 async def _until_told(reader: DirectoryUsageReader, tree: Tree, *uids: str, name: str = "web") -> SampleSheet:
@@ -98,9 +97,7 @@ async def test_layers_on_a_file_system_of_the_images_are_told_apart(
     def du(options: Sequence[str], paths: Sequence[str]) -> str:
         return "".join(f"{100 if path == layer else 7}\t{path}\n" for path in paths)
 
-    reader = DirectoryUsageReader(
-        PodProcesses(tree.hierarchy), "/var/lib/kubelet", images="var/lib/containerd", root=str(tree.root), du=du
-    )
+    reader = DirectoryUsageReader(tree.shared(filesystems={"imagefs": "/var/lib/containerd"}), du)
     sheet = await _until_told(reader, tree, "a", "b")
     assert {subject: samples["fs.use"].value for subject, samples in sheet.samples.items()} == {
         "pod:a": 14,
@@ -115,7 +112,7 @@ async def test_layers_on_a_file_system_of_the_images_are_told_apart(
 @pytest.mark.parametrize("images", ["/var/lib/containerd", "/nowhere"])
 async def test_images_on_the_same_file_system_are_not_counted_twice(tmp_path: Path, images: str) -> None:
     tree, _ = _node(tmp_path)
-    reader = DirectoryUsageReader(PodProcesses(tree.hierarchy), "/var/lib/kubelet", images=images, root=str(tree.root))
+    reader = DirectoryUsageReader(tree.shared(filesystems={"imagefs": images}))
     sheet = await _until_told(reader, tree, "a")
     assert sheet.samples.keys() == {"pod:a"}
     assert sheet.samples["pod:a"]["fs.use"].value >= 120_000

@@ -17,6 +17,7 @@ from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import Sample
 from state.model import Pod
 from tests.reconciler.nodes import node, online
+from tests.reconciler.signals.podtree import shared
 
 Script = Callable[[ProbeTarget], Awaitable[ProbeResult]]
 
@@ -64,7 +65,7 @@ class _Source:
 class Bench:
     def __init__(self, fake: Fake, probes: dict[str, Probe], *pods: Pod) -> None:
         self.fake = fake
-        self.reader = LatencyReader(probes, make=fake.make, clock=trio.current_time)
+        self.reader = LatencyReader(shared(probes=probes, clock=trio.current_time), fake.make)
         self.pods = list(pods)
 
     async def look(self, *wanted: str) -> dict[str, Sample]:
@@ -280,7 +281,7 @@ async def test_each_kind_has_its_source(kind: dict[str, CommandProbe], name: str
 
 async def test_a_real_program_feeds_a_real_sheet(nursery: trio.Nursery, tmp_path: Path) -> None:
     item = Probe(pods=("web-*",), interval_s=0.2, command=CommandProbe(argv=("/bin/echo", "7.5")))
-    reader = LatencyReader({"p": item}, clock=trio.current_time)
+    reader = LatencyReader(shared(probes={"p": item}, clock=trio.current_time))
     await nursery.start(reader.run)
     sheet = SampleSheet()
     with trio.fail_after(60):

@@ -21,7 +21,7 @@ from reconciler.signals.vmstat import VmStat, refaulted, scanned, taken_back
 from state.memory import MemoryPlan, NodeMemoryReading
 from state.model import ContainerKind, NodeCpu, NodeView, PodClass, Pools, Resources
 from tests.reconciler.nodes import container, online
-from tests.reconciler.signals.podtree import KUBEPODS, Tree, read, scene, values
+from tests.reconciler.signals.podtree import KUBEPODS, Tree, read, scene, shared, values
 
 MEMINFO = (
     "MemTotal:       24684096 kB\nMemFree:        23620392 kB\nMemAvailable:   24049676 kB\nBuffers: 1 kB\n"
@@ -92,7 +92,7 @@ def test_memory_of_node_and_numa_nodes(tmp_path: Path) -> None:
     numa = tmp_path / "sys/devices/system/node/node0"
     numa.mkdir(parents=True)
     (numa / "meminfo").write_text(NODE0)
-    reader = NodeMemoryReader(VmStat(str(tmp_path)), root=str(tmp_path), clock=tree.clock)
+    reader = NodeMemoryReader(tree.shared())
     tree.proc("vmstat", VMSTAT_4_18)
     read(reader, scene(tree), 100.0)
     tree.now += 2.0
@@ -133,7 +133,7 @@ def test_total_memory_of_node_and_numa_nodes_is_without_huge_pages(tmp_path: Pat
         (directory / f"hugepages/hugepages-{size}kB").mkdir(parents=True)
         (directory / f"hugepages/hugepages-{size}kB/nr_hugepages").write_text(f"{count}\n")
     (directory / "meminfo").write_text(NODE0.replace("1000", "4000"))
-    reader = NodeMemoryReader(VmStat(str(tmp_path)), root=str(tmp_path), clock=tree.clock)
+    reader = NodeMemoryReader(tree.shared())
     sheet = read(reader, scene(tree), 100.0)
     assert values(sheet, "node")["memory.total"] == 808 * 1024
     assert values(sheet, "node")["memory.use"] == 208 * 1024
@@ -143,7 +143,7 @@ def test_total_memory_of_node_and_numa_nodes_is_without_huge_pages(tmp_path: Pat
 def test_load_disks_and_cpu_of_the_node(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.proc("loadavg", "2.34 1.97 1.43 14/117 7733\n")
-    reader = NodeLoad(root=str(tmp_path), clock=tree.clock)
+    reader = NodeLoad(tree.shared())
     disks = "8 0 sda {} 0 2048 100 20 0 4096 {} 0 {} 9\n8 16 sdb 5 0 8 2 3 0 16 4 0 6 6\n"
     tree.proc("diskstats", disks.format(10, 300, 1000))
     read(reader, scene(tree))
@@ -186,7 +186,7 @@ async def test_a_file_system_that_hangs_delays_nobody_and_is_told(tmp_path: Path
         return statvfs(str(tmp_path))
 
     now = [1000.0]
-    reader = FileSystems({"nodefs": "/hangs", "imagefs": "/fine"}, asks=ask_slowly, clock=lambda: now[0])
+    reader = FileSystems(shared(filesystems={"nodefs": "/hangs", "imagefs": "/fine"}, clock=lambda: now[0]), ask_slowly)
     context = SampleContext(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
     sheet = SampleSheet()
     deadline = time.monotonic() + 50
@@ -205,7 +205,7 @@ async def test_a_file_system_that_hangs_delays_nobody_and_is_told(tmp_path: Path
 
 
 async def test_a_directory_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
-    reader = FileSystems({"nodefs": str(tmp_path / "missing")})
+    reader = FileSystems(shared(filesystems={"nodefs": str(tmp_path / "missing")}))
     context = SampleContext(view=scene(Tree(tmp_path)).view, pools=None, wanted=())
     with trio.fail_after(60):
         while not reader.problems():
@@ -239,7 +239,7 @@ def test_schedstat_by_cpu() -> None:
 def test_pools_by_cpu_without_throttling(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
-    reader = PoolReader(root=str(tmp_path), clock=tree.clock)
+    reader = PoolReader(tree.shared())
     context = scene(tree, pod, pools=POOLS)
     cpu = NodeCpu(busy_milli=1, online_milli=1, reclaimed_milli=1, idle={2: 0.5, 3: 0.25}, age_s=0.0)
     context = SampleContext(view=_with(context, cpu=cpu), pools=POOLS, wanted=context.wanted)
@@ -267,7 +267,7 @@ def test_pools_by_cpu_without_throttling(tmp_path: Path) -> None:
 
 def test_without_schedstat_a_pool_is_the_sum_of_its_pods_and_half_as_sure(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
-    reader = PoolReader(root=str(tmp_path), clock=tree.clock)
+    reader = PoolReader(tree.shared())
     sheet = SampleSheet()
     for uid, use, wait in (("a", 900.0, 100.0), ("b", 0.0, 0.0), ("c", 5.0, 5.0)):
         sheet.put(f"pod:{uid}", "cpu.use", use)
@@ -298,7 +298,7 @@ def test_be_work_as_a_whole(tmp_path: Path) -> None:
         node_memory=NodeMemoryReading(total_bytes=10, available_bytes=5, reclaimed_bytes=4, age_s=0.1),
     )
     sheet = read(
-        BestEffortReader(),
+        BestEffortReader(tree.shared()),
         SampleContext(view=view, pools=POOLS, wanted=(), memory=MemoryPlan(reclaimed_high_bytes=5000)),
     )
     assert values(sheet, "node") == {

@@ -8,12 +8,13 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from reconciler.signals.catalog import READERS
-from reconciler.signals.numacpu import NumaCpu, only_node
+from reconciler.signals.numacpu import SIGNALS, NumaCpu, only_node
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.machine import parse
 from state.model import NodeView, Pools
 from state.topology import Topology
 from tests.reconciler.nodes import container, cpu, node, pod
+from tests.reconciler.signals.podtree import shared
 
 TWO = parse("2 sockets x 4 cores")
 FOUR = parse("4 sockets x 4 cores")
@@ -24,7 +25,7 @@ def sheet_of(view: NodeView, used: Mapping[str, float], pools: Pools | None = No
     sheet = SampleSheet()
     for uid, milli in used.items():
         sheet.put(f"pod:{uid}", "cpu.use", milli)
-    trio.run(NumaCpu().read, SampleContext(view=view, pools=pools, wanted=NumaCpu.signals), sheet, 100.0)
+    trio.run(NumaCpu(shared()).read, SampleContext(view=view, pools=pools, wanted=SIGNALS), sheet, 100.0)
     return sheet
 
 

@@ -27,6 +27,7 @@ from state.model import ContainerKind, GroupRef, NodeView, Pod
 from tests.fakes.constants import varied
 from tests.fakes.perf import SOFTWARE, FakePerf
 from tests.reconciler.nodes import container, node, online, pod
+from tests.reconciler.signals.podtree import shared
 
 LAW = PerfConfig()
 
@@ -52,7 +53,9 @@ class Machine:
         self.actual: dict[tuple[str, str], Value] = {}
 
     async def start(self, config: PerfConfig = LAW) -> PerfReader:
-        self.reader = PerfReader(hierarchy(self.directory), config, calls=self.fake, clock=trio.current_time)
+        self.reader = PerfReader(
+            shared(hierarchy=hierarchy(self.directory), perf=config, clock=trio.current_time), calls=self.fake
+        )
         await self.nursery.start(self.reader.run)
         return self.reader
 
@@ -376,7 +379,10 @@ async def test_the_reader_counts_real_pods_by_software_events(nursery: trio.Nurs
     hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # noqa: ASYNC220  # made at once
     view = node(replace(online("web"), group=GroupRef(path=name)), topology=os.cpu_count() or 1)
     assert len(events) == 3
-    reader = PerfReader(hierarchy(root), PerfConfig(window_s=0.5, period_s=1), events=(events[0], events[1], events[2]))
+    reader = PerfReader(
+        shared(hierarchy=hierarchy(root), perf=PerfConfig(window_s=0.5, period_s=1)),
+        events=(events[0], events[1], events[2]),
+    )
     try:
         (group / "cgroup.procs").write_text(str(hog.pid))
         await reader.read(scene(view), SampleSheet(), time.monotonic())

@@ -11,8 +11,6 @@ from reconciler.signals.devicestats import DiskDevices, IoCounters, blkio, parse
 from reconciler.signals.poddisk import PodDisk
 from reconciler.signals.podmemory import PodMemory, parse_memory_stat
 from reconciler.signals.podnet import PodNet, parse_net_dev, summed
-from reconciler.signals.processes import PodProcesses
-from reconciler.signals.vmstat import VmStat
 from tests.reconciler.signals.podtree import Tree, read, scene, values
 
 V1_419 = (
@@ -44,7 +42,7 @@ def test_memory_stat_of_several_kernels(text: str, version: int, expected: tuple
 
 
 def _memory(tree: Tree) -> PodMemory:
-    return PodMemory(tree.hierarchy, VmStat(str(tree.root)), clock=tree.clock)
+    return PodMemory(tree.shared())
 
 
 def _v1(tree: Tree, path: str, *, failed: int = 0, killed: int = 0) -> None:
@@ -201,7 +199,7 @@ def test_stacked_devices_are_not_counted_twice(tmp_path: Path) -> None:
     assert whole_disks(str(tmp_path)) == ("8:0",)
     tree = Tree(tmp_path, 2)
     pod = tree.pod()
-    reader = PodDisk(tree.hierarchy, root=str(tmp_path), clock=tree.clock)
+    reader = PodDisk(tree.shared())
     for text in (IO_STAT, IO_STAT.replace("rbytes=4096", "rbytes=8192").replace("rios=1", "rios=11")):
         tree.put("unified", pod.group.path, "io.stat", text)
         tree.now += 2.0
@@ -213,7 +211,7 @@ def test_stacked_devices_are_not_counted_twice(tmp_path: Path) -> None:
 def test_disks_of_a_v1_pod_with_and_without_recursive_files(tmp_path: Path, recursive: bool) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
-    reader = PodDisk(tree.hierarchy, root=str(tmp_path), clock=tree.clock)
+    reader = PodDisk(tree.shared())
     kind = "_recursive" if recursive else ""
     place = pod.group.path if recursive else pod.containers[0].group.path
     tree.put("blkio", pod.group.path, f"blkio.throttle.io_service_bytes{kind}", "Total 0\n")
@@ -253,7 +251,7 @@ def test_a_pods_own_network_and_no_traffic_of_host_network_pods(tmp_path: Path) 
     own, host = tree.pod("own"), tree.pod("host")
     for pod, pid in ((own, 11), (host, 12)):
         tree.put("cpuset", pod.containers[0].group.path, "cgroup.procs", f"{pid}\n")
-    reader = PodNet(PodProcesses(tree.hierarchy), root=str(tmp_path), clock=tree.clock)
+    reader = PodNet(tree.shared())
     for received in (1000, 5000):
         _namespace(tree, 1, "host", 3 * received)
         _namespace(tree, 11, "pod", received)

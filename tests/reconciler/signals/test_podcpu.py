@@ -36,7 +36,7 @@ def _usage(tree: Tree, path: str, ns: int) -> None:
 def test_rates_between_two_passes_and_the_quota_that_throttled_most(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod(containers=2)
-    reader = PodCpu(tree.hierarchy, clock=tree.clock)
+    reader = PodCpu(tree.shared())
     first, second = (container.group.path for container in pod.containers)
     _usage(tree, pod.group.path, 1_000_000_000)
     for path in (pod.group.path, first, second):
@@ -57,7 +57,7 @@ def test_rates_between_two_passes_and_the_quota_that_throttled_most(tmp_path: Pa
 def test_a_quota_set_a_second_ago_is_seen_at_the_next_pass(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
-    reader = PodCpu(tree.hierarchy, clock=tree.clock)
+    reader = PodCpu(tree.shared())
     _usage(tree, pod.group.path, 0)
     for path in (pod.group.path, pod.containers[0].group.path):
         tree.put("cpu", path, "cpu.stat", V1.format(0, 0, 0))
@@ -72,7 +72,7 @@ def test_a_quota_set_a_second_ago_is_seen_at_the_next_pass(tmp_path: Path) -> No
 def test_the_besteffort_directorys_quota_is_not_the_pods_own(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod(qos=QosClass.BESTEFFORT)
-    reader = PodCpu(tree.hierarchy, clock=tree.clock)
+    reader = PodCpu(tree.shared())
     _usage(tree, pod.group.path, 0)
     for path in (pod.group.path, pod.containers[0].group.path, f"{KUBEPODS}/besteffort"):
         tree.put("cpu", path, "cpu.stat", V1.format(0, 0, 0))
@@ -88,7 +88,7 @@ def test_the_besteffort_directorys_quota_is_not_the_pods_own(tmp_path: Path) -> 
 def test_a_group_that_cannot_be_read_makes_throttling_unknown_and_not_zero(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
-    reader = PodCpu(tree.hierarchy, clock=tree.clock)
+    reader = PodCpu(tree.shared())
     _usage(tree, pod.group.path, 0)
     tree.put("cpu", pod.group.path, "cpu.stat", V1.format(0, 0, 0))
     read(reader, scene(tree, pod))
@@ -102,7 +102,7 @@ def test_a_group_that_cannot_be_read_makes_throttling_unknown_and_not_zero(tmp_p
 def test_one_file_has_it_all_on_v2(tmp_path: Path) -> None:
     tree = Tree(tmp_path, 2)
     pod = tree.pod(sandbox=True, containers=0)
-    reader = PodCpu(tree.hierarchy, clock=tree.clock)
+    reader = PodCpu(tree.shared())
     tree.put("unified", pod.group.path, "cpu.stat", V2)
     read(reader, scene(tree, pod))
     tree.now += 1.0
@@ -114,7 +114,7 @@ def test_one_file_has_it_all_on_v2(tmp_path: Path) -> None:
 def test_a_counter_that_was_counted_anew_tells_nothing(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod(containers=0)
-    reader = PodCpu(tree.hierarchy, clock=tree.clock)
+    reader = PodCpu(tree.shared())
     tree.put("cpu", pod.group.path, "cpu.stat", V1.format(0, 0, 0))
     _usage(tree, pod.group.path, 9_000_000_000)
     read(reader, scene(tree, pod))

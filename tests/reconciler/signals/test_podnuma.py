@@ -45,7 +45,7 @@ def test_page_cache_by_node_that_is_not_told_is_no_zero(text: str, version: int)
 def test_each_pods_part_of_each_node_read_every_five_seconds(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
-    reader = PodNuma(tree.hierarchy, clock=tree.clock, page_bytes=4096)
+    reader = PodNuma(tree.shared())
     tree.put("memory", pod.group.path, "memory.numa_stat", V1)
     sheet = read(reader, scene(tree, pod), tree.now)
     assert sheet.get(f"pod:{pod.uid}@numa:0", "memory.numa_rss") == 122880
@@ -63,7 +63,7 @@ def test_each_pods_part_of_each_node_read_every_five_seconds(tmp_path: Path) -> 
 def test_one_node_is_no_part_and_a_kernel_that_does_not_tell_is_asked_once(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
-    reader = PodNuma(tree.hierarchy, clock=tree.clock)
+    reader = PodNuma(tree.shared())
     tree.put("memory", pod.group.path, "memory.numa_stat", "hierarchical_anon=41 N0=41\n")
     assert read(reader, scene(tree, pod), tree.now).samples == {}
     tree.put("memory", pod.group.path, "memory.numa_stat", "total=1 N0=1\n")
@@ -80,7 +80,7 @@ def test_one_node_is_no_part_and_a_kernel_that_does_not_tell_is_asked_once(tmp_p
 def test_a_pod_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     pod = tree.pod()
-    reader = PodNuma(tree.hierarchy, clock=tree.clock)
+    reader = PodNuma(tree.shared())
     tree.put("memory", pod.group.path, "memory.numa_stat", V1)
     assert read(reader, scene(tree, pod), tree.now).samples
     assert read(reader, scene(tree), tree.now).samples == {}

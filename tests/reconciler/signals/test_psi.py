@@ -90,7 +90,7 @@ def _node(tree: Tree, **totals: tuple[int, int | None]) -> None:
 
 
 def _psi(tree: Tree, throttling: Throttling | None = None, private: Private | None = None) -> Psi:
-    return Psi(tree.hierarchy, Quota(throttling), private=private, root=str(tree.root), clock=tree.clock)
+    return Psi(tree.shared(), Quota(throttling), private=private)
 
 
 def test_percent_of_the_time_between_two_passes_of_node_and_pod(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_file_that_exists_and_is_not_supported_is_no_pressure_of_zero(tmp_path
     pod = tree.pod()
     _node(tree)
     _pressure(tree, "unified", pod.group.path)
-    reader = Psi(tree.hierarchy, None, root=str(tmp_path), files=Unsupported(), clock=tree.clock)
+    reader = Psi(tree.shared(files=Unsupported()), None)
     for _ in range(2):
         sheet = read(reader, scene(tree, pod), tree.now)
         tree.now += 1.0

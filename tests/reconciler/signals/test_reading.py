@@ -1,6 +1,6 @@
 import importlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,6 @@ def _means(tmp_path: Path) -> ReaderContext:
 @pytest.mark.parametrize("name", ROWS)
 def test_the_table_says_of_each_reader_what_its_module_says(name: str) -> None:
     module = importlib.import_module(ROWS[name].path.partition(":")[0])
-    assert name == module.NAME
     assert set(ROWS[name].signals) == set(module.SIGNALS)
     assert len(set(ROWS[name].signals)) == len(ROWS[name].signals)
 
@@ -81,9 +80,6 @@ def _again(means: ReaderContext, *, private_cgroup2: bool = False) -> ReaderCont
 class Busy:
     """A reader that works for a while, waits while others work, works again; it can fail or be cancelled."""
 
-    name = "busy"
-    signals: Collection[str] = ()
-
     def __init__(self, wait: trio.Event | None = None, error: Exception | None = None) -> None:
         self.wait, self.error = wait, error
         self.cancelled = False
@@ -115,7 +111,7 @@ def _burn(seconds: float) -> None:
 
 async def test_a_reader_pays_for_its_own_steps_only(tmp_path: Path) -> None:
     woken = trio.Event()
-    reader = MeteredReader(Busy(woken), SharedReaders(_means(tmp_path)))
+    reader = MeteredReader("busy", Busy(woken), SharedReaders(_means(tmp_path)))
     (tmp_path / "other").mkdir()
     context = scene(Tree(tmp_path / "other"))
     async with trio.open_nursery() as nursery:
@@ -132,9 +128,9 @@ async def test_errors_and_cancellation_pass_through(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     context = scene(Tree(tmp_path / "other"))
     with pytest.raises(ValueError, match="broken"):
-        await MeteredReader(Busy(error=ValueError("broken")), shared).read(context, SampleSheet(), 1.0)
+        await MeteredReader("busy", Busy(error=ValueError("broken")), shared).read(context, SampleSheet(), 1.0)
     busy = Busy(trio.Event())
-    reader = MeteredReader(busy, shared)
+    reader = MeteredReader("busy", busy, shared)
     with trio.move_on_after(0.05) as scope:
         await reader.read(context, SampleSheet(), 1.0)
     assert scope.cancelled_caught

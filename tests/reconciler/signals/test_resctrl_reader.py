@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from reconciler.signals import resctrl_reader
 from reconciler.signals.catalog import SIGNALS
 from reconciler.signals.readers import Reader, SampleContext, SampleSheet
 from reconciler.signals.resctrl_reader import ResctrlReader, misses_of
@@ -9,6 +10,7 @@ from state.cache import CacheConsumption, CacheUsage
 from state.evidence import PodSnapshot, Sample, SampleFrame
 from state.model import PodClass
 from tests.reconciler.nodes import node, online, pod
+from tests.reconciler.signals.podtree import shared
 
 USE = CacheUsage(
     at_s=95.0,
@@ -26,10 +28,10 @@ USE = CacheUsage(
 
 
 async def read(use: CacheUsage | None) -> dict[str, dict[str, Sample]]:
-    reader: Reader = ResctrlReader(lambda: use)
+    reader: Reader = ResctrlReader(shared(cache=lambda: use))
     sheet = SampleSheet()
     await reader.read(
-        SampleContext(view=node(pod("batch"), online("web")), pools=None, wanted=reader.signals), sheet, 100.0
+        SampleContext(view=node(pod("batch"), online("web")), pools=None, wanted=resctrl_reader.SIGNALS), sheet, 100.0
     )
     await reader.aclose()
     return sheet.samples
@@ -55,11 +57,11 @@ async def test_what_was_not_measured_is_not_there() -> None:
 
 
 def test_why_is_told_by_signal() -> None:
-    reader = ResctrlReader(lambda: USE)
+    reader = ResctrlReader(shared(cache=lambda: USE))
     assert dict(reader.problems()) == {"llc.occupancy": "not counted"}
-    off = ResctrlReader(lambda: None).problems()
-    assert off.keys() == set(reader.signals)
-    assert set(reader.signals) <= SIGNALS.keys()
+    off = ResctrlReader(shared(cache=lambda: None)).problems()
+    assert off.keys() == set(resctrl_reader.SIGNALS)
+    assert set(resctrl_reader.SIGNALS) <= SIGNALS.keys()
     assert all("policies.cache" in message for message in off.values())
 
 

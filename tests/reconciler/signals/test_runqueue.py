@@ -57,7 +57,7 @@ def _node(
     tree.put("cpuset", tree.pod().containers[0].group.path, "cgroup.procs", pids)
     answers = Answers()
     processes = PodProcesses(tree.hierarchy)
-    reader = RunQueue(processes, Quota(throttling), root=str(tmp_path), taskstats=lambda: answers, clock=tree.clock)
+    reader = RunQueue(tree.shared(), processes, Quota(throttling), lambda: answers)
     return tree, reader, answers
 
 
@@ -176,7 +176,7 @@ def test_without_taskstats_threads_are_read_and_those_that_ended_drop_out(tmp_pa
     def refuse() -> Answers:
         raise SourceError("taskstats", "CAP_NET_ADMIN is needed")
 
-    reader = RunQueue(PodProcesses(tree.hierarchy), None, root=str(tmp_path), taskstats=refuse, clock=tree.clock)
+    reader = RunQueue(tree.shared(), PodProcesses(tree.hierarchy), None, refuse)
     _threads(tree, 11, {11: Delays(0, 0, 0), 12: Delays(7 * SECOND, 7 * SECOND, 70)})
     read(reader, scene(tree, tree.pod()))
     assert "CAP_NET_ADMIN" in reader.problems()["cpu.wait"]
@@ -256,7 +256,7 @@ def test_threads_are_read_up_to_a_bound_where_each_is_read(tmp_path: Path, monke
     def refused() -> Answers:
         raise SourceError("taskstats", "permission denied")
 
-    reader = RunQueue(PodProcesses(tree.hierarchy), None, root=str(tmp_path), taskstats=refused, clock=tree.clock)
+    reader = RunQueue(tree.shared(), PodProcesses(tree.hierarchy), None, refused)
     for second in range(2):
         for pid in (11, 12):
             for thread in range(8):

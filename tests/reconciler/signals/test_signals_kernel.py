@@ -21,7 +21,7 @@ from reconciler.signals.podcpu import PodCpu
 from reconciler.signals.privatepsi import PrivateGroups, restore_groups
 from reconciler.signals.processes import PodProcesses
 from reconciler.signals.psi import Psi
-from reconciler.signals.readers import Reader, SampleContext, SampleSheet
+from reconciler.signals.readers import Reader, ReaderContext, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.runqueue import RunQueue
 from reconciler.signals.taskstats import Taskstats
 from state.entry import RestoreOutcome
@@ -141,9 +141,10 @@ def test_a_process_that_its_own_quota_stops_suffers_from_nobody() -> None:
     with machine("own") as made:
         pod = made.pod("a", quota_us=10_000)
         made.start(pod)
-        cpu = PodCpu(made.hierarchy)
-        waits = RunQueue(PodProcesses(made.hierarchy), cpu)
-        sheet = observe(made, cpu, waits, Psi(made.hierarchy, cpu))
+        shared = SharedReaders(ReaderContext(hierarchy=made.hierarchy))
+        cpu = shared.reader(PodCpu)
+        waits = RunQueue(shared, shared.processes, cpu)
+        sheet = observe(made, cpu, waits, Psi(shared, cpu))
     assert sample(sheet, "a", "cpu.use").value < 300
     assert sample(sheet, "a", "cpu.throttled").value > 20
     throttled = sample(sheet, "a", "cpu.throttled_milli").value
@@ -162,15 +163,15 @@ def test_two_groups_on_one_cpu_wait_for_each_other_and_both_ways_of_asking_agree
         first, second = made.pod("a", cpu=0), made.pod("b", cpu=0)
         made.start(first)
         made.start(second)
-        cpu = PodCpu(made.hierarchy)
-        processes = PodProcesses(made.hierarchy)
+        shared = SharedReaders(ReaderContext(hierarchy=made.hierarchy))
+        cpu = shared.reader(PodCpu)
 
         def refuse() -> Taskstats:
             raise SourceError("taskstats", "not now")
 
-        queue, by_thread = RunQueue(processes, cpu), RunQueue(processes, cpu, taskstats=refuse)
+        queue, by_thread = (RunQueue(shared, shared.processes, cpu, source) for source in (Taskstats, refuse))
         sheets: dict[str, SampleSheet] = {}
-        psi = Psi(made.hierarchy, cpu)
+        psi = Psi(shared, cpu)
 
         async def both() -> None:
             for number in range(2):
@@ -262,7 +263,7 @@ def test_pods_of_a_v1_node_get_pressure_in_private_groups_and_keep_their_own() -
         os.makedirs(made.hierarchy.directory(UNIFIED, somebody))
         Path(made.hierarchy.directory(UNIFIED, somebody), "cgroup.procs").write_text(str(foreign))
         groups = PrivateGroups(tree, PodProcesses(made.hierarchy))
-        reader = Psi(made.hierarchy, None, private=groups)
+        reader = Psi(SharedReaders(ReaderContext(hierarchy=made.hierarchy)), None, private=groups)
         _until(made, reader, lambda: groups.problem is not None)
         # What is wrong with one pod delays no other.
         pod = made.pod("a", unified=False)
@@ -291,13 +292,17 @@ def test_what_a_killed_run_has_left_is_found_and_removed_by_the_next() -> None:
         assert tree.traces()
         # A next start that does not want them any more.
         groups = PrivateGroups(tree, PodProcesses(made.hierarchy), wanted=False)
-        _until(made, Psi(made.hierarchy, None, private=groups), lambda: not tree.traces())
+        _until(
+            made,
+            Psi(SharedReaders(ReaderContext(hierarchy=made.hierarchy)), None, private=groups),
+            lambda: not tree.traces(),
+        )
         assert _place(pid) == "/"
         # One that does: without its pod it is removed, with its pod it stays.
         tree.open()
         tree.attach("gone", [pid], pod.group.path)
         groups = PrivateGroups(tree, PodProcesses(made.hierarchy))
-        reader = Psi(made.hierarchy, None, private=groups)
+        reader = Psi(SharedReaders(ReaderContext(hierarchy=made.hierarchy)), None, private=groups)
         _until(made, reader, lambda: groups.directory("a") is not None)
         assert tree.uids() == {"a"}
         trio.run(reader.aclose)

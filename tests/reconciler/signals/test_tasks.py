@@ -1,6 +1,6 @@
 """Readers with a task of their own have it for as long as they are in use."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import trio
@@ -11,14 +11,12 @@ from reconciler.signals.perf import PerfReader
 from reconciler.signals.readers import SampleContext, SampleSheet, TaskReader
 from reconciler.signals.reading import ReaderTasks
 from tests.fakes.perf import FakePerf
+from tests.reconciler.signals.podtree import shared
 from tests.reconciler.signals.test_perf import hierarchy
 
 
 class Plain:
     """A `Reader` without a task."""
-
-    name = "plain"
-    signals: Collection[str] = ()
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None: ...
 
@@ -30,8 +28,6 @@ class Plain:
 
 class Busy(Plain):
     """One with a task."""
-
-    name = "busy"
 
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.title = log, name
@@ -62,6 +58,6 @@ async def test_a_task_begins_and_ends_with_its_reader(nursery: trio.Nursery, aut
 
 
 def test_the_readers_that_measure_at_their_own_pace_are_such(tmp_path: Path) -> None:
-    assert isinstance(LatencyReader({}), TaskReader)
-    assert isinstance(PerfReader(hierarchy(tmp_path), calls=FakePerf(tmp_path)), TaskReader)
+    assert isinstance(LatencyReader(shared()), TaskReader)
+    assert isinstance(PerfReader(shared(hierarchy=hierarchy(tmp_path)), calls=FakePerf(tmp_path)), TaskReader)
     assert not isinstance(Plain(), TaskReader)

@@ -6,12 +6,13 @@ import trio
 from msgspec.structs import replace
 
 from reconciler.interference.snapshots import snapshot_of
-from reconciler.signals.numacpu import NumaCpu
+from reconciler.signals.numacpu import SIGNALS, NumaCpu
 from reconciler.signals.readers import SampleContext, SampleSheet
 from state.evidence import SampleFrame
 from state.machine import parse
 from tests.reconciler.nodes import cpu, node, online, pod
 from tests.reconciler.responses.eviction.world import START, WALL
+from tests.reconciler.signals.podtree import shared
 
 
 def busy_node_frames(machine: str, busy: int, seconds: int) -> Iterator[SampleFrame]:
@@ -31,10 +32,10 @@ def busy_node_frames(machine: str, busy: int, seconds: int) -> Iterator[SampleFr
     }
     view = replace(view, actual={(f"{item.group.path}/id-main", "cpu.set"): places[item.uid] for item in pods})
     facts = {item.uid: snapshot_of(item, None, created_s=WALL - 3600, cpus=places[item.uid]) for item in pods}
-    reader = NumaCpu()
+    reader = NumaCpu(shared())
     for second in range(seconds):
         sheet = SampleSheet()
         for item in pods:
             sheet.put(f"pod:{item.uid}", "cpu.use", 1000.0)
-        trio.run(reader.read, SampleContext(view=view, pools=None, wanted=reader.signals), sheet, START + second)
+        trio.run(reader.read, SampleContext(view=view, pools=None, wanted=SIGNALS), sheet, START + second)
         yield SampleFrame(at_s=START + second, wall_s=WALL + second, pods=facts, samples=sheet.samples)
