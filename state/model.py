@@ -279,6 +279,11 @@ class Pod(Struct, frozen=True, kw_only=True, dict=True):
         return f"{self.namespace}/{self.name}" if self.name else self.uid
 
     @cached_property
+    def workload(self) -> tuple[Container, ...]:
+        """Its containers, without the pause container."""
+        return tuple(item for item in self.containers if item.kind is not ContainerKind.SANDBOX)
+
+    @cached_property
     def members(self) -> tuple[Container, ...]:
         """The containers that its resources are made of: all but the pause container.
 
@@ -286,7 +291,7 @@ class Pod(Struct, frozen=True, kw_only=True, dict=True):
         makes one group for all, gVisor one for each that no process is in.
         """
         if self.sandbox is None or not self.declared:
-            return tuple(item for item in self.containers if item.kind is not ContainerKind.SANDBOX)
+            return self.workload
         return tuple(
             Container(
                 id=item.id or item.name,

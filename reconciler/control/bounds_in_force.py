@@ -282,7 +282,7 @@ def _statuses(reconciler: Reconciler, pod: Pod, knob: str) -> Iterator[SettingSt
 
 def _groups(pod: Pod) -> list[str]:
     """Its directory and its containers, but for its pause container."""
-    return [pod.group.path, *(item.group.path for item in pod.containers if item.kind is not ContainerKind.SANDBOX)]
+    return [pod.group.path, *(item.group.path for item in pod.workload)]
 
 
 def _is_refused(status: SettingStatus) -> bool:

@@ -23,7 +23,7 @@ from reconciler.actuators.cgroup.compare import FileWrite, GroupTarget
 from reconciler.control.inventory import Inventory
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import first_of
-from state.model import ContainerKind, CpuPolicy, GroupRef, Phase, SourceStatus
+from state.model import CpuPolicy, GroupRef, Phase, SourceStatus
 
 NAME: Final = "values of an earlier run"
 _SHOWN: Final = 3
@@ -134,9 +134,7 @@ class EarlierRun:
             if known and pod.qos is not QosClass.BESTEFFORT and pod.pod_class.online:
                 continue
             yield _Candidate(GroupTarget(group=pod.group, pod_uid=pod.uid), _OF_POD if known else None)
-            for item in pod.containers:
-                if item.kind is ContainerKind.SANDBOX:
-                    continue
+            for item in pod.workload:
                 ready = known and item.phase is Phase.SETTLED and item.spec is not None
                 target = GroupTarget(group=item.group, pod_uid=pod.uid, container=item)
                 yield _Candidate(target, of_container if ready else None)

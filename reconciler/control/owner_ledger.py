@@ -25,7 +25,7 @@ from cgroupfs.naming import QosClass
 from cgroupfs.usage import QuietGroups, UsageCounters, UsageReader, grown
 from reconciler.control.hour_rows import HourRows, load_rows, uptime_s
 from reconciler.control.inventory import Inventory
-from reconciler.policies.base import containers_of, pod_asks
+from reconciler.policies.base import pod_asks
 from reconciler.policies.owner_shares import OwnerDemand, OwnersConfig, bonus_percent, fair_parts
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.wakeup import next_beat
@@ -157,7 +157,7 @@ class OwnerLedger:
             owner, quiet = owner_of(pod, config), self._quiet.is_quiet(_directory(pod))
             own = self._delta(pod.group.path, pod.group.inode, seen, quiet=quiet)
             taken_ns = own.taken_ns
-            for container in containers_of(pod):
+            for container in pod.workload:
                 taken_ns += self._delta(container.group.path, container.group.inode, seen, quiet=quiet).taken_ns
             used_s = own.used_ns / _NS
             asked = pod_asks(pod, inventory.capacity_milli)

@@ -23,7 +23,7 @@ from cgroupfs.lines import lines_of
 from cgroupfs.pressure import parse_pressure
 from cgroupfs.usage import UsageReader, grown
 from reconciler.runtime.cooperative import TimeSlice
-from state.model import ContainerKind, NodeCpu, Pod, PodClass
+from state.model import NodeCpu, Pod, PodClass
 
 NAME: Final = "pod minutes"
 MINUTE_S: Final = 60.0
@@ -215,7 +215,7 @@ class PodMinutes:
     def _with_containers(self, pod: Pod) -> _Counters:
         """The pod's counters, its throttled time with that of its containers: each has a quota of its own."""
         counters = self._read(pod.group.path)
-        paths = [box.group.path for box in pod.containers if box.kind is not ContainerKind.SANDBOX]
+        paths = [container.group.path for container in pod.workload]
         throttled = [counters.throttled_ns, *(self._read(path, wait=False).throttled_ns for path in paths)]
         known = [number for number in throttled if number is not None]
         return counters._replace(throttled_ns=sum(known) if known else None)

@@ -92,8 +92,8 @@ class LimitCheck:
         for pod in list(pods.values()):
             found |= self._narrowed(pod.title, pod.group.path, pod.uid)
             found |= self._partitioned(pod)
-            for item in pod.containers if pod.sandbox is None else ():
-                if item.kind is not ContainerKind.SANDBOX and item.phase is Phase.SETTLED and item.spec is not None:
+            for item in pod.workload if pod.sandbox is None else ():
+                if item.phase is Phase.SETTLED and item.spec is not None:
                     name = f"{pod.title}/{item.name or item.id[:13]}"
                     found |= (
                         self._narrowed(name, item.group.path, pod.uid)
@@ -307,10 +307,8 @@ def _places(pods: Mapping[str, Pod]) -> Iterator[_OwnerPlace]:
     for pod in list(pods.values()):
         containers = tuple(
             item
-            for item in pod.containers
-            if item.phase is Phase.SETTLED
-            and item.kind is not ContainerKind.SANDBOX
-            and (item.name is not None or item.kind is not ContainerKind.UNKNOWN)
+            for item in pod.workload
+            if item.phase is Phase.SETTLED and (item.name is not None or item.kind is not ContainerKind.UNKNOWN)
         )
         if pod.sandbox is not None:
             yield _OwnerPlace(pod.group.path, pod, containers)

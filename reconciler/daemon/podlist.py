@@ -20,7 +20,6 @@ from reconciler.actuators.holds import pod_hold
 from reconciler.control.bounds_in_force import bound_problems, sandboxed_text
 from reconciler.control.pod_minutes import directories_above
 from reconciler.daemon.agent import Agent
-from reconciler.policies.base import containers_of
 from reconciler.sources.outside import outside_of_pods, outside_text
 from state.measures import Restrictions
 from state.model import Pod, PodClass
@@ -231,7 +230,7 @@ def _counters(agent: Agent, pod: Pod) -> dict[str, dict[str, object]]:
     rows: dict[str, dict[str, object]] = {}
     for key, path in (
         ("", pod.group.path),
-        *((container.id, container.group.path) for container in containers_of(pod)),
+        *((container.id, container.group.path) for container in pod.workload),
     ):
         if (row := _read_counters(agent, path)) is not None:
             rows[key] = row
@@ -253,7 +252,7 @@ def _read_counters(agent: Agent, path: str) -> dict[str, object] | None:
 
 def _cpus(agent: Agent, pod: Pod) -> str | None:
     """The CPUs on which the pod's containers may run now, by the kernel; None: not known."""
-    sets = [_value(agent, container.group.path, "cpu.set") for container in containers_of(pod)]
+    sets = [_value(agent, container.group.path, "cpu.set") for container in pod.workload]
     known = [cpus for cpus in sets if isinstance(cpus, CpuSet) and cpus]
     return str(CpuSet.union(known)) if known else None
 
@@ -265,7 +264,7 @@ def pod_quota_milli(agent: Agent, pod: Pod) -> int | None:
     the besteffort directory is bounded there.
     """
     quotas = [_quota_milli(agent, pod.group.path)]
-    paths = [container.group.path for container in containers_of(pod)]
+    paths = [container.group.path for container in pod.workload]
     if any("cpu.quota" in agent.writes.judge.statuses.by_group.get(path, {}) for path in paths):
         parts = [_quota_milli(agent, path) for path in paths]
         quotas.append(None if None in parts else sum(milli for milli in parts if milli is not None))

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from state.cpu import GroupUse, Uses
-from state.model import Container, ContainerKind, Pod
+from state.model import Container, Pod
 
 _FADED: Final = 0.5
 
@@ -148,11 +148,7 @@ def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> PoolUsa
     milli = known = 0
     age_s = 0.0
     for pod in pods:
-        containers = [
-            uses.get(container.group.path)
-            for container in pod.containers
-            if container.kind is not ContainerKind.SANDBOX
-        ]
+        containers = [uses.get(container.group.path) for container in pod.workload]
         whole = uses.get(pod.group.path)
         group_uses = [whole] if whole is not None else [group_use for group_use in containers if group_use is not None]
         complete = whole is not None or (group_uses and len(group_uses) == len(containers))
@@ -164,7 +160,7 @@ def used_now(pods: Sequence[Pod], uses: Uses, config: EstimateConfig) -> PoolUsa
 
 
 def _of_pod(pod: Pod, uses: Uses, config: EstimateConfig) -> DemandEstimate:
-    containers = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
+    containers = pod.workload
     whole = uses.get(pod.group.path)
     if whole is not None and not all(container.group.path in uses for container in containers):
         asks = _asks(containers)

@@ -159,11 +159,7 @@ def admit(
 
 def limit_milli(pod: Pod) -> int:
     """A pod's limit in thousandths of a CPU, at least its request; its request where some container has none."""
-    limits = [
-        container.limits.cpu_milli
-        for container in pod.containers
-        if container.kind not in (ContainerKind.SANDBOX, ContainerKind.INIT)
-    ]
+    limits = [container.limits.cpu_milli for container in pod.workload if container.kind is not ContainerKind.INIT]
     request = request_milli(pod)
     if any(limit is None for limit in limits):
         return request

@@ -146,10 +146,6 @@ def setting_of(pod: Pod, container: Container | None, knob: str, value: Value, *
     )
 
 
-def containers_of(pod: Pod) -> list[Container]:
-    return [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
-
-
 def pod_total(pod: Pod, amount: Callable[[Container], int | None]) -> int | None:
     """What a pod has of something that its containers have: all together, or the largest init container, if more.
 

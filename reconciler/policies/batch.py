@@ -43,7 +43,7 @@ from reconciler.policies.base import (
 )
 from reconciler.policies.normalise import normalised
 from reconciler.runtime.format import cpu, size
-from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.model import Container, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
 NAME: Final = "batch"
@@ -64,7 +64,6 @@ class BatchConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: BatchConfig) -> NodePlan:
     """Whether containers get their batch memory limits: on cgroup v1 a bound of swap needs one."""
-    del view, previous
     if not config.enabled or config.dry_run:
         return plan
     return replace(plan, memory=replace(plan.memory, batch_limits=config.memory))
@@ -79,8 +78,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> li
     settings: list[Setting] = []
     most = view.capacity_milli
     requested = 0
-    for container in pod.containers:
-        if container.kind is ContainerKind.SANDBOX or owns_cpus(pod, container, plan.pools):
+    for container in pod.workload:
+        if owns_cpus(pod, container, plan.pools):
             continue
         if pod.pod_class is not PodClass.RECLAIMED and not _mid(container):
             continue
@@ -194,9 +193,7 @@ def _pod_quota(pod: Pod, view: NodeView, pools: Pools) -> list[Setting]:
     if pod.sandbox is not None:
         total = pod_total(pod, lambda item: item.limits.batch_cpu_milli) or 0
         value = _quota_us(total + (pod.overhead.cpu_milli or 0), period, pools) if total else 0
-    for container in pod.containers if pod.sandbox is None else ():
-        if container.kind is ContainerKind.SANDBOX:
-            continue
+    for container in pod.workload if pod.sandbox is None else ():
         limit = container.limits.batch_cpu_milli
         if limit is None or owns_cpus(pod, container, pools):
             return []

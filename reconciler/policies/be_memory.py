@@ -140,7 +140,6 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 def parents(view: NodeView, plan: NodePlan, config: BeMemoryConfig) -> list[Setting]:
     """The bounds on the besteffort directory, where this kernel has them."""
-    del config
     bounds = plan.memory
     if bounds.reclaimed_high_bytes is None:
         return []

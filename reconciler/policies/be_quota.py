@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import MILLI_MIN, container_asks, containers_of, period_us, pod_asks, quota_us
+from reconciler.policies.base import MILLI_MIN, container_asks, period_us, pod_asks, quota_us
 from reconciler.runtime.format import cpu
 from state.cpu import GroupUse, QuotaFloor
 from state.model import Container, NodeView, Pod, Pools
@@ -157,7 +157,7 @@ def _takers_in(pod: Pod, view: NodeView) -> dict[str, _Taker]:
             view.uses.get(container.group.path),
             limit=_own_limit(container),
         )
-        for container in containers_of(pod)
+        for container in pod.workload
     }
 
 
@@ -183,10 +183,7 @@ def measured(pods: Iterable[Pod], pools: Pools | None, besteffort: str) -> dict[
     if parts is None or parts.keys() <= {besteffort}:
         return {}
     groups = {
-        container.group.path: container.group.inode
-        for pod in pods
-        if pod.uid in parts
-        for container in containers_of(pod)
+        container.group.path: container.group.inode for pod in pods if pod.uid in parts for container in pod.workload
     }
     return groups | ({besteffort: 0} if besteffort in parts else {})
 

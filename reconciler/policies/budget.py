@@ -31,7 +31,7 @@ from reconciler.policies.yielding import obstacle
 from reconciler.runtime import format as fmt
 from state.cpu import HarmReading, HarmTerms
 from state.evidence import HOST
-from state.model import Container, ContainerKind, NodeCpu, NodeView, Pod, Pools
+from state.model import Container, NodeCpu, NodeView, Pod, Pools
 from state.pod_index import index_of
 
 Percent = Annotated[int, Meta(ge=0, le=100)]
@@ -111,8 +111,8 @@ def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], confi
     return sum(
         container_milli(container) or 0
         for pod in index_of(view.pods).online
-        for container in pod.containers
-        if container.id in recent and container.kind is not ContainerKind.SANDBOX and not owns(pod, container)
+        for container in pod.workload
+        if container.id in recent and not owns(pod, container)
     )
 
 

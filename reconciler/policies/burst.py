@@ -24,7 +24,7 @@ from reconciler.policies.base import Policy, PolicyConfig, setting_of, unsupport
 from reconciler.policies.normalise import quota_of
 from reconciler.policies.pinned import is_pinned, lifts_pod
 from state.cpu import BurstLimit
-from state.model import ContainerKind, NodeView, Pod, Pools, Setting
+from state.model import NodeView, Pod, Pools, Setting
 from state.plan import NodePlan
 
 NAME: Final = "burst"
@@ -67,7 +67,6 @@ def percent_of(pod: Pod, config: BurstConfig) -> int:
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: BurstConfig) -> Pools:
     """Say why there are none, or how large they are."""
-    del previous
     reason = (
         unsupported_reason(view, KNOB)
         or f"{config.percent} % of the quota of online containers, unless the pod's annotation differs"
@@ -84,8 +83,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: BurstConfig) -> li
     amount = None if closed or pod.wish.burst_percent is not None else pod.wish.burst_us
     settings: list[Setting] = []
     total = 0
-    for container in pod.containers:
-        if container.kind is ContainerKind.SANDBOX or is_pinned(pod, container, plan.pools):
+    for container in pod.workload:
+        if is_pinned(pod, container, plan.pools):
             continue
         quota = quota_of(pod, container, plan.pools)
         if not pod.pod_class.online:

@@ -103,7 +103,6 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
     A response to interference leaves BE a part of its share only.
     """
-    del previous
     wish = replace(
         convert(config, CacheRequest, from_attributes=True),
         reclaimed=config.reclaimed,

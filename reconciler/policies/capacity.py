@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig, containers_of
+from reconciler.policies.base import Policy, PolicyConfig
 from reconciler.policies.be_quota import part_of_pod
 from reconciler.policies.budget import idle_milli
 from reconciler.policies.reclaimed import pool_on_node
@@ -203,7 +203,7 @@ def _cpus(pod: Pod, view: NodeView, plan: NodePlan) -> CpuSet:
 
 
 def _memory(pod: Pod, plan: NodePlan, squeeze: SqueezeLimit | None) -> int | None:
-    own = [container.limits.memory_bytes for container in containers_of(pod)]
+    own = [container.limits.memory_bytes for container in pod.workload]
     limits = [number for number in own if number is not None]
     return _least(
         (

@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, Final, NamedTuple
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, containers_of, setting_of
+from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from state.cpu import CORE_COOKIE, CORE_SCHED, CookieGroups
 from state.model import NodeView, Pod, PodClass
 from state.plan import CookieMember, CookiePlan, NodePlan
@@ -66,7 +66,6 @@ class CoreGroup(NamedTuple):
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: CoreSchedConfig) -> NodePlan:
     """The group of every container; nothing where no core has two threads."""
-    del previous
     if not view.topology.smt:
         why = "no core of this machine has two online threads: core scheduling has no effect"
         return replace(plan, reasons={**plan.reasons, NAME: why})
@@ -74,7 +73,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     for pod in in_order(view.pods):
         if (group := core_group(pod, config.groups)) is None:
             continue
-        for container in containers_of(pod):
+        for container in pod.workload:
             setting = setting_of(pod, container, CORE_COOKIE, None, policy=NAME, reason=group.reason)
             members[container.group.path] = CookieMember(setting=setting, group=group.name)
     cookies = CookiePlan(members=members, sweep_s=config.sweep_s, dry_run=config.dry_run)

@@ -26,7 +26,6 @@ class DedicatedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: DedicatedConfig) -> Pools:
     """Adopt the checkpoint; while it is held or unknown, add what was exclusive before and what the cgroups show."""
-    del config
     kubelet = view.kubelet
     owned: dict[str, CpuSet] = {}
     for uid, containers in kubelet.exclusive.items():
@@ -59,7 +58,6 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DedicatedConfig) -
     The kubelet gives them to groups without a process, and the runtime does not write the pod's; so the claim would be
     kept for an empty group. A pod with a container that owns none may run on all shared CPUs, and stays as it is.
     """
-    del view, config
     pools, members = plan.pools, pod.members if pod.sandbox is not None else []
     keys = [f"{pod.uid}/{item.name or item.id}" for item in members if item.kind is not ContainerKind.INIT]
     if not keys or any(key not in pools.dedicated or key in pools.placed for key in keys):
@@ -78,9 +76,9 @@ def _inferred(view: NodeView, online: CpuSet) -> dict[str, CpuSet]:
     times: Counter[int] = Counter()
     for uid in sorted(view.pods):
         pod = view.pods[uid]
-        for container in pod.containers:
+        for container in pod.workload:
             spec = container.spec
-            if container.kind is ContainerKind.SANDBOX or spec is None or spec.cpus is None:
+            if spec is None or spec.cpus is None:
                 continue
             try:
                 cpus = CpuSet.parse(spec.cpus)

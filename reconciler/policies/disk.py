@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from cgroupfs.codecs import DeviceLimits, Row, Value
 from cgroupfs.device_codecs import MAX_BFQ_WEIGHT, MAX_IOPS, MAX_LATENCY_US, MIN_CFQ_WEIGHT, cost_row
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig, containers_of, unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
 from state.disk import Disk, DiskPlan
 from state.model import NodeView, Pod, PodClass, Setting
 from state.plan import NodePlan
@@ -172,14 +172,13 @@ class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: DiskPolicyConfig) -> NodePlan:
     """Count the takers that share the limits, and report which limits this node supports."""
-    del previous
     index = index_of(view.pods)
     be, pure = index.reclaimed, not index.beside
     if view.versions.get("io") == 2:
         inside = len(index.inside) if pure and config.share is DiskShare.NODE else 0
         disk = DiskPlan(takers=len(be), in_directory=inside, weighed=pure)
     else:
-        disk = DiskPlan(takers=sum(len(containers_of(pod)) for pod in be), weighed=pure)
+        disk = DiskPlan(takers=sum(len(pod.workload) for pod in be), weighed=pure)
     return replace(plan, disk=disk, reasons={**plan.reasons, NAME: _reason(view, config, disk)})
 
 
@@ -235,7 +234,7 @@ def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) 
         if limits is None:
             return []
         return [_setting(pod.group.path, "io.max", limits, f"{message}{_BY_MARK if own else ''}")]
-    containers = containers_of(pod)
+    containers = pod.workload
     parts = len(containers) if alone else plan.takers
     part = _part(view, config, 1, parts) if be else None
     limits, own = _tighter(part, _own(pod, view, config, len(containers)))

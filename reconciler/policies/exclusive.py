@@ -159,7 +159,6 @@ def _ours_to_give(view: NodeView, previous: Pools | None) -> bool:
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -> list[Setting]:
     """The CPU sets of a pod that has CPUs from us."""
-    del view, config
     if pod.sandbox is not None:
         whole = CpuSet.union(plan.pools.dedicated[key] for key in plan.pools.placed_by_pod.get(pod.uid, ()))
         reason = "exclusive CPUs of its containers"

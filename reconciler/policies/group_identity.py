@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
-from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.model import NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 from state.pod_index import index_of
 
@@ -44,14 +44,12 @@ class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: GroupIdentityConfig) -> Pools:
     """Say whether this kernel can."""
-    del previous
     reason = unsupported_reason(view, KNOB) or f"online {config.online}, BE {config.reclaimed}"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
 def parents(view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list[Setting]:
     """The QoS directories: without them both sides' pods meet as equals one level up."""
-    del plan
     if unsupported_reason(view, KNOB) is not None:
         return []
     wanted = [_setting(view.burstable, config.online, "it contains online pods")]
@@ -61,17 +59,12 @@ def parents(view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: GroupIdentityConfig) -> list[Setting]:
-    del plan
     if pod.pod_class is PodClass.SYSTEM or unsupported_reason(view, KNOB) is not None:
         return []
     level = config.online if pod.pod_class.online else config.reclaimed
     reason = f"the pod is {pod.pod_class}"
     settings = [_setting(pod.group.path, level, reason, pod.uid)]
-    settings += [
-        _setting(container.group.path, level, reason, pod.uid, container.id)
-        for container in pod.containers
-        if container.kind is not ContainerKind.SANDBOX
-    ]
+    settings += [_setting(container.group.path, level, reason, pod.uid, container.id) for container in pod.workload]
     return settings
 
 

@@ -101,7 +101,6 @@ def buffer_milli(top_milli: int, config: IdleBufferConfig) -> int:
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: IdleBufferConfig) -> Pools:
     """Lower the budget to the law's ceiling."""
-    del previous
     ceiling = view.reclaimed_ceiling_milli
     if not config.enabled or ceiling is None:
         reason = "off" if not config.enabled else _inactive(view)

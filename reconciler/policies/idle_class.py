@@ -33,7 +33,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from cgroupfs.scheduling import IDLE
-from reconciler.policies.base import Policy, PolicyConfig, containers_of, owns_cpus, setting_of, unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of, unsupported_reason
 from reconciler.policies.yielding import weight_suffices
 from state.cpu import THREAD_POLICY
 from state.model import NodeView, Pod, PodClass, Pools, Setting
@@ -69,7 +69,6 @@ class IdleClassConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 def announce(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
     """Whether the least weight is to do it, for the budget's law."""
-    del previous
     return replace(
         pools, weight_yields=config.group and not config.always and not config.dry_run and view.scheduler.eevdf
     )
@@ -77,7 +76,6 @@ def announce(view: NodeView, pools: Pools, previous: Pools | None, config: IdleC
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: IdleClassConfig) -> Pools:
     """Say what this kernel can, of the sides that are on."""
-    del previous
     lacking = unsupported_reason(view, KNOB) if config.group else None
     groups = "groups beside online pods, else the least weight" if pools.weight_yields else "groups"
     sides = ([groups] if config.group and lacking is None else []) + (["threads"] if _threads(view, config) else [])
@@ -88,14 +86,13 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Id
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: IdleClassConfig) -> NodePlan:
     """The idle class for the threads of every BE container, those in creation too."""
-    del previous
     if not _threads(view, config):
         return plan
     settings = {
         container.group.path: setting_of(pod, container, THREAD_POLICY, IDLE, policy=NAME, reason=_REASON)
         for pod in in_order(view.pods)
         if _is_idle(pod, plan.pools)
-        for container in containers_of(pod)
+        for container in pod.workload
     }
     part = ProcessValuePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
     return replace(plan, idle_threads=part)
@@ -118,7 +115,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: IdleClassConfig) -
 def _is_idle(pod: Pod, pools: Pools) -> bool:
     """A BE pod; not where a container of it owns CPUs, which it would then share."""
     return pod.pod_class is PodClass.RECLAIMED and not any(
-        owns_cpus(pod, container, pools) for container in containers_of(pod)
+        owns_cpus(pod, container, pools) for container in pod.workload
     )
 
 

@@ -36,7 +36,6 @@ class InterruptsConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: InterruptsConfig) -> NodePlan:
     """Which CPUs to keep interrupts off, and where they may go instead."""
-    del previous
     owned = CpuSet.union(plan.pools.dedicated.values())
     free = view.topology.online - owned
     if not owned or not free:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from reconciler.policies.base import PERIOD_US, owns_cpus
 from reconciler.policies.normalise import quota_of
 from reconciler.runtime.format import cpu
-from state.model import ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
+from state.model import NodeView, Phase, Pod, PodClass, Pools, Setting
 
 CPU_MILLI: Final = 1000
 
@@ -47,9 +47,7 @@ def borrowers(pod: Pod, pools: Pools) -> tuple[QuotaBorrower, ...]:
     if pod.pod_class is not PodClass.SHARED:
         return ()
     quota_borrowers: list[QuotaBorrower] = []
-    for container in pod.containers:
-        if container.kind is ContainerKind.SANDBOX:
-            continue
+    for container in pod.workload:
         if container.spec is None:
             return ()
         quota = quota_of(pod, container, pools)

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from cgroupfs.codecs import PAGE
 from cgroupfs.naming import QosClass
-from reconciler.policies.base import Policy, PolicyConfig, containers_of, pod_total, setting_of, unsupported_reason
+from reconciler.policies.base import Policy, PolicyConfig, pod_total, setting_of, unsupported_reason
 from reconciler.runtime.format import size
 from state.memory import MemoryProtection
 from state.model import Container, NodeView, Pod, PodClass, Setting
@@ -203,7 +203,7 @@ def _swap(pod: Pod, view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> 
     if percent is None:
         return []
     if pod.sandbox is None:
-        wanted = [(item, _swap_limit(pod, item, view, plan)) for item in containers_of(pod)]
+        wanted = [(item, _swap_limit(pod, item, view, plan)) for item in pod.workload]
         return [
             setting_of(pod, item, "memory.swap", value, policy=NAME, reason=_swap_reason(limit, percent))
             for item, limit in wanted
@@ -228,7 +228,7 @@ def _without_limit(view: NodeView, plan: NodePlan, percents_of: dict[str, int]) 
         pod.title
         for pod in view.pods.values()
         if pod.pod_class.value in percents_of
-        and any(_swap_limit(pod, item, view, plan) is None for item in containers_of(pod))
+        and any(_swap_limit(pod, item, view, plan) is None for item in pod.workload)
     ]
     if not titles:
         return ""
@@ -243,7 +243,6 @@ def of_pod(pod: Pod, view: NodeView, config: MemoryQosConfig) -> list[tuple[Cont
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryQosConfig) -> NodePlan:
     """The sums that the directories above the pods must hold, and why there are none."""
-    del previous
     swap = _swap_percents(view, config)
     if not config.dry_run:  # else `batch` has the bound that is in force
         plan = replace(plan, memory=replace(plan.memory, swap_percent=swap))
@@ -268,7 +267,6 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
     """The sums, on the directories of the QoS levels."""
-    del config
     reason = "sum of the protections below"
     return [
         Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)

@@ -180,7 +180,6 @@ def decide_resources(
     view: NodeView, plan: NodePlan, previous: NodePlan | None, config: MemoryReclaimConfig
 ) -> NodePlan:
     """Pass the policy's parameters to the actuator."""
-    del previous
     version = view.versions.get("memory")
     if version is None:
         reason = "no memory controller is mounted on this node"

@@ -26,7 +26,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, unsupported_reason
-from state.model import ContainerKind, NodeView, Pod, PodClass, Setting
+from state.model import NodeView, Pod, PodClass, Setting
 from state.network import BE_CLASS, InterfaceRequest, NetworkRequest
 from state.plan import NodePlan
 
@@ -105,7 +105,6 @@ class NetworkConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: NetworkConfig) -> NodePlan:
     """Which interfaces are limited, and how; none where BE packets cannot be classified."""
-    del previous
     if not config.interfaces:
         return replace(plan, reasons={**plan.reasons, NAME: "no interface configured"})
     missing = unsupported_reason(view, KNOB)
@@ -139,15 +138,10 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NetworkConfig) -> list[Setting]:
     """The class of a BE pod's sockets: its directory, which newcomers copy, and its containers."""
-    del view, config
     if pod.pod_class is not PodClass.RECLAIMED or plan.network is None or not plan.network.classes:
         return []
     groups: list[tuple[str, str | None]] = [(pod.group.path, None)]
-    groups += [
-        (container.group.path, container.id)
-        for container in pod.containers
-        if container.kind is not ContainerKind.SANDBOX
-    ]
+    groups += [(container.group.path, container.id) for container in pod.workload]
     return [
         Setting(
             path=path,

@@ -245,7 +245,6 @@ def starting(view: NodeView, config: NodeDaemonsConfig) -> bool:
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: NodeDaemonsConfig) -> NodePlan:
     """The weight of each group: the law's, or its own while a pod is being made."""
-    del previous
     own = starting(view, config)
     weights: dict[str, int] = {}
     parts: list[str] = []

@@ -64,14 +64,12 @@ def quota_of(pod: Pod, container: Container, pools: Pools) -> int | None:
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: NormaliseConfig) -> Pools:
     """Pass the ratio to the other policies."""
-    del view, previous
     reason = "off: quotas are unchanged" if config.ratio <= 1 else f"quotas are divided by {config.ratio:g}"
     return replace(pools, quota_ratio=config.ratio, reasons={**pools.reasons, NAME: reason})
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NormaliseConfig) -> list[Setting]:
     """The quotas of an online pod's containers."""
-    del config
     settings: list[Setting] = []
     for container in pod.containers:
         spec = container.spec

@@ -19,7 +19,7 @@ from msgspec import Meta
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.pool_members import nodes_of
 from reconciler.policies.base import Policy, PolicyConfig, placed_cpus, setting_of, unsupported_reason, whole_pod
-from state.model import Container, ContainerKind, NodeView, Phase, Pod, PodClass, Pools, Setting
+from state.model import Container, NodeView, Phase, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 from state.topology import Topology
 
@@ -67,8 +67,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: NumaMemoryPolicyCo
     if pod.sandbox is not None:
         return _whole(pod, view, plan.pools, every)
     settings: list[Setting] = []
-    for container in pod.containers:
-        if container.kind is ContainerKind.SANDBOX or _is_the_kubelets(pod, container, view, every):
+    for container in pod.workload:
+        if _is_the_kubelets(pod, container, view, every):
             continue
         nodes = bound_nodes(pod, container, view, plan.pools)
         mems = nodes_with_memory(nodes, view.topology)

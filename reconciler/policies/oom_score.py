@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta
 from msgspec.structs import replace
 
-from reconciler.policies.base import Policy, PolicyConfig, containers_of, setting_of
+from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from state.memory import OOM_SCORE
 from state.model import Container, NodeView, Phase, Pod, PodClass, Setting
 from state.plan import NodePlan, ProcessValuePlan
@@ -74,7 +74,6 @@ def score_of(pod: Pod, container: Container, config: OomScoreConfig) -> int | No
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: OomScoreConfig) -> NodePlan:
     """The number of every container that has started and is to have one."""
-    del previous
     settings = derived(view.pods, _settings, config)
     scores = ProcessValuePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
     reason = f"oom_score_adj of BE processes: {config.lowest} to {HIGHEST}"
@@ -90,7 +89,7 @@ def _settings(pods: Mapping[str, Pod], config: OomScoreConfig) -> Mapping[str, S
         container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=_reason(pod))
         for pod in in_order(pods)
         if config.online or not pod.pod_class.online
-        for container in containers_of(pod)
+        for container in pod.workload
         if container.phase is Phase.SETTLED and (score := score_of(pod, container, config)) is not None
     }
 

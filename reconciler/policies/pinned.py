@@ -49,9 +49,7 @@ def is_pinned(pod: Pod, container: Container, pools: Pools) -> bool:
 def lifts_pod(pod: Pod, pools: Pools) -> bool:
     """True when a container owns CPUs and each other one has a quota of its own: the pod's then bounds nothing."""
     pinned = False
-    for container in pod.containers if pod.sandbox is None else ():
-        if container.kind is ContainerKind.SANDBOX:
-            continue
+    for container in pod.workload if pod.sandbox is None else ():
         if is_pinned(pod, container, pools):
             pinned = True
         elif container.spec is None or not _has_quota(container):
@@ -61,7 +59,6 @@ def lifts_pod(pod: Pod, pools: Pools) -> bool:
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: PinnedConfig) -> list[Setting]:
     """No quota for pinned containers, and for the pod where that is safe."""
-    del config
     if not plan.pools.dedicated:
         return []
     if pod.sandbox is not None:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of, unsupported_reason
-from state.model import Container, ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.model import Container, NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 
 NAME: Final = "qos_level"
@@ -35,20 +35,16 @@ class QosLevelConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: QosLevelConfig) -> Pools:
     """Say whether this kernel can."""
-    del previous, config
     reason = unsupported_reason(view, KNOB) or "BE pods are marked offline; the kernel cannot undo it"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: QosLevelConfig) -> list[Setting]:
     """Offline for a BE pod and its containers; for an online one what it should be, where it is known to be offline."""
-    del config
     if unsupported_reason(view, KNOB) is not None or not pod.classification.certain:
         return []
     groups: list[tuple[str, Container | None]] = [(pod.group.path, None)]
-    groups += [
-        (container.group.path, container) for container in pod.containers if container.kind is not ContainerKind.SANDBOX
-    ]
+    groups += [(container.group.path, container) for container in pod.workload]
     if pod.pod_class is PodClass.RECLAIMED:
         if any(container is not None and owns_cpus(pod, container, plan.pools) for _, container in groups):
             return []

@@ -150,7 +150,6 @@ def kubelet_reasserts(setting: Setting, scene: RefusalContext) -> str | None:
 
 def empty_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
     """A populated group cannot be emptied (ENOSPC), and "no limit" is not a CPU set."""
-    del scene
     if isinstance(setting.value, CpuSet) and setting.value:
         return None
     return "a CPU set needs at least one CPU"
@@ -223,7 +222,6 @@ def besteffort_cpuset(setting: Setting, scene: RefusalContext) -> str | None:
 
 def quota_minimum(setting: Setting, scene: RefusalContext) -> str | None:
     """EINVAL on v1 and v2."""
-    del scene
     if setting.value is None or (isinstance(setting.value, int) and setting.value >= QUOTA_MIN_US):
         return None
     return f"the kernel takes no quota below {QUOTA_MIN_US} µs"
@@ -239,9 +237,7 @@ def quota_below_child(setting: Setting, scene: RefusalContext) -> str | None:
     if pod is None or setting.path != pod.group.path:
         return None
     own = period_us(view, setting.path)
-    for container in pod.containers:
-        if container.kind is ContainerKind.SANDBOX:
-            continue
+    for container in pod.workload:
         spec = container.spec
         if spec is None:
             return f"the quota of container {container.name or container.id[:12]} is unknown and may be larger"

@@ -66,7 +66,6 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ReserveConfig) -> Pools:
     """Reserve the kubelet's and our own CPUs, as far as they are online."""
-    del previous
     ours = CpuSet.parse(config.cpus)
     kubelets = view.kubelet.reserved
     parts = [f"{name} {cpus}" for name, cpus in (("the kubelet's", kubelets), ("configured", ours)) if cpus]

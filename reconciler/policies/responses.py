@@ -25,7 +25,6 @@ from reconciler.policies.base import (
     Policy,
     PolicyConfig,
     container_asks,
-    containers_of,
     owns_cpus,
     period_us,
     quota_us,
@@ -48,7 +47,6 @@ class ResponsesConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: ResponsesConfig) -> Pools:
     """Hold the BE budget where a response requests it."""
-    del previous, config
     measures = view.measures
     if measures.budget_milli is None or measures.budget_milli >= pools.budget_milli:
         return pools
@@ -58,13 +56,11 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: ResponsesConfig) -> NodePlan:
     """Close the node to new BE pods where a response requests it."""
-    del previous
     return plan if view.measures.closed is None or config.dry_run else replace(plan, closed=view.measures.closed)
 
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ResponsesConfig) -> list[Setting]:
     """What a suspect may have for now, and whether it runs."""
-    del config
     measures = view.measures
     if pod.pod_class is not PodClass.RECLAIMED:
         return []
@@ -81,7 +77,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ResponsesConfig) -
 def _cpu(pod: Pod, view: NodeView, pools: Pools, squeeze: SqueezeLimit) -> list[Setting]:
     if squeeze.cpu_milli is None:
         return []
-    containers = [container for container in containers_of(pod) if not owns_cpus(pod, container, pools)]
+    containers = [container for container in pod.workload if not owns_cpus(pod, container, pools)]
     yields = setting_of(pod, None, "cpu.weight", SHARES_MIN, policy=NAME, reason=squeeze.reason)
     bare = all(container.spec is not None and (container.spec.quota_us or -1) <= 0 for container in containers)
     if len(containers) > 1 and bare:
@@ -116,7 +112,7 @@ def _disk(pod: Pod, view: NodeView, squeeze: SqueezeLimit) -> list[Setting]:
     if unsupported_reason(view, "io.max") is None:
         limits = DeviceLimits({disk: {"rbps": bps, "wbps": bps} for disk in squeeze.disks})
         return [setting_of(pod, None, "io.max", limits, policy=NAME, reason=squeeze.reason)]
-    containers = containers_of(pod)
+    containers = pod.workload
     return [
         setting_of(
             pod,

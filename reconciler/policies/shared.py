@@ -31,7 +31,7 @@ from reconciler.placement.sizes import SizeConfig, fit, granted, regulate
 from reconciler.policies.base import Policy, PolicyConfig, owns_cpus, setting_of, whole_pod
 from reconciler.runtime.format import cpu, duration, plural
 from state.cpu import PodIsolation, PoolSize, PoolTerms
-from state.model import ContainerKind, NodeView, Pod, PodClass, Pools, Setting
+from state.model import NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan
 from state.pod_index import derived
 
@@ -187,7 +187,6 @@ _KEPT: Final = "the CPU set from the kubelet"
 
 def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> list[Setting]:
     """The CPU set of an online pod's containers, where its pool requires one."""
-    del view, config
     pools = plan.pools
     key = pools.bound.get(pod.uid)
     if key is not None and key in pools.named:
@@ -201,8 +200,8 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: SharedConfig) -> l
         return [] if owner else whole_pod(pod, "cpu.set", cpus, policy=NAME, reason=reason)
     return [
         setting_of(pod, container, "cpu.set", cpus, policy=NAME, reason=reason)
-        for container in pod.containers
-        if container.kind is not ContainerKind.SANDBOX and not owns_cpus(pod, container, pools)
+        for container in pod.workload
+        if not owns_cpus(pod, container, pools)
     ]
 
 

@@ -24,7 +24,6 @@ from reconciler.policies.base import (
     SHARES_MAX,
     SHARES_MIN,
     container_asks,
-    containers_of,
     pod_asks,
     pod_shares,
     shares_of,
@@ -196,7 +195,7 @@ def container_weight(pod: Pod, container: Container, view: NodeView) -> tuple[in
 
     Containers without one are even already.
     """
-    asks = any(item.requests.be_cpu_milli or item.requests.claimed_cpu_milli for item in containers_of(pod))
+    asks = any(item.requests.be_cpu_milli or item.requests.claimed_cpu_milli for item in pod.workload)
     if not asks or not weighs_by_request(pod, view):
         return SHARES_MIN, "minimum CPU weight: online pods go first"
     return shares_of(

@@ -78,7 +78,6 @@ def most_rise(name: str, node: NodeMemoryReading) -> int:
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: WatermarksConfig) -> NodePlan:
     """Both marks; none can be computed while the node's memory is not known."""
-    del previous
     node = view.node_memory
     known = values(node.total_bytes, config) if node is not None else {}
     targets: dict[str, FileTarget] = {}

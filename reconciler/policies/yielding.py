@@ -24,7 +24,7 @@ from typing import Final
 
 from cgroupfs.naming import QosClass
 from cgroupfs.scheduling import has_eevdf, kernel_version
-from reconciler.policies.base import SHARES_MIN, containers_of, owns_cpus
+from reconciler.policies.base import SHARES_MIN, owns_cpus
 from state.cpu import KernelScheduler
 from state.model import NodeView, Phase, Pod, Pools
 from state.pod_index import derived, index_of
@@ -87,7 +87,7 @@ def weight_suffices(pod: Pod, view: NodeView, pools: Pools) -> bool:
 
 def _shares_from_above(pod: Pod, pools: Pools) -> bool:
     """A Guaranteed pod beside the burstable directory, with a container that has no CPUs of its own."""
-    return not all(owns_cpus(pod, container, pools) for container in containers_of(pod))
+    return not all(owns_cpus(pod, container, pools) for container in pod.workload)
 
 
 def _online_guaranteed(pods: Mapping[str, Pod]) -> list[Pod]:
@@ -115,7 +115,7 @@ def _yields(pod: Pod, view: NodeView, pools: Pools, *, least: bool) -> bool | No
     """
     if _is_idle(pod.group.path, view):
         return True
-    containers = [container for container in containers_of(pod) if container.phase is Phase.SETTLED]
+    containers = [container for container in pod.workload if container.phase is Phase.SETTLED]
     counted = [container for container in containers if not owns_cpus(pod, container, pools)]
     if pod.sandbox is None and counted and all(container.group.path in view.idle_threads for container in counted):
         return not least or _is_last(pod.group.path, view, unread=False)

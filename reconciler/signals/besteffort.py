@@ -1,7 +1,5 @@
 """BE work as a whole: its limit in the plan, its requests, and its use. From the view alone; pure."""
 
-# ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
-
 from collections.abc import Iterable
 from typing import Final, final
 

@@ -1,7 +1,7 @@
 """The CPUs that a pod may run on, as far as a view has them: its containers' sets, else its pool. Pure."""
 
 from cgroupfs.cpuset import EMPTY, CpuSet
-from state.model import ContainerKind, NodeView, Pod, Pools
+from state.model import NodeView, Pod, Pools
 
 
 def pool_cpus(pools: Pools) -> dict[str, CpuSet]:
@@ -24,7 +24,7 @@ def pod_cpus(pod: Pod, view: NodeView, pools: Pools | None) -> CpuSet:
 
     Its sandbox does not count: it always sleeps, and its CPUs are not read.
     """
-    working = [container for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
+    working = pod.workload
     seen = [
         value
         for container in working

@@ -7,8 +7,6 @@ Each file system has a thread of its own, so that a blocked one does not hide th
 **Cost**: one thread every ten seconds a file system. Source: statvfs(3).
 """
 
-# ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
-
 import os
 import time
 from collections.abc import Callable, Mapping

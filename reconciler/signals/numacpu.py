@@ -10,8 +10,6 @@ On a machine with one node only that node is entered, as the pods' whole is the 
 **Cost**: no file; 6 µs a pod and 20 µs a node of 64 CPUs.
 """
 
-# ruff: noqa: ARG002  # readers have one signature, whether they need all of it or not
-
 from typing import Final, final
 
 from cgroupfs.cpuset import CpuSet

@@ -21,7 +21,6 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import FdCache
-from reconciler.policies.base import containers_of
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import SHORTEST_S
@@ -290,7 +289,7 @@ class OnlineWait:
         else:
             limited = [
                 container.group.path
-                for container in containers_of(pod)
+                for container in pod.workload
                 if container.spec is None or (container.spec.quota_us or 0) > 0
             ]
             paths = [pod.group.path, *limited] if limited else []

@@ -10,8 +10,6 @@ that was set a second ago would otherwise look like a neighbour's effect.
 Units: nanoseconds inside, the catalog's outside. Source: kernel documentation, scheduler/sched-bwc.
 """
 
-# ruff: noqa: ARG002  # a reader has one signature, whether it needs all of it or not
-
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol, final
 
@@ -21,7 +19,7 @@ from cgroupfs.naming import QosClass
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, parse_counters, prefixes
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
-from state.model import ContainerKind, NodeView, Pod
+from state.model import NodeView, Pod
 
 SIGNALS: Final = ("cpu.use", "cpu.throttled", "cpu.throttled_milli")
 
@@ -156,7 +154,7 @@ class PodCpu(BaseReader):
         share, own_ns, sure = 0.0, 0, stat is not None
         looked = [(pod.group, at_s, stat)]
         # The runtime gives a sandbox no quota.
-        groups = [container.group for container in pod.containers if container.kind is not ContainerKind.SANDBOX]
+        groups = [container.group for container in pod.workload]
         looked += [(group, self._clock(), self._stat(group.path)) for group in groups]
         for group, read_s, item in looked:
             if item is None:

@@ -17,7 +17,7 @@ from reconciler.signals.growth import CounterDelta, CounterIncrease, parse_count
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders
 from reconciler.signals.vmstat import refaulted, scanned
 from state.evidence import NODE
-from state.model import ContainerKind, GroupRef, Pod
+from state.model import GroupRef, Pod
 
 _FROM_STAT: Final = ("memory.rss", "memory.limit", "memory.refaults", "memory.scanned")
 _PODS_HITS: Final = "memory.pods_hits"
@@ -243,10 +243,7 @@ def _key(group: GroupRef) -> int | str:
 
 def _groups(pod: Pod) -> tuple[GroupRef, ...]:
     """The pod's own and its containers', but for the sandbox, which the runtime gives no limit."""
-    return (
-        pod.group,
-        *(container.group for container in pod.containers if container.kind is not ContainerKind.SANDBOX),
-    )
+    return (pod.group, *(container.group for container in pod.workload))
 
 
 def _rate(grew: CounterIncrease | None) -> float | None:

@@ -30,7 +30,7 @@ from reconciler.runtime.format import size
 from reconciler.runtime.stints import in_worker
 from reconciler.signals.podnuma import parse_numa_cache
 from state.memory import GroupMemory, ReclaimAction, ReclaimRequest
-from state.model import Container, ContainerKind, Phase, Pod, PodClass
+from state.model import Container, Phase, Pod, PodClass
 
 _LOG: Final = get_log("memory_reclaim")
 _KNOB: Final = "memory.reclaim"
@@ -78,8 +78,8 @@ class ReclaimActuator:
             pod = situation.view.pods[uid]
             if pod.pod_class is not PodClass.RECLAIMED:
                 continue
-            for container in pod.containers:
-                if container.kind is ContainerKind.SANDBOX or container.phase is not Phase.SETTLED:
+            for container in pod.workload:
+                if container.phase is not Phase.SETTLED:
                     continue
                 path = container.group.path
                 if holding(situation.holds, path=path, knob=_KNOB, pod_uid=uid) is not None:
