@@ -66,7 +66,7 @@ _FAN_VERSION: Final = 3
 _AT_FDCWD: Final = -100
 _REMOVED: Final = frozenset({errno.ENODEV, errno.ENOENT})
 _EVENT: Final = Layout("=IBBHQii")
-# Each event read opens a descriptor; this many at a time stay far below the usual limit of 1024.
+# Each event read opens a descriptor; this many at a time remain far below the usual limit of 1024.
 _READ_BYTES: Final = _EVENT.size * 64
 
 
@@ -469,7 +469,7 @@ class InotifyWrites:
         self._watcher.add(f"{directory}{group.rstrip('/')}", int(Mask.MODIFY | Mask.ONLYDIR), (directory, group))
 
     def forget(self, directory: str, group: str) -> None:
-        """Must be called when a group was removed: its watch stays otherwise."""
+        """Must be called when a group was removed: its watch remains otherwise."""
         self._watcher.remove(f"{directory}{group.rstrip('/')}")
 
     def close(self) -> None:

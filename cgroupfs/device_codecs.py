@@ -154,7 +154,7 @@ def _codec(show: Show, parse: Callable[[list[str]], Row], free: str) -> Codec:
         rows: dict[str, Row] = {}
         for line in lines_of(text):
             parts = line.split()
-            # A removed device stays in the file, without its name or its numbers.
+            # A removed device remains in the file, without its name or its numbers.
             if len(parts) > 1 and (row := parse(parts[1:])):
                 rows[parts[0]] = row
         return rows

@@ -2,7 +2,7 @@
 
 AgentError
 ├─ InputError              a file, label, option or response from outside is invalid; names place, value, valid form
-├─ SourceError             a source is unavailable now (kubelet, runtime, checkpoint); applied settings stay
+├─ SourceError             a source is unavailable now (kubelet, runtime, checkpoint); applied settings remain
 ├─ StoreError              the ledger's file cannot be read or written; no first touches until it can
 └─ CgroupError             the kernel refused an access to one control file
    ├─ CgroupGoneError      the group was removed meanwhile; normal, read again

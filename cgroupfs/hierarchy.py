@@ -31,7 +31,7 @@ _V1_CONTROLLERS: Final = frozenset(
 # The agent is of no use without one of these; they also decide what the node as a whole is called.
 _NEEDED: Final = ("cpuset", "cpu", "memory")
 _CORE: Final = frozenset({*_NEEDED, "cpuacct", "pids"})
-# The kernel escapes single bytes: \777 is none, and stays as it is.
+# The kernel escapes single bytes: \777 is none, and remains as it is.
 _ESCAPE: Final = re.compile(rb"\\([0-3][0-7]{2})")
 
 

@@ -1,4 +1,4 @@
-"""Reading the same control files again and again: their descriptors stay open between two readings.
+"""Reading the same control files again and again: their descriptors remain open between two readings.
 
 An open, a read and a close of a file that was last read a second ago cost 11-14 µs, a read alone 3-5 (6.18, 110 pods;
 see docs/signals.md). A descriptor of a removed group fails with ENODEV for ever, also when its name was made again, so
@@ -37,7 +37,7 @@ class ReadOps(Protocol):
 
 @final
 class FdCache:
-    """`ReadOps` with descriptors that stay open. ``most``: of them; None: a quarter of what the process may have."""
+    """`ReadOps` with descriptors that remain open. ``most``: of them; None: a quarter of what the process may have."""
 
     def __init__(self, most: int | None = None) -> None:
         if most is None:

@@ -171,7 +171,7 @@ def escape(name: str) -> str:
 
 
 def unescape(name: str) -> str:
-    """The reverse of `escape`; a dash-less static-pod uid stays as it is."""
+    """The reverse of `escape`; a dash-less static-pod uid remains as it is."""
     return name.replace("_", "-")
 
 
@@ -294,7 +294,7 @@ def _candidates(tree: _Tree) -> Iterator[Layout]:
 
 
 def _population(tree: _Tree, layout: Layout) -> int:
-    """How many pods live there: after a change of driver the old tree may stay behind, empty."""
+    """How many pods live there: after a change of driver the old tree may remain behind, empty."""
     groups = {layout.qos(qos) for qos in QosClass}
     names = (
         layout.parse(f"{group}/{name}") for group in groups for name in _subdirectories(tree.trigger_directory(group))

@@ -111,7 +111,7 @@ def _infeasible(want: Mapping[str, int], have: Mapping[str, int], family: Family
     """Changes to leave out so that in the end every child lies inside its parent: group -> the group against it.
 
     Of a pair in conflict the child is left out if it is one of the changes, because the kernel would refuse its value;
-    else the parent. Afterwards every change that fits after all is added again.
+    else the parent. Then every change that fits after all is added again.
     """
     final = {**have, **want}
     against: dict[str, str] = {}

@@ -355,7 +355,7 @@ class _Planner:
         return isinstance(have, UnsetType) or CATALOG[change.knob].looser(have, change.want)
 
     def _kills_nobody(self, change: KnobChange) -> bool:
-        """True for a lowered v2 limit that stays above the memory in use, or may be brought there; else it is blocked.
+        """True for a lowered v2 limit that is above the memory in use, or may be brought there; else it is blocked.
 
         The step checks again right before it writes.
         """

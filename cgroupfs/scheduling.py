@@ -53,7 +53,7 @@ class Scheduler(Protocol):
     def policy(self, tid: int) -> int: ...
 
     def set_policy(self, tid: int, policy: int) -> None:
-        """Set a policy without a real-time priority. The thread's flag SCHED_RESET_ON_FORK stays."""
+        """Set a policy without a real-time priority. The thread's flag SCHED_RESET_ON_FORK remains."""
 
 
 @final

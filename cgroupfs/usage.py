@@ -1,7 +1,7 @@
 """The kernel's cumulative counters of a group, and the rates between two readings of them.
 
 A group is identified by its inode: a later namesake never inherits the old one's last reading. A value
-that the kernel does not report stays None; None is not zero.
+that the kernel does not report remains None; None is not zero.
 
 Units: CPU in thousandths of a CPU (``milli``), time in nanoseconds, memory in bytes, shares 0.0-1.0. Source: kernel
 documentation, admin-guide/cgroup-v1/cpuacct, admin-guide/cgroup-v2 and scheduler/sched-bwc.
@@ -78,7 +78,7 @@ class MemoryUsage(Struct, frozen=True, kw_only=True):
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that stays in use after dropping page cache."""
+        """Memory that remains in use after dropping page cache."""
         return max(0, self.used_bytes - self.droppable_bytes)
 
 
@@ -148,7 +148,7 @@ class UsageReader:
         return replace(cpu, memory_bytes=memory_bytes)
 
     def read_cpu(self, path: str, inode: int = 0) -> UsageCounters:
-        """As `read`, of the CPU alone: for reading every container once a second (two files on v1, one on v2).
+        """As `read`, of the CPU only: for reading every container once a second (two files on v1, one on v2).
 
         Errors: `CgroupGoneError` as in `read`.
         """
@@ -260,7 +260,7 @@ class QuietGroups:
     """Which directories' groups have used no CPU time since the round before: their counters need not be read again.
 
     A directory's CPU time is that of all below it, so a round reads some directories instead of every group in them.
-    It reads them first: what runs while the groups are read shows in the next round. What a group used stays in its
+    It reads them first: what runs while the groups are read shows in the next round. What a group used remains in its
     counter, so a round that misses the last tick's time loses nothing.
     """
 

@@ -2,8 +2,8 @@
 
 Cgroup directories are special, and need more than a plain wrapper:
 
-- A removed cgroup directory causes no event in its own watch, and the watch stays and counts against the limit until it
-  is removed. So the owner calls `DirWatcher.remove` when the *parent's* watch reports the removal.
+- A removed cgroup directory causes no event in its own watch, and the watch remains and counts against the limit until
+  it is removed. So the owner calls `DirWatcher.remove` when the *parent's* watch reports the removal.
 - A directory made again under its old name needs a new watch; `DirWatcher.add` notices and drops the old one.
 - Changes between a mkdir and the watch on the new directory are not reported: add the watch first, **then** list.
 - When the watch limit (ENOSPC) or the instance limit (EMFILE) is hit, the directory is polled: its owner gets an event
@@ -224,7 +224,7 @@ class DirWatcher(Generic[T]):
         return iter([*self._by_path, *self._polled])
 
     def add(self, path: str, mask: int, token: T) -> bool:
-        """Watch (or, at a limit, poll) one directory. False when no such directory exists. List it afterwards.
+        """Watch (or, at a limit, poll) one directory. False when no such directory exists. List it later.
 
         Errors: none; a directory that the kernel refuses for another reason than "not there" is polled, and `stats` has
         the reason.
@@ -333,7 +333,7 @@ class DirWatcher(Generic[T]):
             self._inotify.rm_watch(watch.wd)
         except OSError as exc:
             # EINVAL: the kernel dropped it already (an ordinary directory that went away). After any other error the
-            # watch may stay, and its events are of no watch that is known here.
+            # watch may remain, and its events are of no watch that is known here.
             if exc.errno != errno.EINVAL:
                 _LOG.warning("cannot remove a watch", watch=self._name, errno=errno_name(exc.errno))
 
@@ -344,7 +344,7 @@ class DirWatcher(Generic[T]):
         except BlockingIOError:
             return []
         except OSError as exc:
-            # What was in the queue may be lost; the descriptor stays readable, so not at once again.
+            # What was in the queue may be lost; the descriptor remains readable, so not at once again.
             self._unreadable(exc)
             return [DirEvent(None, "", "", _Q_OVERFLOW)]
         # Unpacked here and not by inotify_simple: one loop and one tuple less per event, 20 µs of a cold wake-up.

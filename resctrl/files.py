@@ -1,7 +1,7 @@
 """The only access to resctrl's files: that of `cgroupfs.files`, making and removing groups, and the mount.
 
 The same code runs on the kernel (`REAL`) and on a strict model of it. On hardware a ``mkdir`` and a ``schemata`` write
-send interrupts to other CPUs, and a ``tasks`` file walks every thread of the machine: all of it must stay out of the
+send interrupts to other CPUs, and a ``tasks`` file walks every thread of the machine: all of it must remain out of the
 loop.
 
 Only bypassd's own mount is ever unmounted. A second mount anywhere is refused (EBUSY), and unmounting deletes every

@@ -8,7 +8,7 @@ is moved leaves children behind; so the list is read again until no thread is mi
 is moved completely in the end because its new children have moved parents, but no single call waits for that.
 
 Source: kernel documentation, filesystems/resctrl. Peers write each process id once per period and ignore errors; the
-threads of a process stay behind then.
+threads of a process remain behind then.
 """
 
 import errno

@@ -48,7 +48,7 @@ class ProcessValuePlan(Struct, frozen=True, kw_only=True):
 
 
 class FileTarget(Struct, frozen=True, kw_only=True):
-    """The value of one file of the node. ``setting``: None while the value cannot be computed; then it stays as it is.
+    """The value of one file of the node. ``setting``: None while the value cannot be computed; then it is unchanged.
 
     ``most_rise``: by how much it may be raised now, None: by any amount. ``only_raise``: never below the original.
     ``dry_run``: show it, change nothing.

@@ -1,4 +1,4 @@
-"""What follows from the pods alone: computed when one of them changes, and not with each plan.
+"""What follows from the pods only: computed when one of them changes, and not with each plan.
 
 The node is planned each second, and its pods change some times an hour. `derived` keeps results beside a table that
 does not change; `PodIndex` is the one that most policies use: the pods by class and place, by uid.
@@ -33,7 +33,7 @@ def derived(table: Mapping[K, V], rule: Callable[[Mapping[K, V], *G], T], *given
     """``rule(table, *given)``; of a `FixedTable` the last result again while all that is given equals the last time's.
 
     ``rule`` is a function of a module: the results are kept by it, one for each. It is pure; its
-    result, and all that is given, are not changed afterwards.
+    result, and all that is given, are not changed later.
     """
     if not isinstance(table, FixedTable):
         return rule(table, *given)

@@ -29,7 +29,7 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def printable_lines(text: str, longest: int | None = None) -> str:
-    """The same for a text of several lines, whose line ends stay; ``longest`` counts for each line."""
+    """The same for a text of several lines, whose line ends remain; ``longest`` counts for each line."""
     if longest is None and text.isprintable():
         return text
     return "\n".join(printable(line, longest) for line in text.split("\n"))

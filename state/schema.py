@@ -173,7 +173,7 @@ def guard(connection: sqlite3.Connection) -> None:
 
 
 def unguard(connection: sqlite3.Connection) -> None:
-    """Statements may run for as long as the connection exists; the checks stay in force."""
+    """Statements may run for as long as the connection exists; the checks remain in force."""
     connection.set_progress_handler(None, 0)
 
 

@@ -256,8 +256,8 @@ class Store:
             if not (full or self._written_by_others() or self._copy.due):
                 return None
             if foreign:
-                # Pages that are in the WAL hide what was done to the file, until the WAL is gone; so they are replaced
-                # now.
+                # Pages that are in the WAL hide what was done to the file, until the WAL no longer exists; so they are
+                # replaced now.
                 with suppress(sqlite3.Error):
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             wrong = self._examine()

@@ -21,7 +21,7 @@ from state.memory import huge_bytes, meminfo_bytes, ordinary_bytes
 from state.topology import FULL_CAPACITY, Cpu, CpuKind, NumaNode, Topology
 
 # Favoured cores of one kind differ by a few per cent, mid cores of big.LITTLE reach 0.8 of the fastest and run what
-# the fastest run; E-cores and little cores stay below 0.65.
+# the fastest run; E-cores and little cores remain below 0.65.
 _SLOW: Final = 0.75
 _CPU_DIRECTORY: Final = re.compile(r"cpu(\d+)")
 _NODE_DIRECTORY: Final = re.compile(r"node(\d+)")

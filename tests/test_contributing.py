@@ -85,6 +85,7 @@ from reconciler.policies.huge_pages import HugePagesConfig
 from reconciler.policies.table import PoliciesConfig
 from state.ledger import Ledger
 from state.store import Store
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.nodes import node
 
 DEFRAG = "sys/kernel/mm/transparent_hugepage/defrag"
@@ -105,7 +106,7 @@ class Kernel:
 root = sys.argv[1]
 with closing(Store(f"{root}/state.db", boot="b", version="1", node="n", history_limit=10)) as store:
     ledger = Ledger(store)
-    side = NodeFiles(ledger, trio.CapacityLimiter(1), root=root, files=Kernel())
+    side = NodeFiles(context(ledger, root=root, files=Kernel()))
     view = node()
     plan = plan_node(view, None, PoliciesConfig(huge_pages=HugePagesConfig(enabled=True)))
     side.planned(PlanSnapshot(view=view, plan=plan, enforce=True))

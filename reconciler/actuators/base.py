@@ -4,8 +4,8 @@ Each is a component with a task of its own, so that it delays neither a reconcil
 reconciliation it receives the newest view and plan; it compares its part of the plan with the node, writes the
 difference, and records what a restore needs. `restore` must also work while no daemon runs, and after a crash.
 
-Before a value is changed, a row of its kind is durable in the ledger (`reconciler.actuators.codec`), and the row stays
-exactly as long as there is something to restore. From the rows alone the daemon derives at its next start which
+Before a value is changed, a row of its kind is durable in the ledger (`reconciler.actuators.codec`), and the row
+remains exactly as long as there is something to restore. From the rows alone the daemon derives at its next start which
 auxiliary actuators to load.
 
 Most nodes need none of them and each costs memory, so each is loaded when a plan wants it for the first time, or at
@@ -178,7 +178,7 @@ class LazyActuator(AuxiliaryActuator):
         self._loaded = trio.Event()
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """Build the real one when it is wanted for the first time; it stays from then on."""
+        """Build the real one when it is wanted for the first time; it remains from then on."""
         if self._real is None and self._wanted(situation):
             self._real = self._make()
             self._loaded.set()

@@ -39,7 +39,7 @@ def read_rows(ledger: Ledger, codec: RowCodec[S]) -> S:
 
 
 def write_rows(ledger: Ledger, codec: RowCodec[S], state: S, *, dropped: str = "gone") -> None:
-    """Make the ledger hold this state; runs in the store's thread. Rows that the codec cannot decode stay.
+    """Make the ledger hold this state; runs in the store's thread. Rows that the codec cannot decode remain.
 
     ``dropped``: the kind of the event that a dropped row leaves in the history. Errors: `StoreError`: then nothing is
     changed.
@@ -89,7 +89,7 @@ class LedgerState(Generic[S]):
         self._limiter = lane
 
     async def save(self, state: S, *, dropped: str = "gone") -> None:
-        """Record this state; it is durable on return. Errors: `StoreError`: then the old one stays in force."""
+        """Record this state; it is durable on return. Errors: `StoreError`: then the old one remains in force."""
         if state == self.now:
             return
         await in_worker(self._write, state, dropped, limiter=self._limiter)
@@ -154,7 +154,7 @@ def undo_value(row: LedgerEntry, access: ValueAccess) -> RestoreResult:
 
 
 def undo_values(rows: Iterable[LedgerEntry], access: ValueAccess) -> tuple[list[RestoreResult], list[LedgerEntry]]:
-    """Restore the originals. Returns the results, and the rows that stay in the ledger because their restore failed."""
+    """Restore the originals. Returns the results, and the rows that the ledger keeps because their restore failed."""
     done, left = [], []
     for row in rows:
         result = undo_value(row, access)

@@ -2,7 +2,7 @@
 
 Each kind of object is restored by the function that the table has for it. The table is built by the daemon, whose
 actuators pause meanwhile, or from the ledger alone (`reconciler.control.side_actuators`). A row of a kind that is not
-in the table, or that its codec cannot decode, stays in the ledger and is reported.
+in the table, or that its codec cannot decode, remains in the ledger and is reported.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -62,7 +62,7 @@ class SinkWorker:
         self._wake.set()
 
     def stop(self) -> None:
-        """End the task; what waits stays in the outbox."""
+        """End the task; what waits remains in the outbox."""
         self._scope.cancel(reason="the sink was removed or changed")
 
     async def run(self) -> None:

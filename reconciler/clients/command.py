@@ -212,7 +212,7 @@ class Command:
         process = await self._start(deadline, stdin=bool(given))
         said = _Captured(self._most_output)
         status = None
-        # Its pipes stay open until it has ended: a program that cleans up at SIGTERM may write to them.
+        # Its pipes remain open until it has ended: a program that cleans up at SIGTERM may write to them.
         with ExitStack() as streams:
             try:
                 with trio.move_on_at(deadline) as scope:

@@ -9,7 +9,7 @@ new one; so this is only for calls that are harmless when repeated.
 **One kept connection, without a task of its own.** A task that waits for a response reads for all: one task reads, the
 others are parked and check again after each arrival; when the reader has its response, or is cancelled, the next one
 reads. Processing received bytes never awaits, so a cancelled call cannot lose half a frame; its stream is reset and the
-connection stays usable. The alternative, a background reader, would need a nursery that outlives every call, only to
+connection remains usable. The alternative, a background reader, would need a nursery that outlives every call, only to
 answer pings between them: if a peer closes the connection because of those, the call is repeated on a new one.
 
 Source: "gRPC over HTTP2" in gRPC's documentation; RFC 9113.
@@ -68,7 +68,7 @@ class Http2Stream:
     """One call on its stream, and its response so far: all headers and trailers, and the body.
 
     ``problem``: why the response is incomplete although the connection is usable. With a ``sink`` the body is passed to
-    it as it arrives, and only its first ``kept`` bytes stay here; ``length`` counts all of it.
+    it as it arrives, and only its first ``kept`` bytes remain here; ``length`` counts all of it.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class UnaryChannel:
         return self._connection is not None and self._connection.lost is None
 
     def close(self) -> None:
-        """Drop the connection; a question under way loses it. The channel stays usable."""
+        """Drop the connection; a question under way loses it. The channel remains usable."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

@@ -508,7 +508,7 @@ def _address(base: str, path: str) -> "tuple[httpcore2.URL, str]":
 
     root, prefix, _ = split_url(base)
     place = httpcore2.URL(root)
-    # Encoded characters stay; only those that a request must not contain are encoded here.
+    # Encoded characters remain; only those that a request must not contain are encoded here.
     target = quote(prefix.rstrip("/") + path, safe=string.punctuation)
     url = httpcore2.URL(scheme=place.scheme, host=place.host, port=place.port, target=target)
     return url, root.partition("://")[2].removesuffix(":443" if place.scheme == b"https" else ":80")

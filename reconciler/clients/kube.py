@@ -176,7 +176,7 @@ class KubeApi:
         return self._expected()
 
     def unreachable(self) -> str | None:
-        """Why a request is pointless, from files alone; None: it can be tried."""
+        """Why a request is pointless, from files only; None: it can be tried."""
         try:
             peer = self._api_peer.find()
         except SourceError as exc:
@@ -247,7 +247,7 @@ class KubeApi:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection, within a second and shielded (`HttpSession.aclose`); the client stays usable."""
+        """Close the connection, within a second and shielded (`HttpSession.aclose`); the client remains usable."""
         session, self._session = self._session, None
         if session is not None:
             await session.aclose()

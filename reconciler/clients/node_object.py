@@ -127,7 +127,7 @@ class NodeClient:
         self.requests = 0
 
     def unreachable(self) -> str | None:
-        """Why no request can be made, from files alone."""
+        """Why no request can be made, from files only."""
         return self._api.unreachable()
 
     async def read(self) -> NodeObject:

@@ -12,7 +12,7 @@ A row may be of any setting that a reload can change. Left out on purpose:
 - ``policies.group_identity`` and ``policies.qos_level``: kernels of two distributions only; the second is irreversible
   for a pod.
 - ``policies.be_memory.hard_percent``: BE processes are killed at a hard limit.
-- Evictions stay a dry run: no restore undoes them, and they may need rights in the cluster.
+- Evictions remain a dry run: no restore undoes them, and they may need rights in the cluster.
 """
 
 import json

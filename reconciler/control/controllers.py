@@ -2,11 +2,11 @@
 
 A group has a controller's files only where every directory above passes the controller on. The kubelet enables cpu,
 cpuset and memory once, at its start; systemd takes out what its units do not use whenever it realizes one below its own
-slices, and then every CPU set below is gone, unnoticed by kubelet and runtime. Each whole pass looks at the directories
-from the root to the pods. In kubepods and below the controller is put back, from the top down: that moves no process
-and gives each group what it would have without a setting, and the kernel refuses it (EBUSY) where processes are in the
-directory itself. Directories above kubepods are systemd's and the kubelet's, so they are reported only; so is a
-directory that loses its controller again and again.
+slices, and then every CPU set below no longer exists, unnoticed by kubelet and runtime. Each whole pass looks at the
+directories from the root to the pods. In kubepods and below the controller is put back, from the top down: that moves
+no process and gives each group what it would have without a setting, and the kernel refuses it (EBUSY) where processes
+are in the directory itself. Directories above kubepods are systemd's and the kubelet's, so they are reported only; so
+is a directory that loses its controller again and again.
 
 Source: kernel documentation, admin-guide/cgroup-v2 (top-down constraint, no internal process constraint).
 """

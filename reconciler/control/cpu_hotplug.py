@@ -2,8 +2,8 @@
 
 On cgroup v1 a CPU that is set offline is removed from every cpuset, and only the root cpuset gets it again when it
 returns. The kubelet never rewrites its directories, and under policy none no container's either: every pod of the node,
-and every later one (a new directory copies its parent's set), would stay off that CPU until the machine reboots. So the
-removed CPUs are restored from the top down. On v2 the kernel keeps the configured set, and nothing has to be done.
+and every later one (a new directory copies its parent's set), would remain off that CPU until the machine reboots. So
+the removed CPUs are restored from the top down. On v2 the kernel keeps the configured set, and nothing has to be done.
 
 This is not a setting of bypassd: it restores values of others, so it is not in the ledger and `restore` does not undo
 it. Files that hold a setting of bypassd are left to the plan, which follows from the new topology.

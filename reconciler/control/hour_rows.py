@@ -3,7 +3,7 @@
 The wall clock may be wrong for a while: a node without a battery boots years behind and is set right by NTP minutes
 later; a person sets it wrong and back. So the rows of this boot are moved with every step of the clock, also one while
 the daemon was down, and rows that are too old or in the future are deleted only where the clock has not been stepped
-for a day. Rows of earlier boots stay where they are. Their number is bounded by `_SPARE` whatever the clock does.
+for a day. Rows of earlier boots remain where they are. Their number is bounded by `_SPARE` whatever the clock does.
 """
 
 import time

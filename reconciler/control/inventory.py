@@ -177,7 +177,7 @@ class Inventory:
         return 1000 * len(usable_cpus(self._readings.topology.online, self._readings.kubepods_cpus))
 
     def take(self, **news: Unpack[NewReadings]) -> InventoryReadings:
-        """What a source has read: it counts from now on, and everything else stays. The only way in for readings."""
+        """What a source has read: it counts from now on, and everything else remains. The only way in for readings."""
         self._readings = replace(self._readings, **news)
         return self._readings
 

@@ -160,7 +160,7 @@ class PodMinutes:
             await trio.sleep_until(due)
 
     async def sample(self) -> None:
-        """One reading of every pod; those that are gone are forgotten."""
+        """One reading of every pod; those that no longer exist are forgotten."""
         slices = TimeSlice()
         pods = list(self._pods().values())
         directories = {pod.group.path.rpartition("/")[0] for pod in pods}

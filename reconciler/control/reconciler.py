@@ -212,7 +212,7 @@ class Reconciler:
                     # A failed look is over with the next whole one only: what it was to find is not known before.
                     self.problem = self._unlisted
             except (AgentError, OSError) as exc:
-                # Unknown is not empty: applied settings stay, and the pass is retried.
+                # Unknown is not empty: applied settings remain, and the pass is retried.
                 self.errors.counted(NODE, exc)
                 if self.problem != str(exc):
                     _LOG.warning(str(exc))
@@ -469,7 +469,7 @@ class Reconciler:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """No pass runs within the block; marks are kept for afterwards. The value lets one run that waits."""
+        """No pass runs within the block; marks are kept for later. The value lets one run that waits."""
         async with self._one_look:
             yield self._let_pass
 

@@ -162,7 +162,7 @@ class HoldManager:
                 self._log.warning("too many holds; this one is not stored", target=hold.target, most=MOST)
                 self._refused = True
                 return
-            # The hold that would end first is dropped; a hold without an end stays.
+            # The hold that would end first is dropped; a hold without an end remains.
             first = ends[min(ends)]
             self._log.warning("too many holds; one ended early", target=first, most=MOST)
             del self.all[first]

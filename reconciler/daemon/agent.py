@@ -124,7 +124,7 @@ class Agent:
     def reconfigure(self, config: Config, *, paused: bool = False) -> None:
         """Take a new configuration that has been checked. What needs a restart keeps its old value in it.
 
-        ``paused``: what a restore by command has ended stays so, whatever the mode.
+        ``paused``: what a restore by command has ended remains so, whatever the mode.
         """
         self.config = config
         self.mode.use(write_settings(config))

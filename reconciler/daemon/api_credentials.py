@@ -141,7 +141,7 @@ class ApiCredentials:
         first, self._seen = self._seen is None, seen
         self._life, self._problem = None, ""
         if endpoint is None:
-            return  # what is connected stays so, and a file that is being written is whole soon
+            return  # what is connected remains so, and a file that is being written is whole soon
         other = _without_token(endpoint) != _without_token(self._endpoint)
         self._endpoint = endpoint
         try:

@@ -1,7 +1,7 @@
 """What a person orders the running daemon to do: restore, free a pod, end a hold, write or only show.
 
 ``bypassctl off`` frees one pod for a time. A hold of its own (``off:UID``) keeps bypassd from setting anything of the
-pod; its values are restored. A hold that a person made before stays as it is, with its reason and its end: the pod is
+pod; its values are restored. A hold that a person made before remains as it is, with its reason and its end: the pod is
 managed again when both have ended. With ``budget`` the pod counts as online meanwhile, so that neither the quota of the
 besteffort directory nor a response to interference bounds it: the other BE pods divide the budget among themselves as
 quotas of their own, as they do beside an online pod in that directory.
@@ -78,7 +78,7 @@ class Commands:
         self._control.reconciler.dirty.mark_all("mode")
 
     def stop_writing(self) -> None:
-        """Nothing is prepared for the runtime's signal any more, and no group stays frozen."""
+        """Nothing is prepared for the runtime's signal any more, and no group remains frozen."""
         self._writes.fastpath.clear()
         self._record.thaw()
 
@@ -94,7 +94,7 @@ class Commands:
     async def restore(self, only: str | None = None, *, by: str = "") -> list[RestoreResult]:
         """Restore everything and enforce no more until a reload; or one pod, which is then held for a while.
 
-        An operator's hold on it is unchanged. Errors: `StoreError` when the ledger cannot be written afterwards; the
+        An operator's hold on it is unchanged. Errors: `StoreError` when the ledger cannot be written later; the
         files are restored all the same.
         """
         if only is None:

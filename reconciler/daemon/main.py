@@ -233,7 +233,7 @@ class Daemon:
             self._ended = True
             return
         if self._renewal is not None and self._stopped_by is None:
-            # Not a stop: what is in force stays, as the next agent finds it in the store.
+            # Not a stop: what is in force remains, as the next agent finds it in the store.
             self._restored = self.config.mode is AgentMode.ENFORCE and not agent.mode.enforce
             self._notifier.status(f"{self.config.mode.value}: {self._renewal}; starting the parts again")
             agent.close()
@@ -303,7 +303,7 @@ class Daemon:
                     await self.reload()
                     continue
                 if number == REQUEST:
-                    # A stop under way stays one: it restores and withdraws, and the process ends.
+                    # A stop under way remains one: it restores and withdraws, and the process ends.
                     if self._stopped_by is not None or not self._hands_over():
                         continue
                 else:
@@ -335,7 +335,7 @@ class Daemon:
             await self._change_window()
 
     async def _change_window(self) -> None:
-        """Apply the window that holds now, as a reload would; what a restore by command has ended stays so."""
+        """Apply the window that holds now, as a reload would; what a restore by command has ended remains so."""
         async with self._changing:
             if not self.in_force.is_due():
                 return
@@ -402,7 +402,7 @@ class Daemon:
             return
         config, agent = self.config, self.agent
         assert agent is not None
-        # What was restored by command stays so: the control plane is not the operator.
+        # What was restored by command remains so: the control plane is not the operator.
         agent.reconfigure(config, paused=config.mode is AgentMode.ENFORCE and not agent.mode.enforce)
         changed = await in_worker(lambda: [*changes(before, config)])
         agent.record.notes.settings(changed, "the control plane's settings")

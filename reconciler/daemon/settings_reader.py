@@ -3,8 +3,8 @@
 Each object is requested once a minute: at most 120 requests an hour of Koordinator (Node and NodeSLO), 60 of Katalyst
 (its CustomNodeConfig; the AdminQoSConfiguration only after a change). After a failure the interval doubles, to five
 minutes. An object that cannot be read keeps its last values, and so do all of them after a restart without an API
-server. With another control plane in the configuration the last values stay until the first complete answer of it; with
-``off`` they are removed at once.
+server. With another control plane in the configuration the last values remain until the first complete answer of it;
+with ``off`` they are removed at once.
 """
 
 import random

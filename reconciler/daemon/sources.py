@@ -1,7 +1,7 @@
 """What the agent knows from outside: kubelet, API server, runtime, the cgroup tree, disks, the operator's files.
 
 The operator's files, class rules and static pod manifests, change at any time. An error in one file is reported once.
-The other entries of that file, or its last good reading, stay in force.
+The other entries of that file, or its last good reading, remain in force.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -157,7 +157,7 @@ def _current(sight: VictimView, memory: CpiMemory | None) -> CpiMemory:
     pods = memory.pods if moved <= _CLOCK_S else {}
     for uid in pods:
         if uid not in sight.frame.pods:
-            # Of a removed pod only what the workload learned from it stays.
+            # Of a removed pod only what the workload learned from it remains.
             pods = {text: past for text, past in pods.items() if text in sight.frame.pods}
             break
     if pods is memory.pods and moved <= _SLEW_S:

@@ -2,7 +2,7 @@
 
 In a group (AND) one ``ok`` is enough for ok, and one ``unknown`` beside agreeing others makes it unknown. Between
 groups (OR) the worst counts; an unknown group is skipped while another has a result, so that a rule may offer several
-proofs of which a node has one. A finding stays at least suspected until nothing has been found for ``clear_s``; it is
+proofs of which a node has one. A finding remains at least suspected until nothing has been found for ``clear_s``; it is
 not over while a group that found it is unknown, whatever the other groups' result.
 """
 

@@ -14,7 +14,7 @@ A pod whose use is not measured, or next to nothing, is not a suspect. Online po
 responses are not decided here.
 
 Source: CPI² section 4.2 (correlation), Netflix (waiting reported together with own throttling). Difference: CPI² ranks
-by correlation alone, so that of a pod with 2 CPUs and one with 0.02 that follow the same rhythm either may be first.
+by correlation only, so that of a pod with 2 CPUs and one with 0.02 that follow the same rhythm either may be first.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Breach after a while, clear after another: the timers that detectors with a limit share.
 
 Source: the common shape of the peers' thresholds (breach fast, clear slowly). Differences: time in which nothing was
-measured counts neither for a breach nor for its end, and a breach without a measured end stays one.
+measured counts neither for a breach nor for its end, and a breach without a measured end remains one.
 """
 
 from typing import Annotated
@@ -40,7 +40,7 @@ class DebounceState(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def paused(memory: DebounceState | None, now: float) -> DebounceState:
-    """After an evaluation without a sample: timers restart, an active breach stays active."""
+    """After an evaluation without a sample: timers restart, an active breach remains active."""
     return DebounceState(at_s=now, active=memory is not None and memory.active)
 
 

@@ -2,7 +2,7 @@
 
 Samples are weighed by their time: one that is a half-life later counts twice as much, relative to a reference that
 moves along. So nothing has to be done while time passes, and all that a wrong time can do is to make samples count more
-or less: amounts and their order stay. Times are seconds on one clock that only grows (`Workload` has which).
+or less: amounts and their order remain. Times are seconds on one clock that only grows (`Workload` has which).
 
 Source: Vertical Pod Autoscaler, decaying histogram; its checkpoint (whole weights up to 10,000).
 

@@ -42,7 +42,7 @@ class LawTrack:
         self._windows = PromiseWindow(), PromiseWindow()
 
     def interrupted(self) -> None:
-        """The series has a gap: the readings before it are not of the same window; what was learned stays."""
+        """The series has a gap: the readings before it are not of the same window; what was learned remains."""
         self._cpu, self._memory = SmoothedAmount(), SmoothedAmount()
 
     def add_cpu(self, sample: HeadroomSample, pools: Pools, at_s: float) -> None:

@@ -2,11 +2,11 @@
 
 For all BE pods together, their present use included:
 
-    left for pods + what stays in use of BE's - reserve - growth_percent of what all others keep
+    left for pods + what remains in use of BE's - reserve - growth_percent of what all others keep
 
 and no more than the bound on BE work's memory (`reconciler.policies.be_memory`) where that is in force. "Left for pods"
 is the kernel's MemAvailable or what is left below kubepods' own limit, the smaller; page cache that could be dropped is
-in it, so only what stays in use of BE's is added.
+in it, so only what remains in use of BE's is added.
 
 Source: Koordinator's batch memory (policy usage: capacity, less a margin, less the system's and online pods' use) and
 Katalyst's memory headroom (capacity less 5 GiB less 1.1 times what others use). Differences:
@@ -72,7 +72,7 @@ def update(
     *,
     stale_after_s: float,
 ) -> MemorySupply:
-    """What BE work could have now. ``be_kept_bytes``: what stays in use of all BE pods' memory, None: unknown.
+    """What BE work could have now. ``be_kept_bytes``: what remains in use of all BE pods' memory, None: unknown.
 
     ``bound``: what all BE work may use together, in bytes; None: as much as there is.
     """

@@ -129,7 +129,7 @@ class MemoryHeadroom:
         }
 
     async def _be_kept(self) -> int | None:
-        """BE pods' memory that stays in use after dropping page cache; None where that is unknown."""
+        """BE pods' memory that remains in use after dropping page cache; None where that is unknown."""
         whole = self._usage.memory_use(self._knowledge.besteffort)
         if whole is None:
             return None

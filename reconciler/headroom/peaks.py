@@ -2,7 +2,7 @@
 
     headroom = what there is - predicted peaks of online workloads - predicted peak of the system
 
-A *workload* is what stays when a pod is replaced: namespace, kind and name of its controller (`workload_of`). Its
+A *workload* is what remains when a pod is replaced: namespace, kind and name of its controller (`workload_of`). Its
 sample of a minute is the mean use of its pods, and its peak counts once for each pod that it has now: a workload that
 grows is known at once, and a leader among followers is in the mean. A workload that is not known yet (cold), or of
 which nothing was measured for half an hour, counts by its pods' requests, or by the most that was measured if that is
@@ -95,10 +95,10 @@ class PeakPrediction(Struct, frozen=True, kw_only=True):
 
 
 def workload_of(pod: Pod) -> str:
-    """``namespace/Kind/name`` of what stays when the pod is replaced; bounded.
+    """``namespace/Kind/name`` of what remains when the pod is replaced; bounded.
 
     A ReplicaSet's name ends with the hash of its Deployment's template, a CronJob's Job with the time; a static pod's
-    owner is the node. Where the owner is not known, as from the runtime alone, it is that of the labels which
+    owner is the node. Where the owner is not known, as from the runtime only, it is that of the labels which
     controllers set, and of the pod's name. Pods choose these, and share the histograms of their own namespace only.
     """
     kind, _, name = (pod.owner or "").partition("/")
@@ -252,7 +252,7 @@ class WorkloadPeaks:
     A new one is in a probation of `MOST_NEW` until it has been measured for an hour: there an absent one with the least
     evidence makes room. Beyond that it takes the place of the known one whose evidence counts least now, if that is
     less than its own. So workloads that live shortly, or that a tenant renames each minute, displace one another,
-    and a workload that was measured for a day stays for days after its last pod.
+    and a workload that was measured for a day remains for days after its last pod.
     """
 
     def __init__(self) -> None:
@@ -302,7 +302,7 @@ class WorkloadPeaks:
         )
 
     def restore(self, name: str, workload: Workload, *, known: bool) -> None:
-        """One that an earlier run had; beyond the bound it is left out. One that was measured since then stays."""
+        """One that an earlier run had; beyond the bound it is left out. One that was measured since then remains."""
         if name == SYSTEM:
             if self.system is None or self.system.count < workload.count:
                 self.system = workload

@@ -167,7 +167,7 @@ class HeadroomPublisher:
         return f"{self._noted.value}: {cpu(offer.cpu_milli)}, {size(offer.memory)} ({self._published.detail})"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Publish until cancelled. What is published then stays: the daemon may only build its parts again."""
+        """Publish until cancelled. What is published then remains: the daemon may only build its parts again."""
         task_status.started()
         try:
             while True:

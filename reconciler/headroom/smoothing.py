@@ -88,7 +88,7 @@ def step(state: SmoothedAmount, sample: SmoothedReading, now: float, law: Smooth
     tops = sample.tops
     held = {part: min(state.amounts.get(part, 0), tops[part]) for part in sorted(tops)}
     if (state.since or now) > now or (state.known_at is not None and state.known_at > now):
-        # The clock restarted. What is promised stays; what was measured cannot be dated.
+        # The clock restarted. What is promised remains; what was measured cannot be dated.
         state = SmoothedAmount(amounts=state.amounts, known_at=now, reason=state.reason)
     if sample.supply is None:
         return _unknown(state, held, now, law)

@@ -338,7 +338,7 @@ def _reclaimed(found: _Object) -> Offer:
 
 
 async def withdraw_from(name: ClusterTarget, api: KubeApi, node: str, *, wall: Callable[[], float] = time.time) -> None:
-    """Take back what a daemon that has ended left there; an object that is gone has nothing. Errors: as `withdraw`."""
+    """Take back what a daemon that has ended left there; a deleted object has nothing. Errors: as `withdraw`."""
     try:
         await target_of(name, api, node, _NoMeter(), valid_s=lambda: 0.0, wall=wall).withdraw()
     except PublishError as exc:

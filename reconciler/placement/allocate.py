@@ -1,8 +1,8 @@
-"""Allocates CPUs to owners: held CPUs stay, then schedulers' choices, then resizes, then new demands.
+"""Allocates CPUs to owners: held CPUs remain, then schedulers' choices, then resizes, then new demands.
 
 1. A demand whose held CPUs are all free and right keeps them: never moved, whatever would be better now. Right is the
    requested count, in whole cores where they are requested; or the scheduler's own choice, of any count.
-2. The free CPUs among those that the others hold stay theirs while they are resized. Shrinking releases at once.
+2. The free CPUs among those that the others hold remain theirs while they are resized. Shrinking releases at once.
 3. A scheduler's choice is used unchanged when all of it is free (and whole cores where they are requested). Else the
    CPUs are chosen as if it did not exist, and a note reports it.
 4. Growing demands, and those that lost CPUs, take neighbours of what they keep.
@@ -12,7 +12,7 @@ A demand that cannot get its count keeps what it held, with the reason in ``refu
 what is available.
 
 Single threads (SpreadByPCPUs, required): each CPU that is chosen is on a core where the demand has no other; refused
-when there are too few cores. Held CPUs stay, as with every other wish that was added later.
+when there are too few cores. Held CPUs remain, as with every other wish that was added later.
 
 Whole cores: the kubelet's full-pcpus-only rejects a pod whose count is not a multiple of the threads of a core
 (SMTAlignmentError). Here the pod runs already, so it gets the last core whole instead: no other demand could use its
@@ -59,7 +59,7 @@ def allocate(
     """Assign CPUs of ``free`` (held ones count as free) to demands. The order of ``demands`` does not matter.
 
     ``interrupts`` are best avoided, ``remembered`` are the last CPUs of containers that were removed and may return.
-    ``most``: so many CPUs may have an owner in all, the rest is other work's; what is held stays held all the same.
+    ``most``: so many CPUs may have an owner in all, the rest is other work's; what is held remains held all the same.
     ``first``: demands that choose before all others, in this order. ``fitter``: the topology's, where there is one.
     Errors: `ValueError` for two demands with one key.
     """
@@ -208,7 +208,7 @@ class _Allocator:
         self._settle(demand, kept, f"keeps {kept.bit_count()} of the {len(demand.held)} CPUs it had")
 
     def _base(self, demand: CpuDemand) -> int:
-        """What stays of what it holds: all of it, or the cores that it has whole or can complete, at most ``count``."""
+        """What it keeps: all that it holds, or the cores that it has whole or can complete, at most ``count``."""
         own = self._owned[demand.key]
         if not demand.full_cores:
             return own

@@ -1,9 +1,9 @@
 """NUMA nodes for the demands that own none yet, one after the other, then CPUs on them. Pure.
 
-`bind` chooses the nodes, each demand from what the ones before it leave. A demand that holds CPUs stays on their nodes;
-hints are for new demands. Resources that the kubelet has assigned already (memory of its memory manager, devices) are
-fixed: the CPUs follow them. Other memory is a hint of its own: what is available on each node, by the kernel's figures
-and by what is promised there.
+`bind` chooses the nodes, each demand from what the ones before it leave. A demand that holds CPUs remains on their
+nodes; hints are for new demands. Resources that the kubelet has assigned already (memory of its memory manager,
+devices) are fixed: the CPUs follow them. Other memory is a hint of its own: what is available on each node, by the
+kernel's figures and by what is promised there.
 
 Nodes that a new demand does not get, or only for lack of others (`reconciler.placement.demand`):
 
@@ -13,7 +13,7 @@ Nodes that a new demand does not get, or only for lack of others (`reconciler.pl
 - a node with a pod that is to be separate from it (Koordinator's NUMANodeLevel), while that costs no node more.
 
 Nodes are assigned before CPUs (`allocate.allocate`), for all new demands at once, and which CPUs of several nodes one
-takes is only known afterwards. So a later demand may find its node full although another one has room. Then all demands
+takes is only known later. So a later demand may find its node full although another one has room. Then all demands
 with CPUs keep them, and the others are bound again to what is really left; each time at least one of them gets its
 request.
 """

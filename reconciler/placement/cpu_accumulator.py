@@ -107,7 +107,7 @@ class CpuAccumulator:
     def single(self, count: int, avail: int, level: str, tiers: Sequence[CpuSet] = ()) -> int:
         """``count`` CPUs of ``avail`` inside one domain of a level, 0 when none holds them.
 
-        Of equally good ones the domain with the fewest free CPUs around it: an untouched node stays whole. With
+        Of equally good ones the domain with the fewest free CPUs around it: an untouched node remains whole. With
         ``tiers`` the CPUs of the first are taken before those of the next.
         """
         start = self.starts[level]
@@ -211,8 +211,8 @@ class CpuAccumulator:
         """``count`` CPUs of ``held``: the nodes with the fewest go first that are not needed for ``count``.
 
         Then lone threads, then the cores of the node and L3 with the fewest; of equal ones the highest. ``whole`` gives
-        back nothing but whole cores, so that up to a core less one thread too many stay; ``even`` takes each core from
-        the node that has the most instead. ``spread``: the cores' second threads go before whole cores do.
+        back nothing but whole cores, so that up to a core less one thread too many remain; ``even`` takes each core
+        from the node that has the most instead. ``spread``: the cores' second threads go before whole cores do.
         """
         if not even:
             held = self._fewest_nodes(held, count)
@@ -249,7 +249,7 @@ class CpuAccumulator:
         return held
 
     def _spread_kept(self, held: int, count: int) -> int:
-        """With fewer threads of the cores that have the most, as long as more than ``count`` CPUs stay."""
+        """With fewer threads of the cores that have the most, as long as more than ``count`` CPUs remain."""
         parts = [core & held for core in self.touched(held)]
         while (surplus := held.bit_count() - count) > 0 and (full := [part for part in parts if part & (part - 1)]):
             most = max(part.bit_count() for part in full)

@@ -135,5 +135,5 @@ class NumaOccupancy:
 
 
 def is_bound(wish: CpuPreferences) -> bool:
-    """Whether the pod is to stay on some NUMA nodes, by its own wish or by a decision."""
+    """Whether the pod is to remain on some NUMA nodes, by its own wish or by a decision."""
     return wish.numa_binding or bool(wish.nodes)

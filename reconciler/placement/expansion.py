@@ -1,6 +1,6 @@
 """Division of the CPUs that no pool requests over the online pools, in mode overlap. Arithmetic only; sizes are CPUs.
 
-Each pool's part is in proportion to its weight. Where no pool has CPUs yet, each gets its part. Later a size stays as
+Each pool's part is in proportion to its weight. Where no pool has CPUs yet, each gets its part. Later a size remains as
 long as the pool has a third of its part, so that one that grows and shrinks within it moves no CPU. CPUs are taken from
 a pool only for one that requests more than it has, or that has less than that third: from the default pool while it has
 more than its part, and for the second reason none that are in use. CPUs of a removed pool go to the default pool.

@@ -5,7 +5,7 @@ without what its own quotas stopped). A pod is locked in by several samples in a
 after a while without one. The state is by pod, and the caller keeps it.
 
 A pod that is locked in gets its limit in CPUs, else its request, as far as that fits beside all requests and below two
-bounds: a part of the CPUs, and a part of the pods. Otherwise it stays in its pool. Pods that have such CPUs are first.
+bounds: a part of the CPUs, and a part of the pods. Otherwise it is in its pool. Pods that have such CPUs are first.
 
 Source: Katalyst's isolation pools. It compares the containers' threads at one moment, and isolates whole pods as well.
 Differences: pods without a request, pods that are alone in their pool, and pods with less than one runnable thread are

@@ -141,7 +141,7 @@ def _of_size(hints: tuple[ResourceHints, ...], count: int) -> tuple[tuple[Resour
 
 
 def _own_best(cpu: ResourceHints, merged: MergedHint, rank: NodeMaskRanker) -> MergedHint:
-    """The merge with the best nodes of the CPUs alone, in place of all nodes."""
+    """The merge with the best nodes of the CPUs only, in place of all nodes."""
     hints = sorted(cpu.hints or (), key=lambda hint: (not hint.preferred, rank.key(hint.nodes.mask, hint.score)))
     if not hints or hints[0].nodes == merged.nodes:
         return merged

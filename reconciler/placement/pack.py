@@ -1,4 +1,4 @@
-"""Chooses each online pool's CPUs, given their number: few change pools, cores stay whole, pools compact.
+"""Chooses each online pool's CPUs, given their number: few change pools, cores remain whole, pools compact.
 
 The objective: CPUs moved first (a v1 cpuset write costs time in proportion to all cpusets of the
 machine, and a moved task loses its caches), then cores that a pool has only in part, then NUMA nodes and L3 caches that
@@ -88,7 +88,7 @@ class PackingMachine:
         return by_place[place]
 
     def assign(self, wanted: Mapping[str, int], holds: Masks, allowed: Masks) -> Masks:
-        """The sets by pool; a bound pool may lack CPUs afterwards, any other only where there are too few in all."""
+        """The sets by pool; a bound pool may lack CPUs later, any other only where there are too few in all."""
         lacking = {name: size - holds[name].bit_count() for name, size in wanted.items()}
         growing = 0
         for name, missing in lacking.items():
@@ -127,7 +127,7 @@ class PackingMachine:
         first = min(singles, excess)
         over = (excess - first) % self.threads
         if over and first >= self.threads - over:
-            # The rest is then whole cores, and as many lone threads stay as are needed for that.
+            # The rest is then whole cores, and as many lone threads remain as are needed for that.
             first -= self.threads - over
         released = _some((mine for mine, _ in lone), first, highest=True)
         for mine, _ in full:

@@ -214,7 +214,7 @@ class Spread(Plugin):
         group = fitter.threads if demand.full_cores else 1
         least = len(demand.nodes) if demand.every_node else 1
         if demand.align_socket:
-            # As for nodes, the socket with the most room: what is left stays balanced.
+            # As for nodes, the socket with the most room: what is left remains balanced.
             for socket in sorted(fitter.sockets, key=lambda mask: -(mask & available).bit_count()):
                 if not kept & ~socket:
                     yield from _found(fitter.spread(question.count, available & socket, kept, group, nodes=least))
@@ -243,7 +243,7 @@ class OneSocket(Plugin):
 
 @final
 class LeastMovement(Plugin):
-    """CPUs that the demand had stay first; those that a removed container may return for are taken last.
+    """CPUs that the demand had remain first; those that a removed container may return for are taken last.
 
     A v1 cpuset write costs time in proportion to all cpusets of the machine, and a moved task loses its cache.
     """

@@ -8,7 +8,7 @@ Differences, and why:
 - A gain counts in sizes of the pool, not of the machine (so the numbers are ten times Katalyst's: a pool of a tenth of
   the machine moves alike). The error is a logarithm, so a gain of 1 takes an indicator that is inverse to the size
   exactly to its target, whatever the size; Katalyst's 0.10 of 128 CPUs is 3.2 for a pool of 4, and anything above 2
-  swings ever wider. Down gains stay well below the up ones, which is what keeps a small pool from flipping.
+  swings ever wider. Down gains remain well below the up ones, which is what keeps a small pool from flipping.
 - A step is taken from the size in force, once for each size: repeated calls (a burst of pod events) add nothing up, a
   reading from before the last change is not used again, and a size that others cut short does not wind up.
 - A step is at least one step of the pool's size. A smaller one changes nothing, and the next one begins where it did: a
@@ -254,7 +254,7 @@ def demand(
 
     ``measured``: indicators of pods by uid, for the pid policy; ``size``, ``threads``: as for `sizes.regulate`.
     ``starting``: the agent has no two readings yet; then a pool of an earlier run keeps its demand, so that a restart
-    moves nothing. Not later: a sampler that stays silent must not starve new pods for ever.
+    moves nothing. Not later: a sampler that remains silent must not starve new pods for ever.
     """
     policy = config.pools.get(pool, config.policy)
     if not pods:

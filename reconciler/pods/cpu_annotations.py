@@ -174,7 +174,7 @@ def _koordinator(labels: Mapping[str, str], annotations: Mapping[str, str], prob
         "lends": _LENDS.get(labels.get(QOS_CLASS)),
         "cpus": status.read("cpuset", _some_cpus),
         "nodes": nodes,
-        # The same claim as Katalyst's numa_binding with a result: the pod stays on these nodes, whatever its class.
+        # The same claim as Katalyst's numa_binding with a result: the pod remains on these nodes, whatever its class.
         "numa_binding": True if nodes else None,
         "apart": spec.read("preferredCPUExclusivePolicy", lambda value: one_of(value, _APART)),
         "topology_policy": topology.read("numaTopologyPolicy", lambda value: one_of(value, _TOPOLOGY)),

@@ -90,12 +90,12 @@ class MemoryState(Struct, frozen=True, kw_only=True):
 
 
 def reserve_bytes(total: int, config: BeMemoryConfig) -> int:
-    """What stays available: the larger of the two settings, and never more than nine tenths of the memory."""
+    """What remains available: the larger of the two settings, and never more than nine tenths of the memory."""
     return min(max(total * config.reserve_percent // 100, config.reserve_bytes), total * 9 // 10)
 
 
 def start(previous: int | None, total: int, config: BeMemoryConfig) -> MemoryState:
-    """The state before the first sample: the bound in force stays, else all but the reserve."""
+    """The state before the first sample: the bound in force remains, else all but the reserve."""
     top = total - reserve_bytes(total, config)
     return MemoryState(high_bytes=top if previous is None else min(previous, top))
 

@@ -95,7 +95,7 @@ def begin(levels: ShareLevels) -> LevelState:
 
 
 def step(state: LevelState, strain: Contention, now: float, law: LevelControl, levels: ShareLevels) -> LevelState:
-    """The next state. The answer stays within the levels low and high, also when these have changed."""
+    """The next state. The answer remains within the levels low and high, also when these have changed."""
     cache, memory = state.level.cache_percent, state.level.mba_percent
     bandwidth = strain.bandwidth if strain.age_s <= law.stale_s else None
     misses = {uid: sample for uid, sample in strain.misses.items() if sample.age_s <= law.miss_stale_s}

@@ -8,7 +8,7 @@ What BE pods have together is the BE budget. The harm law's budget is a ceiling,
 online pods and the system do not use now.
 
 The likely minimum of the next minute is what the pod has now times the least of that in the last ``window_s`` divided
-by that now: what has happened lately is likely to happen again, and the division between the pods stays. A
+by that now: what has happened lately is likely to happen again, and the division between the pods remains. A
 squeeze or freeze that is announced counts as begun. It is not a promise.
 
 The file names no other pod: its reader is a tenant.

@@ -56,7 +56,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DedicatedConfig) -
     """The CPU set of a pod in gVisor or kata all of whose containers own CPUs by the kubelet.
 
     The kubelet gives them to groups without a process, and the runtime does not write the pod's; so the claim would be
-    kept for an empty group. A pod with a container that owns none may run on all shared CPUs, and stays as it is.
+    kept for an empty group. A pod with a container that owns none may run on all shared CPUs, and remains as it is.
     """
     pools, members = plan.pools, pod.members if pod.sandbox is not None else []
     keys = [f"{pod.uid}/{item.name or item.id}" for item in members if item.kind is not ContainerKind.INIT]

@@ -238,7 +238,7 @@ def _of_pod(
 def _decided(pod: Pod, demands: list[CpuDemand], topology: Topology) -> list[CpuDemand]:
     """The demands with their parts of the CPUs that a scheduler chose for the pod, core by core.
 
-    None has more than it requests, whatever the annotation says. What one of them has already stays its own.
+    None has more than it requests, whatever the annotation says. What one of them has already remains its own.
     """
     cpus = pod.wish.cpus
     if not cpus:

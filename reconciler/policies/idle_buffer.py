@@ -22,7 +22,7 @@ from state.pod_index import index_of
 
 
 class IdleBufferConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much stays idle, how fast BE work's ceiling falls and rises."""
+    """How much remains idle, how fast BE work's ceiling falls and rises."""
 
     buffer_milli: Annotated[
         int,
@@ -69,7 +69,7 @@ def watched(pools: Pools) -> CpuSet:
 
 
 def start(pools: Pools | None, top_milli: int) -> IdleState:
-    """The state before the first sample: the ceiling in force stays; without one the whole set is allowed."""
+    """The state before the first sample: the ceiling in force remains; without one the whole set is allowed."""
     return IdleState(ceiling_milli=pools.budget_milli if pools is not None else top_milli)
 
 

@@ -19,7 +19,7 @@ online pods beside it gets one (``always``: all).
 Group side: only a pod's own directory. While ``cpu.idle`` is 1 writing shares fails (EINVAL), and the kubelet writes
 those of the QoS directories every minute (Koordinator sets it there, and the kubelet cannot restart: 2732, 2986), the
 runtime those of its containers. Inside the pod the containers keep their weights among each other. The kernel drops the
-pod's weight meanwhile; a policy's weight setting stays in the plan, and is written when the class is left. A kubelet
+pod's weight meanwhile; a policy's weight setting remains in the plan, and is written when the class is left. A kubelet
 that resizes pods in place writes a pod's own shares, too: there only BestEffort pods, which cannot be resized, get the
 class (`reconciler.policies.refusals.idle_resized`).
 

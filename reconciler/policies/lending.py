@@ -77,7 +77,7 @@ def pod_quota_us(own_us: int, period: int, loans: Sequence[tuple[QuotaBorrower, 
     """A pod directory's quota with its containers' loans on top; rounded up, so that no child is above it.
 
     ``own_us``: what it is without us. Source: Koordinator's cfsQuotaBurst moves the pod by the containers' delta, so
-    that what a pod has besides (overhead, a container without loan) stays as it is.
+    that what a pod has besides (overhead, a container without loan) remains as it is.
     """
     return own_us + sum(-(-(lent - borrower.limit_us) * period // borrower.period_us) for borrower, lent in loans)
 

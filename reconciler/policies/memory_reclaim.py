@@ -4,7 +4,7 @@ Nothing permanent is written into control files: `reconciler.actuators.memory_re
 a bounded amount at a time, by the two laws here. Off by default: the pages that are needed again are read again, and on
 cgroup v1 all page cache of a container is dropped at once.
 
-`probe` takes a little from every BE container while their pressure stays low (senpai): memory that a
+`probe` takes a little from every BE container while their pressure remains low (senpai): memory that a
 container does not fault back in was not needed. `relieve` drops page cache of BE work when a NUMA node is nearly out of
 free memory, before the kernel makes online work do its own reclaiming, and before a process is killed. Units: bytes,
 percent of wall time.

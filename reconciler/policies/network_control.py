@@ -35,7 +35,7 @@ def limits_of(link_mbit: int, floor_percent: float, ceiling_percent: float, wate
 def use(before: ByteCounters | None, now: ByteCounters) -> Throughput | None:
     """Use between two readings; None when unknown.
 
-    Pods' packets are counted before their route is known. What stays on the node or leaves by another interface makes
+    Pods' packets are counted before their route is known. What remains on the node or leaves by another interface makes
     online use smaller by exactly what it makes BE's use bigger: their sum, which the law bounds, is right.
     """
     if before is None or now.at <= before.at:

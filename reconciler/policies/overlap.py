@@ -5,7 +5,7 @@ so that no sample moves a CPU), less their requests where the use is unknown. BE
 proportion to the CPUs that the pools have beyond their requests (`placement.expansion`), then to the rest. What is more
 than the pools can spare is placed where most is left of a pool, so that a saturated pool is covered last.
 
-What is held stays. A pool gives BE CPUs back once they are measured to be more than it can spare by more than a core,
+What is held remains. A pool gives BE CPUs back once they are measured to be more than it can spare by more than a core,
 as far as others can take them.
 """
 

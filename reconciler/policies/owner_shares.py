@@ -41,7 +41,7 @@ class OwnersConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = False
 
-    # Owners with an account of their own; the document and the store stay small.
+    # Owners with an account of their own; the document and the store remain small.
     most: ClassVar[int] = 32
     # Older debts are forgotten: a tenant that was idle for a day has no claim on the next one.
     fair_hours: ClassVar[int] = 4

@@ -1,14 +1,14 @@
 """pinned: the quota is lifted off containers that run on whole CPUs of their own, and off their pods.
 
 A container that owns its CPUs cannot use more than those, so its quota bounds nothing; but it throttles: the kernel
-distributes a quota in slices per CPU, and threads that together stay at their limit are stopped at the end of periods
+distributes a quota in slices per CPU, and threads that together remain at their limit are stopped at the end of periods
 all the same. Source: Koordinator lifts it for LSE and LSR pods (pod and container), the kubelet does from 1.33 on
 (DisableCPUQuotaWithExclusiveCPUs), for the pod as soon as one of its containers has exclusive CPUs.
 
 Differences:
 
 - The pod's quota is lifted only when each of its other containers has a quota of its own. Their sum, which the pod's
-  quota still bounded, stays bounded by those; a container without any would be unbounded without the pod's.
+  quota still bounded, remains bounded by those; a container without any would be unbounded without the pod's.
 - A side-car that follows another container's CPUs, and a container that is indistinguishable from one that owns CPUs,
   keep their quotas: on shared CPUs a quota does bound something.
 - The kubelet's exclusive CPUs count once the runtime has received them. Up to 1.21 that is some seconds after the

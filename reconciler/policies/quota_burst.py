@@ -8,7 +8,7 @@ of it; a guard on the use of the shared CPUs; a token bucket for each container)
 
 - All steps up of one second together are rationed to the room below the threshold. In Koordinator every throttled
   container rises by a fifth at once, and a node of many can jump over the guard in one step.
-- A loan that is not used is taken back after a while. In Koordinator it stays until the node is overloaded, which is
+- A loan that is not used is taken back after a while. In Koordinator it remains until the node is overloaded, which is
   when hundreds of containers with three times their limit do most harm.
 - A bucket's initial content is derived from the container's id and not from a random number: the same spread, so that
   the bursts of replicas do not end in one second, but the same plan for the same node. Starting empty would be as

@@ -61,7 +61,7 @@ class QuotaTurboConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
     swing_percent: ClassVar[float] = 10.0
     # OpenEuler's minute.
     swing_window_s: ClassVar[float] = 60.0
-    # OpenEuler's: measurements over which a container's mean use stays within its limit.
+    # OpenEuler's: measurements over which a container's mean use remains within its limit.
     window_looks: ClassVar[int] = 60
     # A service that needs more for long has the wrong limit.
     ceiling_percent: ClassVar[int] = 200

@@ -9,7 +9,7 @@ least quota that the kernel takes.
 
 Given their number, CPUs are chosen with the fewest changes, and so that no pinned pod gets a BE neighbour. A v1
 ``cpuset.cpus`` write costs time in proportion to all cpusets of the machine, and a moved task loses its cache, so
-assigned CPUs stay assigned. Two rules have precedence: a CPU that is no candidate is released at once, and a thread
+assigned CPUs remain assigned. Two rules have precedence: a CPU that is no candidate is released at once, and a thread
 whose sibling is dedicated or reserved is used for BE work only when no other is left.
 
 Where a machine has efficiency cores they are taken before the others and released after them; a site's plug-ins can

@@ -1,4 +1,4 @@
-"""reserve: CPUs of the system, the kubelet and the interrupts stay out of every other pool."""
+"""reserve: CPUs of the system, the kubelet and the interrupts remain out of every other pool."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -15,7 +15,7 @@ _LIST = r"^(\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?$"
 
 
 class StrictReserve(StrEnum):
-    """Whether online pods stay off the reserved CPUs as well."""
+    """Whether online pods remain off the reserved CPUs as well."""
 
     KUBELET = "kubelet"
     ALWAYS = "always"
@@ -27,7 +27,7 @@ class ReserveConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Source: the kubelet's ``reservedSystemCPUs`` and its option strict-cpu-reservation (issue 104147, KEP-4540);
     Katalyst's reserve and interrupt pools. Unlike the kubelet, which only keeps exclusive pods off these CPUs, BE pods
-    stay off them too. Unlike Katalyst, whose ramping pods may run on interrupt CPUs, no pod is put there.
+    remain off them too. Unlike Katalyst, whose ramping pods may run on interrupt CPUs, no pod is put there.
     """
 
     cpus: Annotated[

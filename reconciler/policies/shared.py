@@ -1,6 +1,6 @@
 """shared: online pods share what is neither reserved nor owned, in one pool, or in several that pods name.
 
-Nothing is written for the default pool as long as it is all that is left by the kubelet: its pods stay where the
+Nothing is written for the default pool as long as it is all that is left by the kubelet: its pods remain where the
 kubelet put them, and the limits of BE work protect them. They are confined themselves where they would disturb others:
 CPUs that bypassd gave to one container alone, named pools, interrupt CPUs, or a reclaimed pool that is to be separate.
 Under the static policy of 1.21 and older, which rewrites every CPU set for ever, never.

@@ -106,7 +106,7 @@ def next_starts(view: NodeView, previous: StartPlan, config: StartConfig) -> Sta
         floor_milli=config.cpu_milli if pods else 0,
         pods=pods,
         raised=frozenset(uid for uid in pods if weighs_by_request(view.pods[uid], view)),
-        # Without an allowance the tokens follow from the time alone: such plans do not differ.
+        # Without an allowance the tokens follow from the time only: such plans do not differ.
         spent_s=previous.spent_s if same else spent,
         at=previous.at if same else now,
         due=max(now + _TICK_S, min(due)) if due else None,

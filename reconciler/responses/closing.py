@@ -6,7 +6,7 @@ Between squeeze and evict. While the node is closed, headroom is 0, and the node
 Causes are the shortages for which evictions are enforced, and the steps ``close`` of enforced rules. The node is closed
 at once, and opened when there has been no cause for ``reopen_s``: twice as long after each time that it had to be
 closed again soon, up to eight times. After ``longest_s`` it is opened whatever the causes are, and not closed again
-before all of them are gone: a shortage that closing does not end must not keep the node out of the cluster.
+before all of them no longer exist: a shortage that closing does not end must not keep the node out of the cluster.
 
 A daemon that starts begins with an open node; the mark of an earlier run is removed. Closed again for what is the same
 shortage, its age counts from the first closing (`ClosingPast`): restarts must not keep the node out of the cluster.

@@ -1,6 +1,6 @@
 """All steps in force as one `Restrictions` value; of two that bound the same thing, the tighter. Pure.
 
-**Notice**: a new squeeze or freeze of a pod with a capacity file waits until its time is over. The former limits stay
+**Notice**: a new squeeze or freeze of a pod with a capacity file waits until its time is over. The former limits remain
 in force meanwhile, and the file shows what will follow. A pod delays a step by ``notice_s`` once and no longer,
 whatever else is decided in that time: the time runs from the first announcement.
 """

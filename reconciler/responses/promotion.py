@@ -5,8 +5,8 @@ stopped daemon nor a clock that is set makes a day.
 
 A rule in shadow regrets a response when the victim was well again before the response's effect would have been
 evaluated: it would have been needless, and would have been credited with the recovery. A response counts when that is
-known: a victim that is gone before proves nothing, else who makes and removes pods could have a rule enforced. While it
-enforces, the ladder evaluates every response itself: it helped, or was undone.
+known: a victim that no longer exists before proves nothing, else who makes and removes pods could have a rule enforced.
+While it enforces, the ladder evaluates every response itself: it helped, or was undone.
 
     shadow -> enforcing: `days` whole days in a row without regret, with `verdicts` responses in them, not in a rest
     enforcing -> shadow: of at least `actions` responses in `days` days more than `undo_percent` were undone, at once;

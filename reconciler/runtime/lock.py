@@ -24,7 +24,7 @@ class AlreadyRunningError(AgentError):
 class InstanceLock:
     """``<directory>/lock`` and the directory itself, held with flock until `release` or the process's end.
 
-    The file stays: removing it would let two processes hold locks on two files of one name.
+    The file remains: removing it would let two processes hold locks on two files of one name.
     Errors: `AlreadyRunningError`; `AgentError` when the directory cannot be used.
     """
 

@@ -134,7 +134,7 @@ class _Contained:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: object) -> bool:
         if not isinstance(exc, Exception):
             return False
-        # A programming error of one object stays its own, too.
+        # A programming error of one object remains its own, too.
         self._errors.failed(self._key, exc)
         return True
 

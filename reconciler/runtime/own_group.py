@@ -365,7 +365,7 @@ class OwnGroup(trio.abc.Instrument):
 
 
 def remove_left(hierarchy: Hierarchy) -> None:
-    """Remove the group that a killed daemon made for itself. One with processes or groups stays. Errors: none.
+    """Remove the group that a killed daemon made for itself. One with processes or groups remains. Errors: none.
 
     Not in a copied node, whose groups are directories. Of systemd's own an empty one is made again when it is needed.
     """

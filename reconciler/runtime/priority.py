@@ -4,7 +4,7 @@ A few milliseconds are left between the runtime's signal and the container's fir
 would spend them waiting for a CPU whatever its nice value, which counts within its own cgroup (or session) only. So it
 waits under SCHED_FIFO, and runs at once when an event arrives, above all usual work. What it then takes from the online
 pod on that CPU is their latency (measured: twice the p99 of requests of 3 ms, with 10 ms at once for any work), so the
-priority stays only as long as a container waits for it:
+priority remains only as long as a container waits for it:
 
 - without a container in creation, and without an unread event that may be of one, it ends with the wait. Ordinary work
   also lets others have the CPU after each stint of a tenth of a millisecond (`reconciler.runtime.stint_timer`); where
@@ -158,7 +158,7 @@ class LoopPriority(trio.abc.Instrument):
         )
 
     def start(self) -> None:
-        """Take the configured priorities. A refusal is logged and in `status`; the best that is allowed stays."""
+        """Take the configured priorities. A refusal is logged and in `status`; the best that is allowed remains."""
         try:
             self._calls.set_scheduler(os.SCHED_OTHER, 0)
         except OSError as exc:

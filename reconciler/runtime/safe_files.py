@@ -217,7 +217,7 @@ def replace_file(
             os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode) if old is not None else mode)
             file.write(content)
             if durable:
-                # Without it a crash may leave the new name with no content, and the old content is gone.
+                # Without it a crash may leave the new name with no content, and the old content no longer exists.
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)

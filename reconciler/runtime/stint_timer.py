@@ -81,7 +81,7 @@ _STOPPED: Final = _spec(0)
 
 def _timer_library() -> ctypes.PyDLL:
     """Where timer_create is: the C library itself, librt before glibc 2.34. Errors: `OSError`."""
-    # The interpreter stays locked in these short calls: what another thread does with a timer is in order with them.
+    # The interpreter remains locked in these short calls: what another thread does with a timer is in order with them.
     library = ctypes.PyDLL(None, use_errno=True)
     return library if hasattr(library, "timer_create") else ctypes.PyDLL("librt.so.1", use_errno=True)
 

@@ -219,7 +219,7 @@ class _Returned(Exception):
 
 
 def _innermost(exc: BaseException) -> BaseException:
-    """The one error inside nested groups of one; a group of several stays a group."""
+    """The one error inside nested groups of one; a group of several remains a group."""
     while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
         exc = exc.exceptions[0]
     return exc

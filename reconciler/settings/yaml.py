@@ -6,11 +6,11 @@ A text may have so many characters, levels and nodes, and an alias counts as all
 can mean billions of nodes.
 
 bypassd's own files (`parse_tree`) are read by their schema, so nothing is interpreted here: ``on``, ``010`` and
-``12:30`` stay text where the setting is text. Anchors, aliases, tags and a second document are refused in them.
+``12:30`` remain text where the setting is text. Anchors, aliases, tags and a second document are refused in them.
 
 Files of others (`read_yaml`: the kubelet's, a kubeconfig, manifests) have no schema here. Their anchors and merge keys
 are followed, and plain data is made by these rules: null, true/false (and YAML 1.1's yes/no/on/off) and decimal
-integers become such values; everything else stays text, so ``0.5`` and ``1e3`` reach the quantity parser exactly.
+integers become such values; everything else remains text, so ``0.5`` and ``1e3`` reach the quantity parser exactly.
 """
 
 import re

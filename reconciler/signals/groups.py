@@ -92,7 +92,7 @@ def _delta(before: _KnownGroup | None, inode: int, now: UsageCounters) -> _Known
     if before is None:
         return _KnownGroup(inode, now, None, None)
     if 0.0 <= now.at_s - before.last.at_s < SHORTEST_S:
-        # Too soon: the older reading stays, so that quick samples still add up to a rate.
+        # Too soon: the older reading remains, so that quick samples still add up to a rate.
         return before
     rates = rates_between(before.last, now)
     if rates is None or rates.cpu_milli is None:

@@ -1,4 +1,4 @@
-"""CPU use of each NUMA node, and which pods run on one node alone.
+"""CPU use of each NUMA node, and which pods run on one node only.
 
 A node's use is that of its online CPUs, by the same sampler as the machine's and the pools'. Control groups have no
 count of CPU time by node that both versions report, so a pod's use is entered for a node only where all of its CPUs

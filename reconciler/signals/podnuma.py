@@ -19,7 +19,7 @@ from state.evidence import pod_at
 SIGNALS: Final = ("memory.numa_rss",)
 _EVERY_S: Final = 5.0
 _FILE: Final = "memory.numa_stat"
-# v1 counts pages, and its plain "anon" is of the group alone, without what is below it.
+# v1 counts pages, and its plain "anon" is of the group only, without what is below it.
 _LINES: Final = {
     1: re.compile(r"^hierarchical_(anon|file)=\d+((?: N\d+=\d+)*) *$", re.MULTILINE),
     2: re.compile(r"^(anon|inactive_file|active_file|file_mapped)((?: N\d+=\d+)*) *$", re.MULTILINE),

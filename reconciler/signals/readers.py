@@ -2,7 +2,7 @@
 
 A reader probes this kernel and machine, gives a reason for each signal that is unavailable, and leaves out what it
 cannot measure. It reads control files in the loop, a millisecond at a time (`reconciler.runtime.cooperative`); anything
-slower runs in a thread or a task of its own. Its state is keyed by inode or start time, never by path alone, and
+slower runs in a thread or a task of its own. Its state is keyed by inode or start time, never by path only, and
 dropped for removed subjects.
 """
 
@@ -51,7 +51,7 @@ class SampleSheet:
         self.samples: dict[str, dict[str, Sample]] = {}
 
     def put(self, subject: str, signal: str, value: float, *, age_s: float = 0.0, confidence: float = 1.0) -> None:
-        """Enter one. Of two that measure the same, the surer one stays."""
+        """Enter one. Of two that measure the same, the surer one remains."""
         samples = self.samples.setdefault(subject, {})
         known = samples.get(signal)
         if known is None or confidence > known.confidence:

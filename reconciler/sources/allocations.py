@@ -11,8 +11,8 @@ What the recordings show and this handles:
 - One change is two renames about 1 ms apart, with CPUs without an owner between them. A reading that covers fewer CPUs
   than the one before waits for its second half.
 - Entries outlive their pods (up to 10 s, or until the next admission; as long as the kubelet is down): an entry counts
-  while its pod's cgroup exists. When the cgroup is gone and the kubelet's list is without the pod, its CPUs count as
-  free, although the file does not have them in the default set yet; without a list after a while.
+  while its pod's cgroup exists. When the cgroup no longer exists and the kubelet's list is without the pod, its CPUs
+  count as free, although the file does not have them in the default set yet; without a list after a while.
 - An entry appears some milliseconds before its pod's cgroup: a new one counts from the start.
 - A kubelet that restarts with an empty file has lost the entries of pods that still run.
 

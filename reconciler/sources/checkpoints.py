@@ -137,7 +137,7 @@ class CheckpointSource:
 
         ``listed``: the uids in the kubelet's own list, None while it does not answer.
 
-        When the answer changes by time alone, ``node`` is marked then (while `run` runs).
+        When the answer changes by time only, ``node`` is marked then (while `run` runs).
         """
         now = self._clock()
         kubelet_view = self.allocations.view(

@@ -173,7 +173,7 @@ class CriClient:
         return self._problems
 
     async def aclose(self) -> None:
-        """Drop the connection. The client stays usable."""
+        """Drop the connection. The client remains usable."""
         self._api = None
         self._channel.close()
 

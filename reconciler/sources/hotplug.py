@@ -140,7 +140,7 @@ class HotplugSource:
         try:
             after = await in_worker(self._read, self._root)
         except SourceError as exc:
-            # The last topology stays; the sampler checks again.
+            # The last topology remains; the sampler checks again.
             self._taken |= taken
             if self.problem is None:
                 _LOG.warning(str(exc))

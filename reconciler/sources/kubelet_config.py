@@ -81,7 +81,7 @@ class KubeletConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def strict_reserved(self) -> bool:
-        """Whether shared pods stay off the reserved CPUs too (option ``strict-cpu-reservation``, 1.32 and later)."""
+        """Whether shared pods remain off the reserved CPUs too (option ``strict-cpu-reservation``, 1.32 and later)."""
         return self.cpu_manager_options.get("strict-cpu-reservation", "").lower() == "true"
 
     @property

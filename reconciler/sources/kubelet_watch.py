@@ -8,7 +8,7 @@ is, and its content counts.
 - A kubelet that has stopped keeps its values: its pods still run under them.
 - The first process counts at once. A later one counts when it has run for `SETTLE_S`: one that crashes in a loop
   changes nothing.
-- A file that cannot be read (torn, being replaced) changes nothing either: the last good values stay.
+- A file that cannot be read (torn, being replaced) changes nothing either: the last good values remain.
 
 Each reading is triggered by the end of the process (pidfd), by `check` (a new ``kubelet.sock``), or by time.
 
@@ -169,7 +169,7 @@ class KubeletWatch:
         """Take one reading; the seconds after which another one decides, None when none is needed."""
         process = _process(found)
         if process is None and self._process is not None:
-            # It has stopped, or is not verified: the values of the last one stay.
+            # It has stopped, or is not verified: the values of the last one remain.
             self._note(found)
             return None
         if process is not None and process != self._process:

@@ -69,7 +69,7 @@ class OperatorFile:
         self._held = Overrides()
 
     def read(self) -> Overrides:
-        """What holds now. Never raises: what cannot be used is in ``problems``, and the last good entries stay."""
+        """What holds now. Never raises: what cannot be used is in ``problems``, and the last good entries remain."""
         try:
             stat = os.stat(self._file)
         except FileNotFoundError:

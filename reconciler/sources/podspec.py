@@ -67,7 +67,7 @@ class ObjectMeta(Struct, frozen=True, rename=META_NAMES):
 
 
 class ResourceRequirements(Struct, frozen=True):
-    """``resources`` of a container; the text of a quantity stays as it is."""
+    """``resources`` of a container; the text of a quantity remains as it is."""
 
     requests: dict[str, str | int] | None = None
     limits: dict[str, str | int] | None = None
@@ -257,7 +257,7 @@ def _containers(
             if len(container.name) > LONGEST_NAME:
                 note(problems, too_long("name of a container", len(container.name), LONGEST_NAME))
                 continue
-            # An init container that restarts always is a sidecar: it stays for the pod's life, like an app container.
+            # An init container that restarts always is a sidecar: it remains for the pod's life, like an app container.
             sidecar = kind is ContainerKind.INIT and container.restart_policy == "Always"
             where = f"container {container.name}"
             requirements = container.resources or ResourceRequirements()

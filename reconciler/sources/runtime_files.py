@@ -2,7 +2,7 @@
 
 A runtime with a *signal* renames its file into ``<root>/<id>/`` after its last write to the container's cgroup and
 before the exec of the program. Every other runtime has none, and the values that bypassd writes for its containers are
-verified until they stay (`reconciler.sources.runtime_signal`).
+verified until they remain (`reconciler.sources.runtime_signal`).
 
 ================ ============== ============================ =======================================================
 runtime          file           signal                       record
@@ -16,7 +16,7 @@ kata, gVisor     none           none                         no cgroup per conta
 crun 1.8.1 on cgroup v1, by strace; milliseconds after the mkdir of ``<root>/<id>``, which strace makes longer:
 
 ====== =============================================================================================================
-   0.1 mknod ``exec.fifo``; 0.8 clone of the container's init (its name stays ``crun``, on older kernels a number)
+   0.1 mknod ``exec.fifo``; 0.8 clone of the container's init (its name remains ``crun``, on older kernels a number)
    2.7 mkdir and ``cgroup.procs`` per hierarchy: systemd, pids, blkio, freezer, devices, memory, cpuset (16.4; its
        ``cpuset.cpus`` and ``.mems`` are copied from the pod's), cpuacct, cpu (18.1)
   18.6 values: devices, memory.limit_in_bytes, pids.max, cpu.shares, cpu.cfs_period_us, cpu.cfs_quota_us (20.5),

@@ -148,7 +148,7 @@ def find_runtime_dirs(root: str = "/", config: str = CONTAINERD_CONFIG) -> Runti
 
     Of the containerd of k3s, RKE2, k0s and MicroK8s too: their state directories and their configurations.
 
-    Errors: none; a configuration that cannot be used is in ``problems``, and the defaults stay.
+    Errors: none; a configuration that cannot be used is in ``problems``, and the defaults remain.
     """
     problems: list[InputError] = []
     states = [f"{_RUNC_ROOT}/{_NAMESPACE}"]

@@ -177,7 +177,7 @@ class RuntimeEvents:
         """Containers that only a periodic listing found. Anything but 0 is an event that the kernel did not send."""
 
     def covers(self, container_id: str) -> bool:
-        """Whether a signal can come for this container. If not: verify until its values stay."""
+        """Whether a signal can come for this container. If not: verify until its values remain."""
         return self._evidence.get(container_id) is not RuntimeEvent.ABSENT and self._watches(container_id)
 
     def awaits(self, container_id: str) -> bool:

@@ -259,7 +259,7 @@ class TreeSource:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch until cancelled. Reports its start when the model is complete; run again, it keeps the model it has.
 
-        A directory that cannot be read stays in the model unchanged, and is read again after a growing wait.
+        A directory that cannot be read remains in the model unchanged, and is read again after a growing wait.
         """
         try:
             with DirWatcher[str](_NAME, self._unread_events) as watcher:

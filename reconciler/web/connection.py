@@ -251,7 +251,7 @@ class Connection:
         self._put(h11.Response(status_code=status, headers=headers))
 
     def _put(self, event: h11.Event) -> None:
-        """Have it sent by the next `_flush`. A long body stays the one object: other connections send it, too."""
+        """Have it sent by the next `_flush`. A long body remains the one object: other connections send it, too."""
         for piece in self._http.send_with_data_passthrough(event) or ():
             if self._out and len(self._out[-1]) + len(piece) <= SLICE:
                 self._out[-1] += piece

@@ -110,4 +110,4 @@ class ControlHandler(Protocol):
         """Send a test to the sinks; returns the result by sink."""
 
     async def reload(self) -> Mapping[str, object]:
-        """Read the configuration again. Errors: `ConfigError` with every problem (400); the old one stays."""
+        """Read the configuration again. Errors: `ConfigError` with every problem (400); the old one remains."""

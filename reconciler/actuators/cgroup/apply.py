@@ -93,7 +93,7 @@ class CgroupActuator:
     ) -> None:
         """``store_lane``: the one-thread limiter of all calls that make ledger rows durable.
 
-        ``watched`` is called for each group that gets its first managed file, and when the group is gone.
+        ``watched`` is called for each group that gets its first managed file, and when the group no longer exists.
         """
         self.judge = judge
         self._ledger = ledger
@@ -152,7 +152,7 @@ class CgroupActuator:
         await self._collect_finished()
 
     def forget(self, path: str, container_id: str | None = None) -> None:
-        """Drop all state of a group that is gone, and of its container."""
+        """Drop all state of a group that no longer exists, and of its container."""
         for place in [place for place in self._under_way if place[0] == path]:
             del self._under_way[place]
         for place in [place for place in self._overtaken if place[0] == path]:
@@ -486,7 +486,7 @@ class CgroupActuator:
             self._record_inner(outcome, work)
             return
         if isinstance(error, CgroupUnderWayError):
-            # The first write stays: the kernel is still executing it, whatever has become wanted since.
+            # The first write remains: the kernel is still executing it, whatever has become wanted since.
             self._under_way.setdefault(work.place, work)
             self.writes[work.knob.name, "under way"] += 1
             self.judge.statuses.under_way(work, str(error))

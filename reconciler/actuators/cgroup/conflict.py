@@ -185,7 +185,7 @@ class ForeignWrites:
         return history.last if history is not None and now < history.until else None
 
     def forget(self, path: str) -> None:
-        """Start again: the group is gone, its wanted value has changed, or a person released the hold."""
+        """Start again: the group no longer exists, its wanted value has changed, or a person released the hold."""
         for key in [key for key in self._files if key[0] == path]:
             del self._files[key]
 
@@ -358,7 +358,7 @@ class WriteAttribution:
     """Records each file's last foreign writer, and marks the files of its pod. A component, and a `WriterLookup`.
 
     With fanotify every write on the node's hierarchies is observed with its process; without it, the directories that
-    hold a managed file are watched and the writer stays unknown.
+    hold a managed file are watched and the writer remains unknown.
     """
 
     def __init__(

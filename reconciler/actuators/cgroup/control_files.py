@@ -1,10 +1,10 @@
 """Reads control files, and caches the last values that bound what may be written.
 
 The kernel resets some knobs with another one; while that other one is set, the file shows a substitute value, and
-afterwards the default. There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight and
+later the default. There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight and
 refuses any other (EINVAL), and on leaving the class the kernel writes its own default weight. So the weight's original
 is recorded with the first touch of ``cpu.idle``, its file is not written while the class lasts, and it is written again
-directly afterwards. `masked` and `reset_by` handle this; `restore_text` handles CPU sets that cannot be emptied again.
+right after that. `masked` and `reset_by` handle this; `restore_text` handles CPU sets that cannot be emptied again.
 
 Source: kernel/sched/fair.c, sched_group_set_idle; tried on 5.15 to 6.18.
 """
@@ -132,7 +132,7 @@ class ControlFileCache:
         return self._read(self.hierarchy.directory(controller, path), file)
 
     def text_above(self, file: KnobFile) -> str | None:
-        """The text of the same file in the parent group; None if that group is gone."""
+        """The text of the same file in the parent group; None if that group no longer exists."""
         controller, path, name = file.key
         try:
             return self.text_in(controller, path.rpartition("/")[0] or "/", name)
@@ -214,7 +214,7 @@ class ControlFileCache:
         """Read again what bounds this knob of a group, above, in and below it; whether any differs from the cache.
 
         Groups that are new count as different. Of the groups below a bounded number is read in one call; the next call
-        continues. Values of groups that are gone are dropped.
+        continues. Values of groups that no longer exist are dropped.
         """
         together = _TOGETHER.get(name, ())
         if not together:

@@ -309,7 +309,7 @@ class ChangeDetector:
         self._lost = False
 
     def forget(self, path: str) -> None:
-        """Drop the state of a group that is gone; groups below it are forgotten by their own calls."""
+        """Drop the state of a group that no longer exists; groups below it are forgotten by their own calls."""
         self.control_files.forget(path)
         self.recent_releases.forget(path)
         self.in_place.forget(path)

@@ -8,8 +8,8 @@ read the event, with no await, plan, thread or fsync. A later pass verifies the 
 A creation may take seconds, where many pods start at once: what is prepared and the runtime does not set is written in
 the middle of it, too (`write_ahead`), and a signal for which nothing was prepared yet counts as soon as it is.
 
-A container stays prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same rename, and
-our values are written back before any process was scheduled with the runtime's.
+A container remains prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same rename,
+and our values are written back before any process was scheduled with the runtime's.
 
 Beside the writes, and at the first signal only: the threads of the container's init get the idle class. Its program and
 every process below inherit that, and no runtime takes it back. Source: sched(7); runc's init locks the thread that will
@@ -172,7 +172,7 @@ class FastPath:
         return prepared is not None and prepared.on_init is not None
 
     def drop(self, container_id: str) -> None:
-        """Drop the writes of a container that is gone, held or no longer managed."""
+        """Drop the writes of a container that no longer exists, held or no longer managed."""
         self._missed.pop(container_id, None)
         prepared = self._prepared.get(container_id)
         if prepared is not None and prepared.on_init is not None:
@@ -236,7 +236,7 @@ class FastPath:
         self._report(FastResult(container_id, at, time.monotonic(), writes, errnos, before_exec=None, creation=False))
 
     def _set_init(self, procs: str) -> InitClass:
-        """Set the idle class on all threads of the first process. A policy that is not the usual one stays."""
+        """Set the idle class on all threads of the first process. A policy that is not the usual one remains."""
         changed, kept = set[str](), set[str]()
         failed = 0
         try:

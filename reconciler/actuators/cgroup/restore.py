@@ -305,7 +305,7 @@ async def _plan_inside(
 ) -> dict[FileKey, _PendingRestore]:
     """The restores of the groups inside one container: with a row in the ledger or without.
 
-    A group that was made meanwhile is a copy of the narrowed set; it would stay narrow, or be in the way.
+    A group that was made meanwhile is a copy of the narrowed set; it would remain narrow, or be in the way.
     """
     key = inner.near.controller, managed.path, inner.near.file
     rows, found, groups = dict(inner.rows), dict[FileKey, _PendingRestore](), list[InnerSet]()

@@ -112,7 +112,7 @@ class StatusTable:
                 self._drop_retry(path, knob)
 
     def forget(self, path: str) -> None:
-        """Drop the state of a group that is gone; groups below it are forgotten by their own calls."""
+        """Drop the state of a group that no longer exists; groups below it are forgotten by their own calls."""
         self._unsettled.difference_update([(path, knob) for knob in self.by_group.pop(path, {})])
         self._retries.pop(path, None)
 
@@ -145,7 +145,7 @@ class StatusTable:
     def unreadable(self, path: str, knob: str, pod_uid: str | None, reason: str, setting: Setting | None) -> None:
         """A file could not be read: report once, and check again after a growing delay.
 
-        ``knob`` "": the whole group, which is gone or seemed so; its parent's event decides.
+        ``knob`` "": the whole group, which no longer exists or seemed so; its parent's event decides.
         """
         before = self._retries.get(path, {}).get(knob)
         now = time.monotonic()

@@ -16,11 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final, NamedTuple, final
 
-import trio
-
 from cgroupfs.errors import StoreError
-from cgroupfs.files import REAL, FileOps
-from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
 from reconciler.actuators.base import (
     ActuatorContext,
@@ -47,7 +43,6 @@ from reconciler.runtime.format import plural
 from state.cpu import CORE_COOKIE, CORE_SCHED
 from state.entry import US, LedgerEvent, RestoreResult
 from state.kinds import COOKIE
-from state.ledger import Ledger
 from state.model import Setting
 from state.plan import CookieMember, CookiePlan
 from state.setting_state import SettingState
@@ -84,26 +79,15 @@ class _CookieState(NamedTuple):
 class CoreSched(PeriodicActuator):
     name = CORE_SCHED
 
-    def __init__(
-        self,
-        prctl: Prctl,
-        hierarchy: Hierarchy,
-        ledger: Ledger,
-        lane: trio.CapacityLimiter,
-        *,
-        writes: Counter[tuple[str, str]] | None = None,
-        files: FileOps = REAL,
-        proc: str = "/proc",
-    ) -> None:
-        """``lane``: the store's one-thread limiter. ``writes`` is counted up: by knob and outcome."""
+    def __init__(self, context: ActuatorContext, prctl: Prctl, proc: str = "/proc") -> None:
         self._prctl = prctl
-        self._hierarchy = hierarchy
-        self._ledger = ledger
-        self._writes = Counter[tuple[str, str]]() if writes is None else writes
-        self._files = files
+        self._hierarchy = hierarchy = context.hierarchy
+        self._ledger = context.ledger
+        self._writes = context.writes
+        self._files = context.files
         self._proc = proc
         self._file = "tasks" if hierarchy.version(hierarchy.trigger) == 1 else "cgroup.threads"
-        self._rows = LedgerState(CODEC, ledger, lane)
+        self._rows = LedgerState(CODEC, context.ledger, context.store_lane)
         super().__init__(PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S))
         self._unable = ""
         self._unrecorded = ""
@@ -353,19 +337,12 @@ def _tallies(
     }
 
 
-def _build(context: ActuatorContext) -> CoreSched:
-    return CoreSched(
-        RealPrctl(),
-        context.hierarchy,
-        context.ledger,
-        context.store_lane,
-        writes=context.writes,
-        files=context.files,
-    )
-
-
 def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
     return restore_cookies(RealPrctl(), context.ledger, context.only)
 
 
-ACTUATOR: Final = ActuatorKind(codecs={COOKIE: CODEC}, build=_build, undo=_undo)
+ACTUATOR: Final = ActuatorKind(
+    codecs={COOKIE: CODEC},
+    build=lambda context: CoreSched(context, RealPrctl()),
+    undo=_undo,
+)

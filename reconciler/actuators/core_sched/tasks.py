@@ -89,7 +89,7 @@ def decide(
     ours: Mapping[int, str],
     left: Collection[str] = (),
 ) -> CookieSteps:
-    """The due steps. ``left``: containers that stay unchanged; a container not in ``wanted`` wants no cookie."""
+    """The due steps. ``left``: containers that remain unchanged; a container not in ``wanted`` wants no cookie."""
     now = current(wanted, observed, ours)
     need: dict[str, list[int]] = {}
     source: dict[str, int] = {}
@@ -197,7 +197,7 @@ class AssignResult(NamedTuple):
 def observe(
     places: Iterable[tuple[str, str]], file: str, prctl: Prctl, files: FileOps = REAL
 ) -> dict[str, ObservedThreads]:
-    """The threads of each place (a name and its directory) and of groups below it; a place that is gone is missing.
+    """The threads of each place (a name and its directory) and of groups below it; a removed place is missing.
 
     ``file`` lists threads: ``tasks`` on v1, ``cgroup.threads`` on v2. Errors: `OSError` if the kernel no longer offers
     core scheduling (ENODEV, EINVAL).

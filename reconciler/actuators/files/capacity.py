@@ -38,7 +38,6 @@ from reconciler.runtime.stints import in_worker
 from state.capacity import CapacityPlan, CapacityState, PodCapacity
 from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import CAPACITY
-from state.ledger import Ledger
 
 SCHEMA: Final = 1
 VALID_S: Final = 180.0
@@ -167,20 +166,17 @@ class CapacityFiles(PeriodicActuator):
 
     def __init__(
         self,
-        ledger: Ledger,
-        lane: trio.CapacityLimiter,
+        context: ActuatorContext,
         *,
-        root: str = "/",
-        kubelet_dir: str = "/var/lib/kubelet",
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._root = root
-        self._pods_dir = os.path.join(kubelet_dir, "pods")
+        self._root = context.root
+        self._pods_dir = os.path.join(context.kubelet_dir, "pods")
         self._clock = clock
         self._wall = wall
-        self._rows = LedgerState(CODEC, ledger, lane)
+        self._rows = LedgerState(CODEC, context.ledger, context.store_lane)
         super().__init__(PeriodicWorker(self._sweep, _period_s, gap_s=_GAP_S), _relevant)
         self._threads = trio.CapacityLimiter(4)
         self._written: dict[CapacityPlace, tuple[PodCapacity, float]] = {}
@@ -309,10 +305,6 @@ def _period_s(situation: PlanSnapshot) -> float | None:
     return VALID_S / 3 if situation.plan.capacity is not None and situation.plan.capacity.pods else None
 
 
-def _build(context: ActuatorContext) -> CapacityFiles:
-    return CapacityFiles(context.ledger, context.store_lane, root=context.root, kubelet_dir=context.kubelet_dir)
-
-
 def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     def undo(state: CapacityRows) -> tuple[list[RestoreResult], CapacityRows]:
         chosen = sorted(place for place in state.places if context.only in {None, place.uid})
@@ -323,4 +315,4 @@ def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     return undo_rows(context.ledger, CODEC, undo)
 
 
-ACTUATOR: Final = ActuatorKind(codecs={CAPACITY: CODEC}, build=_build, undo=_undo_offline)
+ACTUATOR: Final = ActuatorKind(codecs={CAPACITY: CODEC}, build=CapacityFiles, undo=_undo_offline)

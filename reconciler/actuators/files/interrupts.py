@@ -3,7 +3,7 @@
 Object: an interrupt's number, with its actions (devices). The kernel keeps a place while devices come and go (an
 interface that is set down and up, a second device on a shared line); a number that was given to another device has that
 device's place. So it is another interrupt if both its actions and its place are.
-A place that is neither the original nor ours was chosen by another program (irqbalance): it stays, and this interrupt
+A place that is neither the original nor ours was chosen by another program (irqbalance): it remains, and this interrupt
 is not moved again while the daemon runs. Not so where all CPUs of our place went offline: the kernel then delivers it
 to every other CPU, and it is moved, or given its own place back, as before. What the kernel does not allow to move
 (EIO: it places queues itself) is counted and not tried again; it serves what its own CPU requested.
@@ -20,7 +20,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
-import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -200,9 +199,9 @@ class _Sweep(Struct):
 class InterruptPlaces(PeriodicActuator):
     name = NAME
 
-    def __init__(self, ledger: Ledger, lane: trio.CapacityLimiter, *, root: str = "/", files: FileOps = REAL) -> None:
-        self._access = InterruptFiles(root, files)
-        self._rows = LedgerState(CODEC, ledger, lane)
+    def __init__(self, context: ActuatorContext) -> None:
+        self._access = InterruptFiles(context.root, context.files)
+        self._rows = LedgerState(CODEC, context.ledger, context.store_lane)
         super().__init__(PeriodicWorker(self._sweep, self._next_s), _relevant)
         self._confirmed: set[int] = set()
         """Interrupts at which a place of ours was read in this run: any other place there is another program's."""
@@ -338,7 +337,7 @@ class InterruptPlaces(PeriodicActuator):
             try:
                 now = self._access.cpus(number)
             except (OSError, ValueError) as exc:
-                if refused is None:  # its place was changed, so its row stays: only there the original is left
+                if refused is None:  # its place was changed, so its row remains: only there the original is left
                     self._refused[number] = errno_name(exc.errno) if isinstance(exc, OSError) else str(exc)
                 else:
                     others[number] = _older(place)
@@ -389,15 +388,10 @@ def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
     return situation.plan.interrupts, situation.enforce, situation.holds
 
 
-def _build(context: ActuatorContext) -> InterruptPlaces:
-    return InterruptPlaces(context.ledger, context.store_lane, root=context.root, files=context.files)
-
-
 def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     if context.only is not None:
         return ()
     return restore_places(context.ledger, root=context.root)
 
 
-ACTUATOR: Final = ActuatorKind(codecs={INTERRUPT: CODEC}, build=_build, undo=_undo_offline)
-"""Its row in `reconciler.control.side_actuators`."""
+ACTUATOR: Final = ActuatorKind(codecs={INTERRUPT: CODEC}, build=InterruptPlaces, undo=_undo_offline)

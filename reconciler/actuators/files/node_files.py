@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, final
 
-import trio
 from msgspec import Struct
 
 from cgroupfs.bounded import whole
@@ -176,17 +175,10 @@ def restore_files(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> 
 class NodeFiles(PeriodicActuator):
     name = NAME
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        lane: trio.CapacityLimiter,
-        *,
-        root: str = "/",
-        files: FileOps = REAL,
-    ) -> None:
+    def __init__(self, context: ActuatorContext) -> None:
         self.counts: Counter[str] = Counter()
-        self._access = FileAccess(root, files)
-        self._rows = {kind: LedgerState(codec, ledger, lane) for kind, codec in CODECS.items()}
+        self._access = FileAccess(context.root, context.files)
+        self._rows = {kind: LedgerState(codec, context.ledger, context.store_lane) for kind, codec in CODECS.items()}
         super().__init__(PeriodicWorker(self._sweep, _period_s), _relevant)
         self._confirmed: set[str] = set()
         """Files in which a value of ours was read in this run: any other value there is another program's."""
@@ -246,7 +238,7 @@ class NodeFiles(PeriodicActuator):
         statuses: dict[str, SettingStatus] = {}
         for name, target in targets.items():
             if (setting := target.setting) is None:
-                continue  # the value cannot be computed now; the current one stays
+                continue  # the value cannot be computed now; the current one remains
             dry = not situation.enforce or target.dry_run
             state, detail = await self._set(setting, target, held=name in held, dry=dry)
             value = self._values[name]
@@ -301,7 +293,7 @@ class NodeFiles(PeriodicActuator):
         return SettingState.WRITTEN, ""
 
     def _is_foreign(self, name: str, present: int, before: NodeFileState) -> bool:
-        """True if the value is neither ours nor the original, which stays if a crash preceded the write."""
+        """True if the value is neither ours nor the original, which remains if a crash preceded the write."""
         return present not in before.ours and (name in self._confirmed or present != before.original)
 
     async def _restore(self, chosen: Mapping[str, NodeFileState]) -> list[RestoreResult]:
@@ -327,12 +319,8 @@ def _period_s(situation: PlanSnapshot) -> float | None:
     return _PERIOD_S if situation.plan.files else None
 
 
-def _build(context: ActuatorContext) -> NodeFiles:
-    return NodeFiles(context.ledger, context.store_lane, root=context.root, files=context.files)
-
-
 def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     return restore_files(context.ledger, root=context.root) if context.only is None else ()
 
 
-ACTUATOR: Final = ActuatorKind(codecs=CODECS, build=_build, undo=_undo_offline)
+ACTUATOR: Final = ActuatorKind(codecs=CODECS, build=NodeFiles, undo=_undo_offline)

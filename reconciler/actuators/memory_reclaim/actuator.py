@@ -92,7 +92,7 @@ class ReclaimActuator:
         return group_memories
 
     def _memory_of(self, pod: Pod, container: Container, *, probing: bool, by_node: bool) -> GroupMemory | None:
-        """The memory of a container; None if it is gone or cannot be read."""
+        """The memory of a container; None if it no longer exists or cannot be read."""
         path = container.group.path
         directory = self._hierarchy.directory("memory", path)
         prefix, used = ("total_", "memory.usage_in_bytes") if self.version == 1 else ("", "memory.current")

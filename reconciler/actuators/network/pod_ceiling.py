@@ -7,7 +7,7 @@ A reading finds each BE pod's veth devices and the filters on them. The due step
 read again only every `FULL_READ_S`. A pod that ends removes its veth pair, and all filters on it.
 
 A pod is limited only if no other party is affected: not in a namespace that an online pod uses too; not with another
-program's filter on its veth device; not under an operator's hold. What is not determined yet stays unchanged.
+program's filter on its veth device; not under an operator's hold. What is not determined yet remains unchanged.
 """
 
 import time
@@ -317,7 +317,7 @@ class PodCeiling:
         await self._rows.save(left, dropped="restored")
 
     def forget_rates(self) -> None:
-        """Our IFB is gone or new: drop the cached state, so that the next round reads again."""
+        """Our IFB no longer exists or new: drop the cached state, so that the next round reads again."""
         self._ifb, self._rate, self._pods, self._next_read, self._next_full_read = None, None, None, 0.0, 0.0
         self._counted.clear()
 

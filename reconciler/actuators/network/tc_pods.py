@@ -7,7 +7,7 @@ packets keep their socket meanwhile (from Linux 4.19 on), so the sender is slowe
 
 Packets to a pod are *egress* there, and are redirected to a second IFB in the same way. It returns them to the device
 with a mark that has our filter pass them (``tc_skip_classify``), and the device's own root qdisc still applies: that of
-another program (the bandwidth CNI plug-in's tbf) stays in force. No sender here is slowed down by a queue, so each
+another program (the bandwidth CNI plug-in's tbf) remains in force. No sender here is slowed down by a queue, so each
 class queues bytes, not packets: the packets that a network card has merged are of up to 64 kB each. The alternatives:
 a qdisc at the root of each veth device has no bound in common and replaces that of others; ``police`` has one (by its
 index) but drops all bursts, and is a module that this kind of filter does not otherwise need; filters by address at the

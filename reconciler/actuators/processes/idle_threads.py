@@ -15,7 +15,6 @@ of SCHED_BATCH is restored for as many as have a row. Source: sched(7).
 """
 
 import errno
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from math import inf
@@ -29,7 +28,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.scheduling import BATCH, IDLE, OTHER, REAL_SCHEDULER, USUAL, Scheduler, policy_number, policy_text
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PlanSnapshot
-from reconciler.actuators.cgroup.fastpath import FastPath, InitClass
+from reconciler.actuators.cgroup.fastpath import InitClass
 from reconciler.actuators.processes.process_values import MemberValues, ProcessValueActuator, offline, restore_values
 from reconciler.actuators.processes.value_records import ContainerRecord, ProcessValueKind, codec_of, with_records
 from reconciler.runtime.wakeup import WakeUp
@@ -111,24 +110,11 @@ class _Created(NamedTuple):
 class IdleThreads(ProcessValueActuator):
     name = _NAME
 
-    def __init__(
-        self,
-        hierarchy: Hierarchy,
-        ledger: Ledger,
-        lane: trio.CapacityLimiter,
-        fastpath: FastPath,
-        *,
-        root: str = "/",
-        files: FileOps = REAL,
-        scheduler: Scheduler = REAL_SCHEDULER,
-        writes: Counter[tuple[str, str]] | None = None,
-    ) -> None:
-        """``lane``: the store's one-thread limiter. ``writes`` is counted up: by knob and outcome."""
-        policies = _Policies(hierarchy, files, scheduler)
-        super().__init__(_KIND, policies, hierarchy, ledger, lane, root=root, files=files)
-        self._hierarchy = hierarchy
-        self._fastpath = fastpath
-        self._writes = Counter[tuple[str, str]]() if writes is None else writes
+    def __init__(self, context: ActuatorContext, scheduler: Scheduler = REAL_SCHEDULER) -> None:
+        super().__init__(_KIND, _Policies(context.hierarchy, context.files, scheduler), context)
+        self._hierarchy = context.hierarchy
+        self._fastpath = context.fastpath
+        self._writes = context.writes
         self._created: dict[str, _Created] = {}
         self._late: dict[str, _Created] = {}
         """Those whose signal came before they were prepared."""
@@ -240,18 +226,6 @@ class IdleThreads(ProcessValueActuator):
         return SettingState.PREPARED if prepared else super()._before_signal(container_id)
 
 
-def _build(context: ActuatorContext) -> IdleThreads:
-    return IdleThreads(
-        context.hierarchy,
-        context.ledger,
-        context.store_lane,
-        context.fastpath,
-        root=context.root,
-        files=context.files,
-        writes=context.writes,
-    )
-
-
 def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
     return offline(
         context,
@@ -259,5 +233,4 @@ def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
     )
 
 
-ACTUATOR: Final = ActuatorKind(codecs={THREAD: CODEC}, build=_build, undo=_undo)
-"""Its row in `reconciler.control.side_actuators`."""
+ACTUATOR: Final = ActuatorKind(codecs={THREAD: CODEC}, build=IdleThreads, undo=_undo)

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Final, final
 
-import trio
-
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext
@@ -69,21 +67,8 @@ def restore_scores(
 class OomScores(ProcessValueActuator):
     name = _NAME
 
-    def __init__(
-        self,
-        hierarchy: Hierarchy,
-        ledger: Ledger,
-        lane: trio.CapacityLimiter,
-        *,
-        root: str = "/",
-        files: FileOps = REAL,
-    ) -> None:
-        scores = _Scores(hierarchy, root, files)
-        super().__init__(_KIND, scores, hierarchy, ledger, lane, root=root, files=files)
-
-
-def _build(context: ActuatorContext) -> OomScores:
-    return OomScores(context.hierarchy, context.ledger, context.store_lane, root=context.root, files=context.files)
+    def __init__(self, context: ActuatorContext) -> None:
+        super().__init__(_KIND, _Scores(context.hierarchy, context.root, context.files), context)
 
 
 def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
@@ -93,5 +78,4 @@ def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
     )
 
 
-ACTUATOR: Final = ActuatorKind(codecs={PROCESS: CODEC}, build=_build, undo=_undo)
-"""Its row in `reconciler.control.side_actuators`."""
+ACTUATOR: Final = ActuatorKind(codecs={PROCESS: CODEC}, build=OomScores, undo=_undo)

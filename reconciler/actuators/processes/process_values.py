@@ -31,9 +31,9 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, StoreError, errno_name
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import OfflineContext, PeriodicActuator, PeriodicWorker, PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, OfflineContext, PeriodicActuator, PeriodicWorker, PlanSnapshot
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, undo_rows
 from reconciler.actuators.holds import holding
@@ -79,7 +79,7 @@ class MemberAccess(Protocol):
     """Reads and writes the value of single members. Errors: `OSError`."""
 
     def ids(self, path: str) -> Iterable[int]:
-        """The members of one group and all below it; none if it is gone."""
+        """The members of one group and all below it; none if it no longer exists."""
 
     def value_of(self, number: int) -> int:
         """The value of one member. Errors: `ValueError` as well."""
@@ -114,7 +114,7 @@ class MemberValues:
         self._files = files
 
     def of_group(self, path: str, inode: int = 0, *, without: int | None = None, most: int = _MOST_READ) -> MembersSeen:
-        """All members of a group and below it, except those that have the value ``without``; none if it is gone.
+        """All members of a group and below it, except those that have the value ``without``; none if it was removed.
 
         ``most``: so many are read.
         """
@@ -286,21 +286,11 @@ class _Comparison(NamedTuple):
 
 
 class ProcessValueActuator(PeriodicActuator):
-    def __init__(
-        self,
-        kind: ProcessValueKind,
-        access: MemberAccess,
-        hierarchy: Hierarchy,
-        ledger: Ledger,
-        lane: trio.CapacityLimiter,
-        *,
-        root: str = "/",
-        files: FileOps = REAL,
-    ) -> None:
+    def __init__(self, kind: ProcessValueKind, access: MemberAccess, context: ActuatorContext) -> None:
         self.counts: Counter[str] = Counter()
         self._kind = kind
-        self._members = MemberValues(kind, access, hierarchy, root, files)
-        self._rows = LedgerState(codec_of(kind), ledger, lane)
+        self._members = MemberValues(kind, access, context.hierarchy, context.root, context.files)
+        self._rows = LedgerState(codec_of(kind), context.ledger, context.store_lane)
         self._saving = trio.Lock()
         super().__init__(PeriodicWorker(self._sweep, self._period_s))
         self._problems: list[str] = []
@@ -328,7 +318,7 @@ class ProcessValueActuator(PeriodicActuator):
         self._whole = self._whole or changed
         finished = self._finished(situation) if changed else self._known
         if new := finished - self._known:
-            # Without those that are gone: containers may appear faster than the early sweeps end.
+            # Without those that no longer exist: containers may appear faster than the early sweeps end.
             self._fresh = (self._fresh | {group.path for group in new}) & {group.path for group in finished}
             self._early = 0
         self._known = finished
@@ -432,7 +422,7 @@ class ProcessValueActuator(PeriodicActuator):
     ) -> None:
         """Bring the members of these containers to the plan, and note the status of both.
 
-        ``whole``: they are all; else the status of the others stays.
+        ``whole``: they are all; else the status of the others remains.
         """
         outcomes: dict[str, _Outcome] = {}
         order = sorted(wanted, key=lambda path: (path < self._first, path))
@@ -475,7 +465,7 @@ class ProcessValueActuator(PeriodicActuator):
     ) -> dict[str, ContainerRecord]:
         """Those of these containers, which are not wanted any more, to restore: all if writing is allowed.
 
-        Otherwise only rows without a member are dropped: the group is gone, and nothing is written.
+        Otherwise only rows without a member are dropped: the group no longer exists, and nothing is written.
         """
         plan = self._kind.part(situation.plan) or ProcessValuePlan()
         read_only = not situation.enforce or plan.dry_run
@@ -664,5 +654,5 @@ class ProcessValueActuator(PeriodicActuator):
 
 
 def _plain(kind: ProcessValueKind, value: int) -> int | str:
-    """A number stays one in documents."""
+    """A number remains one in documents."""
     return value if kind.text is str else kind.text(value)

@@ -44,7 +44,7 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
     oldest first. ``pinned``: a value that is never changed. ``unrecorded``: values that are changed without an original
     of their own where a container has too many: else a tenant's many members would keep themselves out.
     ``at_once``: values that are also changed as members are listed, without an original of their own: else members
-    that exit sooner than a round takes would stay out. Empty: never.
+    that exit sooner than a round takes would remain out. Empty: never.
     """
 
     ledger: str

@@ -222,7 +222,7 @@ class ResctrlSweep:
             yield
 
     def _remove_unused(self) -> Iterator[None]:
-        """Remove our groups that the plan does not name, unless a pod stays in one."""
+        """Remove our groups that the plan does not name, unless a pod remains in one."""
         needed = {group.name for group in self._plan.groups}
         for name in self._groups.ours():
             if name in needed:

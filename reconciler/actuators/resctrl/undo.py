@@ -251,7 +251,7 @@ def threads_of(hierarchy: Hierarchy, path: str, files: FileOps = REAL) -> set[in
 
 
 def pod_threads(hierarchy: Hierarchy, uid: str, files: FileOps = REAL) -> set[int]:
-    """All threads of a pod, found by its name alone."""
+    """All threads of a pod, found by its name only."""
     layout = detect_layout(hierarchy, None)
     paths = [layout.pod(qos, uid) for qos in QosClass] if layout is not None else []
     return set().union(*(threads_of(hierarchy, path, files) for path in paths))

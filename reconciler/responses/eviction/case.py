@@ -471,7 +471,7 @@ class CaseRunner:
         )
 
     async def _verify(self, detail: str) -> None:
-        """Ends the case as done when the pod stays empty; returns when the kubelet has started it again."""
+        """Ends the case as done when the pod remains empty; returns when the kubelet has started it again."""
         self._way = self._case.means
         await self.step(EvictionStep.VERIFY)
         if self._case.means in _LOCAL and self.tree.exists:
@@ -503,7 +503,7 @@ class CaseRunner:
             raise _CaseEnd(EvictionOutcome.FAILED, f"restarted by the kubelet {rounds} times after it was ended")
 
     async def _abandon(self, outcome: EvictionOutcome) -> None:
-        """No process stays stopped, and no running pod waits for an end that is cancelled."""
+        """No process remains stopped, and no running pod waits for an end that is cancelled."""
         await self.thaw()
         if outcome not in {EvictionOutcome.DONE, EvictionOutcome.FAILED} and await has_processes(self.tree):
             await self._tools.notices.withdraw(self._case)

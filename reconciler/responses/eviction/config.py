@@ -253,7 +253,7 @@ class DiskTriggerConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unknown
     margin_percent: ClassVar[float] = 2.0
     # Katalyst's: smaller file systems hold no pods' data.
     smallest_bytes: ClassVar[int] = 10 * _GI
-    # A temporary file is gone by then.
+    # A temporary file no longer exists by then.
     for_s: ClassVar[float] = 10.0
 
 

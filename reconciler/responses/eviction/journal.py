@@ -93,7 +93,7 @@ class EvictionJournal:
             tell()
 
     async def forget(self, orders: Iterable[str]) -> None:
-        """Remove expired rows. If the store fails they stay until the next time."""
+        """Remove expired rows. If the store fails they remain until the next time."""
         batch, gone = StoreBatch(), tuple(orders)
         for order in gone:
             self._held.put(batch, order, None)

@@ -59,7 +59,7 @@ class EvictionHistory(Struct, frozen=True, kw_only=True):
     turns: tuple[EvictionRecord, ...] = ()
 
     def leaving(self, config: LimitsConfig, frame: SampleFrame) -> dict[str, EvictionRecord]:
-        """Victims being ended, by uid: of open turns, and partly ended ones until they are gone or may be tried again.
+        """Victims being ended, by uid: of open turns, and partly ended ones until their end or the next attempt.
 
         A case that waits for a disk ends as soon as the disk responds; it does not justify another victim.
         """

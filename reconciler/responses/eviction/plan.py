@@ -4,7 +4,7 @@ A dry run decides exactly as an enforced one would at the same moment: its order
 some triggers are enforced and others are not, orders are decided without the others, and ``would`` with all.
 
 The reason of an order under way may expire, which no longer justifies ending a pod. Unknown is not expired: orders of a
-trigger without readings, and of an earlier run of the daemon, stay valid.
+trigger without readings, and of an earlier run of the daemon, remain valid.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -115,8 +115,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
 class Ranking(Struct, frozen=True, kw_only=True):
     """All pods ranked for one shortage.
 
-    ``spared``: title, use, and the reason, of pods that use some of it and stay. ``small``: how many stay only because
-    they use too little, ``unknown``: because their use is unknown.
+    ``spared``: title, use, and the reason, of pods that use some of it and remain. ``small``: how many remain only
+    because they use too little, ``unknown``: because their use is unknown.
     """
 
     candidates: tuple[Candidate, ...] = ()

@@ -119,7 +119,7 @@ class NoticeSender:
         return "; ".join(filter(None, (problem, f"no answer within {duration(self.config.wait_s)}")))
 
     async def withdraw(self, case: EvictionCase) -> None:
-        """The pod stays after all: take the file away."""
+        """The pod remains after all: take the file away."""
         wish = self.wanted(case)
         if wish is None:
             return

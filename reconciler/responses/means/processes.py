@@ -160,7 +160,7 @@ class PodTermination:
                     return False
                 os.kill(held.pid, number)
         except OSError:
-            return False  # it has ended; one that may not be signalled stays, and the caller's wait reports it
+            return False  # it has ended; one that may not be signalled remains, and the caller's wait reports it
         return True
 
     def describe(self, pids: Iterable[int], most: int = 5) -> str:

@@ -4,7 +4,7 @@ The kubelet sees its containers end and starts them again by the pod's restart p
 
 Killing. cgroup.kill (v2, kernel 5.14) includes processes that are just being forked. Elsewhere a loop kills the listed
 processes, again and again; processes that fork faster than that are frozen first, so that the pending signals take
-effect on all of them when thawed. No process stays stopped: the step is journalled, and a restarted daemon thaws first.
+effect on all of them when thawed. No process is left frozen: the step is journalled; a restarted daemon thaws first.
 """
 
 import signal

@@ -1,14 +1,17 @@
 """An actuator on the strict fake kernel, with a real ledger in a real store, and a way to stop after any write."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from cgroupfs.codecs import Value
 from cgroupfs.files import Directory
-from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.hierarchy import Hierarchy, HierarchyMode
 from cgroupfs.writer import KernelWriter
+from reconciler.actuators.base import ActuatorContext
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.conflict import ForeignWrites
@@ -27,6 +30,21 @@ POD = f"{BE}/pod11111111-1111-4111-8111-111111111111"
 UID = "11111111-1111-4111-8111-111111111111"
 CID = "ab" * 32
 GROUP = f"{POD}/{CID}"
+
+
+def context(ledger: Ledger, **given: Any) -> ActuatorContext:
+    """The arguments of an auxiliary actuator: on this machine without cgroups, but for those given."""
+    known: dict[str, Any] = {
+        "hierarchy": Hierarchy(root="/", mode=HierarchyMode.V2, controllers={}),
+        "root": "/",
+        "store_lane": trio.CapacityLimiter(1),
+        "fastpath": FastPath(lambda _: None),
+        "writes": Counter(),
+        "misses": dict,
+        "api": None,
+        "node": "n1",
+    }
+    return ActuatorContext(ledger=ledger, **(known | given))
 
 
 class Stopped(BaseException):

@@ -29,6 +29,7 @@ from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.fakes.no_api import no_api
 from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
 
@@ -56,14 +57,13 @@ class Machine:
 
     def beside(self, agent: Agent) -> CoreSched:
         """The side, on this machine's kernel instead of the test's own."""
-        side = CoreSched(
-            self.cores,
-            self.cores.hierarchy(),
+        given = context(
             agent.record.ledger,
-            agent.record.lane,
+            hierarchy=self.cores.hierarchy(),
+            store_lane=agent.record.lane,
             writes=agent.writes.actuator.writes,
-            proc=self.cores.proc,
         )
+        side = CoreSched(given, self.cores, self.cores.proc)
         agent.sides.all = (side,)
         return side
 

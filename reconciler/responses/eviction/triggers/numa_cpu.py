@@ -1,6 +1,6 @@
 """A NUMA node uses nearly all of its CPU time, in most of a full ring of samples.
 
-Only a pod that runs on that node alone helps when it is evicted: BE pods, and online pods where the configuration has
+Only a pod that runs on that node only helps when it is evicted: BE pods, and online pods where the configuration has
 them. The tasks of a pod on several nodes are moved to an idle one by the scheduler. The shortage lasts until a sample
 is at the lower mark; then the ring starts from that sample, so that use between the two marks neither begins nor ends
 it. On a machine with one node there is nothing to evaluate: ``node_cpu`` is the same there.

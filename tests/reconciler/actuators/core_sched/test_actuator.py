@@ -29,6 +29,7 @@ from state.store import Store
 from state.topology import uniform
 from tests.fakes.constants import varied
 from tests.fakes.cores import FakeCores
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.nodes import container, node, online, pod
 
 SMT = uniform(cores=4, threads=2)
@@ -57,12 +58,7 @@ class World:
     def _start(self) -> CoreSched:
         self.ledger = Ledger(self.store)
         return CoreSched(
-            self.cores,
-            self.cores.hierarchy(),
-            self.ledger,
-            trio.CapacityLimiter(1),
-            writes=self.writes,
-            proc=self.cores.proc,
+            context(self.ledger, hierarchy=self.cores.hierarchy(), writes=self.writes), self.cores, self.cores.proc
         )
 
     def again(self) -> None:

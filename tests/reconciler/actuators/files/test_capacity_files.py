@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
@@ -24,6 +23,7 @@ from state.model import Hold
 from state.plan import NodePlan
 from state.store import Store, StoreBatch
 from tests.fakes.no_api import no_api
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.nodes import node, pod
 from tests.reconciler.policies.test_capacity import ON, planned
 
@@ -43,9 +43,7 @@ class Live:
 
     def make(self) -> CapacityFiles:
         return CapacityFiles(
-            Ledger(self.store),
-            trio.CapacityLimiter(1),
-            root=str(self.path),
+            context(Ledger(self.store), root=str(self.path)),
             clock=lambda: self.now - 999_000,
             wall=lambda: self.now,
         )

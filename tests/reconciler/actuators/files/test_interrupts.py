@@ -26,6 +26,7 @@ from state.ledger import Ledger
 from state.model import Hold
 from state.store import Store
 from state.topology import Cpu, Topology
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.nodes import node
 
 TWO_NODES = Topology(online=CpuSet(range(8)), cpus=tuple(Cpu(id=cpu, core=cpu, node=cpu // 4) for cpu in range(8)))
@@ -114,7 +115,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def make(kernel: Kernel, ledger: Ledger) -> InterruptPlaces:
     """The next life of the daemon."""
-    return InterruptPlaces(ledger, trio.CapacityLimiter(1), root=str(kernel.root), files=cast(FileOps, kernel))
+    return InterruptPlaces(context(ledger, root=str(kernel.root), files=cast(FileOps, kernel)))
 
 
 def situation(
@@ -470,7 +471,7 @@ async def test_this_kernels_interrupt_leaves_an_owned_cpu_and_comes_back(ledger:
         pytest.skip("REAL KERNEL TEST NOT RUN: needs root, two CPUs and an interrupt that may be moved")
     place = Path(f"/proc/irq/{rare[0]}/smp_affinity_list")
     before, owned = place.read_text(), CpuSet([max(every)])
-    side = InterruptPlaces(ledger, trio.CapacityLimiter(1), files=cast(FileOps, OneInterrupt(rare[0])))
+    side = InterruptPlaces(context(ledger, files=cast(FileOps, OneInterrupt(rare[0]))))
     now = situation(owned)
     part = InterruptPlan(avoid=owned, free=every - owned)
     try:

@@ -28,6 +28,7 @@ from state.memory import MIN_FREE, SCALE, NodeMemoryReading
 from state.model import Hold
 from state.store import Store
 from tests.fakes.no_api import no_api
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.nodes import node
 
 GIGA = 1 << 30
@@ -111,7 +112,7 @@ def make(kernel: Kernel, store: Store) -> Make:
     """The next life of the daemon."""
     # Both hand on what they do not have themselves.
     files, dying = cast(FileOps, kernel), cast(Store, DyingStore(store, kernel))
-    return lambda: NodeFiles(Ledger(dying), trio.CapacityLimiter(1), root=str(kernel.root), files=files)
+    return lambda: NodeFiles(context(Ledger(dying), root=str(kernel.root), files=files))
 
 
 def situation(

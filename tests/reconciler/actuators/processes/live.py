@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-import trio
 from msgspec.structs import replace
 
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, PlanSnapshot
 from reconciler.control.planner import plan_node
 from reconciler.policies.table import PoliciesConfig
 from state.ledger import Ledger
@@ -21,6 +20,7 @@ from state.memory import MemoryPreferences
 from state.model import GroupRef, Hold, Phase, PodClass
 from state.store import Store
 from tests.cgroupfs.kernelgroup import kernel_groups
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.nodes import container, node, pod
 
 
@@ -43,7 +43,7 @@ class Live(Generic[A]):
         hierarchy: Hierarchy,
         root: str,
         path: Path,
-        make: Callable[[Hierarchy, Ledger, trio.CapacityLimiter], A],
+        make: Callable[[ActuatorContext], A],
     ) -> None:
         self.hierarchy = hierarchy
         self.pod = f"{root}/podbe"
@@ -79,7 +79,7 @@ class Live(Generic[A]):
                 REAL.write(directory, file, REAL.read(os.path.dirname(directory), file).strip())
 
     def make(self) -> A:
-        return self._make(self.hierarchy, Ledger(self.store), trio.CapacityLimiter(1))
+        return self._make(context(Ledger(self.store), hierarchy=self.hierarchy))
 
     def crash(self) -> None:
         """The agent is killed and starts again: only the store is left."""

@@ -18,12 +18,14 @@ from typing import Any, cast
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.scheduling import IDLE, OTHER, REAL_SCHEDULER, Scheduler, policy_number, policy_text
 from reconciler.actuators import base
+from reconciler.actuators.base import ActuatorContext
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.processes import idle_threads, process_values
@@ -35,6 +37,7 @@ from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.model import Hold, Phase, PodClass
 from state.store import Store, StoreBatch
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
 from tests.reconciler.nodes import node
 
@@ -80,9 +83,9 @@ class Idle(Live[IdleThreads]):
         self.fastpath = FastPath(self.results.append)
         super().__init__(hierarchy, root, path, self._idle_threads)
 
-    def _idle_threads(self, hierarchy: Hierarchy, ledger: Ledger, lane: trio.CapacityLimiter) -> IdleThreads:
+    def _idle_threads(self, given: ActuatorContext) -> IdleThreads:
         self.fastpath = FastPath(self.results.append)
-        return IdleThreads(hierarchy, ledger, lane, self.fastpath)
+        return IdleThreads(replace(given, fastpath=self.fastpath))
 
     def process(self, policy: int = OTHER, name: str = "main") -> int:
         pid = self.start().pid
@@ -398,13 +401,8 @@ async def test_killed_at_any_step_each_thread_gets_its_own_back(live: Idle, daem
     while True:
         left = [steps]
         scheduler, store = Mortal(REAL_SCHEDULER, "set_policy", left), Mortal(live.store, "apply", left)
-        live.actuator = IdleThreads(
-            live.hierarchy,
-            Ledger(cast(Store, store)),
-            trio.CapacityLimiter(1),
-            live.fastpath,
-            scheduler=cast(Scheduler, scheduler),
-        )
+        given = context(Ledger(cast(Store, store)), hierarchy=live.hierarchy, fastpath=live.fastpath)
+        live.actuator = IdleThreads(given, cast(Scheduler, scheduler))
         ended = True
         try:
             await live.sweep()

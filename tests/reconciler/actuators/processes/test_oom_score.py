@@ -23,6 +23,7 @@ from state.ledger import Ledger
 from state.memory import MemoryPreferences
 from state.model import Hold, PodClass
 from state.store import Store, StoreBatch
+from tests.reconciler.actuators.acting import context
 from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
 from tests.reconciler.nodes import node
 
@@ -128,7 +129,7 @@ async def test_killed_at_any_step_each_process_gets_its_own_back(live: Scored, d
         left = [steps]
         files, store = Mortal(REAL, "write", left), Mortal(live.store, "apply", left)
         live.actuator = OomScores(
-            live.hierarchy, Ledger(cast(Store, store)), trio.CapacityLimiter(1), files=cast(FileOps, files)
+            context(Ledger(cast(Store, store)), hierarchy=live.hierarchy, files=cast(FileOps, files))
         )
         ended = True
         try:
