@@ -86,7 +86,6 @@ class DirEvent(NamedTuple, Generic[T]):
 
     @property
     def is_dir(self) -> bool:
-        """The thing named is a directory."""
         return bool(self.mask & ISDIR)
 
     @property

@@ -138,8 +138,7 @@ _MEMORY_RULES: Final[Mapping[str, tuple[str, str, str]]] = {
 class GroupLookup(Protocol):
     """Where groups are: what the writer needs of `cgroupfs.hierarchy.Hierarchy`."""
 
-    def directory(self, controller: str, group_path: str) -> str:
-        """A group's directory in one controller's hierarchy."""
+    def directory(self, controller: str, group_path: str) -> str: ...
 
     def identity_directory(self, group_path: str) -> str:
         """The directory of a group whose inode identifies it."""
@@ -319,7 +318,6 @@ class KernelWriter:
         return len(outcomes) - before == len(steps)
 
     def _not_done(self, step: WriteStep) -> StepOutcome:
-        """The outcome of a step whose wait is over."""
         left = self._slow_lane.at_work()
         stuck = left is not None and trio.current_time() - left.since >= self._deadline_s
         error: CgroupError

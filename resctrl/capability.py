@@ -98,7 +98,6 @@ class Capability(Struct, frozen=True, kw_only=True):
 
     @property
     def divisible(self) -> tuple[CacheCapability | BandwidthCapability, ...]:
-        """All that can be shared out."""
         return (*self.caches, *self.bandwidths)
 
     @property

@@ -89,8 +89,7 @@ class Mounter(Protocol):
 
     def mount(self, place: str, options: Sequence[str]) -> None: ...
 
-    def unmount(self, place: str) -> None:
-        """Take the mount away."""
+    def unmount(self, place: str) -> None: ...
 
     def source(self, place: str) -> str | None:
         """What the resctrl mount there is of; None when there is none."""

@@ -137,8 +137,6 @@ class OutOfGroupsError(CgroupRefusedError):
 
 @final
 class ControlGroups:
-    """The control groups below one resctrl mount."""
-
     def __init__(self, root: str, files: GroupFiles = REAL) -> None:
         self.root = root
         self.files = files

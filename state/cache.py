@@ -93,7 +93,6 @@ class ShareLevels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def middle(self) -> ShareLevel:
-        """The level between low and high."""
         return ShareLevel(cache_percent=self.middle_cache_percent, mba_percent=self.middle_mba_percent)
 
     @property

@@ -32,8 +32,6 @@ class OriginalSource(StrEnum):
 
 
 class BeforeSource(StrEnum):
-    """Source of the value before a write, in an event."""
-
     READ = ""
     """Read at the write; or the event has no such value."""
     SPEC = "spec"

@@ -61,8 +61,6 @@ class EvictionStep(StrEnum):
 
 
 class EvictionOutcome(StrEnum):
-    """How a case ended."""
-
     DONE = "done"
     """The pod's processes have ended, by bypassd or by the method's agent."""
     GONE = "gone"

@@ -123,7 +123,6 @@ class Ledger:
         return list(self._groups.get(path, {}).values())
 
     def has_group(self, path: str) -> bool:
-        """Whether a control file of this group is in the ledger."""
         return path in self._groups
 
     def groups(self) -> list[str]:
@@ -375,7 +374,6 @@ class Ledger:
                 self._intents.add(fresh)
 
     def want(self, key: FileKey, text: str, *, policy: str, reason: str) -> None:
-        """What the newest plan wants in this file, and why."""
         entry = self.get(key)
         if entry is not None and (entry.wanted, entry.policy, entry.reason) != (text, policy, reason):
             entry.wanted = self._shared(text)

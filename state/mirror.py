@@ -136,7 +136,6 @@ class CopyFile:
     def append(
         self, serial: int, boot: str, cleared: Iterable[str], rows: Mapping[str, Mapping[str, bytes | None]]
     ) -> None:
-        """Add one transaction of the store."""
         if self.problem is not None:
             return
         cleared = [table for table in cleared if table in MIRRORED]

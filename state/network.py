@@ -37,7 +37,6 @@ class Direction(StrEnum):
 
     @property
     def device(self) -> str:
-        """The device of bypassd's for this direction."""
         return GATHER if self is Direction.SENT else RECEIVED_GATHER
 
     @property

@@ -91,7 +91,6 @@ class NodePlan(Struct, frozen=True, kw_only=True):
 
     @property
     def capacities(self) -> Mapping[str, PodCapacity]:
-        """What the capacity files say, by pod uid."""
         return self.capacity.pods if self.capacity is not None else {}
 
 

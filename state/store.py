@@ -100,7 +100,6 @@ class StoreBatch:
         self.cleared.append(table)
 
     def append(self, body: bytes) -> None:
-        """Add one entry to the history."""
         self.history.append(body)
 
 

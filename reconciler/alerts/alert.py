@@ -88,5 +88,4 @@ class Alert(Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """True when this reports an end."""
         return self.resolved or self.kind.began is not self.kind

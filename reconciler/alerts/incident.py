@@ -45,7 +45,6 @@ class Incident(Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """True when the incident has ended."""
         return self.alert.has_ended
 
     @property

@@ -161,8 +161,6 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class CommandResult(Struct, frozen=True, kw_only=True):
-    """How one run went."""
-
     status: int | None
     """Exit code; negative: the signal that it died of; None: the kernel does not let it go."""
     output: bytes

@@ -94,7 +94,6 @@ class Http2Stream:
             self.sink(data)
 
     def fail(self, why: str) -> None:
-        """End it without an answer."""
         self.ended = True
         self.problem = why
 
@@ -218,7 +217,6 @@ class Http2Connection:
                 self._protocol.send_data(stream, part, end_stream=not exchange.unsent)
 
     def _receive(self) -> None:
-        """Take in what has arrived, if anything has."""
         try:
             data = self._socket.recv(_CHUNK) if self.lost is None else b""
         except BlockingIOError:

@@ -82,12 +82,10 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the peer reports success."""
         return 200 <= self.status < 300
 
     @property
     def excerpt(self) -> str:
-        """The beginning of the body, for a message."""
         return " ".join(self.body[:200].decode(errors="replace").split())[:120]
 
     def wait_s(self, now_s: float) -> float | None:

@@ -176,8 +176,6 @@ def _refuse_unusable(document: YamlDocument, at: Path, user: _KubeconfigUser) ->
 
 
 class _Files(Struct, frozen=True):
-    """Paths and texts of one kubeconfig."""
-
     document: YamlDocument
     root: str
     directory: str

@@ -34,7 +34,6 @@ class MessageItems:
         self.broken = False
 
     def feed(self, data: bytes) -> None:
-        """Take the next chunk."""
         at = 0
         while at < len(data) and not self.broken:
             if self._left:

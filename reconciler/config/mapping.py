@@ -81,7 +81,6 @@ def _milli(value: Leaf) -> str | None:
 
 
 def _whole_cpus(value: Leaf) -> str | None:
-    """Of a quantity of CPUs, rounded up."""
     amount = _milli(value)
     return None if amount is None else str(-(-int(amount) // 1000))
 
@@ -113,7 +112,6 @@ def _suppress(value: Leaf) -> str | None:
 
 
 def _burst(value: Leaf) -> str | None:
-    """Whether the policy lends quota."""
     return _chosen({"cfsQuotaBurstOnly": "true", "auto": "true", "cpuBurstOnly": "false", "none": "false"})(value)
 
 

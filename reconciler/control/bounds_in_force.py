@@ -93,7 +93,6 @@ def reasons_in_force(reconciler: Reconciler, reasons: Mapping[str, str]) -> dict
 
 
 def _bounds_of(plan: NodePlan | None) -> frozenset[str]:
-    """The names of the reasons by which the plan bounds something."""
     if plan is None:
         return frozenset()
     pools = plan.pools

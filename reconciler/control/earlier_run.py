@@ -111,7 +111,6 @@ class EarlierRun:
 
     @property
     def unexamined(self) -> Unexamined:
-        """What is left for the next run."""
         return self._pending
 
     def status(self) -> SourceStatus:
@@ -119,7 +118,6 @@ class EarlierRun:
         return SourceStatus(name=NAME, ok=not self._left, age_s=0.0, detail=self._left or "none without a record")
 
     def problems(self, uid: str) -> list[str]:
-        """The same of one pod, as text."""
         return [_difference(write) for write in self._found if write.target.pod_uid == uid]
 
     def _candidates(self) -> Iterator[_Candidate]:

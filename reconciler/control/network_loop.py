@@ -310,7 +310,6 @@ def _wanted(situation: PlanSnapshot) -> tuple[object, ...]:
 
 
 def _pods_of(pods: PodCeiling) -> Mapping[str, str]:
-    """The uids of pods by their redirected device."""
     return {name: redirect.pod_uid for name, redirect in sorted(pods.cables.items())}
 
 

@@ -120,7 +120,6 @@ class PeakPredictor:
         self.prediction: PeakPrediction | None = None
 
     def second(self, cpu: NodeCpu | None) -> None:
-        """A reading of the node's CPU use."""
         if cpu is not None and cpu.age_s is not None and cpu.age_s <= _CPU_FRESH_S:
             self._system_sum += cpu.system_milli
             self._system_count += 1

@@ -194,7 +194,6 @@ def plan_settings(
 def _active(
     config: PoliciesConfig, policies: Sequence[AnyPolicy], requesting: Mapping[str, int]
 ) -> Iterator[tuple[AnyPolicy, PolicyConfig]]:
-    """The policies that are on for the node, and those that pods request for themselves."""
     for policy in policies:
         section: PolicyConfig = getattr(config, policy.name)
         if section.enabled or requesting[policy.name]:

@@ -398,7 +398,6 @@ class Reconciler:
         return moved or bool(self._starts) or self._reweighted
 
     def _concerned(self, batch: DirtyBatch, signalled: Iterable[str]) -> set[str]:
-        """The pods that the marks are about."""
         uids = set()
         for key in {*batch.keys, *map(container_key, signalled)}:
             kind, _, name = key.partition(":")

@@ -114,7 +114,6 @@ class LimitCheck:
         return SourceStatus(name=LIMITS_NAME, ok=not texts, age_s=0.0, detail=detail)
 
     def problems(self, uid: str) -> list[str]:
-        """The differences of one pod, as text."""
         return [f"{item.title}: {item.text}" for item in self._lasting if item.uid == uid]
 
     def _narrowed(self, title: str, path: str, uid: str = "", spared: CpuSet = EMPTY) -> set[_Difference]:

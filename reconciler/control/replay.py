@@ -60,7 +60,6 @@ class PlanTrack(Struct, kw_only=True):
     changes: int = 0
 
     def seen(self, view: NodeView) -> NodeView:
-        """The view with this configuration's classes."""
         return view if self.pods is None else replace(view, pods=self.pods(view))
 
     def step(self, view: NodeView) -> NodePlan:
@@ -113,12 +112,10 @@ class SettingDifference(Struct, kw_only=True):
 
 
 def be_cpus(pools: Pools) -> CpuSet:
-    """Where BE work runs."""
     return pools.reclaimed if pools.confined else pools.online_cpus - pools.dedicated_cpus
 
 
 def online_cpus(pools: Pools) -> CpuSet:
-    """Where online work runs."""
     return CpuSet.union([pools.shared, pools.dedicated_cpus, *pools.named.values()])
 
 

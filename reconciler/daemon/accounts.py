@@ -106,7 +106,6 @@ class NodeAccounts:
         self.hosts.reconfigure()
 
     def statuses(self) -> list[SourceStatus]:
-        """Of the readings of CPU use."""
         return [self.sampler.status()]
 
     def components(self) -> list[Component]:

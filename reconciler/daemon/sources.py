@@ -196,7 +196,6 @@ class NodeSources:
 
     @property
     def kubelet(self) -> KubeletConfig:
-        """The kubelet's settings in use."""
         return self._place.kubelet
 
     def is_urgent(self) -> bool:

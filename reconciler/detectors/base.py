@@ -95,7 +95,6 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
 
     @property
     def durable(self) -> bool:
-        """Whether what it remembers outlives the daemon."""
         return self.learned_s is not None
 
 

@@ -43,7 +43,6 @@ class Buckets:
         return min(len(self._starts) - 2, max(0, bisect_right(self._starts, amount) - 1))
 
     def start(self, index: int) -> float:
-        """The smallest amount of a bucket."""
         return self._starts[index]
 
     def end(self, index: int) -> float:

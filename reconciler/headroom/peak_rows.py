@@ -54,7 +54,6 @@ _DECODE: Final = msgspec.msgpack.Decoder(WorkloadRow).decode
 
 
 def row_of(name: str) -> int:
-    """The number of a workload's row."""
     return zlib.crc32(name.encode("utf-8", "replace")) % ROWS
 
 

@@ -105,7 +105,6 @@ class PromiseSum(Struct, kw_only=True):
             counts[bucket] = counts.get(bucket, 0) + 1
 
     def merge(self, other: "PromiseSum") -> None:
-        """Add those of another row."""
         for name in ("kept", "broken", "unknown", "missing"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.most_missing = max(self.most_missing, other.most_missing)
@@ -126,7 +125,6 @@ class PromiseHour(Struct, kw_only=True):
         self.memory.add(promises.memory, MEMORY_BYTES)
 
     def merge(self, other: "PromiseHour") -> None:
-        """Add those of another row."""
         self.cpu.merge(other.cpu)
         self.memory.merge(other.memory)
         self.laws = dict(Counter(self.laws) + Counter(other.laws))

@@ -79,7 +79,6 @@ class SmoothedAmount(Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """The sum over the parts."""
         return sum(self.amounts.values())
 
 

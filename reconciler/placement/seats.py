@@ -134,7 +134,6 @@ class NodeSeats:
         return seats
 
     def _more(self, node: int, pool: str, milli: int) -> int:
-        """The CPUs that one more request takes."""
         has = self._milli.get((node, pool))
         return cpus_of(milli) if has is None else cpus_of(has + milli) - cpus_of(has)
 

@@ -100,7 +100,6 @@ def one_of(value: object, table: Mapping[str, _T]) -> _T:
 
 
 def bool_text(value: object) -> bool:
-    """The strings true and false."""
     return one_of(value, _BOOLS)
 
 
@@ -134,7 +133,6 @@ def amount(value: object, expected: str) -> float:
 
 
 def cpu_list(value: object) -> CpuSet:
-    """CPUs in the kernel's list format."""
     expected = "a CPU list such as 0-3,8"
     return _parsed(text_of(value, expected), expected)
 

@@ -205,7 +205,6 @@ class MarkReader:
 
     @property
     def configured(self) -> ReadKeys:
-        """The configuration's keys that are read, too."""
         return self._configured
 
     def use(self, configured: ReadKeys) -> bool:

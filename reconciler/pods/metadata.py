@@ -137,7 +137,6 @@ class Metadata:
         return fresh_at is not None and (age_s is None or fresh_at >= now - age_s)
 
     def keep_only(self, alive: Collection[str]) -> None:
-        """Drop removed pods."""
         if self._kubelet is not None:
             self._kubelet.keep_only(alive)
         if self._watch is not None:

@@ -131,7 +131,6 @@ def _first(*result: Resources | None) -> Resources | None:
 
 
 def _with(spec: Resources, resources: Resources | None) -> Resources:
-    """The spec with the given CPU and memory."""
     if resources is None or _same(spec, resources):
         return spec
     return replace(spec, cpu_milli=resources.cpu_milli, memory_bytes=resources.memory_bytes)

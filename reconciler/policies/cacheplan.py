@@ -381,8 +381,6 @@ def _held(groups: Mapping[str, CacheGroup], name: str, whole: Values) -> Mapping
 
 
 class _CachePlanner:
-    """The arithmetic of one request on one machine."""
-
     def __init__(self, wish: CacheRequest, capability: Capability, level: ShareLevel) -> None:
         self.problems: list[str] = []
         self._wish = wish

@@ -223,7 +223,6 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) 
 
 
 def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) -> list[Setting]:
-    """A pod's part of BE's limits, and its own."""
     be, alone = pod.pod_class is PodClass.RECLAIMED, config.share is DiskShare.POD
     if view.versions.get("io") == 2:
         part, message = None, "limits of this pod"
@@ -326,7 +325,6 @@ def _possible(settings: Iterable[Setting], view: NodeView) -> list[Setting]:
 
 
 def _reason(view: NodeView, config: DiskPolicyConfig, plan: DiskPlan) -> str:
-    """The effect on this node, as text for people."""
     version = 2 if view.versions.get("io") == 2 else 1
     parts = []
     if any(rule.limits() for rule in config.devices):

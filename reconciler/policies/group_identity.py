@@ -43,7 +43,6 @@ class GroupIdentityConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknow
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: GroupIdentityConfig) -> Pools:
-    """Say whether this kernel can."""
     reason = unsupported_reason(view, KNOB) or f"online {config.online}, BE {config.reclaimed}"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 

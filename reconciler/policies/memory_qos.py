@@ -266,7 +266,6 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
 
 
 def parents(view: NodeView, plan: NodePlan, config: MemoryQosConfig) -> list[Setting]:
-    """The sums, on the directories of the QoS levels."""
     reason = "sum of the protections below"
     return [
         Setting(path=path, knob=knob, value=value, policy=NAME, reason=reason)

@@ -34,7 +34,6 @@ class QosLevelConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: QosLevelConfig) -> Pools:
-    """Say whether this kernel can."""
     reason = unsupported_reason(view, KNOB) or "BE pods are marked offline; the kernel cannot undo it"
     return replace(pools, reasons={**pools.reasons, NAME: reason})
 

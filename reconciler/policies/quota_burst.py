@@ -262,7 +262,6 @@ def takes_part(pod: Pod, config: QuotaBurstConfig) -> bool:
 
 
 def customers(pods: Mapping[str, Pod], pools: Pools, config: QuotaBurstConfig) -> list[tuple[Pod, QuotaBorrower]]:
-    """The containers that may borrow now."""
     if not config.enabled and not config.pods:
         return []
     return [

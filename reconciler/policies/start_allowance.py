@@ -162,7 +162,6 @@ def _owners(pods: Mapping[str, Pod]) -> Mapping[str, Pod]:
 
 
 def _concerned(view: NodeView, containers: Iterable[str]) -> Iterator[Pod]:
-    """The BE pods that start or end now, and those of these containers, by uid."""
     found = {pod.uid: pod for pod in derived(view.pods, _moving)}
     owners = derived(view.pods, _owners)
     found |= {owners[cid].uid: owners[cid] for cid in containers if cid in owners}

@@ -300,7 +300,6 @@ class _Escalation:
     # What ends by itself
 
     def _followed(self, climb: EscalationState) -> EscalationState:
-        """Results of the requested evictions."""
         for step in climb.steps:
             if not _wish(climb, step) or step.ending_s is not None:
                 continue

@@ -61,8 +61,6 @@ class RuleRecord(Struct, frozen=True, kw_only=True):
 
 
 class ModeChange(Struct, frozen=True, kw_only=True):
-    """A rule's mode has changed, and why."""
-
     rule: str
     enforcing: bool
     reason: str

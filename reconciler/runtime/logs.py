@@ -302,7 +302,6 @@ class ConsoleFormatter(_Formatter):
     """``12:00:01.234 warning loop: message key=value``; without the time in the journal, which has its own."""
 
     def lines(self, record: logging.LogRecord) -> str:
-        """The line, and a traceback's lines below it."""
         pairs = "".join(f" {key}={_quoted(value)}" for key, value in self.fields(record).items())
         message = _cut(record.getMessage(), _LONGEST)
         if not message.isprintable():

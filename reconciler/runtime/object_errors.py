@@ -112,7 +112,6 @@ class ObjectErrors:
         return texts
 
     def problems(self) -> list[str]:
-        """One line an object, for people."""
         lines = [f"{key}: {error.text}" for key, error in list(self._now.items())[:_SHOWN]]
         more = len(self._now) - len(lines)
         return [*lines, f"{more} more objects with errors"] if more else lines

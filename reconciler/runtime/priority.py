@@ -209,12 +209,10 @@ class LoopPriority(trio.abc.Instrument):
             self._decide()
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        """Work begins, or continues."""
         self._count()
         self._decide()
 
     def _decide(self) -> None:
-        """Which priority the next step has."""
         starting = self._starting()
         if starting and not self._urgent and TIMER.installed:
             self._account()

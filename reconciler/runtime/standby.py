@@ -140,7 +140,6 @@ def holder(path: str, locks: str = "/proc/locks") -> int | None:
 
 
 def _catches(pid: int) -> bool:
-    """Whether a process has a handler for the request."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace", newline="\n") as file:
             caught = status_mask(file.read(), "SigCgt:")

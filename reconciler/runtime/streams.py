@@ -151,7 +151,6 @@ def guarded() -> Iterator[TextIO]:
 
 
 def write(text: str) -> None:
-    """Write lines to standard output."""
     with guarded() as out:
         out.write(printable_lines(text, LONGEST))
 

@@ -76,7 +76,6 @@ class Notifier:
         return self.send(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
 
     def stopping(self, status: str) -> bool:
-        """The way out has started."""
         return self.send(STOPPING=1, STATUS=status)
 
     def ping(self) -> bool:

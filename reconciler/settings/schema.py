@@ -79,7 +79,6 @@ class Schema(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def scalar(self) -> bool:
-        """True for a single value."""
         return isinstance(self.kind, (*_SCALARS, CustomType))
 
     @property

@@ -200,7 +200,6 @@ class CpuSampler:
         return self.current(reading.at_s)
 
     def current(self, now: float) -> NodeCpu | None:
-        """The last answer with its age."""
         if self._last is None:
             return None
         return replace(self._last, age_s=max(0.0, now - self._last_at_s))

@@ -166,8 +166,6 @@ class _Subject:
 
 @final
 class History:
-    """All series, fed with frames."""
-
     def __init__(self, length: int = LENGTH) -> None:
         self._length = length
         self._subjects: dict[str, _Subject] = {}

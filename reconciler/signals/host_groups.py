@@ -163,7 +163,6 @@ class HostGroupFinder:
             return False
 
     def counts_cpu(self, path: str) -> bool:
-        """Whether the group has a counter of its CPU use."""
         controller = "cpuacct" if self._hierarchy.version("cpuacct") == 1 else UNIFIED
         if self._hierarchy.version(controller) is None:
             return False

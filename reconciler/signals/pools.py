@@ -102,7 +102,6 @@ class PoolReader(BaseReader):
             sheet.put(subject, "cpu.use", 1000.0 * len(cpus) - idle, age_s=age_s)
 
     def _look(self, count: int, now: float) -> None:
-        """Take the counters of all CPUs."""
         if count > _MANY and self._read_at is not None and 0.0 <= now - self._read_at < _MANY_EVERY_S:
             return
         self._grew.rotate()

@@ -196,7 +196,6 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def kind(self) -> str:
-        """The name of the section that is set."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property

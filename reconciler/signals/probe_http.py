@@ -58,7 +58,6 @@ class HttpProbeClient:
         return failed(self._title, f"{self.url}: HTTP {answer.status}{message}")
 
     def wrong(self, exc: ValueError) -> SourceError:
-        """The error for an answer without a number."""
         return failed(self._title, f"{self.url}: {exc}")
 
     async def aclose(self) -> None:

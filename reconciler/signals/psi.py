@@ -48,8 +48,7 @@ _REMEDY: Final = {
 class PressureGroups(Protocol):
     """Directories with pressure files made for the pods; `privatepsi.PrivateGroups` provides them."""
 
-    def directory(self, uid: str) -> str | None:
-        """Of one pod, once its processes are in it."""
+    def directory(self, uid: str) -> str | None: ...
 
     def update(self, pods: Mapping[str, Pod], now: float) -> None:
         """The pods that there are: make and fill what is missing, in its own time."""

@@ -136,5 +136,4 @@ def build(
 
 
 def costs(readers: Sequence[MeteredReader]) -> dict[str, ReaderCost]:
-    """What each has cost so far, by name."""
     return {reader.name: reader.cost for reader in readers}

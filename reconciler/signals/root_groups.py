@@ -68,8 +68,6 @@ def _taskstats() -> "DelaySource":
 
 @final
 class RootGroups:
-    """Measures the groups directly below the root."""
-
     def __init__(
         self,
         hierarchy: Hierarchy,

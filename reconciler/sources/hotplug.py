@@ -92,7 +92,6 @@ class HotplugSource:
         self._online = str(topology.online)
 
     def status(self) -> SourceStatus:
-        """How changes are noticed here."""
         how = f"polled with each CPU sample ({self._no_events})" if self._no_events else "kernel events"
         return SourceStatus(name=NAME, ok=self.problem is None, age_s=0.0, detail=self.problem or how)
 

@@ -257,7 +257,6 @@ def read_kubelet_config(
 
 
 def _arguments(kubelet: HostProcess | None, root: str) -> KubeletArguments:
-    """The flags of the kubelet, as its program gives them to it."""
     if kubelet is None or kubelet.inside is None:
         return KubeletArguments(arguments=() if kubelet is None else kubelet.arguments)
     return kubelet_arguments(kubelet.inside, kubelet.pid, kubelet.arguments, kubelet.unit, root)

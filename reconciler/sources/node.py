@@ -25,7 +25,6 @@ class NodeEnvironment(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The node's name, for people."""
         return self.kubelet.node_name or os.uname().nodename
 
     @property

@@ -181,7 +181,6 @@ class Marks(NamedTuple):
 
 
 def marks_of(labels: Raw | Mapping[str, str], annotations: Raw | Mapping[str, str], reader: MarkReader) -> Marks:
-    """What is kept of both maps."""
     problems: list[str] = []
     read = reader.labels(labels, problems), reader.annotations(annotations, problems)
     return Marks(*read, tuple(problems))

@@ -46,9 +46,7 @@ _RETRY_S: Final = 1.0
 class TriggerTree(Protocol):
     """Where the directories of a group are; `cgroupfs.hierarchy.Hierarchy` is one."""
 
-    def trigger_directory(self, group_path: str, /) -> str:
-        """The directory of a group in the hierarchy that is watched."""
-        ...
+    def trigger_directory(self, group_path: str, /) -> str: ...
 
 
 class TreeDirtyMarker(Protocol):

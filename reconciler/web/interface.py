@@ -18,8 +18,7 @@ class StatusProvider(Protocol):
     def pulse(self) -> LoopHeartbeat: ...
 
     @property
-    def sections(self) -> Sequence[str]:
-        """The names of the state's sections."""
+    def sections(self) -> Sequence[str]: ...
 
     @property
     def views(self) -> Sequence[str]:

@@ -537,7 +537,6 @@ class CgroupActuator:
         self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
 
     def _record_inner(self, outcome: StepOutcome, work: FileWrite) -> None:
-        """The outcome in a group inside a managed one."""
         if outcome.ok:
             self.judge.control_files.forget_unmanaged_group(work.key[1])
         if isinstance(outcome.error, CgroupUnderWayError):
@@ -581,7 +580,6 @@ class CgroupActuator:
         return safe
 
     def _may_follow(self, work: FileWrite) -> bool:
-        """Whether the groups inside this one may be written now."""
         mode = self.judge.mode
         return mode.enforce and mode.hold_on(*work.place, work.target.pod_uid) is None
 

@@ -131,7 +131,6 @@ class FileWrite(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """Group path and knob."""
         return self.key[1], self.knob.name
 
     @property

@@ -49,8 +49,6 @@ class _Retry(NamedTuple):
 
 @final
 class StatusTable:
-    """The status and the retries of all managed groups."""
-
     def __init__(self, alert: Alert) -> None:
         self.by_group: dict[str, dict[str, SettingStatus]] = {}
         """By group path, then knob."""

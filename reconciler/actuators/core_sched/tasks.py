@@ -282,7 +282,6 @@ def acquire(carrier: CookieCarrier, prctl: Prctl, source: int, cookie: int) -> i
 
 
 def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:
-    """Clear the cookies of these threads."""
     with CookieCarrier() as carrier:
         return assign(carrier, prctl, tids)
 

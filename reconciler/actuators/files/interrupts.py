@@ -153,7 +153,6 @@ class InterruptFiles:
         return str(self.cpus(int(row.path.partition(" ")[0])))
 
     def write(self, row: LedgerEntry, text: str) -> None:
-        """Give it back its place."""
         self.place(int(row.path.partition(" ")[0]), CpuSet.parse(text))
 
 

@@ -53,8 +53,6 @@ class NodeFileState(Struct, frozen=True, kw_only=True):
 
 
 class FileRows(Struct, frozen=True, kw_only=True):
-    """The changed files of one kind, by name."""
-
     values: Mapping[str, NodeFileState] = {}
 
 

@@ -261,7 +261,6 @@ class NetworkActuator:
 
     @property
     def leftover(self) -> bool:
-        """Whether anything of ours is installed."""
         state = self._rows.now
         return bool(state.roots or state.sent or state.received)
 

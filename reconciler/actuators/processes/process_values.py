@@ -167,7 +167,6 @@ class MemberValues:
         return done, listed
 
     def has(self, key: str) -> bool:
-        """Whether a member still exists."""
         try:
             return self._is_same(key)
         except (OSError, ValueError):
@@ -326,7 +325,6 @@ class ProcessValueActuator(PeriodicActuator):
         self._worker.planned(situation, wake=changed and concerned)
 
     def _finished(self, situation: PlanSnapshot) -> frozenset[GroupRef]:
-        """The wanted containers that the runtime has finished."""
         plan = self._kind.part(situation.plan) or ProcessValuePlan()
         return frozenset(
             container.group
@@ -336,7 +334,6 @@ class ProcessValueActuator(PeriodicActuator):
         )
 
     def _demand(self, situation: PlanSnapshot) -> object:
-        """What the members of which containers depend on."""
         part = self._kind.part(situation.plan)
         phases = {
             container.group: container.phase for pod in situation.view.pods.values() for container in pod.containers

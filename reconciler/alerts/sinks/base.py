@@ -88,8 +88,7 @@ class AlertSink(Protocol):
     async def send(self, notices: Sequence[Incident]) -> None:
         """Send these. Errors: `SinkError`; then all of them are sent again."""
 
-    async def aclose(self) -> None:
-        """Let go of connections."""
+    async def aclose(self) -> None: ...
 
 
 class BaseSink:

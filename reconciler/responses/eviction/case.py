@@ -302,7 +302,6 @@ class CaseRunner:
         await self._write(case, planned_alert(case))
 
     async def run(self) -> EvictionCase:
-        """Carry it out; the case as it has ended."""
         if self._case.boot != self._tools.boot:
             outcome, detail = EvictionOutcome.ABANDONED, "the machine was rebooted"
         elif self._broken is not None:

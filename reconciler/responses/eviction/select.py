@@ -76,8 +76,6 @@ class Victim(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """One pass over all pressures."""
-
     picks: list[Victim]
     refusals: list[EvictionRefusal]
 
@@ -106,8 +104,6 @@ class SelectionContext(Struct, frozen=True, kw_only=True):
 
 
 class _ShortagePlan(NamedTuple):
-    """The victims of one shortage, before the limits."""
-
     weighed: Ranking
     chosen: list[Candidate]
 

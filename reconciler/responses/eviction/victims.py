@@ -126,7 +126,6 @@ class Ranking(Struct, frozen=True, kw_only=True):
 
     @property
     def relief(self) -> float:
-        """What all candidates hold together."""
         return sum(candidate.relief for candidate in self.candidates)
 
 

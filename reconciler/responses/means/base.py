@@ -79,8 +79,7 @@ class EvictionWork(Protocol):
         """The step of this very way at which an earlier run of the daemon ended; None: it begins afresh."""
 
     @property
-    def tree(self) -> Subtree:
-        """The pod's own groups."""
+    def tree(self) -> Subtree: ...
 
     @property
     def processes(self) -> PodTermination:

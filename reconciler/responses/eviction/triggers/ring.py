@@ -18,8 +18,7 @@ class RingConfig(Protocol):
     """The part of a trigger's configuration that shapes a ring."""
 
     @property
-    def samples(self) -> int:
-        """The number of samples of a full ring."""
+    def samples(self) -> int: ...
 
     @property
     def sample_s(self) -> float:
