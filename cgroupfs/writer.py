@@ -160,21 +160,6 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
     error: CgroupError | None = None
 
 
-class StepWriter(Protocol):
-    def write(self, step: WriteStep, inode: int = 0) -> StepOutcome:
-        """Perform one step now, in the calling task."""
-
-    async def perform(
-        self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None
-    ) -> list[StepOutcome]: ...
-
-    def finished(self) -> list[StepOutcome]:
-        """Results of steps that `perform` left under way; each is returned once."""
-
-    async def quiet(self) -> None:
-        """Wait, within bounds, until nothing is under way any more."""
-
-
 @final
 class KernelWriter:
     """Writes to the kernel.

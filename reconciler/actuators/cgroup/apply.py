@@ -27,7 +27,7 @@ from cgroupfs.knobs import CATALOG, SETS
 from cgroupfs.log import get_log
 from cgroupfs.plan import KnobChange, order_changes
 from cgroupfs.steps import BlockedChange, WritePlan, WriteStep, ancestors
-from cgroupfs.writer import StepOutcome, StepWriter
+from cgroupfs.writer import KernelWriter, StepOutcome
 from reconciler.actuators.cgroup.compare import (
     FileAction,
     FileWrite,
@@ -86,7 +86,7 @@ class CgroupActuator:
         *,
         judge: ChangeDetector,
         ledger: Ledger,
-        writer: StepWriter,
+        writer: KernelWriter,
         lane: FastPath,
         store_lane: trio.CapacityLimiter,
         watched: GroupFollower,

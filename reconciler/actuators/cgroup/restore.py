@@ -42,7 +42,7 @@ from cgroupfs.log import get_log
 from cgroupfs.naming import parse
 from cgroupfs.plan import KnobChange, Known, order_changes
 from cgroupfs.steps import WriteStep
-from cgroupfs.writer import StepWriter
+from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.compare import FREEZE, intended, is_ours
 from reconciler.actuators.cgroup.control_files import masked, restore_text
 from reconciler.actuators.cgroup.inner_groups import (
@@ -124,7 +124,7 @@ class _RestoreContext(NamedTuple):
     ledger: Ledger
     files: FileOps
     records: Records
-    writer: StepWriter
+    writer: KernelWriter
     done: dict[FileKey, RestoreResult]
     between: Callable[[], Awaitable[None]]
 
@@ -143,7 +143,7 @@ class _RestoreContext(NamedTuple):
 async def restore_all(
     hierarchy: Hierarchy,
     ledger: Ledger,
-    writer: StepWriter,
+    writer: KernelWriter,
     *,
     files: FileOps = REAL,
     only: str | None = None,

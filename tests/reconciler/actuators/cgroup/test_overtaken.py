@@ -1,9 +1,10 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cgroupfs.cpuset import CpuSet
+from cgroupfs.writer import KernelWriter
 from state.model import RuntimeSpec
 from tests.reconciler.actuators.acting import (
     BE,
@@ -27,7 +28,7 @@ class Overtaken:
         self._change()
         return await self._writer.perform(steps, inodes)
 
-    def __getattr__(self, name: str) -> Any:  # the rest of `StepWriter`
+    def __getattr__(self, name: str) -> Any:  # the rest of `KernelWriter`
         return getattr(self._writer, name)
 
 
@@ -43,7 +44,7 @@ async def test_a_write_whose_plan_was_overtaken_is_planned_again_and_is_no_alert
         acting.write(GROUP, "cpu.quota", "100000")
         acting.ledger.wrote(("cpu", GROUP, "cpu.cfs_quota_us"), before=None, after="100000")
 
-    acting.actuator._writer = Overtaken(acting, fast_path)
+    acting.actuator._writer = cast(KernelWriter, Overtaken(acting, fast_path))
     await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000})])
     assert (acting.read(BE, "cpu.quota"), acting.stood(BE, "cpu.quota"), acting.alerts) == ("200000", "due", [])
     assert acting.judge.statuses.due(time.monotonic(), lambda _: False) == {UID}
@@ -60,7 +61,8 @@ async def test_a_refusal_that_repeats_with_present_values_is_an_alert(tmp_path: 
         [acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
     )
     quotas = iter(range(100_000, 200_000, 1_000))
-    acting.actuator._writer = Overtaken(acting, lambda: acting.write(GROUP, "cpu.quota", str(next(quotas))))
+    overtaken = Overtaken(acting, lambda: acting.write(GROUP, "cpu.quota", str(next(quotas))))
+    acting.actuator._writer = cast(KernelWriter, overtaken)
     states = []
     for _ in range(4):
         await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000})])
