@@ -260,7 +260,7 @@ class WriteWatch(Protocol):
 def watch_writes(directories: Iterable[str], *, files: Collection[str] | None = None, below: str = "/") -> WriteWatch:
     """Watch the hierarchies mounted at ``directories``, in the better way that this kernel and the rights allow.
 
-    ``files``: names of interest (None: all). ``below``: the group whose subtree is of interest, beside the groups that
+    ``files``: names of interest (None: all). ``below``: the group whose subtree is of interest, besides the groups that
     are followed. Errors: none;
     `WriteWatch.problem` has what is missing, and it is logged once.
     """

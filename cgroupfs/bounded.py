@@ -64,7 +64,7 @@ def whole(text: str) -> int:
     """A whole number in plain digits, signed or not, of bounded length; blanks around it. Errors: `ValueError`."""
     if len(text) > _LONGEST_NUMBER:
         raise ValueError(f"{text[:20]!r}... is not a number: {len(text)} characters")
-    # `int` alone takes underscores, and the digits of every script.
+    # Plain `int` takes underscores, and the digits of every script.
     if "_" in text or not text.isascii():
         raise ValueError(f"{text!r} is not a number")
     return int(text)

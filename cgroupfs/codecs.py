@@ -120,7 +120,7 @@ def weight_to_shares(weight: int) -> int:
 
 
 def swap_value(total_bytes: int | None, limit_bytes: int | None, version: Version) -> int | None:
-    """The ``memory.swap`` value for OCI's memory+swap total: v1 holds that total, v2 the swap alone.
+    """The ``memory.swap`` value for OCI's memory+swap total: v1 holds that total, v2 only the swap.
 
     Errors: `ValueError` where v2 cannot say it (a total without a memory limit, or below it).
     """

@@ -13,7 +13,7 @@ MOST_STRIDES: Final = 64
 _RANGE: Final = re.compile(r"(\d{1,8})(?:-(\d{1,8})(?::(\d{1,8})/(\d{1,8}))?)?", re.ASCII)
 _RUN: Final = re.compile("1+")
 _LONGEST_SHOWN: Final = 60
-_BLANKS: Final = " \t\n\v\f\r"  # the kernel's; str.strip alone strips more, such as the no-break space
+_BLANKS: Final = " \t\n\v\f\r"  # the kernel's; plain str.strip strips more, such as the no-break space
 
 
 @final

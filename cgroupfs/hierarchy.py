@@ -23,7 +23,7 @@ from cgroupfs.lines import lines_of
 UNIFIED: Final = "unified"
 FREEZER: Final = "freezer"
 """A controller on v1; on v2 a file of every group, so that there it is wherever the cgroup2 mount is."""
-# What a v1 hierarchy may carry; its mount options hold other words beside these (xattr, clone_children, ...).
+# What a v1 hierarchy may carry; its mount options hold other words besides these (xattr, clone_children, ...).
 _V1_CONTROLLERS: Final = frozenset(
     {"cpuset", "cpu", "cpuacct", "blkio", "memory", "devices", "freezer", "net_cls", "perf_event", "net_prio"}
     | {"hugetlb", "pids", "rdma", "misc"}

@@ -119,7 +119,7 @@ class Layout(Struct, frozen=True):
     def parse(self, path: str) -> GroupName | None:
         """Meaning of ``path``; None outside kubepods, inside a container, or for other creators.
 
-        Beside containers a pod's directory may have systemd's ``.mount`` units, CRI-O's ``crio-conmon-`` scopes and
+        Besides containers a pod's directory may have systemd's ``.mount`` units, CRI-O's ``crio-conmon-`` scopes and
         groups of a person or a plug-in: those are None.
         """
         base = self.kubepods

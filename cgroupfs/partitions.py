@@ -71,7 +71,7 @@ def _taken(hierarchy: Hierarchy, path: str, files: FileOps) -> CpuSet:
 
 
 def partition_ended_by(hierarchy: Hierarchy, path: str, wanted: CpuSet, files: FileOps) -> Partition | None:
-    """A partition beside a group that the kernel would end if the group's set were ``wanted``; None: none is known."""
+    """A partition next to a group that the kernel would end if the group's set were ``wanted``; None: none is known."""
     if hierarchy.version("cpuset") != 2:
         return None
     above = path.rpartition("/")[0] or "/"

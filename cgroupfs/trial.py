@@ -1,4 +1,4 @@
-"""Groups for a trial of the kernel: each beside the pods' tree, with a name of ours, and removed whatever happens.
+"""Groups for a trial of the kernel: each next to the pods' tree, with a name of ours, and removed whatever happens.
 
 A group that a killed program left is found by its name. Only processes within groups of these names are ever ended.
 """

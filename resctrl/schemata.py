@@ -211,7 +211,7 @@ def partitions(cache: CacheCapability, percents: Mapping[str, int]) -> dict[str,
 
     The smallest request is served first, each gets its part of the rest in proportion to the remaining requests, at
     least the minimum, and the last takes the rest of the sum of requests. Errors: `InputError` when the requests exceed
-    100 percent, or the minimums alone do not fit. Source: goresctrl's partitions, which lays them out by name; here the
+    100 percent, or even the minimums do not fit. Source: goresctrl's partitions, which lays them out by name; here the
     caller gives the order.
     """
     total = sum(percents.values())
@@ -252,7 +252,7 @@ def overlay(cache: CacheCapability, partition: int, start_percent: int, end_perc
 def without_shared(cache: CacheCapability, mask: int) -> int:
     """A mask without the ways that devices write into, if the rest is legal; else unchanged.
 
-    ``shareable_bits`` are ways that DMA fills beside the CPUs: an online pod there loses its lines to network traffic.
+    ``shareable_bits`` are ways that DMA fills besides the CPUs: an online pod there loses its lines to network traffic.
     All peers ignore them. Where ways must be contiguous the longest run counts, the lower one of two.
     """
     return _longest(cache, mask & ~cache.shared_ways) or mask

@@ -14,7 +14,7 @@ CLOSED_CONDITION: Final = "BypassdClosed"
 
 
 class NodeMark(StrEnum):
-    """What the node's object in the cluster has while the node is closed, beside headroom 0."""
+    """What the node's object in the cluster has while the node is closed, besides headroom 0."""
 
     AUTO = "auto"
     """A taint of the effect PreferNoSchedule, where the API server allows it; else nothing."""

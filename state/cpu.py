@@ -92,7 +92,7 @@ class CpuPreferences(Struct, frozen=True, kw_only=True):
     ``pool`` is Katalyst's ``cpuset_pool``. ``nodes`` are NUMA nodes of a decision (a scheduler's result) or that the
     pod names; ``node_count`` on how many it wants CPUs, as many on each. ``cpus`` is a scheduler's own choice of CPUs.
     ``full_cores``, ``distribute`` and ``align_socket`` are the kubelet's full-pcpus-only, distribute-cpus-across-numa
-    and align-by-socket for this pod alone. ``spread_cores``: every CPU on a core of its own, instead of whole cores;
+    and align-by-socket for this pod only. ``spread_cores``: every CPU on a core of its own, instead of whole cores;
     ``strict_cores``: one of the two was required, so a message reports when it is impossible. ``apart``: see
     `AntiAffinity`. ``numa_share`` False: no other pod is to be bound to its nodes, if it is bound itself. ``lends``:
     whether BE may use its own CPUs where the config lets it at all; False refuses. ``burst_percent`` is of the quota, 0
@@ -173,7 +173,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 class PodIndicators(Struct, frozen=True, kw_only=True):
-    """What the size of a pool may follow of one pod beside its CPU use. None: not measured, or not certain.
+    """What the size of a pool may follow of one pod besides its CPU use. None: not measured, or not certain.
 
     ``wait_milli``: tasks that waited in the run queue, on average, in thousandths, without those that the pod's own
     quotas stopped. ``cpi``: cycles per instruction. ``use_milli``: its CPU use of the same interval as its waiting.
@@ -294,7 +294,7 @@ class PoolSize(Struct, frozen=True, kw_only=True):
 class PoolTerms(Struct, frozen=True, kw_only=True):
     """What online pools will need, for the policies that take CPUs before them. Part of one plan only, never kept.
 
-    ``own``: pods may have pools beside the default one; ``cpus``: by pool, a size that does not follow from its pods'
+    ``own``: pods may have pools besides the default one; ``cpus``: by pool, a size that does not follow from its pods'
     requests; ``leave``: CPUs of BE work's own.
     """
 

@@ -1,4 +1,4 @@
-"""Groups directly below the root of the CPU hierarchy, beside the pods': the node's other daemons. Values only.
+"""Groups directly below the root of the CPU hierarchy, besides the pods': the node's other daemons. Values only.
 
 Units: weights as the kernel's file has them (cpu.shares on cgroup v1, cpu.weight on v2), thousandths of a CPU.
 """

@@ -1,4 +1,4 @@
-"""Host workloads: what runs beside the pods and is named by the configuration. Watched only. Values only.
+"""Host workloads: what runs outside the pods and is named by the configuration. Watched only. Values only.
 
 A host workload is a named entry: systemd units, cgroups, docker's containers or a user's processes. It counts as an
 online victim or as BE use. Nothing is written to it, it is never evicted, and no plan has a setting of it.

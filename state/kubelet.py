@@ -9,7 +9,7 @@ What the kubelet has admitted for each container (in-place resizing) has had the
   (`parse_pod_status`).
 - 1.31 and 1.32: the same name, the content as JSON inside a string; from 1.32 requests and limits.
 - from 1.33: ``allocated_pods_state`` (admitted) and ``actuated_pods_state`` (the runtime's last values). From 1.34 the
-  entries have another shape; the newest kubelets add the whole pods in protobuf and keep these entries beside it.
+  entries have another shape; the newest kubelets add the whole pods in protobuf and keep these entries, too.
 
 Source: fixtures recorded from kubelet 1.22, 1.26 and 1.27; the CPU manager's version 1 from its source; KEP-1287; the
 kubelet's status/state and allocation/state packages; the checksum is checked against vectors of Kubernetes' own tests.

@@ -59,7 +59,7 @@ class Ledger:
     ) -> None:
         """Load what the store holds. ``problems`` names rows that this version cannot understand.
 
-        ``intents``: the file of the values about to be written; by default the last daemon's, else beside the store.
+        ``intents``: the file of the values about to be written; by default the last daemon's, else next to the store.
         ``title_of``: the title of a pod, by uid; empty: not known.
         """
         self.problems: tuple[str, ...] = ()

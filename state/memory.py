@@ -1,4 +1,4 @@
-"""Memory of the node as read, pods' memory preferences beside their requests, and the decisions about it.
+"""Memory of the node as read, pods' memory preferences besides their requests, and the decisions about it.
 
 Values only; `reconciler.signals.memory` reads the kernel, `reconciler.pods.cpu_annotations` the annotations, the
 policies decide. Units: bytes, percent.

@@ -1,9 +1,9 @@
-"""The store's second copy: the rows that must not be lost, in a file of another kind beside it (``<store>.copy``).
+"""The store's second copy: the rows that must not be lost, in a file of another kind next to it (``<store>.copy``).
 
-It holds the ledger, holds, evictions, and the originals of everything beside control files; not facts that a pass reads
-again. Each transaction is one frame with the store's serial number, appended after SQLite's own commit and before any
-action on it: for a first touch that is before the file's first write. So the copy is never ahead of the store, unless
-the store was damaged, set back, deleted, or has lost its WAL; then it has the missing rows.
+It holds the ledger, holds, evictions, and the originals of everything besides control files; not facts that a pass
+reads again. Each transaction is one frame with the store's serial number, appended after SQLite's own commit and before
+any action on it: for a first touch that is before the file's first write. So the copy is never ahead of the store,
+unless the store was damaged, set back, deleted, or has lost its WAL; then it has the missing rows.
 
 An append is not synced (5 µs instead of a second fsync per container start). The rows are about cgroups of this boot:
 they have to outlive the process, for which the page cache is enough, and not the kernel. It is synced when it is

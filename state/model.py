@@ -50,7 +50,7 @@ class PodClass(StrEnum):
 
 
 class ContainerKind(StrEnum):
-    """The kind of container in a directory; the path alone does not show it (UNKNOWN)."""
+    """The kind of container in a directory; the path does not show it (UNKNOWN)."""
 
     SANDBOX = "sandbox"
     INIT = "init"
@@ -417,7 +417,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
 
     ``online_cpus``: these CPUs, as in `NodeView.cpus`.
 
-    ``named``: online pools beside the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1``, ``system/NAME``, and
+    ``named``: online pools besides the default one, keyed ``shared/NAME``, ``shared/NAME-NUMA1``, ``system/NAME``, and
     ``isolation/UID`` of an isolated pod.
     ``bound``: pod uid -> key of its pool in ``named``. ``placed``: the keys of ``dedicated`` whose CPUs bypassd chose;
     the others are the kubelet's. ``remembered``: last CPUs of placed containers that were removed, so that they get
@@ -467,7 +467,7 @@ class Pools(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def dedicated_cpus(self) -> CpuSet:
-        """All CPUs that some container owns alone."""
+        """All CPUs that some container owns."""
         return CpuSet.union(self.dedicated.values())
 
     @cached_property

@@ -28,7 +28,7 @@ class CookieMember(Struct, frozen=True, kw_only=True):
 class CookiePlan(Struct, frozen=True, kw_only=True):
     """Core scheduling. ``members``: by the path of the container's group; the others' threads have no cookie of ours.
 
-    ``sweep_s``: how often new processes are looked for; ``dry_run``: show it, change nothing.
+    ``sweep_s``: the interval of the search for new processes; ``dry_run``: show it, change nothing.
     """
 
     members: Mapping[str, CookieMember] = {}
@@ -39,7 +39,7 @@ class CookiePlan(Struct, frozen=True, kw_only=True):
 class ProcessValuePlan(Struct, frozen=True, kw_only=True):
     """One value of all processes, or threads, of containers. ``settings``: by the path of the container's group.
 
-    ``sweep_s``: how often new processes are looked for; ``dry_run``: show it, change nothing.
+    ``sweep_s``: the interval of the search for new processes; ``dry_run``: show it, change nothing.
     """
 
     settings: Mapping[str, Setting] = {}
@@ -61,7 +61,7 @@ class FileTarget(Struct, frozen=True, kw_only=True):
 
 
 class NodePlan(Struct, frozen=True, kw_only=True):
-    """Everything that is wanted of the node beside the control files, which follow from it (`Desired`).
+    """Everything that is wanted of the node besides the control files, which follow from it (`Desired`).
 
     ``pools``: CPUs and the BE budget. ``memory``: bounds of BE, sums that protect online pods, reclaim. ``disk``: how
     BE's limits are divided. ``network``: BE's share of interfaces. ``cache``: shares of caches and memory bandwidth;

@@ -1,6 +1,6 @@
 """What follows from the pods only: computed when one of them changes, and not with each plan.
 
-The node is planned each second, and its pods change some times an hour. `derived` keeps results beside a table that
+The node is planned each second, and its pods change some times an hour. `derived` keeps results for a table that
 does not change; `PodIndex` is the one that most policies use: the pods by class and place, by uid.
 """
 

@@ -54,7 +54,7 @@ def salvage(connection: sqlite3.Connection) -> dict[str, dict[str, bytes]]:
 def replace_damaged(path: str, rescued: Mapping[str, Mapping[str, bytes]], now: float, *, why: str = "corrupt") -> str:
     """Put a fresh store with the rescued rows in place of a damaged one; return where the damaged one went.
 
-    That is ``<path>.<why>-<UTC time>``, with its WAL beside it. Units: ``now`` is wall-clock seconds.
+    That is ``<path>.<why>-<UTC time>``, with its WAL. Units: ``now`` is wall-clock seconds.
     Errors: OSError or `sqlite3.Error` when the replacement cannot be written; then nothing was moved.
     """
     fresh = f"{path}.new"

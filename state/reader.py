@@ -74,8 +74,8 @@ def open_readonly(path: str, *, newer: bool = True) -> sqlite3.Connection:
 
     ``newer``: also to one of a newer version that this one can read.
 
-    A WAL file needs a shared-memory file beside it; where that cannot be made, file and WAL are copied to memory-backed
-    storage and read there, so that no committed row is overlooked.
+    A WAL file needs a shared-memory file next to it; where that cannot be made, file and WAL are copied to
+    memory-backed storage and read there, so that no committed row is overlooked.
     Errors: `NoStoreError`, `StoreDeniedError`, `LostStoreError`; `StoreError` when it cannot be opened;
     `NewerSchemaError`.
     """

@@ -1,6 +1,6 @@
 """The store's tables, their versions, and how one row is sealed against bit rot.
 
-Imports nothing heavy: the command line reads the store with this and `state.reader` alone.
+Imports nothing heavy: the command line reads the store with this and `state.reader` only.
 """
 
 import sqlite3

@@ -64,7 +64,7 @@ def budget_facts(plan: NodePlan, cpu: NodeCpu | None) -> dict[str, object]:
 
 
 def resource_facts(plan: NodePlan, cache: CachePlan | None) -> dict[str, object]:
-    """Everything that is planned for the node beside its CPUs; None: not managed.
+    """Everything that is planned for the node besides its CPUs; None: not managed.
 
     ``cache``: the groups that follow from the shares and from what resctrl offers; None: that is not known.
     """

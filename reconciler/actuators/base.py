@@ -5,7 +5,7 @@ reconciliation it receives the newest view and plan; it compares its part of the
 difference, and records what a restore needs. `restore` must also work while no daemon runs, and after a crash.
 
 Before a value is changed, a row of its kind is durable in the ledger (`reconciler.actuators.codec`), and the row
-remains exactly as long as there is something to restore. From the rows alone the daemon derives at its next start which
+remains exactly as long as there is something to restore. From these rows the daemon derives at its next start which
 auxiliary actuators to load.
 
 Most nodes need none of them and each costs memory, so each is loaded when a plan wants it for the first time, or at
@@ -139,7 +139,7 @@ class AuxiliaryActuator(ABC):
 
     @property
     def standings(self) -> Mapping[str, Mapping[str, SettingStatus]]:
-        """Outcomes that belong to groups, shown and counted beside those of control files: by group path, then knob.
+        """Outcomes that belong to groups, shown and counted with those of control files: by group path, then knob.
 
         The knobs have names of their own, none of the catalog's.
         """

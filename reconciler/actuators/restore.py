@@ -1,7 +1,7 @@
 """Restore: one pass over the ledger, with or without a daemon.
 
 Each kind of object is restored by the function that the table has for it. The table is built by the daemon, whose
-actuators pause meanwhile, or from the ledger alone (`reconciler.control.side_actuators`). A row of a kind that is not
+actuators pause meanwhile, or from the ledger only (`reconciler.control.side_actuators`). A row of a kind that is not
 in the table, or that its codec cannot decode, remains in the ledger and is reported.
 """
 

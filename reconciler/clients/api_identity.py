@@ -1,6 +1,6 @@
 """Which server and credentials the API server's client uses: the configuration, a pod's service account, a kubeconfig.
 
-Files are looked for, and no request is sent.
+Files are searched, and no request is sent.
 """
 
 import os

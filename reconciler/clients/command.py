@@ -180,7 +180,7 @@ class Command:
 
     ``user``: name or number to run as, without supplementary groups; None: the daemon's own. ``most_output``: more is a
     failure; 0: standard output is not read. ``grace_s``: time between SIGTERM and SIGKILL; 0: no SIGTERM.
-    ``environment``: beside PATH and LANG.
+    ``environment``: besides PATH and LANG.
     """
 
     def __init__(

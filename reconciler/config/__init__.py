@@ -3,6 +3,6 @@
 Belongs here: the one model of all sections, the checks across sections, generated documents, and detecting the node's
 paths.
 
-Does not belong here: a section's own fields, which are beside the code that they configure, and the YAML language
+Does not belong here: a section's own fields, which are next to the code that they configure, and the YAML language
 (`settings`).
 """

@@ -47,7 +47,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
 def load(
     path: str = DEFAULT_PATH, *, required: bool = False, top: Schema | None = None, edited: Text | None = None
 ) -> Loaded:
-    """Read ``path`` and ``conf.d/*.yaml`` beside it, in name order; later files win, setting by setting.
+    """Read ``path`` and ``conf.d/*.yaml`` next to it, in name order; later files win, setting by setting.
 
     A missing file counts as no configuration at all, so the defaults apply, unless it is ``required``.
     ``top``: the schema, where the caller uses it, too: making it takes 5 ms. ``edited``: a text in place of the file of

@@ -3,8 +3,8 @@
 Each value is checked by its own setting's type and bounds. Values that contradict each other, or a file, are found
 section by section: all of a section first; if its own check refuses that, one value after the other, twice, so that the
 order of two that belong together does not matter. So the work is at most three checks for each value and section, and
-no other section is checked again. Of a section that contradicts another one, each value is tried alone, twice, in each
-section around it: no value is refused for its neighbour's mistake.
+no other section is checked again. Of a section that contradicts another one, each value is tried separately, twice, in
+each section around it: no value is refused for its neighbour's mistake.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

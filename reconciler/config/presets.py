@@ -34,7 +34,7 @@ LEVELS: Final = (Protection.CPU, Protection.CPU_MEMORY, Protection.FULL)
 
 
 class Facility(StrEnum):
-    """What a setting may need of a node beside control files."""
+    """What a setting may need of a node besides control files."""
 
     RESCTRL = "resctrl"
     POD_PRESSURE = "pressure of pods"

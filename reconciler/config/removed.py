@@ -15,7 +15,7 @@ _CONDITIONS: Final = (
     "write the comparisons as `threshold` detectors: those of one group must all agree (and), one group is enough (or)"
 )
 _SWITCHES: Final = "write enabled: false for off, dry_run: true for shadow, dry_run: false for enforce"
-# The numbers of laws that no two nodes need to differ: constants beside the settings of the same class, each with its
+# The numbers of laws that no two nodes need to differ: constants next to the settings of the same class, each with its
 # reason. A section a line.
 FIXED: Final[Mapping[str, str]] = dict(
     line.split(": ", 1)

@@ -58,7 +58,7 @@ class ControllerCheck:
         """By directory, as text."""
 
     async def check(self, pods: Mapping[str, Pod]) -> bool:
-        """Look at every directory and repair what is safe; True when something was put back."""
+        """Check every directory and repair what is safe; True when something was put back."""
         missing: list[tuple[str, str]] = []
         repaired: list[str] = []
         slices = TimeSlice()

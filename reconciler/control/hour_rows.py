@@ -37,7 +37,7 @@ Hour = Annotated[int, Meta(ge=0, le=_LATEST)]
 
 
 class _Clock(msgspec.Struct, kw_only=True):
-    """A row beside the hours. ``hours``: those that were recorded in this boot, at this offset of the wall clock.
+    """A row besides the hours. ``hours``: those that were recorded in this boot, at this offset of the wall clock.
 
     ``offset_s`` is the wall clock at the boot, ``stepped_s`` the time since the boot of the last step.
     """

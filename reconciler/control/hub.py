@@ -41,7 +41,7 @@ class Topic(Generic[P]):
 
 @final
 class Hub:
-    """The topics, and the keys of what is to be looked at again (``changed``)."""
+    """The topics, and the keys of what is to be checked again (``changed``)."""
 
     def __init__(self) -> None:
         self.changed = DirtyKeys()
@@ -64,7 +64,7 @@ class Hub:
 
 @final
 class PodTable(dict[str, Pod]):
-    """The pods that there are, by uid. The inventory alone fills it; parts that are made before it read it, too."""
+    """The pods that there are, by uid. Only the inventory fills it; parts that are made before it read it, too."""
 
     def title(self, uid: str) -> str:
         return pod.title if (pod := self.get(uid)) is not None else ""

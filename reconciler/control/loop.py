@@ -183,7 +183,7 @@ class ControlLoop:
         return Component(name="reconciler", run=self.reconciler.run, essential=True)
 
     def components(self) -> list[Component]:
-        """What runs beside the worker."""
+        """What runs besides the worker."""
         return [Component(name=OWNER_CHECK, run=self.owner_check.run)]
 
     def _reconcile_holds(self, _holds: Mapping[str, Hold]) -> None:

@@ -52,7 +52,7 @@ encoded: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 class _ResourcesRow(msgspec.Struct):
-    """What the row `POOLS` has beside the pools, under the same names as in `NodePlan`."""
+    """What the row `POOLS` has besides the pools, under the same names as in `NodePlan`."""
 
     memory: MemoryPlan = MemoryPlan()
     disk: DiskPlan = DiskPlan()
@@ -61,7 +61,7 @@ class _ResourcesRow(msgspec.Struct):
 
 
 def plan_row(plan: NodePlan) -> bytes:
-    """The body of the row `POOLS`: the pools' fields, the resources' beside them; values by pod are planned again."""
+    """The body of the row `POOLS`: the pools' fields, the resources' with them; values by pod are planned again."""
     resources = {name: getattr(plan, name) for name in _ResourcesRow.__struct_fields__}
     row = {**to_builtins(plan.pools, enc_hook=_plain), **to_builtins(resources, enc_hook=_plain)}
     del row["terms"]  # of a plan in the making only
@@ -108,7 +108,7 @@ def _from_row(pools: Pools, resources: _ResourcesRow) -> NodePlan:
 
 
 class _ClassRow(msgspec.Struct):
-    # What older versions wrote has the class and its source alone.
+    # What older versions wrote has only the class and its source.
     pod_class: PodClass = msgspec.field(name="class")
     class_source: str = ""
     class_certain: bool | None = None

@@ -1,7 +1,7 @@
 """From the node as it is to what is wanted: the node, then directories, then pods. Pure; the same view, the same plan.
 
-The parts can be had alone: a container start needs only `plan_pod`, which looks at one pod and at a `NodePlan` that is
-already there. Operators' holds are applied to the result, not here.
+The parts can be used separately: a container start needs only `plan_pod`, which looks at one pod and at a `NodePlan`
+that is already there. Operators' holds are applied to the result, not here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -285,7 +285,7 @@ class Reconciler:
         as_before: set[str] = set()
         by_clock = set(batch.everything) == {"periodic"} and not (moved or every or starts or signalled)
         if by_clock and self._whole is not None and same_for_pods(self._whole, view):
-            # Their settings are the same: the files alone are compared.
+            # Their settings are the same: only the files are compared.
             as_before = same - touched - self._concerned(batch, ())
         for uid in sorted(looked):
             with self.errors.contained(pod_key(uid)):
@@ -681,7 +681,7 @@ def _substance(plan: NodePlan) -> NodePlan:
         oom_scores=replace(scores, settings={}) if scores is not None else None,
         idle_threads=replace(idle, settings={}) if idle is not None else None,
         files={name: FileTarget(setting=None, dry_run=target.dry_run) for name, target in plan.files.items()},
-        # Of groups above the pods only: their settings alone are planned again.
+        # Of groups above the pods only: only their settings are planned again.
         daemons={},
         # Written by an actuator after each pass, and by no control file.
         capacity=None,

@@ -11,7 +11,7 @@ exclusive CPUs.
 `LimitCheck`, limits and CPU sets of the runtime's records: kubelet and policies use the record; what is in force is the
 file. They differ where an update failed half-way, where another program wrote the file, or where systemd reapplied a
 unit's older value. A limit that the kubelet has admitted counts as recorded: crun's record does not follow a resize. A
-difference at two looks in a row is a condition of the node, which names both values. Files that bypassd manages are
+difference in two checks in a row is a condition of the node, which names both values. Files that bypassd manages are
 compared by the reconciler, and are left out. Cost: up to four reads of some 10 µs a container, once a minute.
 
 On v1 a CPU that was offline leaves every set but the root's for good, and neither the kubelet nor the runtime narrows

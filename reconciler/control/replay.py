@@ -10,8 +10,8 @@ pods. What another plan would have made of it is an estimate, as the node did no
 each times the seconds since the step before, whose plans were in force then. A recording made in observe mode shows
 what BE work uses without any limit: then it wins what it used beyond the earlier limit, and no more.
 
-Control loops beside the planner (the idle buffer's ceiling, the bound of BE memory, lent quotas, responses) are part of
-the views: they are as they were under the recorded configuration.
+Control loops besides the planner (the idle buffer's ceiling, the bound of BE memory, lent quotas, responses) are part
+of the views: they are as they were under the recorded configuration.
 """
 
 from collections.abc import Callable, Mapping

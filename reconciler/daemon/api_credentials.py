@@ -1,6 +1,6 @@
 """The credentials for the API server: their life, their change, and the renewal of a token in bypassd's own kubeconfig.
 
-The files are looked at every two seconds; a change is used by the next request in any case, and is announced to those
+The files are checked every two seconds; a change is used by the next request in any case, and is announced to those
 that wait (`changed`). A token that ends soon is a source that is not ok, and thereby an alert, days before.
 
 Renewal. The kubelet renews the token of a pod. A token in the kubeconfig that ``bypassctl init credentials`` has made

@@ -145,7 +145,7 @@ def class_rows(agent: Agent) -> Iterator[dict[str, object]]:
 
 
 def name_rows(agent: Agent) -> Iterator[dict[str, object]]:
-    """The pods' names alone: nothing is read from the kernel."""
+    """Only the pods' names: nothing is read from the kernel."""
     for pod in pods_in_order(agent):
         yield {"uid": pod.uid, "namespace": pod.namespace, "name": pod.name}
 

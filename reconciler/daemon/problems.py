@@ -1,4 +1,4 @@
-"""The one list of what is wrong with the daemon and the node, beside the sources: each kind is a condition.
+"""The one list of what is wrong with the daemon and the node, besides the sources: each kind is a condition.
 
 A condition that is not ok is in ``status``, on the page, in the metrics and, once it lasts, an alert with a runbook
 (`reconciler.alerts.agent_alerts`). A new kind is a row of `NodeProblems._own`; what a source or the store reports

@@ -2,7 +2,7 @@
 
 Two signs: misses for each 1000 instructions above a multiple of what is usual for this pod, and a part of the cache
 that has collapsed while the pod runs as much as usual and BE work has a significant part. Where both are measured both
-must agree; one alone is a suspicion.
+must agree; a single one is a suspicion.
 
 Source: rubik's dynCache (misses decide); its fixed limit of misses cannot identify a scanning program, so here the
 pod's own past is the measure.

@@ -1,6 +1,6 @@
 """One rule, one victim, one moment: the verdicts of its detectors become a finding. Pure.
 
-In a group (AND) one ``ok`` is enough for ok, and one ``unknown`` beside agreeing others makes it unknown. Between
+In a group (AND) one ``ok`` is enough for ok, and one ``unknown`` among agreeing others makes it unknown. Between
 groups (OR) the worst counts; an unknown group is skipped while another has a result, so that a rule may offer several
 proofs of which a node has one. A finding remains at least suspected until nothing has been found for ``clear_s``; it is
 not over while a group that found it is unknown, whatever the other groups' result.

@@ -21,7 +21,7 @@ _IDLE: Final = "cpu.idle"
 
 
 class IdleCoresConfig(DebounceTiming, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Too little idle CPU beside BE work."""
+    """Too little idle CPU while BE work runs."""
 
     for_s: Annotated[float, Meta(ge=0, le=86400, description="duration of the shortage before it counts")] = 3.0
     clear_s: Annotated[float, Meta(ge=0, le=86400, description="duration without shortage before it clears")] = 10.0

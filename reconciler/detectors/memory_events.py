@@ -77,7 +77,7 @@ def evaluate(
         return unknown("memory.refaults and oom.kills not available"), paused(memory, sight.now)
     own = _own(sight, None)
     own_kill = own if killed_at is None else _own(sight, killed_at)
-    # The node has no limit of its own, and its refaults alone harm no pod.
+    # The node has no limit of its own, and its refaults without that harm no pod.
     many = node.degree > 1 if sight.pod is None else refaults is not None and refaults > config.refaults
     if many and not own and not node.known:
         return unknown(f"{_words(config, kills, refaults, node)}: may be caused by the victim itself"), paused(

@@ -87,7 +87,7 @@ def evaluate(
         if long is None or before is None:
             return unknown(f"{signal}: less than 60 s of samples"), paused(memory, now)
         falling = short < config.falling_fraction * before
-        # oomd times the long average alone; the other two conditions must hold at the end of that time.
+        # oomd times only the long average; the other two conditions must hold at the end of that time.
         breached, ready = long > limit, high and not falling
     at = series.times[-1]
     held = step(

@@ -253,7 +253,7 @@ def _learn(
 ) -> RunQueueMemory:
     """Take in the oldest window: by now it is known whether it was part of trouble. ``high``: those above the limit."""
     since = (sight.now if memory.since_s is None else memory.since_s) if interfered else None
-    # Several bad windows are trouble, proved or not; one alone is part of any healthy past.
+    # Several bad windows are trouble, proved or not; a single one is part of any healthy past.
     last = sight.now if interfered or high >= config.bad else memory.last_s
     # Frames come a little early or late: a window that is due is not left out for that.
     if oldest is None or sight.now - memory.learned_s < _length(config, sight) - interval_s(sight) / 2:

@@ -164,7 +164,7 @@ def own_milli(pools: Pools) -> dict[str, int]:
 
 
 def cpu_left(prediction: PeakPrediction, pools: Pools) -> int:
-    """What the predicted peaks leave of the CPUs that no container owns alone."""
+    """What the predicted peaks leave of the CPUs that no container owns."""
     there_is = _CPU * len(pools.online_cpus - pools.dedicated_cpus)
     return max(0, there_is - prediction.online_cpu_milli - prediction.system_cpu_milli)
 

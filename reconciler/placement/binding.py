@@ -294,7 +294,7 @@ def _astray(demands: Sequence[CpuDemand], allocation: Allocation, free: CpuSet, 
 
 class _Settle(Protocol):
     def __call__(self, demands: tuple[CpuDemand, ...], floor: Floor | None, *, first: Sequence[str]) -> "_Settled":
-        """One choice for all demands beside what a step leaves to the pools."""
+        """One choice for all demands besides what a step leaves to the pools."""
 
 
 def _by_steps(

@@ -1,6 +1,6 @@
 """The pool of each online pod, and the pod's request. Pure.
 
-The default pool needs no name. Katalyst's ``cpuset_pool`` makes a pool beside it, ``numa_binding`` one on a NUMA node;
+The default pool needs no name. Katalyst's ``cpuset_pool`` makes another pool, ``numa_binding`` one on a NUMA node;
 system pods that name a pool have one of their own, all others run everywhere.
 """
 

@@ -4,9 +4,9 @@ A set of nodes is a hint when what is free on them covers the request; it is pre
 the request would need on an empty machine (the kubelet's rule in its CPU, memory and device managers). On up to
 `hints.EXACT` nodes all sets are tried, as the kubelet does. On more, only sets that are likely choices: from every node
 outwards, the nearest first (and again the emptiest first), the first set that is enough for each resource and the first
-that is enough for all; the nearest partner with which it is enough for all; and for each resource alone its emptiest
-nodes. So there are at most n x (2k + 3) + k + 1 sets of n nodes and k resources, found in at most 3k x n^2 + k x n
-steps, and all resources get hints of the same sets. What one or two nodes can do together is found always; of wider
+that is enough for all; the nearest partner with which it is enough for all; and for each resource separately its
+emptiest nodes. So there are at most n x (2k + 3) + k + 1 sets of n nodes and k resources, found in at most 3k x n^2 + k
+x n steps, and all resources get hints of the same sets. What one or two nodes can do together is found always; of wider
 sets not every one is seen, and what is missed is a narrower set, never that there is none.
 
 Source: the kubelet's generateCPUTopologyHints, calculateHints (memory) and generateDeviceTopologyHints.
@@ -110,7 +110,7 @@ class HintSearch(NamedTuple):
 
 
 def fewest(supplies: Sequence[ResourceCapacity]) -> HintSearch | None:
-    """The preferred hints alone, where all resources have one in common; None where more than those is needed.
+    """Only the preferred hints, where all resources have one in common; None where more than those is needed.
 
     A merge that is preferred by all needs no other hint, and is what is found nearly always: 8 sets of one node instead
     of 255. The merge of these hints is the merge of all hints (but for ``numeric``, which nests). Only sets of as many

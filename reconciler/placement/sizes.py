@@ -176,7 +176,7 @@ def fit(sizes: Mapping[str, int], available: int, minimums: Mapping[str, int]) -
 
     1. Each pool's share is its part of ``available`` in proportion to its request; a pool whose share is below its
        minimum (or below one CPU) has the minimum, and the others divide the rest in the same way.
-    2. Where the minimums alone do not fit, they take the place of the sizes, and one CPU that of the minimums.
+    2. Where even the minimums do not fit, they take the place of the sizes, and one CPU that of the minimums.
     3. Shares are rounded down, and the CPUs left over are given one each to the largest remainders; of equal ones to
        the pool with the larger request, then to the lower name.
     4. With fewer CPUs than pools, the pools with the smallest requests (of equal ones the higher names) share one CPU,

@@ -233,7 +233,7 @@ def _some_cpus(value: object) -> CpuSet | None:
 
 
 def _node_resources(value: object) -> tuple[int, ...] | None:
-    """The NUMA nodes of which the scheduler gave CPU time; entries for memory or devices alone bind no CPUs."""
+    """The NUMA nodes of which the scheduler gave CPU time; entries for only memory or devices bind no CPUs."""
     expected = 'a list of {"node": NUMBER, "resources": {NAME: QUANTITY}}'
     if not isinstance(value, list):
         raise UnusableError(expected)

@@ -2,7 +2,7 @@
 
 The kubelet's list is the most complete and is requested periodically; CRI is called for single pods, if the kubelet has
 no labels for them (it does not respond, or does not list the pod yet). Its connection and library are prepared at the
-start: the first call alone takes longer than a container's creation. Neither ever removes known facts of an existing
+start: the first call takes longer than a container's creation. Neither ever removes known facts of an existing
 pod.
 """
 

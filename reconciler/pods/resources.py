@@ -199,7 +199,7 @@ def _claims(requests: Resources) -> bool:
 
 
 def _filled(spec: Resources, extra: Resources) -> Resources:
-    """``spec`` with its empty batch fields taken from ``extra``; plain cpu and memory belong to the spec alone."""
+    """``spec`` with its empty batch fields taken from ``extra``; plain cpu and memory belong to the spec only."""
     return msgspec.structs.replace(
         spec,
         batch_cpu_milli=extra.batch_cpu_milli if spec.batch_cpu_milli is None else spec.batch_cpu_milli,

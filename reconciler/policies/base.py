@@ -55,7 +55,7 @@ class PoolAllocator(Protocol[C_contra]):
 
 
 class ResourceAllocator(Protocol[C_contra]):
-    """Fill in a field of the plan beside the pools: memory, disk, network, cache, cookies, values in ``/proc``.
+    """Fill in a field of the plan besides the pools: memory, disk, network, cache, cookies, values in ``/proc``.
 
     Runs in table order, after all pools are decided.
     """

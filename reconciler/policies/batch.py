@@ -168,7 +168,7 @@ def _whole(pod: Pod, view: NodeView, plan: NodePlan, config: BatchConfig) -> lis
 def _memory(
     pod: Pod, container: Container | None, limit: int, view: NodeView, plan: NodePlan, *, reason: str
 ) -> list[Setting]:
-    """The limit, and no swap beside it where the kernel accounts swap and no policy bounds swap by class.
+    """The limit, and no swap besides it where the kernel accounts swap and no policy bounds swap by class.
 
     As containerd and the kubelet set a plain limit: memory and swap together are bounded by it. Without that a
     container moves to swap what is above its limit. On v1 the pair has an order, and a limit above the runtime's

@@ -224,7 +224,7 @@ def _unknown_since(now: float, age: float | None, previous: Pools | None) -> flo
 def _reason(counted: CpuSet, cpu: NodeCpu, outside: CpuSet, config: BudgetConfig) -> str:
     used = max(0, cpu.online_milli + cpu.system_milli)
     elsewhere = min(used, _elsewhere(cpu, outside))
-    # As much of the BE budget as they use is not the BE pods', whose bounds alone can hold it.
+    # As much of the BE budget as they use is not the BE pods', whose bounds only can hold it.
     hosts = f" ({fmt.cpus(cpu.host_be_milli)} by BE host workloads)" if cpu.host_be_milli else ""
     text = (
         f"target {fmt.percent(config.limit_percent)} of {fmt.plural(len(counted), 'CPU')} - "

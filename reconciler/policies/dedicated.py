@@ -1,4 +1,4 @@
-"""dedicated: the CPUs that the kubelet gave to one container alone are adopted, never fought, never handed out."""
+"""dedicated: the CPUs that the kubelet gave to a single container are adopted, never fought, never handed out."""
 
 from collections import Counter
 from typing import Final

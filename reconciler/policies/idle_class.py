@@ -1,14 +1,14 @@
 """idle class: BE pods run only when no other task wants the CPU.
 
 Two sides, each its own choice. ``group``: the pod's directory (``cpu.idle``, Linux 5.15). A group in the idle class has
-the minimum weight, and any other task that wakes up preempts it at once: a weight of 2 alone lets BE work finish its
-time slice first. ``threads``: every thread of the pod's containers (SCHED_IDLE, any kernel), from before the first
+the minimum weight, and any other task that wakes up preempts it at once: a weight of 2 by itself lets BE work finish
+its time slice first. ``threads``: every thread of the pod's containers (SCHED_IDLE, any kernel), from before the first
 instruction of its program. What each does on which kernel: docs/cpu.md. Opt-in: BE pods may starve for as long as
 online work fills their CPUs.
 
 From Linux 6.6 on the kernel heeds a thread's policy within its own group only. There, threads beside idle groups do
 harm: a CPU that runs nothing but such threads is chosen for an online task that wakes up, and is not given up
-(measured on 6.18: docs/cpu.md). So both sides together mean groups alone on those kernels.
+(measured on 6.18: docs/cpu.md). So both sides together mean only groups on those kernels.
 
 There, the group side has a price, too. The kernel balances a CPU whose tasks are all in the idle class as often as an
 idle one, so BE threads change CPUs several times as often, and a group that comes to a CPU may run until the next tick,

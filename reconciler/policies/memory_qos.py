@@ -16,7 +16,7 @@ if unlimited, never below ``min``; ``low`` is raised to ``min``. BE pods' reques
   switching the policy on has an effect; Koordinator's are all 0.
 - An init container has its share while it runs: it is the pod, then.
 
-Swap, too, is bounded by class: beside its memory limit a container may have a share of that limit in swap (v2
+Swap, too, is bounded by class: besides its memory limit a container may have a share of that limit in swap (v2
 ``memory.swap.max``; v1 memory and swap together, which needs a limit). A runtime gives a container with a limit none.
 On v1 the sum bounds what a container can have, but under a shortage of the node its pages may go to swap all the same.
 Source: KEP-2400 (a share of the node's swap by request, and none for Guaranteed pods), Katalyst's swap control.

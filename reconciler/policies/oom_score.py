@@ -38,7 +38,7 @@ _BAND: Final = 100
 
 
 class OomScoreConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The band, and how often new processes are looked for."""
+    """The band, and the interval of the search for new processes."""
 
     enabled: Annotated[bool, Meta(description="set oom_score_adj of BE pods' processes")] = False
     lowest: Annotated[

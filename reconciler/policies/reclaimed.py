@@ -262,7 +262,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
     was_confined = previous is not None and previous.confined and confined
     # Never in the pods' directories; the others only once it was kept off them.
     outside = view.topology.online - (counted if was_confined else pools.online_cpus)
-    # CPUs that are BE work's alone may be filled: no online work on them needs room.
+    # CPUs that only BE work uses may be filled: no online work on them needs room.
     law = replace(config.budget, limit_percent=100) if pools.separate and squeezed is None else config.budget
     arriving = arriving_milli(view, lambda pod, container: owns_cpus(pod, container, pools), law)
     movable = confined and squeezed is None
@@ -332,7 +332,7 @@ def decide_node(view: NodeView, pools: Pools, previous: Pools | None, config: Re
 
 
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: ReclaimedConfig) -> NodePlan:
-    """Which BE pods start or end with an allowance beside the budget."""
+    """Which BE pods start or end with an allowance in addition to the budget."""
     before = previous.starts if previous is not None else StartPlan()
     starts = next_starts(view, before, config.start)
     return replace(plan, starts=starts)
@@ -344,7 +344,7 @@ def parents(view: NodeView, plan: NodePlan, config: ReclaimedConfig) -> list[Set
     settings: list[Setting] = []
     share = (pools.quota_milli or {}).get(view.besteffort)
     if share is None and pools.quota_milli is not None and floor_above(pools.budget_milli, view) is not None:
-        # The least quota that the kernel takes here is written; the pods have quotas of their own beside it.
+        # The least quota that the kernel takes here is written; the pods have quotas of their own besides it.
         share = pools.budget_milli
     if share is not None:
         part = directory_part(share, view, plan.starts)

@@ -1,7 +1,7 @@
 """Responses to interference: the ladder's requests become settings like any other, so that `restore` covers them.
 
 - *hold*: the BE budget remains at or below its value at the time when interference with an online pod began.
-- *squeeze*: one BE pod gets a quota, a ``memory.high`` or a disk bandwidth of its own, beside other policies' limits
+- *squeeze*: one BE pod gets a quota, a ``memory.high`` or a disk bandwidth of its own, besides other policies' limits
   for it: the tighter one counts. With a quota it has the minimum CPU weight, too: a quota limits how long its tasks run
   and not when, and at the beginning of each period they compete with all others. The quota is on the containers, in
   proportion to their requests; on the pod's directory where there are several and the runtime brings no quota for any

@@ -2,7 +2,7 @@
 
 Nothing is written for the default pool as long as it is all that is left by the kubelet: its pods remain where the
 kubelet put them, and the limits of BE work protect them. They are confined themselves where they would disturb others:
-CPUs that bypassd gave to one container alone, named pools, interrupt CPUs, or a reclaimed pool that is to be separate.
+CPUs that bypassd gave to a single container, named pools, interrupt CPUs, or a reclaimed pool that is to be separate.
 Under the static policy of 1.21 and older, which rewrites every CPU set for ever, never.
 
 Sizes: a named pool has its pods' requests, their measured needs, or a fixed number. What is left is divided over the
@@ -120,7 +120,7 @@ class SharedConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def announce(view: NodeView, pools: Pools, previous: Pools | None, config: SharedConfig) -> Pools:
-    """What the pools will need beside their pods' requests: the policies before leave it to them."""
+    """What the pools will need besides their pods' requests: the policies before leave it to them."""
     if _why_not(view, config) is not None:
         return replace(pools, terms=PoolTerms(own=False))
     sizes = dict[str, int]()

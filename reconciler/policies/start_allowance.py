@@ -1,4 +1,4 @@
-"""The start allowance: CPU time beside the BE budget for BE containers that start and BE pods that end.
+"""The start allowance: CPU time in addition to the BE budget for BE containers that start and BE pods that end.
 
 The runtime's init (runc's, crun's) runs inside the container's group, so a budget that is used up stops it. From a
 container's first directory until its program is executed, BE work may therefore use `StartConfig.cpu_milli` where its
@@ -179,7 +179,7 @@ def directory_part(part: int, view: NodeView, starts: StartPlan) -> int:
 def pod_weight(pod: Pod, view: NodeView, starts: StartPlan) -> tuple[int, str]:
     """The weight of a BE pod's directory, in shares, and the reason.
 
-    Even weights, by request, are among BE pods alone: the besteffort directory's own weight protects online pods. A pod
+    Even weights, by request, are among BE pods only: the besteffort directory's own weight protects online pods. A pod
     beside online pods has the least.
     """
     if not weighs_by_request(pod, view):

@@ -11,7 +11,7 @@ among `NodeView.idle_threads`.
 Neither reaches beyond the directories that it is in (measured: docs/cpu.md). The CPU is divided among sibling groups
 level by level, by weight: a busy pod in the idle class still has all that the directory above it gets, and a group of
 idle threads what its weight gets. So a pod yields to the online pods of another directory only if the directory that
-they are not in has the least weight, as besteffort has; and by its threads alone only with the least weight of its own.
+they are not in has the least weight, as besteffort has; and by its threads only with the least weight of its own.
 
 A pod with real-time threads does not yield (`NodeView.realtime`): these run before every usual thread of the node.
 

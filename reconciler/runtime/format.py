@@ -16,7 +16,7 @@ NONE: Final = "-"
 
 def number(value: float) -> str:
     """Three significant digits, no exponent: ``0.123``, ``7.2``, ``1234``."""
-    if value != value or value in {float("inf"), float("-inf")}:  # noqa: PLR0124  # NaN alone differs from itself
+    if value != value or value in {float("inf"), float("-inf")}:  # noqa: PLR0124  # only NaN differs from itself
         return str(value)
     size = abs(value)
     return _trimmed(value, 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3)

@@ -72,7 +72,7 @@ class NoteFile:
                 raise
 
     def acknowledged(self) -> bool:
-        """Whether it has been taken away, or ``NAME.ack`` has been put beside it."""
+        """Whether it has been taken away, or ``NAME.ack`` has been put next to it."""
         with self._directory() as directory:
             return not _is_file(directory, self._name) or _exists(directory, f"{self._name}.ack")
 

@@ -5,7 +5,7 @@ on large machines), against kubepods, which never sleeps while BE work runs. Wit
 such a group is picked at each wake-up and keeps the CPU for the credit of up to 5 ms, whatever the daemon's nice value:
 that counts inside its group only. With a small weight it is picked later, and sched_yield(2) after each short stint
 (`reconciler.runtime.stint_timer`) gives the CPU back to kubepods (docs/performance.md). EEVDF (Linux 6.6 and later) has
-no such credit: there the small weight alone counts.
+no such credit: there only the small weight counts.
 
 So the daemon runs in a group of its own directly below the root, with a small weight (`node.own_shares`):
 

@@ -1,7 +1,7 @@
 """Opens files with untrusted names: never a device, a pipe or a file that another user can change.
 
 `FileRule` is the origin of the name. A component of the node (the kubelet's flags and files, a kubeconfig that the
-kubelet uses, the usual places) may name only a file that root alone can change: the file, every directory above it and
+kubelet uses, the usual places) may name only a file that only root can change: the file, every directory above it and
 every symbolic link on the way belong to root, and neither group nor others may write them. A sticky bit does not help:
 in ``/tmp`` every user can make the name first. A file that the operator's configuration names may be any user's, and a
 link.

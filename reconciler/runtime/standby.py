@@ -1,4 +1,4 @@
-"""Hand-over of the state directory from a running daemon to one that was started beside it: an upgrade without a gap.
+"""Hand-over of the state directory from a running daemon to one that was started meanwhile: an upgrade without a gap.
 
 The new one has loaded its program and its configuration, and waits for the lock. Where the holder handles the request
 (SIGUSR2), it is asked once: it ends in order, without a restore, and waits for the lock itself. Should the new one end

@@ -5,7 +5,7 @@ that fails or returns is started again after a growing wait, and reported. So is
 ended by a refusal of the node (`AgentError`, `OSError`): a new process would be refused the same, and meanwhile no pod
 would be managed. Any other end of an essential one is a fault of its own, after which its state is unreliable: it ends
 the process, in order, and systemd starts a new one. This is the only place with a broad ``except*``, and
-`reconciler.runtime.object_errors` the only one beside it: a programming error in the metrics page must not stop the
+`reconciler.runtime.object_errors` the only other one: a programming error in the metrics page must not stop the
 node's protection, and one in the main loop must not leave a partly working daemon.
 """
 

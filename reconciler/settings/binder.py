@@ -1,7 +1,7 @@
 """Decodes YAML texts into a frozen struct through msgspec: every problem at once, each with its place.
 
 msgspec decodes and checks; the rest is done here: values in units, places, all problems at once, the nearest name,
-secrets that no message shows. Each text is checked alone first, so that a mistake in the first file is reported
+secrets that no message shows. Each text is first checked separately, so that a mistake in the first file is reported
 although a later one overrides it. Then the checked values are merged, later texts win per setting, and each section is
 converted, the innermost first, which also runs the structs' own checks (``__post_init__``).
 """

@@ -1,4 +1,4 @@
-"""BE work as a whole: its limit in the plan, its requests, and its use. From the view alone; pure."""
+"""BE work as a whole: its limit in the plan, its requests, and its use. From the view only; pure."""
 
 from collections.abc import Iterable
 from typing import Final, final

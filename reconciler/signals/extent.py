@@ -5,7 +5,7 @@ from state.model import NodeView, Pod, Pools
 
 
 def pool_cpus(pools: Pools) -> dict[str, CpuSet]:
-    """The pools that pods run in, by name; what containers own alone is one pool, ``dedicated``."""
+    """The pools that pods run in, by name; what containers own is one pool, ``dedicated``."""
     cpu_sets = {"shared": pools.shared, "reclaimed": pools.reclaimed, "reserved": pools.reserved, **pools.named}
     if pools.interrupt:
         cpu_sets["interrupt"] = pools.interrupt
@@ -15,7 +15,7 @@ def pool_cpus(pools: Pools) -> dict[str, CpuSet]:
 
 
 def own_cpus(uid: str, pools: Pools) -> CpuSet:
-    """What a pod's containers own alone."""
+    """The CPUs that a pod's containers own."""
     return CpuSet.union(cpus for key, cpus in pools.dedicated.items() if key.startswith(f"{uid}/"))
 
 

@@ -48,7 +48,7 @@ class HostWorkloadConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
             max_length=512,
             description="unit:GLOB (systemd units), cgroup:/PATH (globs in its parts), docker:GLOB (name or id of "
             "containers; or LABEL=GLOB) or user:NAME (or a uid)",
-            # Reported beside a mistake in `counts_as`, too, after which the entry is not made.
+            # Reported besides a mistake in `counts_as`, too, after which the entry is not made.
             extra={"check": "reconciler.signals.host_config:parse_match"},
         ),
     ]

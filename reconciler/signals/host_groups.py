@@ -5,7 +5,7 @@ any user who has a subtree of his own may make a group called ``kubepods`` in it
 in slices only, and not below a service or scope (``user@1000.service`` is its user's), and docker's containers at the
 two places that docker itself uses.
 
-On cgroup v1 a group need not be in each hierarchy: a unit without CPU accounting is in systemd's own alone. Each
+On cgroup v1 a group need not be in each hierarchy: a unit without CPU accounting is in systemd's own only. Each
 hierarchy is searched, and a group has the first that has it.
 
 **Cost**: one listing (10 to 100 µs) for each slice, and for each directory in which a part with a glob is compared; at

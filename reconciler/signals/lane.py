@@ -1,7 +1,7 @@
 """A background job: one slow call at a time in a thread; a later pass takes its result, or detects that it is blocked.
 
 For calls that may block for ever, such as on a file system whose server is down: the thread is then abandoned, no
-second one is started beside it, and the program's end does not wait for it.
+second one is started, and the program's end does not wait for it.
 """
 
 import threading

@@ -30,5 +30,5 @@ class LatestSamples:
         return misses_of(self._frame, time.monotonic())
 
     def indicators(self) -> Mapping[str, PodIndicators]:
-        """What the sizes of pools follow beside CPU use, by pod uid; empty where they follow nothing else."""
+        """What the sizes of pools follow besides CPU use, by pod uid; empty where they follow nothing else."""
         return pod_indicators(self._frame, time.monotonic()) if self._frame is not None and self._followed else {}

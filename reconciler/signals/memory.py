@@ -86,7 +86,7 @@ def parse_meminfo(text: str) -> NodeMemoryReading:
     """The node's memory, without what BE work uses of it.
 
     Errors: `ValueError` when MemTotal or MemAvailable is missing (kernels before 3.14) or no number, and when
-    nothing is left beside huge pages.
+    nothing is left besides huge pages.
     """
     numbers = meminfo_bytes(text)
     for name in ("MemTotal", "MemAvailable"):

@@ -125,7 +125,7 @@ def length(events: Sequence[PerfEvent]) -> int:
 def decode(answer: bytes, events: int) -> PerfReading | None:
     """One group's answer; None when it no longer has all its events, because its CPU went offline meanwhile.
 
-    The kernel takes a group apart then: the leader answers alone, or not at all (no bytes: an event in error).
+    The kernel takes a group apart then: only the leader answers, or none (no bytes: an event in error).
     """
     parts = struct.unpack(f"={len(answer) // 8}Q", answer[: len(answer) // 8 * 8])
     if len(parts) < 3 + events or parts[0] != events:

@@ -191,7 +191,7 @@ def probe(
 ) -> PerfSupport:
     """Try the events on one CPU, for all tasks: the rights and the counters are the same as for a pod.
 
-    Without one of ``needed`` nothing is counted; an unavailable event of ``extra`` is left out alone.
+    Without one of ``needed`` nothing is counted; of ``extra`` only the unavailable events are left out.
     """
     opened: list[int] = []
     events: list[PerfEvent] = []

@@ -4,7 +4,7 @@ v1 counts limits hit (``memory.failcnt``) and kills (``memory.oom_control``) by 
 those of the containers are added up; v2 counts both for a whole subtree. v1 does not count scanning by group at all.
 
 **Cost**: a read each of usage, statistics and limits a pod, 1-5 µs; where a refault or the anonymous memory is wanted,
-``memory.stat`` alone is half of it. Kills are only read when the node's own count (/proc/vmstat) has moved. Source:
+``memory.stat`` is half of it. Kills are only read when the node's own count (/proc/vmstat) has moved. Source:
 kernel documentation, admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 

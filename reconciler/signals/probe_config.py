@@ -161,7 +161,7 @@ class PrometheusProbe(_HttpQuery, frozen=True, kw_only=True, forbid_unknown_fiel
 class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A latency measurement, by one of the last three sections.
 
-    With a placeholder in it each pod is measured alone; without one the result is of all the pods together.
+    With a placeholder in it each pod is measured separately; without one the result is of all the pods together.
     """
 
     namespaces: Annotated[tuple[str, ...], Meta(description="namespaces of the pods (globs); empty: any")] = ()

@@ -53,7 +53,7 @@ class ReaderCost(NamedTuple):
     passes: int = 0
 
 
-# What trio and a coroutine hand each other belongs to trio alone.
+# What trio and a coroutine hand each other belongs to trio.
 @coroutine
 def _stepwise(work: Awaitable[T], meter: "MeteredReader") -> Generator[Any, Any, T]:
     """Run a coroutine to its end; the CPU seconds of this thread, of each step, go into ``meter``."""

@@ -1,4 +1,4 @@
-"""Groups directly below the root of the CPU hierarchy, beside the pods': weight, CPU use, and waiting for a CPU.
+"""Groups directly below the root of the CPU hierarchy, besides the pods': weight, CPU use, and waiting for a CPU.
 
 The use is read once a second, a counter of each group (3 us). Waiting is the pressure of the group where the kernel has
 that (cgroup v2, and hybrid), else, by taskstats, that of its process that waited most; processes are listed every

@@ -231,7 +231,7 @@ class CheckpointSource:
     ) -> bool:
         """Read what changed, everything when there was no event; whether a kubelet has started."""
         # A deleted one is read, too, to say so: operators delete it to change the policy.
-        # By name alone: one of the two directories may be a symbolic link to the other, or to what leads to it.
+        # By name only: one of the two directories may be a symbolic link to the other, or to what leads to it.
         changed = {event.name for event in batch if event.mask & (APPEARED | VANISHED) and event.name in _FILES}
         restarted = any(event.name == _SOCKET and event.mask & APPEARED for event in batch)
         lost = not batch or any(event.overflow or event.rescan or event.ended for event in batch)
@@ -317,7 +317,7 @@ class CheckpointSource:
         return news
 
     def _grant(self) -> Granted:
-        """What the kubelet has admitted; the file of 1.33 and later alone counts where there is one."""
+        """What the kubelet has admitted; where there is a file of 1.33 and later only that counts."""
         now = self.resizes.get(ALLOCATED_PODS)
         if _is_missing(now):
             now = self.resizes.get(POD_STATUS)

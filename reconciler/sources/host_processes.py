@@ -1,4 +1,4 @@
-"""Verifies which process is the node's own kubelet: any process may take any name, so the name alone proves nothing.
+"""Verifies which process is the node's own kubelet: any process may take any name, so the name proves nothing.
 
 A process is accepted when all of this holds, before and after its arguments are read:
 
@@ -7,7 +7,7 @@ A process is accepted when all of this holds, before and after its arguments are
   1);
 - no hierarchy shows it in a pod's group (``kubepods``, in the form of any cgroup driver);
 - its first argument and its executable both have the searched name;
-- its executable is a regular file that root alone can write, in directories that root alone can write, and the path in
+- its executable is a regular file that only root can write, in directories that only root can write, and the path in
   process 1's file system leads to this same file.
 
 Where the operator names the program (``kubelet.executable``), its path replaces the name, and the process may be in a
@@ -96,7 +96,7 @@ class HostSearch(Struct, frozen=True, kw_only=True):
     def problems(self) -> tuple[str, ...]:
         """Why none is verified: a message for every process that was rejected.
 
-        None beside a verified one: any user may start a process of that name, and it must not make a source fail.
+        None when there is a verified one: any user may start a process of that name; it must not make a source fail.
         """
         if self.process is not None:
             return ()

@@ -291,7 +291,7 @@ def _unit_arguments(
 def _without_variables(words: list[str], unit: str, reading: _ProgramFiles) -> list[str]:
     """The words without those that have a variable, each with its flag; ``$$`` means ``$``.
 
-    A value may be a secret: a problem names the variable alone. A flag that is not read makes none.
+    A value may be a secret: a problem names only the variable. A flag that is not read makes none.
     """
     kept: list[str] = []
     for word in words:

@@ -7,7 +7,7 @@ A kubelet inside another program (k3s, MicroK8s, KubeEdge) is read the same way,
 file that the program gives to it (`reconciler.sources.kubelet_arguments`).
 
 Only the process that `reconciler.sources.host_processes` verifies is used; a file that its flags name must be one that
-root alone can change, and what the operator configured wins over both.
+only root can change, and what the operator configured wins over both.
 
 Source: Kubernetes documentation, "kubelet" (flags) and "KubeletConfiguration (v1beta1)" (file, defaults). The
 read-only port is 10255 for a kubelet without a file and closed for one with a file.
@@ -228,7 +228,7 @@ def read_kubelet_config(
     if path is None and kubelet is None and os.path.exists(os.path.join(root, STANDARD_CONFIG.lstrip("/"))):
         path = STANDARD_CONFIG
     if path is None and kubelet is not None:
-        # Drop-ins alone are merged into the defaults of the flags, not into those of a file.
+        # Only drop-ins are merged into the defaults of the flags, not into those of a file.
         read.values["read_only_port"] = _READ_ONLY_PORT
     if path is not None or flags.get("config-dir"):
         read.read_files(path, rule, flags.get("config-dir"), section)

@@ -107,8 +107,8 @@ _CREATING: Final = "creating"
 def announce_reading(path: str) -> None:
     """Open and close a record's directory, before the record is opened: a running daemon then knows that it is read.
 
-    The opening of the file alone is a command of the runtime (`reconciler.sources.runtime_signal`). Source: strace of
-    runc 1.1.5 (exec, kill, update) and crun 1.8.1 (exec, kill), which open it by its path and never its directory.
+    The opening of the file is by itself a command of the runtime (`reconciler.sources.runtime_signal`). Source: strace
+    of runc 1.1.5 (exec, kill, update) and crun 1.8.1 (exec, kill), which open it by its path and never its directory.
     """
     with suppress(OSError):
         os.close(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

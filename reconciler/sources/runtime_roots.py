@@ -249,7 +249,7 @@ def _runtime_roots(document: Mapping[str, object], where: str) -> list[str]:
     for plugin in _CRI_PLUGINS:
         containerd = _table(_table(plugins, plugin, where), "containerd", where)
         runtimes = dict(_table(containerd, "runtimes", where))
-        # Format 1 had two runtimes by name, beside the table.
+        # Format 1 had two runtimes by name, outside the table.
         runtimes |= {
             key: containerd[key] for key in ("default_runtime", "untrusted_workload_runtime") if key in containerd
         }

@@ -102,7 +102,7 @@ class WebServer:
             reason = str(exc)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             reason = "reset"
-        except Exception as exc:  # noqa: BLE001  (every mistake of ours or a library's is this connection's alone)
+        except Exception as exc:  # noqa: BLE001  (every mistake of ours or a library's is only this connection's)
             reason = "fault"
             self._window.failure("a connection failed", exc, trio.current_time(), client=client)
         finally:

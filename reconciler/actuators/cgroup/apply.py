@@ -124,7 +124,7 @@ class CgroupActuator:
                 self._follower.follow(target.group.path)
             await slices.checkpoint()
         await self._adopt()
-        # What is done for the directories above the pods alone is urgent: a container starts.
+        # What is done only for the directories above the pods is urgent: a container starts.
         of_pods = not targets or any(target.pod_uid is not None for target in targets)
         expansion = await self._inner.expand(work, self._may_follow, unfinished=of_pods)
         for waiting, why in expansion.waiting:

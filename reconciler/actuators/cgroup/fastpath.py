@@ -11,9 +11,9 @@ the middle of it, too (`write_ahead`), and a signal for which nothing was prepar
 A container remains prepared for its whole life: ``runc update`` (the kubelet's CPU manager) ends in the same rename,
 and our values are written back before any process was scheduled with the runtime's.
 
-Beside the writes, and at the first signal only: the threads of the container's init get the idle class. Its program and
-every process below inherit that, and no runtime takes it back. Source: sched(7); runc's init locks the thread that will
-exec the program (``runtime.LockOSThread``), and all its threads get the class.
+Besides the writes, and at the first signal only: the threads of the container's init get the idle class. Its program
+and every process below inherit that, and no runtime takes it back. Source: sched(7); runc's init locks the thread that
+will exec the program (``runtime.LockOSThread``), and all its threads get the class.
 """
 
 import errno

@@ -1,6 +1,6 @@
 """Restores every managed file to its value without the agent, in an order that the kernel accepts.
 
-Works on a ledger alone, with or without a daemon, also after a SIGKILL at any point. Each file is compared three ways:
+Needs only a ledger, with or without a daemon, also after a SIGKILL at any point. Each file is compared three ways:
 the value to restore (the original, or the runtime's record as of now, `reconciler.actuators.cgroup.records`), the
 values that the agent may have left there, and the current value. A file that another program has changed since is left
 unchanged; a file without a known original is left unchanged and reported. A second restore does nothing.

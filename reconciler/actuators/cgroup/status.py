@@ -81,7 +81,7 @@ class StatusTable:
             statuses[knob] = SettingStatus(setting, state, wanted, actual, detail, now)
 
     def has_retry(self, path: str) -> bool:
-        """Whether a file of the group is to be tried again, or its group to be looked for."""
+        """Whether a file of the group is to be tried again, or its group to be searched."""
         return path in self._retries
 
     def unsettled_settings(self) -> list[SettingStatus]:

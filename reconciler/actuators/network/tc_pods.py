@@ -19,7 +19,7 @@ The veth device of a pod is found from outside: the kernel numbers the namespace
 A filter is identified as ours by its preference and kind. The handle of an ingress qdisc is fixed by the kernel, so the
 caller records whether it was created with our filter. Another program's filter would never see the packets that ours
 redirects, nor ours those that it takes: so the two are never installed on one side of a device. Received packets are
-not redirected beside one on the other side, either: such a data path may hand them past the device
+not redirected next to one on the other side, either: such a data path may hand them past the device
 (``bpf_redirect_peer``), which only the counters of the pod's end show (`Links.handed_past`).
 
 Source: tc-mirred(8), tc-u32(8), tc-htb(8), tc-bfifo(8), drivers/net/ifb.c, net/sched/act_api.c,

@@ -195,7 +195,7 @@ class MemoryPressureConfig(TriggerConfig, frozen=True, kw_only=True, forbid_unkn
     droppable_percent: ClassVar[float] = 10.0
     # Katalyst's: pressure of an online pod that counts.
     pod_percent: ClassVar[float] = 1.0
-    # Katalyst's: so many online pods above pod_percent; one alone may be at its own limit.
+    # Katalyst's: so many online pods above pod_percent; a single one may be at its own limit.
     pods: ClassVar[int] = 3
     # Katalyst's: and the mean of all online pods.
     mean_percent: ClassVar[float] = 4.0

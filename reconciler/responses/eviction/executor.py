@@ -66,7 +66,7 @@ class Evictor:
         processes: PodTermination | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``api`` and what ``cri`` makes are for this alone. ``kubelet_dir``: its root directory, root prefix included.
+        """``api`` and what ``cri`` makes are for this only. ``kubelet_dir``: its root directory, root prefix included.
 
         ``cri`` is called again as long as it returns None: the socket is missing (yet), or CRI is off.
 

@@ -165,7 +165,7 @@ def unasked_block(config: LimitsConfig, past: EvictionHistory, now: float) -> st
     """Why no disruption budget can be asked at present; None: they can, or it is time to try again.
 
     Two pods whose budgets could not be asked, and none since whose eviction went on: further orders would be refused
-    like these. One alone may be due to that pod.
+    like these. A single one may be due to that pod.
     """
     refused: dict[str, str] = {}
     for turn in sorted(past.turns, key=lambda turn: turn.ended_s, reverse=True):

@@ -195,8 +195,8 @@ def pick_minimum(
 ) -> list[Candidate]:
     """The victims, in order of the ranking; every allowed candidate when all are not enough.
 
-    ``need`` None: the first alone. ``owners``: allowed evictions by owner, ``owner``: the owner of a pod.
-    Drops victims of earlier tiers if a later mandatory victim alone covers the need.
+    ``need`` None: only the first. ``owners``: allowed evictions by owner, ``owner``: the owner of a pod.
+    Drops victims of earlier tiers if one later mandatory victim covers the need.
     """
     left = dict(owners)
     if need is None:

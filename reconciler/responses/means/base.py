@@ -47,7 +47,7 @@ def pdb_blocks(case: EvictionCase, config: EvictionMeans, *, critical: bool) -> 
 
 
 class MethodSetup(Struct, frozen=True, kw_only=True):
-    """What methods are made of. ``api`` and ``cri`` are theirs alone; see `CriEviction` of the latter."""
+    """What methods are made of. ``api`` and ``cri`` are only theirs; see `CriEviction` of the latter."""
 
     config: EvictionMeans
     api: KubeApi

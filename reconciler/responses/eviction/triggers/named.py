@@ -22,7 +22,7 @@ class RequestedVictim(Struct, frozen=True, kw_only=True):
 
 
 def pressure_of(named: RequestedVictim) -> Shortage:
-    """The same as a pressure: soft, for this pod alone, and as bound by exclusions and limits as any other."""
+    """The same as a pressure: soft, for this pod only, and as bound by exclusions and limits as any other."""
     return Shortage(
         trigger=NAME,
         good=OF_RESOURCE[named.resource],
