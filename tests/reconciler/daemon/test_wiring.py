@@ -26,6 +26,7 @@ from reconciler.policies.cache import CachePolicyConfig
 from reconciler.policies.exclusive import ExclusiveConfig
 from reconciler.policies.shared import PoolSizing, SharedConfig, SharedPoolMode
 from reconciler.runtime.supervisor import Component
+from reconciler.signals.perf import PerfReader
 from reconciler.signals.readers import SampleContext, SampleSheet
 from reconciler.sources import pressure_events
 from state.cache import CacheMode
@@ -190,31 +191,20 @@ async def test_the_cpus_of_named_interrupts_reach_the_view_that_policies_get(liv
             await until(lambda: str(agent.control.current()[0].irq_cpus) == "5")
 
 
-class Counted:
-    """`Reader` in the place of the one that counts the processor's events."""
-
-    name = "perf"
-    signals: Collection[str] = ("cpi", "llc.misses")
-
-    async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
-        del now
-        for uid, pod in scene.view.pods.items():
-            if pod.pod_class.online:
-                sheet.put(pod_subject(uid), "llc.misses", 30.0, age_s=0.5)
-                sheet.put(pod_subject(uid), "cpi", 2.5, age_s=0.5)
-
-    def problems(self) -> Mapping[str, str]:
-        return {}
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
+async def every_online_pod_misses_much(_: PerfReader, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
+    """In place of counting the processor's events."""
+    del now
+    for uid, pod in scene.view.pods.items():
+        if pod.pod_class.online:
+            sheet.put(pod_subject(uid), "llc.misses", 30.0, age_s=0.5)
+            sheet.put(pod_subject(uid), "cpi", 2.5, age_s=0.5)
 
 
 async def test_cache_misses_reach_the_cache_share_that_moves(
     live: LiveNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the reader of the processor's counters to the reason of the dynamic cache mode's step."""
-    monkeypatch.setattr("reconciler.signals.perf.PerfReader", lambda *_: Counted())
+    monkeypatch.setattr(PerfReader, "read", every_online_pod_misses_much)
     world, made = World(tmp_path / "world"), []
 
     def make(*args: Any, **given: Any) -> ResctrlActuator:
@@ -271,7 +261,7 @@ async def test_what_online_pods_wait_and_their_cpi_move_the_size_of_their_pool(
     live: LiveNode, monkeypatch: pytest.MonkeyPatch, pid: PidConfig, expected: str
 ) -> None:
     """From the readers to the reason of the pool's size, with nothing else that asks for the signals."""
-    monkeypatch.setattr("reconciler.signals.perf.PerfReader", lambda *_: Counted())
+    monkeypatch.setattr(PerfReader, "read", every_online_pod_misses_much)
     monkeypatch.setattr("reconciler.signals.runqueue.RunQueue", lambda *_, **__: Waiting())
     provision = ProvisionConfig(policy=ProvisionPolicy.PID, pid=varied(pid, settle_s=0.0))
     shared = SharedConfig(mode=SharedPoolMode.SEPARATE, sizing=PoolSizing.MEASURED, provision=provision)
