@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -233,9 +233,6 @@ async def test_cache_misses_reach_the_cache_share_that_moves(
 
 class Waiting:
     """`Reader` in the place of the one of the run queue: the online pods wait as long as they run."""
-
-    name = "runqueue"
-    signals: Collection[str] = ("cpu.wait", "cpu.wait_milli", "cpu.wait_own", "cpu.delay")
 
     async def read(self, scene: SampleContext, sheet: SampleSheet, now: float) -> None:
         del now
