@@ -44,9 +44,11 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
 from cgroupfs.scheduling import has_eevdf
 from reconciler.runtime.own_weight import (
+    BEGINNING,
     GROUP,
     RAISED_SHARES,
     USUAL_SHARES,
+    Beginning,
     as_shares,
     cpu_group,
     service_weight,
@@ -133,6 +135,7 @@ class OwnGroup(trio.abc.Instrument):
         used: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
         eevdf: bool | None = None,
+        beginning: Beginning = BEGINNING,
     ) -> None:
         """``now``: monotonic seconds; ``used``: CPU seconds of the calling thread; ``table``: its groups.
 
@@ -146,6 +149,7 @@ class OwnGroup(trio.abc.Instrument):
         self._eevdf = has_eevdf(os.uname().release) if eevdf is None else eevdf
         self._most = USUAL_SHARES if self._eevdf else max(RAISED_SHARES, shares)
         """The weight of late work, and of the start."""
+        self._beginning = beginning
         self._starting = starting
         self._is_starting = False
         self._files = files
@@ -188,7 +192,7 @@ class OwnGroup(trio.abc.Instrument):
             return
         if self._shares != USUAL_SHARES:
             self._write(self._most)
-        elif not self._eevdf and self._read_shares() == self._as_read(RAISED_SHARES):
+        elif self._beginning.lowered and self._read_shares() == self._as_read(RAISED_SHARES):
             self._write(USUAL_SHARES)
 
     def start(self) -> None:

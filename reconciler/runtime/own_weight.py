@@ -10,7 +10,7 @@ Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weigh
 
 import os
 from contextlib import suppress
-from typing import Final
+from typing import Final, final
 
 from cgroupfs.lines import lines_of
 from cgroupfs.scheduling import has_eevdf
@@ -26,6 +26,17 @@ sched_yield() gives the CPU to kubepods only while the own group is behind it by
 processes that never sleep; granularity and credit grow alike with the number of CPUs. So above 256 shares there are
 milliseconds in which nothing gives way.
 """
+
+
+@final
+class Beginning:
+    """Whether `begin` has lowered the weight in this process: the same value may be the administrator's."""
+
+    def __init__(self) -> None:
+        self.lowered = False
+
+
+BEGINNING: Final = Beginning()
 
 
 def cpu_group(table: str, version: int) -> str | None:
@@ -54,7 +65,7 @@ def as_shares(weight: int) -> int:
     return weight * USUAL_SHARES // _USUAL_WEIGHT
 
 
-def begin(proc: str = "/proc/self", release: str = "") -> None:
+def begin(proc: str = "/proc/self", release: str = "", beginning: Beginning = BEGINNING) -> None:
     """Lower a usual weight of the own group to `RAISED_SHARES`. Errors: none; `OwnGroup` reports what is in force.
 
     Another weight is the administrator's, or of an earlier run. ``release``: of another kernel than the running one.
@@ -70,6 +81,7 @@ def begin(proc: str = "/proc/self", release: str = "") -> None:
         if int(_read(path)) == usual:
             with open(path, "w", encoding="ascii") as file:
                 file.write(str(value))
+            beginning.lowered = True
 
 
 def _cpu_mount(mounts: str) -> tuple[str, int]:

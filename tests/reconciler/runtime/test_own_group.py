@@ -77,6 +77,7 @@ class Daemon:
         self.wall, self.cpu = 100.0, 5.0
         self.starts = False
         self.sleeps: list[float] = []
+        self.beginning = own_weight.Beginning()
         self.own = OwnGroup(
             self.hierarchy,
             "/kubepods",
@@ -88,6 +89,7 @@ class Daemon:
             used=lambda: self.cpu,
             sleep=self.sleeps.append,
             eevdf=eevdf,
+            beginning=self.beginning,
         )
 
     def weight(self) -> int | None:
@@ -136,12 +138,18 @@ async def test_a_start_has_the_raised_weight_also_after_a_run_that_was_killed(da
         daemon.own.stop()
 
 
-async def test_an_unmanaged_group_gets_back_the_weight_that_it_had_before_the_imports(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lowered", "weight", "expected"),
+    [(True, RAISED_SHARES, USUAL_SHARES), (False, RAISED_SHARES, 200), (True, 300, 300)],
+)
+async def test_an_unmanaged_group_gets_back_the_weight_that_the_start_has_lowered(
+    tmp_path: Path, lowered: bool, weight: int, expected: int
+) -> None:
     daemon = Daemon(tmp_path, "v1", shares=USUAL_SHARES)
-    for weight, expected in ((RAISED_SHARES, USUAL_SHARES), (300, 300)):
-        daemon.kernel.write(daemon.directory, "cpu.shares", str(weight))
-        daemon.own.prepare()
-        assert daemon.weight() == expected
+    daemon.beginning.lowered = lowered
+    daemon.kernel.write(daemon.directory, "cpu.shares", str(weight))
+    daemon.own.prepare()
+    assert daemon.weight() == expected
 
 
 @pytest.mark.parametrize("group", ["/", "/system.slice/bypassd.service", "/kubepods/burstable/podx"])

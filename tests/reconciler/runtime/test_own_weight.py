@@ -26,7 +26,10 @@ class Process:
 
     def begins(self, release: str = CFS) -> str:
         """The weight after `own_weight.begin`."""
-        own_weight.begin(str(self.proc), release)
+        beginning = own_weight.Beginning()
+        before = self.file.read_text()
+        own_weight.begin(str(self.proc), release, beginning)
+        assert beginning.lowered == (self.file.read_text() != before)
         return self.file.read_text().strip()
 
 
