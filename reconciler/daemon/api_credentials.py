@@ -1,7 +1,8 @@
 """The credentials for the API server: their life, their change, and the renewal of a token in bypassd's own kubeconfig.
 
-The files are checked every two seconds; a change is used by the next request in any case, and is announced to those
-that wait (`changed`). A token that ends soon is a source that is not ok, and thereby an alert, days before.
+The files are watched, and read each ten seconds in case their directories did not exist; a change is used by the next
+request in any case, and is announced to those that wait (`changed`). A token that ends soon is a source that is not ok,
+and thereby an alert, days before.
 
 Renewal. The kubelet renews the token of a pod. A token in the kubeconfig that ``bypassctl init credentials`` has made
 is renewed here, when four fifths of its life are over, by a TokenRequest of the service account for itself, if it has
@@ -28,7 +29,8 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError, errno_name
 from cgroupfs.log import get_log
-from reconciler.clients.api_identity import OWN_MARK, ApiPeer
+from cgroupfs.watch import APPEARED, DirWatcher, Mask
+from reconciler.clients.api_identity import OWN_KUBECONFIG, OWN_MARK, ApiPeer
 from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.clients.http_config import checked_token
@@ -43,7 +45,10 @@ from state.model import SourceStatus
 NAME: Final = "api token"
 _LOG: Final = get_log("api_credentials")
 _LOOK_S: Final = 10.0
-"""A token that another program renews lasts for minutes; on most nodes there is nothing to find."""
+"""The watch reports changes at once, except in a directory that is made later; most nodes have none of them."""
+_CHANGED: Final = APPEARED | int(Mask.CLOSE_WRITE | Mask.ONLYDIR)
+_MOUNTED: Final = "..data"
+"""The link by which the kubelet exchanges all files of a mounted Secret or token."""
 _RENEW_PART: Final = 0.8
 _SPREAD_PART: Final = 0.05
 """Tokens that were made for all nodes at the same time are not all renewed at the same time."""
@@ -118,13 +123,43 @@ class ApiCredentials:
         return [SourceStatus(name=NAME, ok=ok, age_s=None, detail=detail)]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        self.look()
-        task_status.started()
-        while True:
-            if self._due():
-                await self._renew()
-            await next_beat(_LOOK_S)
+        with DirWatcher[None](NAME) as watcher:
             self.look()
+            self._follow(watcher)
+            task_status.started()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._on_changes, watcher)
+                while True:
+                    if self._due():
+                        await self._renew()
+                    await next_beat(_LOOK_S)
+                    self.look()
+                    self._follow(watcher)
+
+    async def _on_changes(self, watcher: DirWatcher[None]) -> None:
+        while True:
+            events = await watcher.next_batch()
+            names = {os.path.basename(path) for path in self._files()} | {_MOUNTED}
+            # A directory such as the kubelet's has many other changes.
+            if any(event.overflow or event.rescan or event.name in names for event in events):
+                self.look()
+                self._follow(watcher)
+
+    def _follow(self, watcher: DirWatcher[None]) -> None:
+        """Watch the directories of the files that count now."""
+        wanted = {os.path.dirname(path) for path in self._files()}
+        watcher.remove_all([path for path in watcher if path not in wanted])
+        for path in wanted:
+            if path not in watcher and watcher.add(path, _CHANGED, None):
+                # What has changed between the last look and the watch is not reported.
+                self.look()
+
+    def _files(self) -> list[str]:
+        """Of the credentials found last, and that kubeconfig which counts as soon as it exists."""
+        kubeconfig, endpoint = self._peer.kubeconfig, self._endpoint
+        below = [os.path.join(self._root, path.lstrip("/")) for path in (OWN_KUBECONFIG, kubeconfig) if path]
+        named = (endpoint.token_file, endpoint.cert_file) if endpoint is not None else ()
+        return [*below, *(path for path in named if path)]
 
     def look(self) -> None:
         """Read what has changed. Errors: none; without usable credentials none is shown."""

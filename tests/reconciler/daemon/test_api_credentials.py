@@ -3,7 +3,7 @@
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class Node:
         self.path = root / OWN_KUBECONFIG.lstrip("/")
         self.path.parent.mkdir(parents=True)
         self.changes: list[bool] = []
+        self.announce: Callable[[bool], None] = self.changes.append
         self.now = time.time()
 
     def give(self, token: str, *, server: str | None = None) -> None:
@@ -45,7 +46,7 @@ class Node:
         return ApiCredentials(
             ApiServer(),
             root=str(self.root),
-            changed=self.changes.append,
+            changed=self.announce,
             clock=lambda: self.now,
             fraction=lambda: 0.0,
         )
@@ -249,13 +250,44 @@ async def test_a_renewal_is_tried_again_before_the_token_ends_but_not_often(
 async def test_a_running_one_uses_what_appears_within_ten_seconds(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
+    """The kubeconfig's directory is made later than the daemon's start: nothing watches it yet."""
     node = Node(tmp_path)
+    node.path.parent.rmdir()
     async with trio.open_nursery() as nursery:
         await nursery.start(node.credentials().run)
-        for number in range(3):
-            await trio.sleep(3.3)
-            node.give(token(100 + number))
-            await trio.sleep(10.0)
-            assert len(node.changes) == number + 1
-        assert node.changes == [True, False, False]
+        await trio.sleep(3.3)
+        node.path.parent.mkdir()
+        node.give(token(100))
+        await trio.sleep(10.0)
+        assert node.changes == [True]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_changed_file_is_used_at_once(tmp_path: Path) -> None:
+    """Replaced, written in place as by an editor, and exchanged by the kubelet in a mounted directory."""
+    node, mounted = Node(tmp_path), tmp_path / "mounted"
+    for version in ("1", "2"):
+        (mounted / version).mkdir(parents=True)
+        (mounted / version / "token").write_text(token(30 + int(version)))
+    (mounted / "..data").symlink_to("1")
+    (mounted / "token").symlink_to("..data/token")
+    send, changes = trio.open_memory_channel[bool](10)
+    node.announce = send.send_nowait
+    # Without the watch each of them takes up to ten seconds.
+    with trio.fail_after(8):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.credentials().run)
+            for number in range(3):
+                node.give(token(100 + number))
+                await changes.receive()
+            node.path.write_text(render(ApiAccess(server=node.server, ca=None, token=token(200))))
+            await changes.receive()
+            text = render(ApiAccess(server=node.server, ca=None, token="x"))
+            node.path.write_text(text.replace('token: "x"', 'tokenFile: "/mounted/token"'))
+            await changes.receive()
+            (mounted / "..new").symlink_to("2")
+            (mounted / "..new").rename(mounted / "..data")
+            await changes.receive()
+            nursery.cancel_scope.cancel()
+    with pytest.raises(trio.WouldBlock):
+        changes.receive_nowait()
