@@ -179,6 +179,10 @@ def test_evictions_that_always_fail_end_no_pod_and_a_right_that_was_revoked_is_u
         assert code == 200
         assert plane.call("DELETE", BINDING)[0] == 200
         plane.call("DELETE", "/apis/apps/v1/namespaces/default/deployments/be")
+        until(lambda: not plane.pods("app=be"))
+        # Without a grace period the API server may delete it before the kubelets here have seen that it is to go.
+        if (known := node.pods.get(pod["metadata"]["uid"])) is not None:
+            node.remove(known)
         until(
             lambda: "is not removed" in str(daemon.state("problems")),
             200,
