@@ -8,7 +8,7 @@ with another value has its own recorded (it is odd). Both are in the store befor
 values that are not ours unchanged.
 
 Members may exist for less time than such a round takes, each forked by the one before. So where a round has found a
-member to write, the others are set as they are listed (`ProcessValueKind.at_once`), until two listings find none: what
+member to write, the others are set as they are listed (`ProcessValueKind.at_once`), until listings find none: what
 a set member forks inherits the value.
 
 A member is known by its id and start time: the kernel gives ids away again. What a container can cost is bounded: in
@@ -63,6 +63,8 @@ _MOST_ODD: Final = 1_000
 """Odd members of one container: each is a row of the ledger."""
 _MOST_LISTINGS: Final = 64
 """Of one container in one round, where members are set as they are listed: with few members some 30 us each."""
+_FORK_S: Final = 0.002
+"""Longer than the fork of a small process takes, of which there may be thousands a second."""
 _MOST_LISTED: Final = 4_000
 """Members in these listings: of one container, some 10 ms."""
 _MOST_LISTED_IN_ALL: Final = 20_000
@@ -140,12 +142,13 @@ class MemberValues:
         return MembersSeen({key: value for _, key, value in sorted(rows)}, total, pinned, ended)
 
     def set_at_once(self, path: str, value: int, most: int) -> tuple[int, int]:
-        """Set members as they are listed until two listings find none to set and none that has exited.
+        """Set members as they are listed until three listings find none to set and none that has exited.
 
         ``most``: members in all listings. Returns the number of set members, and of listed ones. No start is compared:
         that takes longer than some members exist, and the kernel gives no id away twice within one listing.
         """
         done = listed = quiet = 0
+        forks = False
         for _ in range(_MOST_LISTINGS):
             numbers = tuple(islice(self._access.ids(path), _MOST_READ))
             moved = False
@@ -162,8 +165,13 @@ class MemberValues:
                     return done, listed + len(numbers)  # refused: the next round reports it
             listed += len(numbers)
             quiet = 0 if moved else quiet + 1
-            if quiet == 2 or listed >= most:
+            forks |= moved
+            if listed >= most or (quiet == 2 and not forks):
                 break
+            if quiet == 2:
+                # A child of a fork that has begun is not listed yet, and has the value that its parent had then.
+                time.sleep(_FORK_S)
+                quiet, forks = 1, False
         return done, listed
 
     def has(self, key: str) -> bool:

@@ -245,9 +245,9 @@ class Links:
 
 
 @pytest.mark.parametrize(
-    ("before", "expected"), [(0, (1, 3)), (1, (1, 4)), (2, (1, 5))], ids=["first", "second", "third"]
+    ("before", "expected"), [(0, (1, 4)), (1, (1, 5)), (2, (1, 6))], ids=["first", "second", "third"]
 )
-def test_links_are_set_as_they_are_listed_until_two_listings_find_none(
+def test_links_are_set_as_they_are_listed_until_three_listings_find_none(
     live: Idle, before: int, expected: tuple[int, int]
 ) -> None:
     members = MemberValues(idle_threads._KIND, Links(before), live.hierarchy, "/", REAL)
