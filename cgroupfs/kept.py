@@ -1,6 +1,6 @@
 """Reading the same control files again and again: their descriptors remain open between two readings.
 
-An open, a read and a close of a file that was last read a second ago cost 11-14 µs, only a read 3-5 (6.18, 110 pods;
+An open, a read and a close of a file that was last read a second ago cost 11-14 µs, a mere read 3-5 (6.18, 110 pods;
 see docs/signals.md). A descriptor of a removed group fails with ENODEV for ever, also when its name was made again, so
 a namesake is opened again. Only for control files: a descriptor below /proc/<pid> would keep its process's resources.
 

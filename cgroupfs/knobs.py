@@ -274,7 +274,7 @@ CATALOG: Final[Mapping[str, Knob]] = _catalog(
         },
         lowering_is_slow=True,
     ),
-    # v1 limits memory and swap together, v2 only swap; `swap_value` converts from the runtime's number.
+    # v1 limits memory and swap together, v2 only the swap; `swap_value` converts from the runtime's number.
     Knob(
         "memory.swap",
         "memory",

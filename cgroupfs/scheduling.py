@@ -50,7 +50,8 @@ def feature(text: str, name: str) -> int:
 class Scheduler(Protocol):
     """Reads and sets policies. Errors: `OSError`, as the kernel answers; ESRCH for a thread that has ended."""
 
-    def policy(self, tid: int) -> int: ...
+    def policy(self, tid: int) -> int:
+        """The policy, without flags."""
 
     def set_policy(self, tid: int, policy: int) -> None:
         """Set a policy without a real-time priority. The thread's flag SCHED_RESET_ON_FORK remains."""

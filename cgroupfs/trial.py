@@ -99,7 +99,7 @@ class TrialGroup:
 
 
 def remove_left(hierarchy: Hierarchy) -> list[str]:
-    """Remove what a killed trial left, and end its processes. Returns the directories that no longer exist now."""
+    """Remove what a killed trial left, and end its processes. Returns the directories that it removed."""
     return [directory for directory in list_left(hierarchy) if _empty_and_remove(directory)]
 
 

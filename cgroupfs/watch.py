@@ -223,7 +223,7 @@ class DirWatcher(Generic[T]):
         return iter([*self._by_path, *self._polled])
 
     def add(self, path: str, mask: int, token: T) -> bool:
-        """Watch (or, at a limit, poll) one directory. False when no such directory exists. List it later.
+        """Watch (or, at a limit, poll) one directory. False when no such directory exists. List it afterwards.
 
         Errors: none; a directory that the kernel refuses for another reason than "not there" is polled, and `stats` has
         the reason.

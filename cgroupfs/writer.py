@@ -303,6 +303,7 @@ class KernelWriter:
         return len(outcomes) - before == len(steps)
 
     def _not_done(self, step: WriteStep) -> StepOutcome:
+        """The outcome of a step whose wait is over."""
         left = self._slow_lane.at_work()
         stuck = left is not None and trio.current_time() - left.since >= self._deadline_s
         error: CgroupError

@@ -283,6 +283,7 @@ class PoolSize(Struct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> int:
+        """CPUs that it asks for, whatever it has."""
         return self.asked_cpus or self.cpus
 
     @property

@@ -3,7 +3,7 @@
 Control files of cgroups are most of it. Values elsewhere (/proc, resctrl, network, core scheduling) have rows of their
 own kinds in the same ledger: `of_kind` and `record`.
 
-The promise: an original is durable before the first write of its file and is never replaced later (but corrected
+The promise: an original is durable before the first write of its file and is never replaced afterwards (but corrected
 where it was read before the runtime had finished with its container), so that at any moment, after any crash, walking
 the control files in the order of `Ledger.backwards` and writing each entry's `LedgerEntry.restore_text` restores the
 tree, and the codec of each other kind restores the rest. Everything else here (outcomes, last writer, failures) is for
@@ -123,6 +123,7 @@ class Ledger:
         return list(self._groups.get(path, {}).values())
 
     def has_group(self, path: str) -> bool:
+        """Whether a control file of this group is in the ledger."""
         return path in self._groups
 
     def groups(self) -> list[str]:
@@ -212,7 +213,7 @@ class Ledger:
         """After the store was lost: enter live files that carry our values, with what is known of their originals.
 
         Like `first_touches`, but an entry without an original is marked `OriginalSource.UNKNOWN`, and the live value of
-        a file is never taken for its original later.
+        a file is never taken for its original afterwards.
         Errors: `StoreError`.
         """
         made = []

@@ -65,6 +65,7 @@ class MachineDescription(Struct, frozen=True, kw_only=True):
 
     @property
     def numa_nodes(self) -> int:
+        """NUMA nodes with CPUs."""
         return 1 if self.numa_off else self.domains
 
     @property

@@ -110,6 +110,7 @@ class NodeMemoryReading(Struct, frozen=True, kw_only=True):
 
     @property
     def for_pods_bytes(self) -> int:
+        """What there is for pods in all."""
         return self.total_bytes if self.pods_bytes is None else min(self.total_bytes, self.pods_bytes)
 
     @property

@@ -96,7 +96,7 @@ class Resources(Struct, frozen=True, kw_only=True):
 
 
 class RuntimeSpec(Struct, frozen=True, kw_only=True):
-    """Values that the runtime got for one container: config.json at creation, runc's state.json later.
+    """Values that the runtime got for one container: config.json at creation, runc's state.json afterwards.
 
     None means that the spec does not name the value, so runc leaves the kernel's default (or copies the parent's
     cpuset). This is the value to restore to. Units: CPU lists, kernel shares, microseconds, bytes (-1 unlimited).

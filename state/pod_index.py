@@ -33,7 +33,7 @@ def derived(table: Mapping[K, V], rule: Callable[[Mapping[K, V], *G], T], *given
     """``rule(table, *given)``; of a `FixedTable` the last result again while all that is given equals the last time's.
 
     ``rule`` is a function of a module: the results are kept by it, one for each. It is pure; its
-    result, and all that is given, are not changed later.
+    result, and all that is given, are not changed afterwards.
     """
     if not isinstance(table, FixedTable):
         return rule(table, *given)

@@ -53,6 +53,7 @@ class MirroredRows(Generic[R]):
         return self._store.generation == self._generation
 
     def put(self, batch: StoreBatch, key: str, row: R | None) -> None:
+        """Have a row written with this batch, or removed."""
         if row is None:
             batch.delete(self._table, f"{self._prefix}{key}")
         else:

@@ -214,6 +214,7 @@ class Outbox:
         return known or alert.severity.rank >= self.rules.minimum.rank
 
     def _is_storm(self, notice: Incident, record: _Record | None, now: float) -> bool:
+        """Whether there are too many alerts in this minute: this one is counted, and not sent."""
         while self._accepted and self._accepted[0] <= now - STORM_S:
             self._accepted.popleft()
         if len(self._accepted) < self.rules.per_minute and not (record is not None and notice.has_ended):

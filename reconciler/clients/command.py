@@ -138,6 +138,7 @@ def _unprotecting() -> list[str]:
 
 
 def close_pipes(process: "subprocess.Popen[bytes]") -> None:
+    """Close our ends of its pipes."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

@@ -69,6 +69,8 @@ class NodeCondition(Struct, frozen=True, omit_defaults=True):
 
 
 class ListedTaint(Struct, frozen=True):
+    """A taint, its index in the list, and its text there."""
+
     index: int
     taint: NodeTaint
     raw: bytes
@@ -134,6 +136,7 @@ class NodeClient:
         return self._object(await self._request("GET", self.path))
 
     async def add_taint(self, node: NodeObject, taint: NodeTaint) -> NodeObject:
+        """Add a taint; the object after that."""
         if node.taints:
             change = [{"op": "add", "path": "/spec/taints/-", "value": taint}]
         else:
@@ -144,11 +147,13 @@ class NodeClient:
         return await self._patch_taints(node, change)
 
     async def replace_taint(self, node: NodeObject, present: ListedTaint, taint: NodeTaint) -> NodeObject:
+        """Replace a taint that was read; the object after that."""
         place = f"/spec/taints/{present.index}"
         change = [_test(present), {"op": "replace", "path": place, "value": taint}]
         return await self._patch_taints(node, change)
 
     async def remove_taint(self, node: NodeObject, present: ListedTaint) -> NodeObject:
+        """Remove a taint that was read; the object after that."""
         return await self._patch_taints(
             node, [_test(present), {"op": "remove", "path": f"/spec/taints/{present.index}"}]
         )

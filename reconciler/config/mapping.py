@@ -72,6 +72,7 @@ def _cpus(value: Leaf) -> str | None:
 
 
 def _milli(value: Leaf) -> str | None:
+    """Thousandths of a CPU, of a quantity of CPUs; None: it is none."""
     if isinstance(value, bool) or value is None or len(str(value)) > _LONGEST_QUANTITY:
         return None
     try:
@@ -81,6 +82,7 @@ def _milli(value: Leaf) -> str | None:
 
 
 def _whole_cpus(value: Leaf) -> str | None:
+    """CPUs, of a quantity of CPUs, rounded up; None: it is none."""
     amount = _milli(value)
     return None if amount is None else str(-(-int(amount) // 1000))
 
@@ -92,6 +94,7 @@ def _flag(value: Leaf) -> str | None:
 
 
 def _text_flag(value: Leaf) -> str | None:
+    """Of a label, which is a text."""
     return str(value).lower() if str(value).lower() in {"true", "false"} else None
 
 

@@ -468,7 +468,7 @@ class Reconciler:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """No pass runs within the block; marks are kept for later. The value lets one run that waits."""
+        """No pass runs within the block; marks are kept for afterwards. The value lets one run that waits."""
         async with self._one_look:
             yield self._let_pass
 

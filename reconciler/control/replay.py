@@ -60,6 +60,7 @@ class PlanTrack(Struct, kw_only=True):
     changes: int = 0
 
     def seen(self, view: NodeView) -> NodeView:
+        """The view with this configuration's classes."""
         return view if self.pods is None else replace(view, pods=self.pods(view))
 
     def step(self, view: NodeView) -> NodePlan:

@@ -94,7 +94,7 @@ class Commands:
     async def restore(self, only: str | None = None, *, by: str = "") -> list[RestoreResult]:
         """Restore everything and enforce no more until a reload; or one pod, which is then held for a while.
 
-        An operator's hold on it is unchanged. Errors: `StoreError` when the ledger cannot be written later; the
+        An operator's hold on it is unchanged. Errors: `StoreError` when the ledger cannot be written afterwards; the
         files are restored all the same.
         """
         if only is None:

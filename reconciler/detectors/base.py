@@ -95,6 +95,7 @@ class Detector(Struct, Generic[C, M], frozen=True, kw_only=True):
 
     @property
     def durable(self) -> bool:
+        """Whether what it remembers outlives the daemon."""
         return self.learned_s is not None
 
 

@@ -198,6 +198,7 @@ def _limit(config: CpiConfig, moments: Moments, measure: _Measure) -> float:
 
 
 def _taken(config: CpiConfig, sight: VictimView, measure: _Measure, past: PodPast, limit: float | None) -> PodPast:
+    """The past with the period that has just ended."""
     value = _value(config, sight, measure, past.begun_s)
     if value is None:
         return replace(past, begun_s=sight.now)

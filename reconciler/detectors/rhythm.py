@@ -59,6 +59,7 @@ class CorrelationLevels:
 
     @cached_property
     def vary(self) -> bool:
+        """Not the same all the time."""
         return _varies(self.moments)
 
     def where(self, known: Sequence[bool]) -> "CorrelationLevels":

@@ -32,6 +32,7 @@ class ResourceUse(NamedTuple):
         return _mean(self.values[self.inside :])
 
     def growth(self) -> float:
+        """From the lowest to the newest."""
         return max(0.0, self.values[-1] - min(self.values))
 
 

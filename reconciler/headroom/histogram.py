@@ -94,6 +94,7 @@ class DecayingHistogram:
         self._weights = array("d", bytes(8 * len(buckets)))
 
     def add(self, amount: float, at_s: float, samples: float = 1.0) -> None:
+        """One sample, or as many of the same amount."""
         self._weights[self._buckets.index(amount)] += samples * self._scale(at_s)
 
     def samples(self, at_s: float) -> float:

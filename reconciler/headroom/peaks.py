@@ -219,6 +219,8 @@ class Workload:
 
 
 class _Pods:
+    """One workload's pods of a minute."""
+
     __slots__ = ("count", "cpu", "cpu_count", "cpu_request", "memory", "memory_count", "memory_request")
 
     def __init__(self) -> None:

@@ -60,6 +60,7 @@ class PromiseWindow:
             self._count += 1
 
     def minute(self) -> PromiseMinute:
+        """The minute is over."""
         self._tops.append(self._top)
         available = self._sum // self._count if self._count else None
         self._top = self._sum = self._count = 0

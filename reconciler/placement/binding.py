@@ -13,7 +13,7 @@ Nodes that a new demand does not get, or only for lack of others (`reconciler.pl
 - a node with a pod that is to be separate from it (Koordinator's NUMANodeLevel), while that costs no node more.
 
 Nodes are assigned before CPUs (`allocate.allocate`), for all new demands at once, and which CPUs of several nodes one
-takes is only known later. So a later demand may find its node full although another one has room. Then all demands
+takes is only known afterwards. So a later demand may find its node full although another one has room. Then all demands
 with CPUs keep them, and the others are bound again to what is really left; each time at least one of them gets its
 request.
 """

@@ -145,6 +145,8 @@ def contradicted(owner: OwnerCpus, view: NodeView, pools: Pools, *, ours: bool) 
 
 
 class _PoolPods(NamedTuple):
+    """The pods of one pool by uid, and the sum of their requests."""
+
     pods: tuple[Pod, ...] = ()
     milli: int = 0
 

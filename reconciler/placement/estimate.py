@@ -56,6 +56,7 @@ class DemandEstimate(NamedTuple):
 
     @property
     def known(self) -> bool:
+        """Whether the use of at least one of them is known now."""
         return self.used + self.young > 0
 
     @property

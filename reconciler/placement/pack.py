@@ -88,7 +88,7 @@ class PackingMachine:
         return by_place[place]
 
     def assign(self, wanted: Mapping[str, int], holds: Masks, allowed: Masks) -> Masks:
-        """The sets by pool; a bound pool may lack CPUs later, any other only where there are too few in all."""
+        """The sets by pool; a bound pool may lack CPUs afterwards, any other only where there are too few in all."""
         lacking = {name: size - holds[name].bit_count() for name, size in wanted.items()}
         growing = 0
         for name, missing in lacking.items():

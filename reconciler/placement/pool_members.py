@@ -53,7 +53,7 @@ def members(
     a node that has its request beside the others' there, if there is any (`reconciler.placement.seats`); among those to
     the one with the smallest requests for each free CPU; of equal ones to the lowest. A node without free CPUs is none,
     and one that is not to be shared (Katalyst's ``numa_share`` false, of a pod there or its own) is taken only as a
-    last resort. ``rivals``: new containers with CPUs of their own, which are placed later.
+    last resort. ``rivals``: new containers with CPUs of their own, which are placed afterwards.
     """
     owners = owners or {}
     company = NumaOccupancy({uid: pod.wish for uid, pod in pods.items()})

@@ -289,6 +289,7 @@ def with_experience(
 
 
 def _starved(pods: Sequence[Pod], uses: Uses, previous: PoolSize, config: ProvisionConfig) -> bool:
+    """Whether others cut the pool, and it uses what it has."""
     used = used_now(pods, uses, config.estimate).milli
     return previous.cut and used * 100 >= previous.cpus * _CPU * _FULL_PERCENT
 

@@ -4,7 +4,7 @@ Each claim takes whole CPUs of its node: a pool of so many pods the sum of their
 node keep it. The others are placed together, the largest first, each on the node with the smallest requests for each
 CPU among those that have room for it (spread, as the load of a pool is not known before). If that leaves one of them
 without room, others are searched in the same order of preference, with at most `STEPS` tries. New
-containers with CPUs of their own on one node (`NodeRivals`) take part: they are placed later, by the hints of all
+containers with CPUs of their own on one node (`NodeRivals`) take part: they are placed afterwards, by the hints of all
 their resources, but find the room. If not all fit, the pods are before them: such a container can be spread, a pool
 can not. What does not fit then is placed where the most room is, and its pool is cut.
 """

@@ -252,6 +252,7 @@ def _node_resources(value: object) -> tuple[int, ...] | None:
 
 
 def _shown(value: object) -> str:
+    """For a message, bounded."""
     text = _text(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 

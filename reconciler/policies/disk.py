@@ -223,6 +223,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: DiskPolicyConfig) 
 
 
 def _limits(pod: Pod, view: NodeView, plan: DiskPlan, config: DiskPolicyConfig) -> list[Setting]:
+    """A pod's part of BE's limits, and its own."""
     be, alone = pod.pod_class is PodClass.RECLAIMED, config.share is DiskShare.POD
     if view.versions.get("io") == 2:
         part, message = None, "limits of this pod"

@@ -146,6 +146,7 @@ class _OverlapParts(NamedTuple):
 
 
 def _next(found: Mapping[str, PoolOverlap], has: Mapping[str, int], parts: _OverlapParts) -> str | None:
+    """The pool that takes one more."""
     open_ones = [key for key in sorted(found) if has[key] < len(found[key].cpus)]
     for part in parts:
         if spared := [key for key in open_ones if has[key] < part[key]]:
@@ -154,6 +155,7 @@ def _next(found: Mapping[str, PoolOverlap], has: Mapping[str, int], parts: _Over
 
 
 def _last(found: Mapping[str, PoolOverlap], has: Mapping[str, int], parts: _OverlapParts) -> str | None:
+    """The pool that takes one less."""
     used = [key for key in sorted(found) if has[key]]
     over = [key for key in used if has[key] > parts.spare[key]]
     if over:

@@ -195,6 +195,7 @@ def takes_part(pod: Pod, config: QuotaTurboConfig) -> bool:
 
 
 def customers(pods: Iterable[Pod], pools: Pools, config: QuotaTurboConfig) -> list[tuple[Pod, QuotaBorrower]]:
+    """The containers that may borrow now."""
     if not config.enabled:
         return []
     return [(pod, borrower) for pod in pods if takes_part(pod, config) for borrower in lending.borrowers(pod, pools)]

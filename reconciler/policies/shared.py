@@ -355,6 +355,7 @@ def _isolate(
 
 
 def _with_isolated(found: PoolMembers, uids: Collection[str]) -> PoolMembers:
+    """The same with these pods in pools of their own."""
     if not uids:
         return found
     pods = {key: tuple(pod for pod in members if pod.uid not in uids) for key, members in found.pods.items()}

@@ -58,6 +58,7 @@ class PodWaiting(NamedTuple):
 
     @property
     def percent(self) -> float:
+        """The waiting, of waiting and running."""
         both = self.run_milli + self.wait_milli
         return 100.0 * self.wait_milli / both if both > 0 else 0.0
 

@@ -74,6 +74,7 @@ def close_day(record: RuleRecord, config: PromotionConfig) -> RuleRecord:
 
 
 def next_mode(record: RuleRecord, config: PromotionConfig) -> tuple[bool, str]:
+    """Whether the rule is to enforce from now on, and why."""
     if record.enforcing:
         recent = (*record.days, record.today)[-config.days :]
         undone = sum(day.undone for day in recent)

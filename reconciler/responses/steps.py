@@ -219,6 +219,7 @@ def intensified(step: ResponseStep) -> ResponseStep | None:
 
 
 def _floor(what: Dimension) -> float:
+    """What a suspect keeps in any case."""
     match what:
         case Dimension.MEMORY:
             return _LEAST_MEMORY_BYTES

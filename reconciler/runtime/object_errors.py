@@ -94,6 +94,7 @@ class ObjectErrors:
         self._now.pop(key, None)
 
     def keep(self, kind: str, keys: Container[str]) -> None:
+        """Of the objects of a kind only these are not well."""
         for key in [key for key in self._now if key.startswith(f"{kind}:") and key not in keys]:
             del self._now[key]
 

@@ -102,6 +102,7 @@ class _ThreadTimer:
         self.running = False
 
     def run(self) -> None:
+        """From now on, once in each stint."""
         self.running = True
         self._library.timer_settime(self._id, 0, ctypes.byref(self._stint), None)
 

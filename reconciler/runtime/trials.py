@@ -25,7 +25,7 @@ def clean(hierarchy: Hierarchy, root: str = "/") -> list[str]:
 
 
 class LeftGroups(NamedTuple):
-    """The groups of a killed run: those that no longer exist now, and those that could not be removed."""
+    """The groups of a killed run: those that were removed, and those that could not be removed."""
 
     removed: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()

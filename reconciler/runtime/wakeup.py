@@ -15,6 +15,8 @@ import trio
 
 BEAT_S: Final = 1.0
 """Periodic tasks of the loop wake up together, at whole seconds of its clock."""
+_WAITING: Final = trio.lowlevel.RunVar[dict[float, dict[trio.lowlevel.Task, None]] | None]("beats", None)
+"""The tasks of a run that wait for a time, except the one that sleeps until then, by that time."""
 
 
 def beat_after(seconds: float) -> float:
@@ -33,7 +35,7 @@ def beat_after(seconds: float) -> float:
 
 
 async def next_beat(seconds: float) -> float:
-    """Wait until `beat_after`; when that was. Always a checkpoint.
+    """Wait until `beat_after`, and return that time. ``seconds``: as there. Always a checkpoint.
 
     Of the tasks that wait for the same time the first sleeps and wakes up the others: a sleep is a cancel scope that
     expires, which takes five times as long as to wake up a task.
@@ -65,10 +67,6 @@ async def _woken_with(others: dict[trio.lowlevel.Task, None]) -> None:
         return trio.lowlevel.Abort.SUCCEEDED
 
     await trio.lowlevel.wait_task_rescheduled(abort)
-
-
-_WAITING: Final = trio.lowlevel.RunVar[dict[float, dict[trio.lowlevel.Task, None]] | None]("beats", None)
-"""The tasks of a run that wait for a time, but the one that sleeps until then, by that time."""
 
 
 @final

@@ -78,6 +78,7 @@ class DirtyKeys:
         return self.take_nowait()
 
     def take_nowait(self) -> DirtyBatch:
+        """Take what is marked now, possibly nothing."""
         batch = DirtyBatch(frozenset(self._keys), tuple(self._everything))
         self._keys.clear()
         self._everything.clear()

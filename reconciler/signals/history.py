@@ -146,6 +146,7 @@ class _Subject:
                 self._apart(signal).add(now - sample.age_s, sample.value, sample.confidence)
 
     def _apart(self, signal: str) -> SampleSeries:
+        """The series, with times of its own."""
         series = self.series.get(signal)
         if series is None:
             series = self.series[signal] = SampleSeries(self._length)

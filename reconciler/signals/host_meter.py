@@ -106,6 +106,7 @@ class _Lists:
         return () if known is None else tuple(known.started)
 
     def ended(self, uid: str) -> None:
+        """List it again, and soon."""
         if (known := self.known.get(uid)) is not None:
             self.known[uid] = known._replace(again_at=0.0)
 

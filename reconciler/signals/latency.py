@@ -74,6 +74,7 @@ class LatencyReader(BaseReader):
         shared: SharedReaders,
         make: Make = source_of,
     ) -> None:
+        """``commands``: how many programs run at once. ``clock``: the clock of `read`."""
         super().__init__(shared)
         self._probes = shared.means.probes
         self._make = make

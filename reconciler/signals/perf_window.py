@@ -52,7 +52,7 @@ class PerfWindow:
     """The open counters of one pod."""
 
     def __init__(self, calls: PerfCalls, events: Sequence[PerfEvent], directory: int, cpus: Iterable[int]) -> None:
-        """Count from here on. ``directory``: the pod's, open; it can be closed later. Offline CPUs are left out.
+        """Count from here on. ``directory``: the pod's, open; it can be closed afterwards. Offline CPUs are left out.
 
         Errors: `OSError`, with nothing left open: ENOENT the group was removed, EMFILE no more descriptors, ENODEV none
         of the CPUs is online; `why` has texts for the others.

@@ -101,4 +101,5 @@ class PodProcesses:
 
 
 def same_groups(pod: Pod, other: Pod) -> bool:
+    """Whether two readings of a pod have the same directories."""
     return pod.group == other.group and [a.group for a in pod.containers] == [b.group for b in other.containers]

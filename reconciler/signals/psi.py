@@ -54,7 +54,8 @@ class PressureGroups(Protocol):
         """The pods that there are: make and fill what is missing, in its own time."""
 
     @property
-    def problem(self) -> str | None: ...
+    def problem(self) -> str | None:
+        """Why not all of them are filled."""
 
     async def aclose(self) -> None: ...
 

@@ -38,6 +38,8 @@ class Overrides(Struct, frozen=True, kw_only=True):
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of the file."""
+
     overrides: tuple[ClassOverride, ...] = ()
 
 

@@ -74,6 +74,8 @@ class ResourceRequirements(Struct, frozen=True):
 
 
 class ContainerSpec(Struct, frozen=True, rename="camel"):
+    """A container of any of the three lists."""
+
     name: str
     resources: ResourceRequirements | None = None
     restart_policy: str | None = None

@@ -73,6 +73,7 @@ class Listing(NamedTuple):
     unread: Mapping[str, SourceError]
 
     def knows(self, path: str) -> bool:
+        """Whether this listing would have a group, if there is one."""
         return not any(path == above or path.startswith(f"{above}/") for above in self.unread)
 
 

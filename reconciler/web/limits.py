@@ -198,6 +198,7 @@ class LogWindow:
             self._log.warning(message, **fields, times=self._since.pop(message))
 
     def failure(self, message: str, exc: BaseException, now: float, **fields: object) -> None:
+        """The same with a traceback."""
         if self._open(message, now):
             self._log.failure(message, exc, **fields, times=self._since.pop(message))
 

@@ -150,7 +150,7 @@ def listen_tcp(address: str, port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def listen_unix(path: str, group: int | None = None) -> Iterator[socket.socket]:
-    """A listening unix socket at ``path``; an existing one is replaced, this one is removed later.
+    """A listening unix socket at ``path``; an existing one is replaced, this one is removed afterwards.
 
     Its mode is 0600; with a ``group`` (its id) it is that group's, and 0660.
 

@@ -580,6 +580,7 @@ class CgroupActuator:
         return safe
 
     def _may_follow(self, work: FileWrite) -> bool:
+        """Whether the groups inside this one may be written now."""
         mode = self.judge.mode
         return mode.enforce and mode.hold_on(*work.place, work.target.pod_uid) is None
 

@@ -1,7 +1,7 @@
 """Reads control files, and caches the last values that bound what may be written.
 
 The kernel resets some knobs with another one; while that other one is set, the file shows a substitute value, and
-later the default. There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight and
+afterwards the default. There is one such pair: a group in the idle class (``cpu.idle``) shows the class's weight and
 refuses any other (EINVAL), and on leaving the class the kernel writes its own default weight. So the weight's original
 is recorded with the first touch of ``cpu.idle``, its file is not written while the class lasts, and it is written again
 right after that. `masked` and `reset_by` handle this; `restore_text` handles CPU sets that cannot be emptied again.

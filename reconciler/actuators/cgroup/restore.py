@@ -407,6 +407,7 @@ def _guarded(steps: Iterable[WriteStep], pending: Mapping[tuple[str, str], _Pend
 
 
 def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _PendingRestore:
+    """The restore that one file needs, or the result if it needs none."""
     hierarchy, ledger, files = scene.hierarchy, scene.ledger, scene.files
 
     def read(group: str, file: str) -> str:

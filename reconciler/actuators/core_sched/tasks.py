@@ -287,6 +287,7 @@ def drop(prctl: Prctl, tids: Iterable[int]) -> AssignResult:
 
 
 def with_cookie(prctl: Prctl, tids: Iterable[int], cookies: Mapping[int, str]) -> list[int]:
+    """Those of these threads that have one of these cookies."""
     numbers = []
     for tid in tids:
         try:

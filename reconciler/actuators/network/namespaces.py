@@ -2,7 +2,7 @@
 
 The sandbox's process is first: it never changes its namespace, while a container's process may have entered one that
 is not its pod's. A process id may be reused before its namespace is opened, so the process must still be in the pod's
-groups later. Nothing is read from inside a pod: no file there is trusted.
+groups afterwards. Nothing is read from inside a pod: no file there is trusted.
 
 Source: network_namespaces(7), namespaces(7).
 """

@@ -172,6 +172,7 @@ def _state(
 
 
 def _is_held(redirect: Redirect, pods: Mapping[str, Pod], holds: Mapping[str, Hold], direction: Direction) -> bool:
+    """Whether a hold covers a pod that is no longer a BE pod."""
     pod = pods.get(redirect.pod_uid)
     if pod is None:
         return False

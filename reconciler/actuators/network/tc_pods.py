@@ -392,6 +392,7 @@ def _requires(code: int, what: str) -> Iterator[None]:
 
 
 def _rate(link: Any, index: int, rate: int, command: str) -> None:
+    """Set the rate of all classes together."""
     more = burst(rate, rate)
     link.tc(command, "htb", index, handle=_ALL, parent=HANDLE, rate=rate, ceil=rate, **more)
 

@@ -118,4 +118,5 @@ def _dump(kind: ProcessValueKind, state: ContainerRecords) -> Iterable[LedgerEnt
 def with_records(
     records: Mapping[str, ContainerRecord], now: Mapping[str, ContainerRecord]
 ) -> Mapping[str, ContainerRecord]:
+    """The records of now with these, newer ones."""
     return {**now, **records}

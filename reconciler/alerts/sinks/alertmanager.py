@@ -152,6 +152,7 @@ class AlertmanagerSink(BaseSink):
 
 
 def _label(name: str) -> str:
+    """A name that Prometheus accepts."""
     plain = _NO_LABEL.sub("_", name) or "_"
     return f"_{plain}" if plain[0].isdigit() else plain
 

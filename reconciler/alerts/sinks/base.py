@@ -41,6 +41,7 @@ class SinkSetup(Struct, frozen=True, kw_only=True):
     kubelets: str | None = None
 
     def path(self, path: str) -> str:
+        """A configured path as it is on this machine."""
         return os.path.join(self.root, path.lstrip("/"))
 
 

@@ -224,6 +224,7 @@ def owner_room(config: LimitsConfig, past: EvictionHistory, frame: SampleFrame) 
 
 
 def saved_history(past: EvictionHistory, frame: SampleFrame) -> EvictionHistory:
+    """The past for the store, by the wall clock."""
     return _shifted(past, frame.wall_s - frame.at_s)
 
 

@@ -57,6 +57,7 @@ class EvictionContext(Struct, frozen=True, kw_only=True):
         )
 
     def pods(self, *classes: PodClass) -> Iterator[PodSnapshot]:
+        """The pods of these classes, in the order of their uids."""
         return (pod for _, pod in sorted(self.frame.pods.items()) if pod.pod_class in classes)
 
 

@@ -104,6 +104,8 @@ class SelectionContext(Struct, frozen=True, kw_only=True):
 
 
 class _ShortagePlan(NamedTuple):
+    """The victims of one shortage, before the limits."""
+
     weighed: Ranking
     chosen: list[Candidate]
 
@@ -251,6 +253,7 @@ class _Selector:
         )
 
     def _blocked(self, pressure: Shortage) -> tuple[RefusalReason, str] | None:
+        """The reason that blocks every eviction for it."""
         grounds, now = self._grounds, self._grounds.scene.now
         since = now - grounds.started_s
         quiet = grounds.config.limits.quiet_s

@@ -142,6 +142,7 @@ class ApiEviction:
         return None if why is None else EvictionResult(detail=why, unasked=self._api.expected)
 
     async def terminate(self, work: EvictionWork) -> EvictionResult:
+        """Request the Eviction and wait for the kubelet."""
         if work.resumed is not EvictionStep.WAIT:
             await work.step(EvictionStep.ASK)
             result = await self._ask(work)

@@ -56,10 +56,12 @@ class NodeWatermarks(Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> bool:
+        """Whether this pass counts."""
         return self.free < self.low and not self.dropped
 
     @property
     def critical(self) -> bool:
+        """Whether it counts at once."""
         return self.short and self.urgent is not None and self.free < self.urgent
 
     @property
