@@ -135,6 +135,18 @@ class OutOfGroupsError(CgroupRefusedError):
         self.what = what
 
 
+def remove_directory(files: GroupFiles, path: str) -> bool:
+    """Remove a control or monitoring group. False when there was none. Errors: `CgroupError`."""
+    try:
+        files.rmdir(path)
+    except OSError as exc:
+        error = cgroup_error(path, exc, "rmdir")
+        if isinstance(error, CgroupGoneError):
+            return False
+        raise error from exc
+    return True
+
+
 @final
 class ControlGroups:
     def __init__(self, root: str, files: GroupFiles = REAL) -> None:
@@ -186,15 +198,7 @@ class ControlGroups:
 
     def remove(self, name: str) -> bool:
         """Remove a group; its threads move to the default group. False when there was none. Errors: `CgroupError`."""
-        path = self.path(self._own(name))
-        try:
-            self.files.rmdir(path)
-        except OSError as exc:
-            error = cgroup_error(path, exc, "rmdir")
-            if isinstance(error, CgroupGoneError):
-                return False
-            raise error from exc
-        return True
+        return remove_directory(self.files, self.path(self._own(name)))
 
     def schemata(self, name: str) -> dict[str, dict[int, int]]:
         """What a group holds. Errors: `CgroupError`; `InputError` for a text that no kernel shows."""

@@ -14,9 +14,9 @@ from typing import Final, final
 from msgspec import Struct
 
 from cgroupfs.bounded import digits
-from cgroupfs.errors import CgroupGoneError, cgroup_error
+from cgroupfs.errors import cgroup_error
 from resctrl.files import REAL, GroupFiles
-from resctrl.groups import PREFIX, OutOfGroupsError
+from resctrl.groups import PREFIX, OutOfGroupsError, remove_directory
 
 _DOMAIN: Final = "mon_L3_"
 _PART: Final = "mon_sub_L3_"
@@ -215,15 +215,7 @@ class MonitorGroups:
 
         Errors: `CgroupError`.
         """
-        path = self._own(control, name)
-        try:
-            self.files.rmdir(path)
-        except OSError as exc:
-            error = cgroup_error(path, exc, "rmdir")
-            if isinstance(error, CgroupGoneError):
-                return False
-            raise error from exc
-        return True
+        return remove_directory(self.files, self._own(control, name))
 
     def read(self, control: str, name: str = "", *, at_s: float) -> MonitorReading:
         """All domains of one group. Errors: `CgroupGoneError` when the group was removed, `CgroupError`."""

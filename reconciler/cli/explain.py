@@ -235,7 +235,7 @@ def detail_blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield blank()
         yield line(
             StyledText(
-                "The daemon is not running: settings are the last known ones; `bypassctl diff` reads the kernel.", "dim"
+                "No answer of the daemon: settings are the last known ones; `bypassctl diff` reads the kernel.", "dim"
             )
         )
 

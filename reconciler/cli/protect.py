@@ -178,7 +178,7 @@ def _blocks(options: Namespace, change: _LevelChange, node: NodeOffers, answer: 
     differences = {name: f"{name}: {old} -> {new}" for name, old, new in _differences(change)}
     notes = _notes(change.after, node)
     if not differences:
-        yield line("no other setting changes", indent=2)
+        yield line(f"no other setting changes{'; of the level:' if notes else ''}", indent=2)
     for name in dict.fromkeys([*differences, *notes]):
         text = differences.get(name, name)
         if name in notes:

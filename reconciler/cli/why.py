@@ -391,7 +391,7 @@ def _past(hour: Row, *, live: bool) -> Iterator[Block]:
     """The last hour: one line a series that has values."""
     if not hour:
         if not live:
-            yield field("hour", StyledText("not known: the daemon is not running", "dim"))
+            yield field("hour", StyledText("not known: no answer of the daemon", "dim"))
         return
     series: list[tuple[str, list[Any]]] = [(name, hour[key]) for name, key in _HOUR]
     series += [(f"above: {path}", values) for path, values in hour["above_milli"].items() if any(values)]

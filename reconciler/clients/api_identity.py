@@ -12,9 +12,10 @@ from msgspec import structs
 
 from cgroupfs.errors import InputError, SourceError
 from reconciler.clients.endpoint import HttpEndpoint
-from reconciler.clients.kube_config import ApiIdentity, ApiServer, WatchSwitch
+from reconciler.clients.kube_config import ApiIdentity, ApiServer
 from reconciler.runtime.kubelet_programs import KUBECONFIGS
 from reconciler.runtime.safe_files import FileRule
+from reconciler.settings.schema import FeatureSwitch
 
 NAME: Final = "API server"
 SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -192,10 +193,10 @@ def own_peer(config: ApiServer, *, root: str = "/", environ: Mapping[str, str] =
 def watches_pods(
     config: ApiServer, *, root: str = "/", kubelets: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> bool:
-    """Whether the API server is to be watched, as `WatchSwitch` and `ApiIdentity` say. No request is sent."""
-    if not config.enabled or config.watch_pods is WatchSwitch.OFF:
+    """Whether the API server is to be watched, as `FeatureSwitch` and `ApiIdentity` say. No request is sent."""
+    if not config.enabled or config.watch_pods is FeatureSwitch.OFF:
         return False
-    if config.watch_pods is WatchSwitch.ON or config.server is not None or config.kubeconfig is not None:
+    if config.watch_pods is FeatureSwitch.ON or config.server is not None or config.kubeconfig is not None:
         return True
     if _is_kubelets(config):
         return kubeconfig_path(config, root=root, kubelets=kubelets, environ=environ) is not None

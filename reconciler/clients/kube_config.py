@@ -5,6 +5,8 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
+from reconciler.settings.schema import FeatureSwitch
+
 _PATH_RESTART: Final = {"path": True, "restart": True}
 _RESTART: Final = {"restart": True}
 _SECRET_RESTART: Final = {"restart": True, "secret": True}
@@ -17,14 +19,6 @@ class ApiIdentity(StrEnum):
     AUTO = "auto"
     OWN = "own"
     KUBELET = "kubelet"
-
-
-class WatchSwitch(StrEnum):
-    """Whether the pods of this node are watched at the API server."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
 
 
 class NodeSettings(StrEnum):
@@ -52,13 +46,13 @@ class ApiServer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ApiIdentity.AUTO
     watch_pods: Annotated[
-        WatchSwitch,
+        FeatureSwitch,
         Meta(
             description="watch this node's pods at the API server; auto: with credentials other than the kubelet's, "
             "or with `identity: kubelet`",
             extra=_RESTART,
         ),
-    ] = WatchSwitch.AUTO
+    ] = FeatureSwitch.AUTO
     node_settings: Annotated[
         NodeSettings,
         Meta(

@@ -16,9 +16,10 @@ from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.log import get_log
 from cgroupfs.naming import Driver, GroupName, Layout, detect_layout
 from reconciler.clients.endpoint import HttpEndpoint
-from reconciler.config.model import Config, EndpointSection, FeatureSwitch, KubeletSection, RuntimeSection
+from reconciler.config.model import Config, EndpointSection, KubeletSection, RuntimeSection
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.kubelet_programs import find_socket
+from reconciler.settings.schema import FeatureSwitch
 from reconciler.sources.kubelet_api import KubeletAccess, choose_peer
 from reconciler.sources.kubelet_config import KubeletConfig, read_kubelet_config
 from reconciler.sources.node import NodeEnvironment

@@ -22,7 +22,7 @@ from reconciler.policies.table import PoliciesConfig
 from reconciler.responses.config import ClosingConfig
 from reconciler.responses.eviction.config import EvictionConfig
 from reconciler.runtime.log_settings import LogFormat, LogLevel
-from reconciler.settings.schema import lazy_struct
+from reconciler.settings.schema import FeatureSwitch, lazy_struct
 
 if TYPE_CHECKING:
     from reconciler.config.window_time import WindowConfig
@@ -60,14 +60,6 @@ class EndpointSection(StrEnum):
     AUTO = "auto"
     HTTPS = "https"
     HTTP = "http"
-    OFF = "off"
-
-
-class FeatureSwitch(StrEnum):
-    """Whether an optional source is used."""
-
-    AUTO = "auto"
-    ON = "on"
     OFF = "off"
 
 

@@ -22,7 +22,7 @@ from reconciler import __version__
 from reconciler.config import load
 from reconciler.config.environment import node_name, wait_for_place
 from reconciler.config.load import DEFAULT_PATH, Loaded
-from reconciler.config.model import AgentMode, Config, FeatureSwitch, OnStop
+from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.config_in_force import ConfigInForce
 from reconciler.daemon.node_settings import SettingsUse, changes
@@ -41,6 +41,7 @@ from reconciler.runtime.supervisor import Component, ComponentStatus, Supervisor
 from reconciler.runtime.systemd import Heartbeat, Notifier, Watchdog, watchdog_interval_s
 from reconciler.runtime.wakeup import WakeUp, next_beat
 from reconciler.settings.binder import ConfigError
+from reconciler.settings.schema import FeatureSwitch
 from reconciler.sources.node import NodeEnvironment
 from reconciler.web import components as web
 from state.schema import NewerSchemaError
@@ -188,7 +189,7 @@ class Daemon:
         )
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell_ready, agent)
+                nursery.start_soon(self._tell_ready, agent, self.supervisor)
                 nursery.start_soon(self._renew, wanted, self.supervisor)
                 if self._stopped_by is not None:
                     self.supervisor.stop(self._stopped_by)
@@ -253,7 +254,7 @@ class Daemon:
         self._notifier.close()
         self._ended = True
 
-    async def _tell_ready(self, agent: Agent) -> None:
+    async def _tell_ready(self, agent: Agent, supervisor: Supervisor) -> None:
         with trio.move_on_after(_READY_S) as waiting:
             await agent.control.reconciler.ready.wait()
         if waiting.cancelled_caught:
@@ -266,10 +267,12 @@ class Daemon:
         # Before that is reported, and before the loop has a priority.
         malloc.keep_objects()
         self._notifier.ready(f"{self.config.mode.value}: {plural(pods, 'pod')}")
-        # Only now: the start itself is a second of work, which needs neither a high priority nor the least weight.
+        # Only now: the first pass is a second of work, which needs no high priority.
         agent.process.start()
         self._log.info("ready", pods=pods, look_ms=round(agent.control.reconciler.look_s * 1000, 1))
-        # Once the web part has loaded its libraries, too.
+        # The web part has loaded its libraries, too.
+        await supervisor.started.wait()
+        agent.process.settle()
         await trio.sleep(_SETTLE_S)
         malloc.trim_after_start()
 

@@ -20,7 +20,8 @@ threads included, has some 20 ms.
 
 A small weight must not starve it where every CPU is always busy. When its work has waited for a CPU for longer than
 `LATE_S` the weight is raised by `FACTOR`, and again after as long, up to `RAISED_SHARES` (the usual weight with EEVDF),
-until the work is done or has used `BURST_S` of CPU time, and then not for `REST_S`. The weight is read back, and
+until the work is done or has used `BURST_S` of CPU time, and then not for `REST_S`. The start itself, up to the last
+part's first task, has the weight of late work: its libraries take a second of CPU time. The weight is read back, and
 written again where another program (systemd at daemon-reload) changed it.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
@@ -148,7 +149,9 @@ class OwnGroup(trio.abc.Instrument):
         self._shares = shares
         self._eevdf = has_eevdf(os.uname().release) if eevdf is None else eevdf
         self._most = USUAL_SHARES if self._eevdf else max(RAISED_SHARES, shares)
-        """The weight of late work, and of the start."""
+        """The weight of late work, of the start and of the end."""
+        self._rest = self._most
+        """The weight while nothing is late: at the end of the start it becomes ``shares``."""
         self._beginning = beginning
         self._starting = starting
         self._is_starting = False
@@ -196,7 +199,7 @@ class OwnGroup(trio.abc.Instrument):
             self._write(USUAL_SHARES)
 
     def start(self) -> None:
-        """Take the place and the weight. Errors: none; a refusal is logged and in `status`."""
+        """Take the place, and keep the weight of the start. Errors: none; a refusal is logged and in `status`."""
         if self._shares == USUAL_SHARES or self._group is None or not self._hierarchy.writable("cpu"):
             return
         if self._may_move():
@@ -205,10 +208,18 @@ class OwnGroup(trio.abc.Instrument):
             return
         self._managed = True
         self._idle_at, self._idle_used = self._now(), self._used()
-        self._write(self._shares)
+        self._write(self._rest)
         self._check_at = self._now() + _CHECK_S
         trio.lowlevel.add_instrument(self)
-        _LOG.info("has a CPU group of its own", group=self._group, shares=self._shares)
+        _LOG.info("has a CPU group of its own", group=self._group, shares=self._rest)
+
+    def settle(self) -> None:
+        """Take the weight at rest: every part has started. Errors: none; also where `start` has taken no place."""
+        self._rest = self._shares
+        if self._managed and not self._is_starting and not self._raised_to:
+            self._idle_at, self._idle_used = self._now(), self._used()
+            self._write(self._rest)
+            _LOG.info("all parts have started", group=self._group, shares=self._shares)
 
     def stop(self) -> None:
         """Take the weight of the start for the end, and leave a group made by itself. Errors: none.
@@ -251,7 +262,7 @@ class OwnGroup(trio.abc.Instrument):
         elif self._raised_to and self._used() - self._raised_used > BURST_S:
             self._lower(now)
         elif (
-            self._most > self._shares
+            self._most > self._rest
             and now >= self._rests_until
             and now - self._idle_at > LATE_S
             and now - self._idle_at - (self._used() - self._idle_used) > LATE_S
@@ -267,7 +278,7 @@ class OwnGroup(trio.abc.Instrument):
             self._raised += 1
             self._raised_used = self._used()
         if self._raised_to < self._most:
-            self._raised_to = min(self._most, FACTOR * (self._raised_to or self._shares))
+            self._raised_to = min(self._most, FACTOR * (self._raised_to or self._rest))
             self._write(self._raised_to)
             if not self._eevdf:
                 self._sleep(_SETTLE_S)
@@ -277,12 +288,12 @@ class OwnGroup(trio.abc.Instrument):
         self._raised_to = 0
         self._rests_until = now + REST_S
         self._idle_at, self._idle_used = now, self._used()
-        self._write(self._shares)
+        self._write(self._rest)
 
     def _check(self, now: float) -> None:
         self._check_at = now + _CHECK_S
-        if self._read_shares() != self._as_read(self._shares):
-            self._write(self._shares)
+        if self._read_shares() != self._as_read(self._rest):
+            self._write(self._rest)
 
     # The kernel's files
 

@@ -1,6 +1,7 @@
 """The daemon's own share of the CPU: its loop's priority, its cgroup's weight, and who yields to its online tasks.
 
-The start is a second of work that needs none of them: they begin when the daemon is ready.
+The start is a second of work that needs none of them: priority and stints begin when the first pass is done, the weight
+at rest when every part has started.
 """
 
 from collections.abc import Callable
@@ -56,6 +57,10 @@ class OwnProcess:
         self.stints.start()
         self.urgent.start()
         self.priority.start()
+
+    def settle(self) -> None:
+        """Every part has started; called after `start`."""
+        self.group.settle()
 
     def stop(self) -> None:
         self.priority.stop()

@@ -86,6 +86,8 @@ class Supervisor:
     ) -> None:
         self._layers = [[_Kept(component) for component in layer] for layer in layers]
         self._report = report
+        self.started = trio.Event()
+        """Set when every component has started, has failed once, or has used up its time."""
         self._log = get_log("supervisor")
         self._stop = trio.Event()
         self._reason = ""
@@ -113,8 +115,7 @@ class Supervisor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until `stop`, cancellation, or the end of an essential component.
 
-        ``started()`` is called when every component has started, has failed once, or has used up its time.
-        Errors: `EssentialError`.
+        ``started()`` is called when `started` is set. Errors: `EssentialError`.
         """
         await self._run_layer(0, task_status)
         if self._fatal is not None:
@@ -122,6 +123,7 @@ class Supervisor:
 
     async def _run_layer(self, index: int, task_status: trio.TaskStatus[None]) -> None:
         if index == len(self._layers):
+            self.started.set()
             task_status.started()
             await self._stop.wait()
             return

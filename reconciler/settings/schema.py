@@ -12,6 +12,7 @@ them is written (`lazy_struct`).
 """
 
 from collections.abc import Iterator
+from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Final
 
@@ -42,6 +43,14 @@ from reconciler.settings import units
 
 ListType = VarTupleType | FrozenSetType
 _SCALARS: Final = (BoolType, IntType, FloatType, StrType, EnumType, LiteralType)
+
+
+class FeatureSwitch(StrEnum):
+    """Whether an optional source is used."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 def lazy_struct(module: str, name: str) -> Any:

@@ -25,14 +25,13 @@ from cgroupfs.bounded import shown
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.lines import lines_of
 from reconciler.policies.idle_buffer import IdleSample
+from reconciler.signals.growth import SHORTEST_S
 from state.model import NodeCpu, PodClass
 
 ONLINE: Final = "online"
 RECLAIMED: Final = "reclaimed"
 """Names of the two sides, where they are sampled like two pods."""
 _CPU: Final = 1000
-# Ticks are 10 ms on most kernels: below this a share has no meaning.
-SHORTEST_S: Final = 0.05
 _WOBBLE: Final = 2
 
 

@@ -19,12 +19,10 @@ from cgroupfs.usage import UsageCounters, UsageReader, rates_between
 from reconciler.placement.estimate import remembered
 from reconciler.policies import be_quota, quota_burst
 from reconciler.policies.table import PoliciesConfig
+from reconciler.signals.growth import SHORTEST_S
 from state.cpu import GroupUse
 from state.model import Pod, Pools
 from state.pod_index import index_of
-
-SHORTEST_S: Final = 0.05
-"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
 
 
 class GroupDelta(NamedTuple):

@@ -8,7 +8,7 @@ from cgroupfs.bounded import digits
 from cgroupfs.usage import grown
 
 SHORTEST_S: Final = 0.05
-"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about the group."""
+"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about a group or a CPU."""
 Counts: TypeAlias = tuple[int | None, ...]
 """Counters of one key, in a fixed order; None: this kernel does not have that counter."""
 

@@ -21,7 +21,6 @@ from reconciler.config.model import (
     AgentMode,
     Config,
     EndpointSection,
-    FeatureSwitch,
     KubeletSection,
     NodeSection,
     RuntimeSection,
@@ -31,6 +30,7 @@ from reconciler.daemon.agent import Agent
 from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.workqueue import DirtyBatch
+from reconciler.settings.schema import FeatureSwitch
 from reconciler.signals.cpu import CpuReading, CpuSampler, parse_stat
 from reconciler.sources.node import NodeEnvironment
 from reconciler.sources.runtime_signal import RuntimeEvent

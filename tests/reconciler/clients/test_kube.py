@@ -17,8 +17,9 @@ from reconciler.clients import api_identity, kubeconfig
 from reconciler.clients.api_identity import OWN_KUBECONFIG, SERVICE_ACCOUNT, find_peer, own_identity, watches_pods
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import ApiStatus, ApiStatusDetails, KubeApi, status_of, wait_s_of
-from reconciler.clients.kube_config import ApiIdentity, ApiServer, WatchSwitch
+from reconciler.clients.kube_config import ApiIdentity, ApiServer
 from reconciler.clients.kubeconfig import read_kubeconfig
+from reconciler.settings.schema import FeatureSwitch
 from tests.fakes.http_peer import HttpPeer, Reply
 
 KUBELETS = """\
@@ -295,9 +296,9 @@ def test_whose_credentials_are_used_is_one_setting(
         ({}, set(), False),
         ({}, {"/etc/kubernetes/kubelet.conf"}, False),
         ({"identity": ApiIdentity.KUBELET}, {"/etc/kubernetes/kubelet.conf"}, True),
-        ({"watch_pods": WatchSwitch.ON}, {"/etc/kubernetes/kubelet.conf"}, True),
+        ({"watch_pods": FeatureSwitch.ON}, {"/etc/kubernetes/kubelet.conf"}, True),
         ({}, {OWN_KUBECONFIG}, True),
-        ({"watch_pods": WatchSwitch.OFF}, {OWN_KUBECONFIG}, False),
+        ({"watch_pods": FeatureSwitch.OFF}, {OWN_KUBECONFIG}, False),
         ({"enabled": False}, {OWN_KUBECONFIG}, False),
         ({"kubeconfig": "/k"}, set(), True),
         ({"server": "https://a"}, set(), True),

@@ -11,11 +11,11 @@ from reconciler.config.environment import cri_client, cri_socket, kubelet_peer, 
 from reconciler.config.model import (
     Config,
     EndpointSection,
-    FeatureSwitch,
     KubeletSection,
     NodeSection,
     RuntimeSection,
 )
+from reconciler.settings.schema import FeatureSwitch
 from reconciler.sources.kubelet_config import KubeletConfig
 from tests.fakes.constants import varied
 

@@ -92,6 +92,11 @@ class Daemon:
             beginning=self.beginning,
         )
 
+    def start(self) -> None:
+        """Up to the end of the start."""
+        self.own.start()
+        self.own.settle()
+
     def weight(self) -> int | None:
         return self.own.status.shares
 
@@ -116,7 +121,7 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Daemon:
 
 async def test_at_rest_the_weight_is_small_and_the_end_has_that_of_the_start(daemon: Daemon) -> None:
     assert daemon.weight() == USUAL_SHARES
-    daemon.own.start()
+    daemon.start()
     try:
         status = daemon.own.status
         assert (status.placement, status.top) == (Placement.OWN, "/bypassd.slice")
@@ -128,12 +133,43 @@ async def test_at_rest_the_weight_is_small_and_the_end_has_that_of_the_start(dae
 
 
 async def test_a_start_has_the_raised_weight_also_after_a_run_that_was_killed(daemon: Daemon) -> None:
-    daemon.own.start()
+    daemon.start()
     try:
         assert daemon.weight() in {SHARES, 51}
         # The next process, in the same group.
         daemon.own.prepare()
         assert daemon.weight() in {RAISED_SHARES, 204}
+    finally:
+        daemon.own.stop()
+
+
+async def test_the_start_has_the_weight_of_late_work_until_every_part_has_started(daemon: Daemon) -> None:
+    daemon.own.prepare()
+    daemon.own.start()
+    try:
+        assert daemon.weight() in {RAISED_SHARES, 204}
+        daemon.step(worked=1.0)
+        daemon.rest()
+        assert daemon.weight() in {RAISED_SHARES, 204}, "the web part's libraries are not loaded yet"
+        daemon.own.settle()
+        assert daemon.weight() in {SHARES, 51}
+    finally:
+        daemon.own.stop()
+
+
+async def test_the_end_of_the_start_while_a_container_is_in_creation_keeps_its_weight(daemon: Daemon) -> None:
+    daemon.own.start()
+    try:
+        daemon.starts = True
+        daemon.step()
+        high = daemon.weight()
+        assert high is not None
+        assert high > USUAL_SHARES
+        daemon.own.settle()
+        assert daemon.weight() == high
+        daemon.starts = False
+        daemon.step()
+        assert daemon.weight() in {SHARES, 51}
     finally:
         daemon.own.stop()
 
@@ -162,7 +198,7 @@ async def test_a_start_never_writes_the_weight_of_a_group_of_others(tmp_path: Pa
 
 
 async def test_work_that_waits_for_a_cpu_gets_more_weight_step_by_step_until_it_is_done(daemon: Daemon) -> None:
-    daemon.own.start()
+    daemon.start()
     try:
         daemon.step(worked=LATE_S * 3)
         assert daemon.own.status.raised == 0, "long work is not late work"
@@ -183,7 +219,7 @@ async def test_work_that_waits_for_a_cpu_gets_more_weight_step_by_step_until_it_
 
 async def test_with_eevdf_late_work_gets_the_usual_weight_and_no_sleep(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, "v1", eevdf=True)
-    daemon.own.start()
+    daemon.start()
     try:
         weights = []
         for _ in range(4):
@@ -205,7 +241,7 @@ def test_the_group_directly_below_the_root(path: str, expected: str) -> None:
 
 async def test_work_ends_within_a_second_on_a_cpu_that_is_always_busy(daemon: Daemon) -> None:
     """The group's share beside a busy group of 1024 shares, in steps of 1 ms of CPU time."""
-    daemon.own.start()
+    daemon.start()
     try:
         daemon.rest()
         began, work = daemon.wall, 0.03
@@ -219,7 +255,7 @@ async def test_work_ends_within_a_second_on_a_cpu_that_is_always_busy(daemon: Da
 
 
 async def test_a_container_in_creation_gets_a_high_weight_until_it_is_made(daemon: Daemon) -> None:
-    daemon.own.start()
+    daemon.start()
     try:
         daemon.starts = True
         daemon.rest()
@@ -234,7 +270,7 @@ async def test_a_container_in_creation_gets_a_high_weight_until_it_is_made(daemo
 
 
 async def test_idle_time_is_not_waiting(daemon: Daemon) -> None:
-    daemon.own.start()
+    daemon.start()
     try:
         for _ in range(5):
             daemon.rest(LATE_S * 20)
@@ -245,7 +281,7 @@ async def test_idle_time_is_not_waiting(daemon: Daemon) -> None:
 
 
 async def test_endless_work_has_more_weight_in_bounded_bursts(daemon: Daemon) -> None:
-    daemon.own.start()
+    daemon.start()
     raised = 0.0
     try:
         for _ in range(10_000):
@@ -259,7 +295,7 @@ async def test_endless_work_has_more_weight_in_bounded_bursts(daemon: Daemon) ->
 
 
 async def test_a_weight_that_another_program_has_written_is_put_back(daemon: Daemon) -> None:
-    daemon.own.start()
+    daemon.start()
     try:
         file, text = ("cpu.shares", "777") if daemon.hierarchy.version("cpu") == 1 else ("cpu.weight", "77")
         daemon.kernel.write(daemon.directory, file, text)
@@ -275,7 +311,7 @@ async def test_a_weight_that_another_program_has_written_is_put_back(daemon: Dae
 @pytest.mark.parametrize("group", ["/", "/system.slice/bypassd.service", "/kubepods/burstable/podx"])
 async def test_the_weight_of_a_group_of_others_is_never_written(tmp_path: Path, group: str) -> None:
     daemon = Daemon(tmp_path, "v1", group)
-    daemon.own.start()
+    daemon.start()
     daemon.step(waited=10)
     daemon.own.stop()
     assert daemon.own.status.shares == (None if group == "/" else USUAL_SHARES)
@@ -284,7 +320,7 @@ async def test_the_weight_of_a_group_of_others_is_never_written(tmp_path: Path, 
 
 
 async def test_a_group_that_vanishes_is_a_problem_and_no_error(daemon: Daemon) -> None:
-    daemon.own.start()
+    daemon.start()
     daemon.kernel.remove_group("/bypassd.slice/bypassd.service")
     daemon.kernel.remove_group(own_weight.GROUP)
     daemon.step(waited=LATE_S * 2)
@@ -300,7 +336,7 @@ async def test_on_v2_without_the_cpu_controller_there_is_no_problem_and_the_weig
     top = daemon.directory
     for directory in (top, root):
         daemon.kernel.write(directory, "cgroup.subtree_control", "-cpu")
-    daemon.own.start()
+    daemon.start()
     try:
         assert (daemon.own.status.problem, daemon.own.status.shares) == ("", None)
         daemon.kernel.write(root, "cgroup.subtree_control", "+cpu")
@@ -322,6 +358,7 @@ async def main():
     own = OwnGroup(Hierarchy.detect(), "/kubepods", shares=50)
     before = open("/proc/self/cgroup").read()
     own.start()
+    own.settle()
     during, table = asdict(own.status), open("/proc/self/cgroup").read()
     own.stop()
     print(json.dumps([during, table, before == open("/proc/self/cgroup").read()]))
