@@ -147,7 +147,7 @@ class HeadroomPublisher:
         return {
             "target": self._noted.value if self._noted is not None else None,
             "cpu_milli": there.offer.cpu_milli if there is not None else None,
-            "memory_bytes": there.offer.memory_bytes if there is not None else None,
+            "memory_bytes": there.offer.memory if there is not None else None,
             "detail": there.detail if there is not None else None,
             "at": self._published_at,
             "problem": self._problem or None,

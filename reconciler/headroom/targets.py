@@ -232,7 +232,8 @@ class KatalystTarget:
             if not exc.missing:
                 raise
             kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
-            await self.object.create({**kind, "metadata": {"name": self._node}})
+            # With a field: the API server keeps no managedFields of an object that was created without one.
+            await self.object.create({**kind, "metadata": {"name": self._node}, "spec": {}})
         self._wrote = there = _reclaimed(await self.object.patch_status(katalyst_status(offer)))
         return Published(there, "reclaimed_millicpu, reclaimed_memory of the CustomNodeResource", _INTERVAL_S)
 

@@ -272,6 +272,17 @@ def test_katalysts_object_is_made_and_has_what_its_scheduler_reads(plane: Contro
     assert found["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
 
 
+def test_another_writer_of_an_object_that_was_made_here_is_named(plane: ControlPlane) -> None:
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
+    plane.add_node("shared")
+    offer = Offer(cpu_milli=2000, memory_bytes=GI)
+    run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "shared", offer)
+    patch = {"status": {"resources": {"allocatable": {KATALYST_CPU: "7"}}}}
+    assert plane.call("PATCH", f"{CNR}/shared/status?fieldManager=katalyst-agent", patch, MERGE)[0] == 200
+    with pytest.raises(PublishError, match="katalyst-agent writes the status"):
+        run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "shared", offer)
+
+
 def test_objects_that_are_deleted_and_made_again_get_what_is_published(plane: ControlPlane) -> None:
     define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
     plane.add_node("again")

@@ -120,6 +120,16 @@ async def test_katalysts_resource_is_made_where_it_is_missing(made: bool) -> Non
         assert server.objects[path]["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
 
 
+async def test_another_writer_of_an_object_that_was_made_here_is_named() -> None:
+    async with serving() as (server, api):
+        server.kinds.add(CNR)
+        target = KatalystTarget(api, "n1", wall=lambda: NOW)
+        await target.publish(OFFER)
+        server.patch(f"{CNR}/n1", {"status": {"resources": {"allocatable": {KATALYST_CPU: "7"}}}}, manager="agent")
+        with pytest.raises(PublishError, match="agent writes the status"):
+            await target.publish(OFFER)
+
+
 async def test_the_manager_gets_use_and_its_last_result_is_what_is_reported() -> None:
     async with serving() as (server, api):
         server.kinds.add(METRICS)
