@@ -420,7 +420,9 @@ class NodeHeadroom:
             from reconciler.headroom.targets import target_of
 
             api = KubeApi(apiserver, root=place.root, kubelets=place.kubelet.kubeconfig)
-            return target_of(name, api, node, meter(), valid_s=lambda: self.report.config.unknown_hold_s)
+            return target_of(
+                name, api, node, meter(), valid_s=lambda: self.report.config.unknown_hold_s, boot=record.store.boot
+            )
 
         self.publisher = HeadroomPublisher(
             target,

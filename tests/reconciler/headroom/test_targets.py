@@ -102,6 +102,35 @@ async def test_what_another_writer_has_made_of_it_is_what_is_reported() -> None:
         assert server.objects[path]["status"]["capacity"][OWN_CPU] == "2400"
 
 
+async def test_another_machines_node_of_the_same_name_gets_nothing() -> None:
+    async with serving() as (server, api):
+        path, metric = node(server), f"{METRICS}/n1"
+        server.kinds.add(METRICS)
+        server.make(metric, status={})
+        server.objects[path]["status"]["nodeInfo"] = {"bootID": "another"}
+        for target in (
+            NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, boot="b"),
+            KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: NOW, boot="b"),
+        ):
+            with pytest.raises(PublishError, match="is of another machine") as caught:
+                await target.publish(OFFER)
+            assert caught.value.busy
+        assert OWN_CPU not in server.objects[path]["status"]["allocatable"]
+        assert server.objects[metric]["status"] == {}
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, boot="b")
+        server.objects[path]["status"]["nodeInfo"] = {"bootID": "b"}
+        server.requests.clear()
+        await target.publish(OFFER)
+        await target.publish(OFFER)
+        assert server.requests == [f"GET {path}", f"PATCH {path}/status", f"PATCH {path}/status"]
+        # The other kubelet reports.
+        server.objects[path]["status"]["nodeInfo"] = {"bootID": "another"}
+        for _ in range(2):
+            with pytest.raises(PublishError, match="is of another machine"):
+                await target.publish(OFFER)
+        assert server.requests[3:] == [f"PATCH {path}/status", f"GET {path}"]
+
+
 @pytest.mark.parametrize("made", [True, False])
 async def test_katalysts_resource_is_made_where_it_is_missing(made: bool) -> None:
     async with serving() as (server, api):
