@@ -252,7 +252,7 @@ class NodeMarker(PeriodicActuator):
         self._failures = 0
         self._retry_at = 0.0
         self._left: list[RestoreResult] = []
-        self._left_wait_s = 0.0
+        self._left_wait_s = self._set_wait_s = self._allowed_at = 0.0
 
     # The interface of an auxiliary actuator
 
@@ -284,6 +284,14 @@ class NodeMarker(PeriodicActuator):
             return ()
         async with self._worker.restoring():
             return await self._remove(self._rows.now.rows.values())
+
+    def api_usable(self) -> bool:
+        """What has failed does not wait any longer, but for a delay that the API server requests."""
+        if not self._failures:
+            return False
+        self._failures, self._retry_at = 0, self._allowed_at
+        self._worker.wake()
+        return True
 
     def mark(self) -> MarkStatus | None:
         """What became of the mark; None: none is wanted."""
@@ -335,12 +343,14 @@ class NodeMarker(PeriodicActuator):
             self._failures = 0
         else:
             self._failures += 1
-            self._retry_at = self._clock() + max(again_s or 0.0, self._left_wait_s, self._backoff_s())
+            self._allowed_at = self._clock() + max(self._set_wait_s, self._left_wait_s)
+            self._retry_at = max(self._allowed_at, self._clock() + max(again_s or 0.0, self._backoff_s()))
 
     async def _set(self, wanted: ClosedNode, field: str) -> float | None:
         """Bring the mark into place; the least time until it is tried again. None: nothing has failed."""
         client = self._client()
         again_s: float | None = None
+        self._set_wait_s = 0.0
         mark = condition_of(wanted) if field == _CONDITION else taint_of(wanted, field)
         text = _text(mark)
         try:
@@ -356,7 +366,7 @@ class NodeMarker(PeriodicActuator):
         except NodeRefusedError as exc:
             state, detail, again_s = MarkState.REFUSED, str(exc), _LAST_RETRY_S
         except NodeBusyError as exc:
-            state, detail, again_s = MarkState.FAILED, str(exc), exc.wait_s or 0.0
+            state, detail, self._set_wait_s = MarkState.FAILED, str(exc), exc.wait_s or 0.0
         except (NodeAbsentError, StoreError) as exc:
             state, detail = MarkState.FAILED, str(exc)
         if state is MarkState.FAILED and again_s is None:

@@ -433,6 +433,7 @@ class NodeHeadroom:
             noted=self.row.target,
             changed=publish,
         )
+        base.hub.api_usable.subscribe(self.publisher.retry)
         base.hub.planned.subscribe(self._planned)
 
     def reconfigure(self, config: HeadroomConfig) -> None:

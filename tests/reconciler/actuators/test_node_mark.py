@@ -586,6 +586,32 @@ async def test_a_busy_server_is_asked_to_remove_the_mark_not_before_it_allows(
     assert bench.nodes.taints("n1") == [OTHERS]
 
 
+@pytest.mark.parametrize(("retry_after", "least_s"), [("", 0), ("60", 60)])
+async def test_an_api_server_that_responds_again_is_asked_at_once(
+    bench: Bench, retry_after: str, least_s: float
+) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
+    header = f"Retry-After: {retry_after}\r\n" if retry_after else ""
+    bench.server.raw = f"HTTP/1.1 503 X\r\n{header}Content-Length: 0\r\n\r\n".encode()
+    marker.planned(situation(None))
+    for _ in range(8):  # the delay becomes 5 minutes
+        await marker.sweep()
+        at[0] += 301
+    at[0] -= 300
+    await marker.sweep()
+    bench.server.raw = None
+    await marker.sweep()
+    assert len(bench.nodes.taints("n1")) == 2
+    marker.api_usable()
+    await marker.sweep()
+    assert len(bench.nodes.taints("n1")) == (2 if least_s else 1)
+    at[0] += least_s
+    await marker.sweep()
+    assert bench.nodes.taints("n1") == [OTHERS]
+
+
 @pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.NO_SCHEDULE, NodeMark.CONDITION])
 async def test_another_machines_node_of_the_same_name_is_not_marked(bench: Bench, mark: NodeMark) -> None:
     at = [0.0]
