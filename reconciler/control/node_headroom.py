@@ -440,6 +440,7 @@ class NodeHeadroom:
         self.memory.use(config)
         self.report.use(config)
         self.publisher.changed()
+        self.publisher.retry()
 
     def _planned(self, _view: NodeView, plan: NodePlan) -> None:
         """Nothing is promised while the node is closed to new BE pods."""

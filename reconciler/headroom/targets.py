@@ -162,7 +162,8 @@ class ClusterObject:
         try:
             return decoded(_decode, answer.body)
         except ValueError as exc:
-            raise PublishError(f"{verb}: the answer is not the object ({exc})") from exc
+            # Mostly cut off on the way.
+            raise PublishError(f"{verb}: the answer is not the object ({exc})", busy=True) from exc
 
     async def _error(self, verb: str, path: str, answer: HttpResponse) -> PublishError:
         status = status_of(answer)

@@ -352,6 +352,16 @@ async def test_a_kind_that_is_not_installed_is_missing_and_one_of_another_versio
         assert not caught.value.missing
 
 
+async def test_an_answer_that_was_cut_off_is_tried_again_soon() -> None:
+    async with serving() as (server, api):
+        path = node(server)
+        server.raw[f"{path}/status"] = (200, b'{"metadata": {')
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW)
+        with pytest.raises(PublishError, match="not the object") as caught:
+            await target.publish(OFFER)
+        assert caught.value.busy
+
+
 async def test_the_delay_that_the_api_server_requests_is_kept() -> None:
     async with serving() as (server, api):
         node(server)
