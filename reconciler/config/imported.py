@@ -190,7 +190,8 @@ def accounted(source: Source, values: Iterable[FoundValue]) -> Imported:
         if row is None:
             left.append(f"{shown}: not known to this version")
         elif (converted := row.text(value)) is None:
-            left.append(f"{shown}: no counterpart: {row.note or 'the value has none'}")
+            why = f"not a value of {row.setting}" if row.setting else f"no counterpart: {row.note}"
+            left.append(f"{shown}: {why}")
         elif off:
             left.append(f"{shown}: not in use there: its section is off")
         else:
