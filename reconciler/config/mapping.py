@@ -242,8 +242,7 @@ KOORDINATOR: Final = Source(
             cpuBurstPercent=Row(
                 "policies.burst.percent",
                 _burst_percent,
-                "of the quota, which is the most that the kernel takes; enable policies.burst where Koordinator's policy "
-                "is auto",
+                "of the quota, at most 100; enable policies.burst where Koordinator's policy is auto",
             ),
             cfsQuotaBurstPercent=Row("policies.quota_burst.percent", _same),
             cfsQuotaBurstPeriodSeconds=Row("policies.quota_burst.budget_s", _same),
