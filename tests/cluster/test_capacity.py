@@ -310,6 +310,26 @@ def test_objects_that_are_deleted_and_made_again_get_what_is_published(plane: Co
     trio.run(main)
 
 
+def test_another_machines_node_of_the_same_name_gets_nothing(plane: ControlPlane) -> None:
+    plane.add_node("twin")
+    offer = Offer(cpu_milli=2000, memory_bytes=GI)
+
+    async def main() -> None:
+        async with api_of(plane, "twin", RightsUse.NODE) as api:
+            target = target_of(ClusterTarget.NODE, api, "twin", Meter(), valid_s=lambda: 240.0, boot="this")
+            for boot, words in (("another", "is of another machine: its kubelet reports boot another"), ("this", "")):
+                patch = {"status": {"nodeInfo": {"bootID": boot}}}
+                assert plane.call("PATCH", "/api/v1/nodes/twin/status", patch, MERGE)[0] == 200
+                if words:
+                    with pytest.raises(PublishError, match=words):
+                        await target.publish(offer)
+                    assert OWN_CPU not in allocatable(plane, "twin")
+                else:
+                    assert (await target.publish(offer)).offer == offer
+
+    trio.run(main)
+
+
 def test_without_the_right_nothing_is_written(plane: ControlPlane) -> None:
     plane.add_node("bare")
     with pytest.raises(PublishError, match="403"):
