@@ -168,6 +168,9 @@ def document(
     }
 
 
+_PUBLISHED: Final = dict.fromkeys(("cpu_milli", "memory_bytes", "detail", "at", "problem"))
+
+
 def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:
     """The document from `state.reader.read_dump`: what can be known while the daemon is down.
 
@@ -182,7 +185,7 @@ def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:
         files=_rows(dump.get("files")),
         settings=_rows(dump.get("settings")),
         pools=_row(_row(assignments.get("pools")).get("lists")),
-        headroom=_headroom(_row(assignments.get("headroom")), at),
+        headroom=_headroom(_row(assignments.get("headroom")), at, _row(_row(dump.get("meta")).get("published"))),
         pods=[_row(row) for key, row in assignments.items() if key.startswith("pod:")],
         holds=_rows(dump.get("holds")),
         history=_rows(dump.get("history")),
@@ -236,8 +239,11 @@ _RENDERERS: Final[Mapping[str, Callable[[Mapping[str, object]], bytes]]] = {
 }
 
 
-def _headroom(row: Row, at: float) -> Row | None:
-    """A daemon's form of the stored row ``headroom``: ``milli`` by NUMA node and memory, each with when."""
+def _headroom(row: Row, at: float, noted: Row) -> Row | None:
+    """A daemon's form of the stored row ``headroom``: ``milli`` by NUMA node and memory, each with when.
+
+    ``noted``: where it is still published; empty: nowhere.
+    """
     nodes = {
         number: milli
         for node, milli in _row(row.get("milli")).items()
@@ -255,6 +261,7 @@ def _headroom(row: Row, at: float) -> Row | None:
             for node, milli in sorted(nodes.items())
         ],
         "memory": _memory(row, at),
+        "published": {**_PUBLISHED, "target": noted.get("target")} if noted else None,
     }
 
 

@@ -157,6 +157,10 @@ class AuxiliaryActuator(ABC):
         """What became of the mark of the node's object in the cluster; None: none is wanted."""
         return None
 
+    def api_usable(self) -> bool:
+        """The API server responds again, or there are other credentials for it: whether something is tried again."""
+        return False
+
 
 @final
 class LazyActuator(AuxiliaryActuator):
@@ -215,6 +219,9 @@ class LazyActuator(AuxiliaryActuator):
     def mark(self) -> MarkStatus | None:
         return self._real.mark() if self._real is not None else None
 
+    def api_usable(self) -> bool:
+        return self._real is not None and self._real.api_usable()
+
 
 T = TypeVar("T")
 
@@ -253,6 +260,10 @@ class PeriodicWorker:
         self.situation = situation
         if wake:
             self._wake_up.set()
+
+    def wake(self) -> None:
+        """Sweep now."""
+        self._wake_up.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()

@@ -15,7 +15,7 @@ read again after `_LATE_S`. ``auto`` is not a problem where the API server does 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import msgspec
 import trio
@@ -43,6 +43,7 @@ from reconciler.clients.node_object import (
     NodeObject,
     NodeRefusedError,
     NodeTaint,
+    other_machine,
 )
 from state.closing import (
     CLOSED_CONDITION,
@@ -57,6 +58,7 @@ from state.closing import (
 from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import NODE_OBJECT
 from state.ledger import Ledger
+from state.store import boot_id
 
 NAME: Final = "node_mark"
 _LOG: Final = get_log(NAME)
@@ -167,11 +169,19 @@ async def _put(client: NodeClient, node: NodeObject, field: str, text: str, *, l
     return await client.replace_taint(node, listed, taint)
 
 
-async def remove(client: NodeClient, row: MarkRow) -> RestoreResult:
+class Removal(NamedTuple):
+    """``wait_s``: the delay that the API server requests before it is tried again."""
+
+    result: RestoreResult
+    wait_s: float = 0.0
+
+
+async def remove(client: NodeClient, row: MarkRow) -> Removal:
     """Remove a mark if it is ours, also after a conflict. Errors: none; they are in the result."""
 
-    def result(undo: RestoreOutcome, detail: str = "") -> RestoreResult:
-        return RestoreResult(path=row.path, file=_shown(row.field), undo=undo, text=_ABSENT, detail=detail)
+    def result(undo: RestoreOutcome, detail: str = "", wait_s: float | None = None) -> Removal:
+        outcome = RestoreResult(path=row.path, file=_shown(row.field), undo=undo, text=_ABSENT, detail=detail)
+        return Removal(outcome, wait_s or 0.0)
 
     if row.path != client.path:
         return result(RestoreOutcome.REFUSED, f"this node is {client.path.rpartition('/')[2]} now")
@@ -194,6 +204,8 @@ async def remove(client: NodeClient, row: MarkRow) -> RestoreResult:
             continue
         except NodeAbsentError as exc:
             return result(RestoreOutcome.GONE, str(exc))
+        except NodeBusyError as exc:
+            return result(RestoreOutcome.REFUSED, str(exc), exc.wait_s)
         except SourceError as exc:
             return result(RestoreOutcome.REFUSED, str(exc))
         if _present(node, row.field) is None:
@@ -219,9 +231,11 @@ class NodeMarker(PeriodicActuator):
         lane: trio.CapacityLimiter,
         client: Callable[[], NodeClient],
         *,
+        boot: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``lane``: the store's one-thread limiter. ``client``: made with the first request."""
+        """``lane``: the store's one-thread limiter. ``client``: made with the first request. ``boot``: the kernel's."""
+        self._boot = boot
         self.counts: Counter[str] = Counter()
         self._rows = LedgerState(CODEC, ledger, lane)
         self._make = client
@@ -238,6 +252,7 @@ class NodeMarker(PeriodicActuator):
         self._failures = 0
         self._retry_at = 0.0
         self._left: list[RestoreResult] = []
+        self._left_wait_s = self._set_wait_s = self._allowed_at = 0.0
 
     # The interface of an auxiliary actuator
 
@@ -269,6 +284,14 @@ class NodeMarker(PeriodicActuator):
             return ()
         async with self._worker.restoring():
             return await self._remove(self._rows.now.rows.values())
+
+    def api_usable(self) -> bool:
+        """What has failed does not wait any longer, but for a delay that the API server requests."""
+        if not self._failures:
+            return False
+        self._failures, self._retry_at = 0, self._allowed_at
+        self._worker.wake()
+        return True
 
     def mark(self) -> MarkStatus | None:
         """What became of the mark; None: none is wanted."""
@@ -320,12 +343,14 @@ class NodeMarker(PeriodicActuator):
             self._failures = 0
         else:
             self._failures += 1
-            self._retry_at = self._clock() + max(again_s or 0.0, self._backoff_s())
+            self._allowed_at = self._clock() + max(self._set_wait_s, self._left_wait_s)
+            self._retry_at = max(self._allowed_at, self._clock() + max(again_s or 0.0, self._backoff_s()))
 
     async def _set(self, wanted: ClosedNode, field: str) -> float | None:
         """Bring the mark into place; the least time until it is tried again. None: nothing has failed."""
         client = self._client()
         again_s: float | None = None
+        self._set_wait_s = 0.0
         mark = condition_of(wanted) if field == _CONDITION else taint_of(wanted, field)
         text = _text(mark)
         try:
@@ -341,7 +366,7 @@ class NodeMarker(PeriodicActuator):
         except NodeRefusedError as exc:
             state, detail, again_s = MarkState.REFUSED, str(exc), _LAST_RETRY_S
         except NodeBusyError as exc:
-            state, detail, again_s = MarkState.FAILED, str(exc), exc.wait_s or 0.0
+            state, detail, self._set_wait_s = MarkState.FAILED, str(exc), exc.wait_s or 0.0
         except (NodeAbsentError, StoreError) as exc:
             state, detail = MarkState.FAILED, str(exc)
         if state is MarkState.FAILED and again_s is None:
@@ -359,6 +384,8 @@ class NodeMarker(PeriodicActuator):
         if (why := client.unreachable()) is not None:
             return (MarkState.HEADROOM_ONLY if wanted.mark is NodeMark.AUTO else MarkState.FAILED), why
         node = await client.read()
+        if (why := other_machine(node.name, node.boot, self._boot)) is not None:
+            return MarkState.REFUSED, why
         row, present = self._rows.now.rows.get(field), _present(node, field)
         shown = _shown(field)
         if present == text and row is not None:
@@ -395,8 +422,10 @@ class NodeMarker(PeriodicActuator):
     async def _remove(self, rows: Iterable[MarkRow]) -> list[RestoreResult]:
         done: list[RestoreResult] = []
         finished: set[str] = set()
+        self._left_wait_s = 0.0
         for row in list(rows):
-            result = await remove(self._client(), row)
+            result, wait_s = await remove(self._client(), row)
+            self._left_wait_s = max(self._left_wait_s, wait_s)
             done.append(result)
             if result.undo in {RestoreOutcome.RESTORED, RestoreOutcome.REFUSED}:
                 # It is not there because of this removal, also where that had no answer.
@@ -452,7 +481,12 @@ def _field(mark: NodeMark) -> str | None:
 
 
 def _build(context: ActuatorContext) -> NodeMarker:
-    return NodeMarker(context.ledger, context.store_lane, lambda: NodeClient(context.api(), context.node))
+    return NodeMarker(
+        context.ledger,
+        context.store_lane,
+        lambda: NodeClient(context.api(), context.node),
+        boot=boot_id(context.root),
+    )
 
 
 async def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
@@ -462,7 +496,7 @@ async def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
         return ()
     async with context.api() as api:
         # The object that was marked, whatever name this node has today.
-        done = [await remove(NodeClient(api, row.path.rpartition("/")[2]), row) for row in rows.values()]
+        done = [(await remove(NodeClient(api, row.path.rpartition("/")[2]), row)).result for row in rows.values()]
     left = {row.field: row for row, result in zip(rows.values(), done, strict=True) if result.undo not in _GONE}
     if len(left) != len(rows):
         write_rows(context.ledger, CODEC, MarkRows(rows=left), dropped="restored")

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Final
 from urllib.parse import quote
 
@@ -284,8 +284,7 @@ async def test_access(node: InspectedNode, config: ApiServer) -> list[AccessTest
         uses.discard(RightsUse.PODS)
     async with KubeApi(config, root=node.root, kubelets=node.kubelet.kubeconfig) as api:
         tests = [await _list_pods(api, node, RightsUse.PODS in uses)]
-        reviewed = [right for right in RIGHTS if right.use not in {RightsUse.KUBELET, RightsUse.RENEWAL}]
-        tests += [await _review(api, right, node_name(node.kubelet), right.use in uses) for right in reviewed]
+        tests += await _reviews(api, node_name(node.kubelet), uses)
         tests += [test async for test in _token_tests(api, node, config)]
         tests.append(await _get_node(api, node))
     tests.append(await _kubelet(node, config))
@@ -313,6 +312,18 @@ async def _get(api: KubeApi, path: str) -> str:
         return str(exc)
     message = status_of(answer).message or answer.excerpt
     return "" if answer.ok else f"{NAME}: HTTP {answer.status} {' '.join(message.split())[:200]}".rstrip()
+
+
+async def _reviews(api: KubeApi, node: str, uses: Collection[RightsUse]) -> list[AccessTest]:
+    """Each access once, whatever number of uses need it."""
+    tests: dict[str, AccessTest] = {}
+    for right in RIGHTS:
+        if right.use in {RightsUse.KUBELET, RightsUse.RENEWAL}:
+            continue
+        test = await _review(api, right, node, right.use in uses)
+        if test.name not in tests or test.wanted:
+            tests[test.name] = test
+    return list(tests.values())
 
 
 async def _review(api: KubeApi, right: AccessRight, node: str, wanted: bool) -> AccessTest:

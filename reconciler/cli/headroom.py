@@ -47,18 +47,20 @@ def _blocks(headroom: Row) -> list[Block]:
         Table(("NUMA NODE", "ALLOCATABLE", "AVAILABLE", "CPUS"), rows, right=frozenset({0, 1, 2})),
         *_memory(headroom.get("memory")),
         *([line(f"law {law['text']}")] if law is not None else []),
-        *_published(headroom.get("published")),
+        *_published(headroom.get("published"), live=law is not None),
     ]
 
 
-def _published(published: Row | None) -> Iterator[Block]:
-    """``published``: None: of a store."""
+def _published(published: Row | None, *, live: bool) -> Iterator[Block]:
+    """``published``: None: of a store that has no note of it."""
     if published is None:
         return
     if published["problem"]:
         yield line(StyledText("not published", "bad"), f": {published['problem']}")
     elif published["target"] is None:
-        yield line("not published to the cluster (headroom.publish)")
+        yield line("not published to the cluster (headroom.publish: off, or mode: observe)")
+    elif not live:
+        yield line(StyledText("still published", "warn"), f" to {published['target']}; bypassctl headroom --withdraw")
     elif published["cpu_milli"] is None:
         yield line(f"published to {published['target']}: not read back yet")
     else:

@@ -4,6 +4,7 @@ Nothing is installed, started or overwritten. A value that is the default is wri
 first; what a node does not have is left out, with the reason in a comment.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -61,6 +62,10 @@ def _configuration(options: Namespace) -> int:
         streams.write(text)
         return Exit.OK
     try:
+        directory = os.path.dirname(os.path.abspath(options.to))
+        if os.path.basename(directory) == "conf.d":  # a package does not have it
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o755)
         # O_EXCL: a file, or a link, that exists is never written to.
         with open(os.open(options.to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(text.encode())

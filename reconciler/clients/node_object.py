@@ -80,6 +80,8 @@ class NodeObject(Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     version: str
+    boot: str = ""
+    """That of its machine, as the kubelet has reported it; empty: not known."""
     taints: tuple[ListedTaint, ...] = ()
     conditions: tuple[NodeCondition, ...] = ()
 
@@ -101,8 +103,27 @@ class _NodeSpec(Struct, frozen=True):
     taints: list[Raw] | None = None
 
 
-class _NodeStatus(Struct, frozen=True):
+class NodeInfo(Struct, frozen=True):
+    boot: str = msgspec.field(name="bootID", default="")
+
+
+class _NodeStatus(Struct, frozen=True, rename="camel"):
     conditions: list[Raw] | None = None
+    node_info: NodeInfo = NodeInfo()
+
+
+def other_machine(name: str, reported: str, own: str) -> str | None:
+    """Why a Node object is not this machine's; None: it is, or that is not known.
+
+    Two kubelets with one name report to one object in turn. ``reported``: the boot in the object (``bootID``, the
+    kernel's random/boot_id); ``own``: this machine's; empty: not known.
+    """
+    if not reported or not own or reported == own:
+        return None
+    return (
+        f"the Node {name[:63]} is of another machine: its kubelet reports boot {reported[:36]}, this is boot "
+        f"{own[:36]}. Two machines have this name, or the kubelet has not reported since a reboot"
+    )
 
 
 class _NodeAnswer(Struct, frozen=True):
@@ -221,6 +242,7 @@ class NodeClient:
                 name=node.metadata.name,
                 uid=node.metadata.uid,
                 version=node.metadata.resource_version,
+                boot=node.status.node_info.boot,
                 taints=tuple(
                     ListedTaint(index, decoded(_decode_taint, bytes(raw)), bytes(raw))
                     for index, raw in enumerate(taints)

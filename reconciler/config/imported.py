@@ -153,6 +153,10 @@ class FoundValue(NamedTuple):
     title: str = ""
 
 
+_KOORDINATOR_KEYS: Final = (
+    *("colocation-config", "resource-threshold-config", "resource-qos-config", "cpu-burst-config", "system-config"),
+    KEY,
+)
 _OTHER_NODES: Final = ("nodeStrategies[]", "nodeConfigs[]", "nodesConfig[]")
 
 
@@ -190,7 +194,8 @@ def accounted(source: Source, values: Iterable[FoundValue]) -> Imported:
         if row is None:
             left.append(f"{shown}: not known to this version")
         elif (converted := row.text(value)) is None:
-            left.append(f"{shown}: no counterpart: {row.note or 'the value has none'}")
+            why = f"not a value of {row.setting}" if row.setting else f"no counterpart: {row.note}"
+            left.append(f"{shown}: {why}")
         elif off:
             left.append(f"{shown}: not in use there: its section is off")
         else:
@@ -274,7 +279,7 @@ def _recognized(document: object) -> tuple[Source, object, list[str]]:
     first = parts.get("colocation-config")
     if isinstance(first, dict) and ("globalConfig" in first or "nodesConfig" in first):
         return VOLCANO, first, problems
-    if any(name in parts for name in ("colocation-config", "resource-threshold-config", "resource-qos-config", KEY)):
+    if any(name in parts for name in _KOORDINATOR_KEYS):
         return KOORDINATOR, parts, problems
     raise InputError(
         "the ConfigMap", ", ".join(map(str, list(data)[:4])) or "no data", "colocation-config and the like"

@@ -118,6 +118,10 @@ def _burst(value: Leaf) -> str | None:
     return _chosen({"cfsQuotaBurstOnly": "true", "auto": "true", "cpuBurstOnly": "false", "none": "false"})(value)
 
 
+def _burst_percent(value: Leaf) -> str | None:
+    return _same(min(value, 100)) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _chosen(texts: Mapping[str, str]) -> Callable[[Leaf], str | None]:
     return lambda value: texts.get(value) if isinstance(value, str) else None
 
@@ -237,8 +241,8 @@ KOORDINATOR: Final = Source(
             policy=Row("policies.quota_burst.enabled", _burst),
             cpuBurstPercent=Row(
                 "policies.burst.percent",
-                _same,
-                "of the quota; enable policies.burst where Koordinator's policy is auto",
+                _burst_percent,
+                "of the quota, at most 100; enable policies.burst where Koordinator's policy is auto",
             ),
             cfsQuotaBurstPercent=Row("policies.quota_burst.percent", _same),
             cfsQuotaBurstPeriodSeconds=Row("policies.quota_burst.budget_s", _same),

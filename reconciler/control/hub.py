@@ -59,6 +59,8 @@ class Hub:
         self.held: Topic[Mapping[str, Hold]] = Topic()
         # A new kubelet process; and, when it has settled, the values that it runs with.
         self.kubelet_started: Topic[[]] = Topic()
+        # The API server responds again, or there are other credentials: what has failed there may be tried.
+        self.api_usable: Topic[[]] = Topic()
         self.kubelet_changed: Topic[KubeletConfig, tuple[KubeletChange, ...]] = Topic()
 
 

@@ -420,7 +420,9 @@ class NodeHeadroom:
             from reconciler.headroom.targets import target_of
 
             api = KubeApi(apiserver, root=place.root, kubelets=place.kubelet.kubeconfig)
-            return target_of(name, api, node, meter(), valid_s=lambda: self.report.config.unknown_hold_s)
+            return target_of(
+                name, api, node, meter(), valid_s=lambda: self.report.config.unknown_hold_s, boot=record.store.boot
+            )
 
         self.publisher = HeadroomPublisher(
             target,
@@ -431,12 +433,14 @@ class NodeHeadroom:
             noted=self.row.target,
             changed=publish,
         )
+        base.hub.api_usable.subscribe(self.publisher.retry)
         base.hub.planned.subscribe(self._planned)
 
     def reconfigure(self, config: HeadroomConfig) -> None:
         self.memory.use(config)
         self.report.use(config)
         self.publisher.changed()
+        self.publisher.retry()
 
     def _planned(self, _view: NodeView, plan: NodePlan) -> None:
         """Nothing is promised while the node is closed to new BE pods."""

@@ -181,6 +181,8 @@ def build(
         for row in TABLE
         if (local or not row.local) and (not row.controller or context.hierarchy.version(row.controller) is not None)
     ]
+    for actuator in actuators:
+        base.hub.api_usable.subscribe(actuator.api_usable)
     return SideActuators(actuators, writes.mode, kernel_release(place.root, files))
 
 

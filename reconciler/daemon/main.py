@@ -382,6 +382,7 @@ class Daemon:
         logs.setup(config.log.level, config.log.format)
         if self.agent is not None:
             self.agent.reconfigure(config)
+            self.agent.needs_restart = kept
         _warn_of_removed(self.in_force.loaded)
         for name in kept:
             self._log.warning("needs a restart to take effect", setting=name)

@@ -3,6 +3,7 @@
 Which of them exist follows from the configuration and the credentials that the node has.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, final
 
@@ -30,8 +31,16 @@ class PodSources:
     `kubelet` and `watch` are None where nothing is configured or no credentials allow them.
     """
 
-    def __init__(self, config: Config, place: NodeEnvironment, dirty: DirtyKeys, marks: MarkReader) -> None:
-        """Errors: none; what cannot be reached is a status of its source."""
+    def __init__(
+        self,
+        config: Config,
+        place: NodeEnvironment,
+        dirty: DirtyKeys,
+        marks: MarkReader,
+        api_usable: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``api_usable``: called when the watch works again. Errors: none; what fails is a status of its source."""
+        self._api_usable = api_usable
         self._config = config
         self._place = place
         self._dirty = dirty
@@ -106,6 +115,7 @@ class PodSources:
             node_name(place.kubelet),
             on_change=self._changed,
             on_break=interrupted,
+            on_recovery=self._api_usable,
             marks=self._marks,
             beside=beside,
         )

@@ -174,7 +174,7 @@ class NodeSources:
             reconcile_s=place.kubelet.reconcile_s,
             on_restart=self.kubelet_watch.check,
         )
-        self.pods = PodSources(config, place, hub.changed, self.marks)
+        self.pods = PodSources(config, place, hub.changed, self.marks, hub.api_usable)
         self.credentials = ApiCredentials(
             config.apiserver, root=root, kubelets=place.kubelet.kubeconfig, changed=self._credentials_changed
         )
@@ -314,6 +314,7 @@ class NodeSources:
             self._renew("credentials for the API server were found")
         else:
             self.pods.credentials_changed(server=server)
+            self._hub.api_usable()
 
     def _kubelet_updates(self) -> bool:
         return self._kubelet_view.policy is not CpuPolicy.NONE

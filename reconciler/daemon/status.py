@@ -320,7 +320,7 @@ class StatusReport:
         config, window = self._agent.config, self._agent.base.window()
         # That of the files, which a window may replace for a time.
         level = window.level if window.names else config.protect
-        return {"mode": config.mode.value, "protect": level}
+        return {"mode": config.mode.value, "protect": level, "needs_restart": list(self._agent.needs_restart)}
 
     # Parts of the document
 

@@ -10,6 +10,7 @@ the note in the store. In the node's status an annotation has the time until whi
 manager resets what is old by itself.
 """
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Protocol, final
@@ -136,6 +137,15 @@ class HeadroomPublisher:
         self._published_at: float | None = None
         self._problem = ""
         self._failures = 0
+        self._again = False
+        self._allowed_at = -math.inf
+        """Not before, as the API server has requested."""
+
+    def retry(self) -> None:
+        """The API server responds again, or there are other credentials: what has failed does not wait any longer."""
+        if self._problem:
+            self._failures, self._again = 0, True
+            self._changed.set()
 
     def changed(self) -> None:
         """The headroom, the mode or the setting is another one."""
@@ -147,7 +157,7 @@ class HeadroomPublisher:
         return {
             "target": self._noted.value if self._noted is not None else None,
             "cpu_milli": there.offer.cpu_milli if there is not None else None,
-            "memory_bytes": there.offer.memory_bytes if there is not None else None,
+            "memory_bytes": there.offer.memory if there is not None else None,
             "detail": there.detail if there is not None else None,
             "at": self._published_at,
             "problem": self._problem or None,
@@ -183,6 +193,8 @@ class HeadroomPublisher:
         while trio.current_time() < end:
             if not await self._changed.wait_until(end):
                 return
+            if self._again:
+                self._again, end = False, min(end, max(trio.current_time() + FALL_S, self._allowed_at))
             if self._problem and self._wanted() is not ClusterTarget.OFF and self._writes():
                 continue
             # A fall may come while a rise waits.
@@ -288,6 +300,7 @@ class HeadroomPublisher:
 
     def _failed(self, exc: AgentError) -> float:
         self._found = None
+        self._again = False
         self._failures += 1
         text = str(exc)
         if self._problem != text:
@@ -297,5 +310,6 @@ class HeadroomPublisher:
         made_again = isinstance(exc, PublishError) and exc.missing and self._published is not None
         if made_again or isinstance(exc, SourceError) or (isinstance(exc, PublishError) and exc.busy):
             requested_s = getattr(exc, "wait_s", None) or 0.0
+            self._allowed_at = trio.current_time() + requested_s
             return max(requested_s, min(REFUSED_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6)))
         return REFUSED_S

@@ -21,6 +21,7 @@ from msgspec import Struct
 from cgroupfs.bounded import decoded
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
+from reconciler.clients.node_object import NodeInfo, other_machine
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import Meter, Published, PublishError, PublishTarget
 from reconciler.headroom.shapes import (
@@ -86,6 +87,7 @@ class _Application(Struct, frozen=True):
 
 
 class _Status(Struct, frozen=True, rename="camel"):
+    node_info: NodeInfo = NodeInfo()
     allocatable: dict[str, str | int] | None = None
     resources: _Amounts | None = None
     update_time: str = ""
@@ -160,7 +162,8 @@ class ClusterObject:
         try:
             return decoded(_decode, answer.body)
         except ValueError as exc:
-            raise PublishError(f"{verb}: the answer is not the object ({exc})") from exc
+            # Mostly cut off on the way.
+            raise PublishError(f"{verb}: the answer is not the object ({exc})", busy=True) from exc
 
     async def _error(self, verb: str, path: str, answer: HttpResponse) -> PublishError:
         status = status_of(answer)
@@ -187,20 +190,33 @@ class NodeTarget:
 
     name = ClusterTarget.NODE
 
-    def __init__(self, api: KubeApi, node: str, *, valid_s: Callable[[], float], wall: Callable[[], float]) -> None:
-        """``valid_s``: how long what is written now is current without a further word."""
+    def __init__(
+        self, api: KubeApi, node: str, *, valid_s: Callable[[], float], wall: Callable[[], float], boot: str = ""
+    ) -> None:
+        """``valid_s``: how long what is written now is current without a further word. ``boot``: this machine's."""
         self.object = ClusterObject(api, _NODES, node, wall)
         self._valid_s = valid_s
+        self._node, self._boot = node, boot
+        self._is_ours = False
 
     async def find(self) -> None:
         await self.object.get(cached=True)
 
     async def publish(self, offer: Offer) -> Published:
+        if not self._is_ours:
+            self._check(await self.object.get())
         valid_s = self._valid_s()
         found = await self.object.patch_status(node_status(offer, _rfc3339(self.object.now() + valid_s)))
+        self._check(found)
         amounts = (found.status.allocatable if found.status is not None else None) or {}
         there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
         return Published(there, f"{OWN_CPU}, {OWN_MEMORY} of the node", min(_INTERVAL_S, max(1.0, valid_s / 3)))
+
+    def _check(self, found: _Object) -> None:
+        """Errors: `PublishError` for another machine's object; each answer has it, so only the first is requested."""
+        self._is_ours = False
+        _check_machine(found, self._node, self._boot)
+        self._is_ours = True
 
     async def withdraw(self) -> None:
         await self.object.patch_status(node_status(None, None))
@@ -232,7 +248,8 @@ class KatalystTarget:
             if not exc.missing:
                 raise
             kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
-            await self.object.create({**kind, "metadata": {"name": self._node}})
+            # With a field: the API server keeps no managedFields of an object that was created without one.
+            await self.object.create({**kind, "metadata": {"name": self._node}, "spec": {}})
         self._wrote = there = _reclaimed(await self.object.patch_status(katalyst_status(offer)))
         return Published(there, "reclaimed_millicpu, reclaimed_memory of the CustomNodeResource", _INTERVAL_S)
 
@@ -261,7 +278,9 @@ class KoordinatorTarget:
 
     name = ClusterTarget.KOORDINATOR
 
-    def __init__(self, api: KubeApi, node: str, meter: Meter, *, wall: Callable[[], float]) -> None:
+    def __init__(self, api: KubeApi, node: str, meter: Meter, *, wall: Callable[[], float], boot: str = "") -> None:
+        """``boot``: this machine's."""
+        self._node, self._boot = node, boot
         self.object = ClusterObject(api, _METRICS, node, wall)
         self._nodes = ClusterObject(api, _NODES, node, wall)
         self._meter = meter
@@ -279,6 +298,7 @@ class KoordinatorTarget:
         use = await self._meter.measure(min(max(self._policy.aggregate_duration_seconds, 60), 3600))
         # Not from the cache: an older result would be taken for that of the last report.
         node = await self._nodes.get()
+        _check_machine(node, self._node, self._boot)
         amounts = (node.status.allocatable if node.status is not None else None) or {}
         computed = None
         if KOORDINATOR_CPU in amounts:
@@ -318,6 +338,13 @@ class KoordinatorTarget:
                 other = "another program (koordlet?)"
         if other is not None:
             raise PublishError(f"{other} writes the status of the NodeMetric, too: left to it", foreign=True)
+
+
+def _check_machine(found: _Object, node: str, boot: str) -> None:
+    """Errors: `PublishError`: it is soon known whether the kubelet has only not reported yet."""
+    reported = found.status.node_info.boot if found.status is not None else ""
+    if (why := other_machine(node, reported, boot)) is not None:
+        raise PublishError(why, busy=True)
 
 
 async def _withdraw(target: ClusterObject, check: Callable[[_Object], None], nothing: object) -> None:
@@ -377,12 +404,13 @@ def target_of(
     *,
     valid_s: Callable[[], float],
     wall: Callable[[], float] = time.time,
+    boot: str = "",
 ) -> PublishTarget:
-    """The object of one control plane. ``node``: the name of its Node object."""
+    """The object of one control plane. ``node``: the name of its Node object; ``boot``: this machine's boot id."""
     match name:
         case ClusterTarget.KOORDINATOR:
-            return KoordinatorTarget(api, node, meter, wall=wall)
+            return KoordinatorTarget(api, node, meter, wall=wall, boot=boot)
         case ClusterTarget.KATALYST:
             return KatalystTarget(api, node, wall=wall)
         case _:
-            return NodeTarget(api, node, valid_s=valid_s, wall=wall)
+            return NodeTarget(api, node, valid_s=valid_s, wall=wall, boot=boot)

@@ -145,8 +145,9 @@ class PodWatch:
     """Lists and watches this node's pods.
 
     ``on_change`` gets the uids of pods whose description differs in more than addresses and container ids; ``on_break``
-    is called when the watch fails, as another source is needed then. ``beside``: a client of its own for the requests
-    that show whether the server responds; None: none are made. ``fraction`` is a source of random numbers.
+    is called when the watch fails, as another source is needed then; ``on_recovery`` when it works again. ``beside``: a
+    client of its own for the requests that show whether the server responds; None: none are made. ``fraction`` is a
+    source of random numbers.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class PodWatch:
         on_change: Callable[[frozenset[str]], None],
         marks: MarkReader,
         on_break: Callable[[], object] = lambda: None,
+        on_recovery: Callable[[], object] = lambda: None,
         beside: KubeApi | None = None,
         fraction: Callable[[], float] = random.random,
     ) -> None:
@@ -166,6 +168,7 @@ class PodWatch:
         self._path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{quote(node, safe='')}"
         self._on_change = on_change
         self._on_break = on_break
+        self._on_recovery = on_recovery
         self._marks = marks
         self._fraction = fraction
         self._known: dict[str, PodMeta] = {}
@@ -409,6 +412,7 @@ class PodWatch:
     def _hear(self) -> None:
         if not self._live and self._heard_at is not None:
             _LOG.info("the pod watch works again")
+            self._on_recovery()
         self._live, self._heard_at = True, trio.current_time()
         self._detail = f"{plural(len(self._present), 'pod')} of {self._node}, watched"
 

@@ -4,9 +4,12 @@ With -s the figures are printed.
 """
 
 import json
+import math
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -26,8 +29,12 @@ SHARES = str(MILLI * 1024 // 1000)
 LEAST = (105, 90)
 """Of `PODS`, and of those with their weight, which the runtime writes until a few milliseconds before the first
 instruction: 109, 109 measured, on a machine that other tests use, too."""
-LEAST_ROLLOUT = (90, 80)
-"""104, 104 measured at a load of 40."""
+LEAST_ROLLOUT = 90
+"""104 and 110 measured at a load of 40 to 68, with the weight 77 and 93: but for those that began in the 2 s of the
+hand-over all had it, as no daemon is there to write it between the runtime's own write and the first instruction. How
+long that takes, and how many containers start in it, is the machine's."""
+LEAST_BESIDE = 0.9
+"""Of those that began before or after the hand-over, with their weight."""
 
 
 def offer(plane: ControlPlane, name: str, amount: int) -> None:
@@ -88,12 +95,28 @@ def daemon(real: RealNode, directory: Path) -> Agent:
     )
 
 
-def in_place(real: RealNode, pods: list[Object]) -> Counter[str]:
-    """How many containers had each value at their first instruction."""
+def logged_s(agent: Agent, text: str) -> float:
+    """The time (monotonic clock) of the first line with this text in a daemon's log."""
+    line = next(line for line in Path(agent.log).read_text().splitlines() if text in line)
+    at = datetime.fromisoformat(line.partition(" ")[0]).timestamp()
+    return at - time.time() + time.monotonic()
+
+
+def in_place(
+    real: RealNode, pods: list[Object], handover_s: tuple[float, float] = (math.inf, math.inf)
+) -> Counter[str]:
+    """How many containers had each value at their first instruction.
+
+    ``beside``: those that began before or after the hand-over; ``with shares``: of these, with their weight.
+    """
     everywhere = os.sched_getaffinity(0)
     counts: Counter[str] = Counter()
     for pod in pods:
         seen = real.report(pod)
+        began_s = seen.first_ns / 1e9
+        if not handover_s[0] <= began_s <= handover_s[1]:
+            counts["beside"] += 1
+            counts["with shares"] += seen.values["cpu.shares"] == SHARES
         good = {
             "CPU set": seen.affinity < everywhere,
             "quota": seen.values["cpu.cfs_quota_us"] == str(MILLI * 100),
@@ -121,10 +144,12 @@ def test_a_burst_is_bounded_from_its_first_instruction(
             until(lambda: len(running(plane, "burst")) > PODS // 5, 240, told=lambda: real.log("kubelet"))
             second.start("--wait")
         until(lambda: len(running(plane, "burst")) == PODS, 400, told=lambda: real.log("kubelet"))
-        counts = in_place(real, running(plane, "burst"))
-        print(f"\nin place at the first instruction, of {PODS}, rollout {rollout}: {dict(counts)}")
+        handover_s = (math.inf, math.inf)
         if rollout:
             until(lambda: "daemon: ready" in Path(second.log).read_text(), told=second.tail)
+            handover_s = (logged_s(agent, "signal=SIGUSR2"), logged_s(second, "daemon: ready"))
+        counts = in_place(real, running(plane, "burst"), handover_s)
+        print(f"\nin place at the first instruction, of {PODS}, rollout {rollout}: {dict(counts)}")
         # All of them are bounded a moment later.
         until(
             lambda: {real.container_value(pod, "cpu/cpu.shares") for pod in running(plane, "burst")} == {SHARES},
@@ -132,6 +157,10 @@ def test_a_burst_is_bounded_from_its_first_instruction(
         )
     finally:
         second.stop()
-    least, least_shares = LEAST_ROLLOUT if rollout else LEAST
-    assert min(counts[name] for name in ("CPU set", "quota", "memory")) >= least
-    assert counts["shares"] >= least_shares
+    least, least_shares = LEAST
+    assert min(counts[name] for name in ("CPU set", "quota", "memory")) >= (LEAST_ROLLOUT if rollout else least)
+    if rollout:
+        assert counts["beside"] >= PODS // 5
+        assert counts["with shares"] >= LEAST_BESIDE * counts["beside"]
+    else:
+        assert counts["shares"] >= least_shares

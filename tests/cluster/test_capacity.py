@@ -272,6 +272,17 @@ def test_katalysts_object_is_made_and_has_what_its_scheduler_reads(plane: Contro
     assert found["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
 
 
+def test_another_writer_of_an_object_that_was_made_here_is_named(plane: ControlPlane) -> None:
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
+    plane.add_node("shared")
+    offer = Offer(cpu_milli=2000, memory_bytes=GI)
+    run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "shared", offer)
+    patch = {"status": {"resources": {"allocatable": {KATALYST_CPU: "7"}}}}
+    assert plane.call("PATCH", f"{CNR}/shared/status?fieldManager=katalyst-agent", patch, MERGE)[0] == 200
+    with pytest.raises(PublishError, match="katalyst-agent writes the status"):
+        run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "shared", offer)
+
+
 def test_objects_that_are_deleted_and_made_again_get_what_is_published(plane: ControlPlane) -> None:
     define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
     plane.add_node("again")
@@ -295,6 +306,26 @@ def test_objects_that_are_deleted_and_made_again_get_what_is_published(plane: Co
             assert caught.value.missing
             plane.add_node("again")
             assert (await node.publish(offer)).offer == offer
+
+    trio.run(main)
+
+
+def test_another_machines_node_of_the_same_name_gets_nothing(plane: ControlPlane) -> None:
+    plane.add_node("twin")
+    offer = Offer(cpu_milli=2000, memory_bytes=GI)
+
+    async def main() -> None:
+        async with api_of(plane, "twin", RightsUse.NODE) as api:
+            target = target_of(ClusterTarget.NODE, api, "twin", Meter(), valid_s=lambda: 240.0, boot="this")
+            for boot, words in (("another", "is of another machine: its kubelet reports boot another"), ("this", "")):
+                patch = {"status": {"nodeInfo": {"bootID": boot}}}
+                assert plane.call("PATCH", "/api/v1/nodes/twin/status", patch, MERGE)[0] == 200
+                if words:
+                    with pytest.raises(PublishError, match=words):
+                        await target.publish(offer)
+                    assert OWN_CPU not in allocatable(plane, "twin")
+                else:
+                    assert (await target.publish(offer)).offer == offer
 
     trio.run(main)
 

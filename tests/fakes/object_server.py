@@ -62,7 +62,8 @@ class ObjectServer:
             merged = kept
         if path.startswith(NODES) and not _are_quantities(merged.get("status", {})):
             return 422
-        if not self.tracks and not path.startswith(NODES):
+        tracks = self.tracks and merged["metadata"]["managedFields"] is not None
+        if not tracks and not path.startswith(NODES):
             self.objects[path] = merged
             return 200
         fields = merged["metadata"]["managedFields"]
@@ -120,7 +121,13 @@ class ObjectServer:
                 return 404, {}
             body = json.loads(request.body)
             place = f"{path}/{body['metadata']['name']}"
-            return (409, {}) if place in self.objects else (201, self.make(place))
+            if place in self.objects:
+                return 409, {}
+            item = self.make(place)
+            if not body.keys() - {"apiVersion", "kind", "metadata"}:
+                # Created without a field: none is ever tracked (seen with 1.26).
+                item["metadata"]["managedFields"] = None
+            return 201, item
         if path.rpartition("/")[0] not in self.kinds or path not in self.objects:
             return 404, {}
         if method == "GET":

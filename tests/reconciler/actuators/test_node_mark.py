@@ -74,7 +74,7 @@ class Bench:
         return self.clients[-1]
 
     def marker(self, clock: Callable[[], float] = trio.current_time) -> NodeMarker:
-        return NodeMarker(Ledger(self.store), self.lane, self.client, clock=clock)
+        return NodeMarker(Ledger(self.store), self.lane, self.client, boot="b", clock=clock)
 
     async def turn(self, marker: NodeMarker, *situations: PlanSnapshot) -> None:
         for each in situations:
@@ -561,6 +561,70 @@ async def test_a_server_that_is_busy_is_asked_again_soon_but_not_before_it_allow
     await marker.sweep()
     assert len(bench.server.requests) == 1
     at[0] = least_s
+    await marker.sweep()
+    assert status(marker).state is MarkState.IN_PLACE
+
+
+@pytest.mark.parametrize(("retry_after", "least_s"), [("", 5), ("60", 60)])
+async def test_a_busy_server_is_asked_to_remove_the_mark_not_before_it_allows(
+    bench: Bench, retry_after: str, least_s: float
+) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
+    header = f"Retry-After: {retry_after}\r\n" if retry_after else ""
+    bench.server.raw = f"HTTP/1.1 429 X\r\n{header}Content-Length: 0\r\n\r\n".encode()
+    before = len(bench.server.requests)
+    await bench.turn(marker, situation(None))
+    assert "is not removed" in marker.problems()[0]
+    bench.server.raw = None
+    at[0] = least_s - 1
+    await marker.sweep()
+    assert len(bench.server.requests) == before + 1
+    at[0] = least_s
+    await marker.sweep()
+    assert bench.nodes.taints("n1") == [OTHERS]
+
+
+@pytest.mark.parametrize(("retry_after", "least_s"), [("", 0), ("60", 60)])
+async def test_an_api_server_that_responds_again_is_asked_at_once(
+    bench: Bench, retry_after: str, least_s: float
+) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
+    header = f"Retry-After: {retry_after}\r\n" if retry_after else ""
+    bench.server.raw = f"HTTP/1.1 503 X\r\n{header}Content-Length: 0\r\n\r\n".encode()
+    marker.planned(situation(None))
+    for _ in range(8):  # the delay becomes 5 minutes
+        await marker.sweep()
+        at[0] += 301
+    at[0] -= 300
+    await marker.sweep()
+    bench.server.raw = None
+    await marker.sweep()
+    assert len(bench.nodes.taints("n1")) == 2
+    marker.api_usable()
+    await marker.sweep()
+    assert len(bench.nodes.taints("n1")) == (2 if least_s else 1)
+    at[0] += least_s
+    await marker.sweep()
+    assert bench.nodes.taints("n1") == [OTHERS]
+
+
+@pytest.mark.parametrize("mark", [NodeMark.AUTO, NodeMark.NO_SCHEDULE, NodeMark.CONDITION])
+async def test_another_machines_node_of_the_same_name_is_not_marked(bench: Bench, mark: NodeMark) -> None:
+    at = [0.0]
+    marker = bench.marker(lambda: at[0])
+    bench.nodes.nodes["n1"]["status"]["nodeInfo"] = {"bootID": "another"}
+    await bench.turn(marker, situation(marked(mark)))
+    is_auto = mark is NodeMark.AUTO
+    assert status(marker).state is (MarkState.HEADROOM_ONLY if is_auto else MarkState.REFUSED)
+    assert "is of another machine: its kubelet reports boot another, this is boot b" in status(marker).detail
+    assert (bool(marker.problems()), bench.nodes.patches) == (not is_auto, [])
+    # It had not reported since a reboot.
+    bench.nodes.nodes["n1"]["status"]["nodeInfo"]["bootID"] = "b"
+    at[0] = 300.0
     await marker.sweep()
     assert status(marker).state is MarkState.IN_PLACE
 

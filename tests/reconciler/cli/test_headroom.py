@@ -5,18 +5,22 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgpack
+import pytest
 import trio
 
 from reconciler.actuators.codec import write_rows
 from reconciler.actuators.node_mark import CODEC, MarkRow, MarkRows
 from reconciler.cli.exits import Exit
 from state.ledger import Ledger
-from state.store import Store, boot_id
+from state.schema import ASSIGNMENTS, META, PUBLISHED
+from state.store import Store, StoreBatch, boot_id
 from tests.fakes.api_server import FakeApiServer, in_thread
 from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
+NOWHERE = dict.fromkeys(("target", "cpu_milli", "memory_bytes", "detail", "at", "problem"))
 PROMISED: dict[str, Any] = {
     "milli": 5600,
     "reason": "the mean of 4 times 30 s",
@@ -51,6 +55,30 @@ def test_it_is_shown_by_node(run: Run, daemon: FakeDaemon) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("there", "text"),
+    [
+        ({}, "not published to the cluster (headroom.publish: off, or mode: observe)"),
+        ({"target": "node", "problem": "patch: HTTP 403"}, "not published: patch: HTTP 403"),
+        ({"target": "node"}, "published to node: not read back yet"),
+    ],
+)
+def test_where_it_is_published_or_why_not(run: Run, daemon: FakeDaemon, there: dict[str, Any], text: str) -> None:
+    daemon.document["headroom"] = {**PROMISED, "published": {**NOWHERE, **there}}
+    assert run("headroom", "--socket", daemon.socket).out.splitlines()[-1] == text
+
+
+def test_what_a_killed_daemon_has_published_is_named_with_the_command(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(Store(str(path))) as store:
+        batch = StoreBatch()
+        batch.put(ASSIGNMENTS, "headroom", msgpack.packb({"milli": {"0": 900}, "at": 1.0}))
+        batch.put(META, PUBLISHED, msgpack.packb({"target": "node", "node": "n1"}))
+        store.apply(batch)
+    ran = run("headroom", "--store", str(path), "--socket", str(tmp_path / "none.sock"))
+    assert ran.out.splitlines()[-1] == "still published to node; bypassctl headroom --withdraw"
+
+
 def test_it_is_one_document_for_programs(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["headroom"] = PROMISED
     assert json.loads(run("headroom", "-o", "json", "--socket", daemon.socket).out) == {"headroom": PROMISED}
@@ -68,7 +96,7 @@ def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
         "memory": {"bytes": 0, "supply_bytes": None, "reason": "not measured yet", "known_s": None},
         "closed": False,
         "law": {"name": "recent", "text": "recent: what the last minutes have left"},
-        "published": dict.fromkeys(("target", "cpu_milli", "memory_bytes", "detail", "at", "problem")),
+        "published": NOWHERE,
     }
 
 

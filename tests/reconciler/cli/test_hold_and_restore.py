@@ -197,6 +197,9 @@ def test_a_bad_configuration_is_refused_by_reload(run: Run, daemon: FakeDaemon) 
     assert ran.err == "bypassctl: the daemon: /etc/x.yaml:1:1: mode: no /etc/x.yaml:2:1: also no\n"
     daemon.answers["POST /reload"] = (200, {"mode": "enforce"})
     assert run("reload", "--socket", daemon.socket).out == "reloaded; mode enforce\n"
+    daemon.answers["POST /reload"] = (200, {"mode": "observe", "needs_restart": ["store.path", "kubelet.endpoint"]})
+    shown = "reloaded; mode observe; takes effect with a restart: store.path, kubelet.endpoint\n"
+    assert run("reload", "--socket", daemon.socket).out == shown
 
 
 def test_an_order_without_a_daemon_says_what_to_do(run: Run, tmp_path: Path) -> None:

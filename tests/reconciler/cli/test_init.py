@@ -58,6 +58,12 @@ def test_nothing_is_overwritten_or_followed(run: Run, live: LiveNode, tmp_path: 
     assert run("init", "--root", str(live.root), "--to", str(tmp_path / "no/such")).code == Exit.REFUSED
 
 
+def test_the_directory_of_more_files_is_made(run: Run, live: LiveNode, tmp_path: Path) -> None:
+    for name in ("conf.d/a.yaml", "conf.d/b.yaml"):
+        assert run("init", "--root", str(live.root), "--to", str(tmp_path / name)).code == Exit.OK
+    assert run("init", "--root", str(live.root), "--to", str(tmp_path / "no/conf.d/a")).code == Exit.REFUSED
+
+
 def test_hostile_names_of_a_node_stay_data(run: Run, live: LiveNode) -> None:
     live.document()
     name = 'e"}\x1b[31m:#'

@@ -135,6 +135,8 @@ def test_what_the_configuration_needs_and_may_not_do_is_one_line_and_a_failure(r
     (world.path / "config.yaml").write_text("eviction: {enabled: true}\nkubelet: {endpoint: off}\n")
     code, out, _ = run("init", "credentials", *world.given)
     assert (code, rows(out)["create pods/eviction"]) == (1, "bad")
+    # Each access once, whatever number of uses need it.
+    assert sum(line[4:].lstrip().startswith("patch nodes/status") for line in out.splitlines()) == 1
     world.server.token = "another"
     code, out, _ = run("init", "credentials", *world.given)
     assert (code, rows(out)["list pods"]) == (1, "bad")

@@ -90,6 +90,13 @@ def test_the_values_are_theirs() -> None:
 QOS = "resource-qos-config.clusterStrategy"
 
 
+def test_koordinators_default_burst_is_the_most_that_the_kernel_takes() -> None:
+    strategy = {"clusterStrategy": {"policy": "auto", "cpuBurstPercent": 1000}}
+    found = fitting(imported({"kind": "ConfigMap", "data": {"cpu-burst-config": json.dumps(strategy)}}))
+    assert ("policies.burst.percent", "100") in [(item.setting, item.text) for item in found.settings]
+    assert not found.left
+
+
 @pytest.mark.parametrize("part", ["resctrlQOS", "memoryQOS", "blkioQOS", "networkQOS"])
 @pytest.mark.parametrize("order", [("lsClass", "systemClass"), ("systemClass", "lsClass")])
 def test_a_class_that_has_a_policy_off_does_not_switch_it_off_for_another(part: str, order: tuple[str, str]) -> None:

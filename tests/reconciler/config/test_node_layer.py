@@ -187,6 +187,11 @@ def test_the_annotations_of_a_node() -> None:
     left = "\n".join(found.left)
     assert len(found.left) == 5
     assert "system-qos-resource.cpuset = 0-3: no counterpart" in left
+    for text in (float("nan"), "fast"):
+        ratio = {"node.koordinator.sh/cpu-normalization-ratio": text}
+        refused = accounted(NODE_KOORDINATOR, values_of(ratio))
+        assert not refused.settings
+        assert refused.left[0].endswith(": not a value of policies.normalise.ratio")
     assert "resource-amplification-ratio.cpu = 1.5: no counterpart" in left
     assert "node.koordinator.sh/news = " in left
     assert "\x1b" not in left

@@ -32,9 +32,11 @@ class Target:
         self.missing = False
         self.writes: list[tuple[float, Offer]] = []
         self.withdrawn = 0
+        self.tried: list[float] = []
         self._journal = journal
 
     async def find(self) -> None:
+        self.tried.append(trio.current_time())
         if self.missing:
             raise PublishError("none", missing=True)
         if self.error is not None:
@@ -318,6 +320,32 @@ async def test_a_control_plane_that_is_installed_later_gets_it(autojump_clock: t
             "publish koordinator",
         ]
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "least_s"),
+    [
+        (SourceError("API server", "no answer"), 0),
+        (PublishError("HTTP 403"), 0),
+        (PublishError("HTTP 429", busy=True, wait_s=200.0), 200),
+    ],
+    ids=str,
+)
+async def test_an_api_server_that_responds_again_gets_it_soon(
+    autojump_clock: trio.testing.MockClock, error: AgentError, least_s: float
+) -> None:
+    async with running() as scene:
+        scene.node.error = error
+        scene.change(cpu_milli=1000)
+        await trio.sleep(1000)
+        tried_at = scene.node.tried[-1]
+        now = trio.current_time()
+        scene.node.error = None
+        scene.node.writes.clear()
+        for _ in range(3):
+            scene.publisher.retry()
+        await trio.sleep(REFUSED_S)
+        assert scene.node.writes[0][0] == pytest.approx(max(now + FALL_S, tried_at + least_s), abs=1.1)
 
 
 async def test_a_delay_that_is_requested_counts(autojump_clock: trio.testing.MockClock) -> None:

@@ -102,6 +102,35 @@ async def test_what_another_writer_has_made_of_it_is_what_is_reported() -> None:
         assert server.objects[path]["status"]["capacity"][OWN_CPU] == "2400"
 
 
+async def test_another_machines_node_of_the_same_name_gets_nothing() -> None:
+    async with serving() as (server, api):
+        path, metric = node(server), f"{METRICS}/n1"
+        server.kinds.add(METRICS)
+        server.make(metric, status={})
+        server.objects[path]["status"]["nodeInfo"] = {"bootID": "another"}
+        for target in (
+            NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, boot="b"),
+            KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: NOW, boot="b"),
+        ):
+            with pytest.raises(PublishError, match="is of another machine") as caught:
+                await target.publish(OFFER)
+            assert caught.value.busy
+        assert OWN_CPU not in server.objects[path]["status"]["allocatable"]
+        assert server.objects[metric]["status"] == {}
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, boot="b")
+        server.objects[path]["status"]["nodeInfo"] = {"bootID": "b"}
+        server.requests.clear()
+        await target.publish(OFFER)
+        await target.publish(OFFER)
+        assert server.requests == [f"GET {path}", f"PATCH {path}/status", f"PATCH {path}/status"]
+        # The other kubelet reports.
+        server.objects[path]["status"]["nodeInfo"] = {"bootID": "another"}
+        for _ in range(2):
+            with pytest.raises(PublishError, match="is of another machine"):
+                await target.publish(OFFER)
+        assert server.requests[3:] == [f"PATCH {path}/status", f"GET {path}"]
+
+
 @pytest.mark.parametrize("made", [True, False])
 async def test_katalysts_resource_is_made_where_it_is_missing(made: bool) -> None:
     async with serving() as (server, api):
@@ -118,6 +147,16 @@ async def test_katalysts_resource_is_made_where_it_is_missing(made: bool) -> Non
         assert ("POST " + CNR in server.requests) is not made
         await target.withdraw()
         assert server.objects[path]["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
+
+
+async def test_another_writer_of_an_object_that_was_made_here_is_named() -> None:
+    async with serving() as (server, api):
+        server.kinds.add(CNR)
+        target = KatalystTarget(api, "n1", wall=lambda: NOW)
+        await target.publish(OFFER)
+        server.patch(f"{CNR}/n1", {"status": {"resources": {"allocatable": {KATALYST_CPU: "7"}}}}, manager="agent")
+        with pytest.raises(PublishError, match="agent writes the status"):
+            await target.publish(OFFER)
 
 
 async def test_the_manager_gets_use_and_its_last_result_is_what_is_reported() -> None:
@@ -311,6 +350,16 @@ async def test_a_kind_that_is_not_installed_is_missing_and_one_of_another_versio
         with pytest.raises(PublishError, match="this version of its kind: /apis/slo") as caught:
             await target.find()
         assert not caught.value.missing
+
+
+async def test_an_answer_that_was_cut_off_is_tried_again_soon() -> None:
+    async with serving() as (server, api):
+        path = node(server)
+        server.raw[f"{path}/status"] = (200, b'{"metadata": {')
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW)
+        with pytest.raises(PublishError, match="not the object") as caught:
+            await target.publish(OFFER)
+        assert caught.value.busy
 
 
 async def test_the_delay_that_the_api_server_requests_is_kept() -> None:
