@@ -40,15 +40,15 @@ types: setup
 	$(BEHIND) $(BIN)/mypy
 
 # First what mostly waits, with the processors to itself when it needs them: daemons on nodes made of directories,
-# containers, and what asks the kernel for facts. Beside it, two or three at a time, what needs nothing but a processor
-# (the type check, five parts of the tests): all at once, those that wait are late. What has the mark `alone` has the
+# containers, and what asks the kernel for facts. Behind it, three at a time and the longest first, what needs nothing
+# but a processor (the type check, five parts of the tests). What has the mark `alone` has the
 # machine to itself afterwards: it measures, fills the CPUs, or needs idle ones (BE work has the least weight). The few
 # tests that failed beside others decide at the end, alone.
-PARTS = types unit-daemon unit-daemon-starts unit-reconciler unit-deciding unit-containers unit-facts unit-rest unit-cli unit-actuators imports services
+PARTS = types unit-daemon unit-daemon-starts unit-containers unit-facts unit-rest unit-deciding unit-reconciler unit-cli unit-actuators imports services
 AGAIN = $(VENV)/again
 unit: setup
 	rm -rf $(AGAIN) && mkdir -p $(AGAIN)
-	$(MAKE) --no-print-directory --jobs=6 --output-sync=target $(PARTS)
+	$(MAKE) --no-print-directory --jobs=7 --output-sync=target $(PARTS)
 	$(PYTEST) $(NAMES)/alone -m alone $(call marked,alone)
 	$(BIN)/python -m tests.again $(AGAIN) -q $(ORDER)
 

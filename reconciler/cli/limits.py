@@ -22,7 +22,6 @@ from cgroupfs.usage import UsageCounters, UsageReader, rates_between
 from reconciler.cli.document import Row
 from reconciler.cli.exits import CliError, Exit
 
-SAMPLE_S: Final = 0.5
 _MOST_THREADS: Final = 2000
 _MOST_GROUPS: Final = 200
 OWN_LIMIT: Final = "its own limit (resources.limits.cpu)"
@@ -147,7 +146,7 @@ class PodLimits:
         return None
 
 
-def measured(limits: PodLimits, files: Sequence[Row], seconds: float = SAMPLE_S) -> Row:
+def measured(limits: PodLimits, files: Sequence[Row], seconds: float) -> Row:
     """The whole chain: limits in force, whose each quota is, and the use, wait and throttling of ``seconds``.
 
     ``files``: the rows of the ledger.

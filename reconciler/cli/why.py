@@ -24,6 +24,7 @@ from state.printable import printable
 
 _SECTIONS: Final = ("agent", "pools", "budget", "pods", "settings", "files", "holds", "history", "sources")
 _WATCHED: Final = ("interference", "eviction")
+_SAMPLE_S: Final = 0.5
 _WAITS: Final = 20
 """Thousandths of a CPU: a pod that waits less has no problem."""
 _HOUR: Final = (("use", "use_milli"), ("throttled", "throttled_milli"), ("wait", "wait_milli"))
@@ -109,7 +110,7 @@ def _now(options: Namespace, pod: Row, files: Sequence[Row]) -> Row:
         limits = PodLimits(pod, options.root)
     except AgentError as exc:
         return {"groups": [], "problem": str(exc)}
-    facts = measured(limits, files)
+    facts = measured(limits, files, _SAMPLE_S)
     return facts | {"problem": "" if facts["groups"] else "its groups cannot be read here"}
 
 

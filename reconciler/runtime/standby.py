@@ -70,12 +70,11 @@ def wait_for_lock(
     *,
     request: bool,
     waiting: Callable[[str], None],
-    yields_s: float = _YIELDS_S,
 ) -> InstanceLock | None:
     """The lock, as soon as it is free; None: the process was stopped. ``request``: ask the holder for it. Blocks.
 
     ``waiting`` is called with the reason when it is not free. Errors: `NotHandedOverError`, for a holder that was asked
-    and keeps it for ``yields_s``; `AgentError` as of `InstanceLock`.
+    and keeps it for `_YIELDS_S`; `AgentError` as of `InstanceLock`.
     """
     asked, until = False, math.inf
     first = True
@@ -88,7 +87,7 @@ def wait_for_lock(
             if first:
                 asked = request and _ask(os.path.join(directory, "lock"))
                 waiting(f"{exc}; {'it hands over' if asked else 'waiting for its end'}")
-                until = time.monotonic() + yields_s if asked else math.inf
+                until = time.monotonic() + _YIELDS_S if asked else math.inf
         first = False
         time.sleep(_POLL_S)
     return None

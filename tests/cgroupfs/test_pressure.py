@@ -294,7 +294,6 @@ async def test_closing_ends_waiting_tasks_and_may_be_repeated() -> None:
 
 
 async def test_a_cancelled_close_still_closes(autojump_clock: MockClock) -> None:
-    autojump_clock.autojump_threshold = 0.05
     with priority_fd() as (fd, _far):
         trigger = PressureTrigger("x", fd, SPEC)
         with trio.CancelScope() as scope:

@@ -110,7 +110,7 @@ def test_a_checkpoint_that_the_containers_file_contradicts_is_a_problem_with_bot
     node.kubelet.write_config(more="cpuManagerReconcilePeriod: 2s\n")
     pinned = exclusive(node)
     node.write(pinned.main.group, "cpuset", "cpuset.cpus", "0")
-    item = daemon().up()
+    item = daemon(node={"resync_s": 1.0}).up()
     said = wait_for(lambda: [line for line in item.problems() if "its CPU set file" in line], told=item.tail)
     assert len(said) == 1, said
     assert "the kubelet's checkpoint gives it CPU 1, its CPU set file has CPU 0" in said[0]

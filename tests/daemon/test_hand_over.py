@@ -14,6 +14,8 @@ from tests.daemon.process import Daemon, bounded, wait_for
 from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
+YIELDS: dict[str, object] = {"constants": {"reconciler.runtime.standby:_YIELDS_S": 2.0}}
+"""How long a daemon that was asked may take to hand over."""
 
 
 def runs(daemon: Daemon) -> bool:
@@ -91,7 +93,7 @@ def test_a_daemon_that_does_not_wait_ends_beside_another_one(node: DirectoryNode
 
 def test_a_daemon_that_does_not_respond_keeps_the_lock_until_it_does(node: DirectoryNode, daemon: Make) -> None:
     old = daemon(log={"format": "json"}).up("--wait")
-    second = Daemon(node)
+    second = Daemon(node, **YIELDS)
     second.log = f"{second.directory}/second.log"
     old.signal(signal.SIGSTOP)
     try:

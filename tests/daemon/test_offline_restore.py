@@ -17,6 +17,8 @@ from tests.fakes.node import DirectoryNode, NodePod
 
 Make = Callable[..., Daemon]
 MEGA = 1 << 20
+SOON: dict[str, object] = {"constants": {"reconciler.control.state_writer:_CHECK_S": 1.0}}
+"""The store is checked with each flush."""
 KILLS = 45 if "BYPASSD_FULL" in os.environ else 5
 
 
@@ -179,7 +181,7 @@ def test_a_running_daemon_finds_says_and_repairs_it(
 ) -> None:
     pods = [node.add(shares=102) for _ in range(2)]
     originals = node.tree()
-    item = daemon().up()
+    item = daemon(**SOON).up()
     wait_for(lambda: all(bounded(node, pod.main) for pod in pods), told=item.tail)
     target = f"pod:{pods[1].uid}"
     assert (

@@ -38,7 +38,7 @@ def test_exclusive_cpus_of_the_kubelet_are_the_pods(node: DirectoryNode, daemon:
     pinned = in_gvisor(node, node.add("pinned", qos="", cpus="1", shares=1024, quota_us=100_000))
     node.write(pinned.group, "cpu", "cpu.cfs_quota_us", "100000")
     node.kubelet.cpu_manager("static", "0", {pinned.uid: {"main": "1"}})
-    item = daemon().up()
+    item = daemon(node={"resync_s": 2.0}).up()
     wait_for(lambda: node.read(pinned.group, "cpuset", "cpuset.cpus") == "1", told=item.tail)
     # Only then is its quota of no use.
     wait_for(lambda: node.quota(pinned.group) == "-1", told=item.tail)

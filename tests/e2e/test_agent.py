@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.agent import eventually
 from tests.e2e.conftest import DRIVER, PodFactory, StartAgent
+from tests.e2e.intime import started_in_time
 from tests.e2e.node import Node
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
 from tests.e2e.values import besteffort_quota, changes, cpus, snapshot, weight
@@ -59,11 +60,17 @@ def test_be_pods_are_bounded_and_online_pods_are_not(
     daemon = agent(containerd_node)
     eventually("a pod that was there is confined", lambda: cpus(earlier["main"]) not in {"", "0-1"})
     assert besteffort_quota(containerd_node) not in NO_QUOTA
-    later = run_pod(best_effort("later", run=("burn", "1")))
-    batch = run_pod(labelled_be("batch"))
-    for pod in (later, batch):
-        # Whatever it is now, it was a part of the CPUs when the program began.
-        assert pod["main"].report().affinity < everywhere, daemon.tail()
+    # Whatever it is now, its set was a part of the CPUs when the program began.
+    started_in_time(
+        containerd_node,
+        run_pod,
+        daemon,
+        lambda: best_effort("later", run=("burn", "1")),
+        lambda report: report.affinity < everywhere,
+    )
+    batch, _ = started_in_time(
+        containerd_node, run_pod, daemon, lambda: labelled_be("batch"), lambda report: report.affinity < everywhere
+    )
     assert weight(batch["main"]) <= 2
     assert (cpus(web["main"]), weight(web["main"])) == before
     assert run_pod(burstable("another"))["main"].report().affinity == everywhere

@@ -4,15 +4,15 @@ Two CPUs: a dedicated pod has one, all others the other. The same on every cgrou
 """
 
 import os
-from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
 from reconciler.runtime.own_weight import GROUP
-from tests.e2e.agent import Agent, eventually
+from tests.e2e.agent import eventually
 from tests.e2e.conftest import PodFactory, StartAgent
-from tests.e2e.node import Node, Report, RunningPod
+from tests.e2e.intime import started_in_time, told_in_time
+from tests.e2e.node import Node, Report
 from tests.e2e.pods import ContainerSpec, PodSpec, best_effort, burstable, guaranteed, new_uid
 from tests.e2e.test_first_instruction import ALONE, FULL, IN_TIME_ALONE, Property, figures, took_us
 from tests.e2e.values import besteffort_quota, changes, cpus, is_restored, pod_quota, quota, reported_quota, snapshot
@@ -32,8 +32,6 @@ POOL = {
     "katalyst.kubewharf.io/cpu_enhancement": '{"cpuset_pool": "batch"}',
 }
 ONE, OTHER = {"0", "1"}, {"0": "1", "1": "0"}
-STARTS = 3
-"""A start that a busy neighbour has delayed is no broken promise, if the agent knows and tells that it was late."""
 
 
 def dedicated(name: str, *, annotations: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> PodSpec:
@@ -44,34 +42,11 @@ def dedicated(name: str, *, annotations: dict[str, str] | None = None, labels: d
 
 def own_cpu(report: Report) -> str | None:
     """The one CPU that a container could use at its first instruction."""
-    return str(min(report.affinity)) if len(report.affinity) == 1 else None
+    return str(min(report.affinity)) if on_one_cpu(report) else None
 
 
-def told_in_time(agent: Agent, pod: RunningPod) -> bool:
-    """The agent's own account of the start."""
-
-    def times() -> list[bool | None]:
-        known = agent.pod(pod.spec.uid) or {"containers": []}
-        return [
-            container["times"]["before_exec"] for container in known["containers"] if container["id"] == pod["main"].id
-        ]
-
-    eventually("the agent tells of the start", lambda: times() not in ([], [None]))
-    return bool(times()[0])
-
-
-def started_in_time(
-    node: Node, run_pod: PodFactory, agent: Agent, make: Callable[[], PodSpec]
-) -> tuple[RunningPod, Report]:
-    """A pod that could use one CPU only from its first instruction on. Late ones the agent must know to be late."""
-    for _ in range(STARTS):
-        pod = run_pod(make())
-        report = pod["main"].report()
-        if own_cpu(report) is not None:
-            return pod, report
-        assert not told_in_time(agent, pod), f"told as in time: {report}"
-        node.remove_pod(pod)
-    raise AssertionError(f"{STARTS} starts in a row were too late:\n{agent.tail()}")
+def on_one_cpu(report: Report) -> bool:
+    return len(report.affinity) == 1
 
 
 @pytest.mark.parametrize(
@@ -85,7 +60,7 @@ def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
     daemon = agent(containerd_node)
     eventually("the BE pod is confined", lambda: cpus(crunch["main"]) in ONE)
     assert cpus(web["main"]) == everywhere, "nobody needs the online pod to be confined yet"
-    pinned, report = started_in_time(containerd_node, run_pod, daemon, lambda: dedicated("pinned", **marks))
+    pinned, report = started_in_time(containerd_node, run_pod, daemon, lambda: dedicated("pinned", **marks), on_one_cpu)
     mine = own_cpu(report)
     assert mine is not None
     assert reported_quota(report) is None, "whole CPUs of its own: a quota would only throttle it"
@@ -176,7 +151,7 @@ def test_a_named_pool_has_cpus_of_its_own(containerd_node: Node, run_pod: PodFac
     everywhere = cpus(web["main"])
     daemon = agent(containerd_node)
     batch, report = started_in_time(
-        containerd_node, run_pod, daemon, lambda: replace(burstable("batch"), annotations=POOL)
+        containerd_node, run_pod, daemon, lambda: replace(burstable("batch"), annotations=POOL), on_one_cpu
     )
     mine = cpus(batch["main"])
     assert own_cpu(report) == mine
@@ -184,7 +159,7 @@ def test_a_named_pool_has_cpus_of_its_own(containerd_node: Node, run_pod: PodFac
     assert daemon.state("pools")["pools"]["shared/batch"] == mine
     assert (daemon.pod(batch.spec.uid) or {})["pool"] == "shared/batch"
     beside, report = started_in_time(
-        containerd_node, run_pod, daemon, lambda: replace(burstable("beside"), annotations=POOL)
+        containerd_node, run_pod, daemon, lambda: replace(burstable("beside"), annotations=POOL), on_one_cpu
     )
     assert own_cpu(report) == cpus(beside["main"]) == mine
     containerd_node.remove_pods([batch, beside])

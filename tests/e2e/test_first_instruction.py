@@ -34,14 +34,15 @@ pytestmark = [
 FULL = bool(os.environ.get("BYPASSD_FULL"))
 """Set by ``make e2e``: the numbers and bounds that are promised. Every other run takes a sample, in which one start
 that a busy neighbour delayed must not look like a broken promise."""
-PRESENT = 110 if FULL else 25
-ALONE = 100 if FULL else 12
+PRESENT = 110 if FULL else 12
+ALONE = 100 if FULL else 10
 AT_ONCE = 15
-ROUNDS = 7 if FULL else 2
+ROUNDS = 7 if FULL else 1
 IN_TIME_ALONE = 0.99 if FULL else 0.9
 IN_TIME_AT_ONCE = 0.95 if FULL else 0.8
 LOAD = 16
 ALONE_LOADED = 100 if FULL else 5
+AT_ONCE_LOADED = 15 if FULL else 5
 IN_TIME_ALONE_LOADED = 0.99 if FULL else 0.8
 IN_TIME_LOADED = 0.98 if FULL else 0.8
 MEMORY = 96 << 20
@@ -183,8 +184,8 @@ def test_settings_are_in_place_before_the_first_instruction_at_a_load_of_16(
             missed.append(late(pod["main"].report(within_s=60)))
             with hogs.paused():
                 node.remove_pod(pod)
-        for n in range(ROUNDS if FULL else 1):
-            pods = node.run_pods([be_pod(f"loaded-{n}-{m}") for m in range(AT_ONCE)])
+        for n in range(ROUNDS):
+            pods = node.run_pods([be_pod(f"loaded-{n}-{m}") for m in range(AT_ONCE_LOADED)])
             missed_at_once += [late(pod["main"].report(within_s=60)) for pod in pods]
             with hogs.paused():
                 node.remove_pods(pods)

@@ -11,9 +11,9 @@ from cgroupfs.scheduling import IDLE, OTHER
 from tests.e2e.agent import config_for, eventually
 from tests.e2e.conftest import PodFactory, StartAgent
 from tests.e2e.containerd import Containerd
+from tests.e2e.intime import STARTS
 from tests.e2e.node import Node, Running
 from tests.e2e.pods import best_effort, burstable
-from tests.e2e.test_cpu import STARTS
 
 pytestmark = [pytest.mark.containerd, pytest.mark.alone, pytest.mark.core]
 POLICIES = {"idle_class": {"enabled": True, "group": False, "threads": True}}

@@ -1,8 +1,9 @@
-"""Other numbers for a law: the class constants of the configuration's structs, which no two nodes need to differ.
+"""Other numbers for a law: constants of the configuration's structs and of modules, which no two nodes need to differ.
 
 In the process of a test: `varied`. In a daemon that a test starts: `applied`, which its launcher calls.
 """
 
+import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -32,10 +33,17 @@ def varied(config: T, **values: Any) -> T:
 
 @contextmanager
 def applied(constants: Mapping[str, object]) -> Iterator[None]:
-    """Set constants, by the section's dotted name and theirs (``kubelet.timeout_s``), for all of the process."""
-    before: list[tuple[type[Struct], str, object]] = []
+    """For all of the process: of a section (``kubelet.timeout_s``) or of a module (``state.store:_LONG_S``)."""
+    before: list[tuple[object, str, object]] = []
     try:
         for path, value in constants.items():
+            module, of_module, name = path.partition(":")
+            if of_module:
+                loaded = importlib.import_module(module)
+                assert hasattr(loaded, name), f"there is no constant {path}"
+                before.append((loaded, name, getattr(loaded, name)))
+                setattr(loaded, name, value)
+                continue
             *sections, name = path.split(".")
             above: Struct = Config()
             section = above
@@ -51,5 +59,5 @@ def applied(constants: Mapping[str, object]) -> Iterator[None]:
             setattr(kind, name, set_to)
         yield
     finally:
-        for kind, name, value in reversed(before):
-            setattr(kind, name, value)
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)

@@ -118,7 +118,7 @@ class FakeRuntime:
         if container is None:
             raise KeyError(request.container_id)
         self.on_stop(request.container_id, request.timeout)
-        container.state = cri_pb2.CONTAINER_EXITED
+        _stop(container)
         return cri_pb2.StopContainerResponse()
 
     def _stop_sandbox(self, request: Any) -> Any:
@@ -129,5 +129,11 @@ class FakeRuntime:
                 sandbox.state = cri_pb2.SANDBOX_NOTREADY
         for container in self.containers:
             if container.pod_sandbox_id == request.pod_sandbox_id:
-                container.state = cri_pb2.CONTAINER_EXITED
+                _stop(container)
         return cri_pb2.StopPodSandboxResponse()
+
+
+def _stop(container: Any) -> None:
+    """As containerd: nothing happens to a container that is created, even while it is being started."""
+    if container.state != cri_pb2.CONTAINER_CREATED:
+        container.state = cri_pb2.CONTAINER_EXITED

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 MOST = 1.10
 """An online pod's allocations beside BE work may take so many times what they take alone."""
-ROUNDS = 8
+ROUNDS = 20
 ONLINE = ("online", "neighbour")
 ROOT = f"/bypassd-test-memory-{os.getpid()}"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from trio.testing import MockClock
 
+from reconciler.cli import plan, why
 from tests.fakes.livenode import LiveNode
 from tests.fakes.threadclock import thread_clock
 
@@ -28,6 +29,13 @@ def idle_clock() -> Iterator[MockClock]:
     """
     with thread_clock(threshold_s=0.05) as clock:
         yield clock
+
+
+@pytest.fixture
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that read the kernel twice read it again at once: most of their tests are about other facts."""
+    monkeypatch.setattr(why, "_SAMPLE_S", 0.02)
+    monkeypatch.setattr(plan, "_INTERVAL_S", 0.02)
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ from state.model import PodMeta
 
 _SANDBOX_S: Final = 30.0
 """Taking a pod's network down is part of stopping its sandbox, and may be slow."""
+_STARTING_S: Final = 0.25
+"""Between two tries to stop a container that is created and may be starting."""
 _NO_SOCKET: Final = "no CRI socket"
 _RESTARTED: Final = "restarted by the kubelet while it was stopped"
 
@@ -117,6 +119,18 @@ class CriEviction:
                 continue
             try:
                 await client.stop_sandbox(sandbox, timeout_s=_SANDBOX_S)
+            except SourceError as exc:
+                problems.append(str(exc))
+        # A runtime does nothing about a container that is created. One that was being started at that moment runs
+        # afterwards in a sandbox that has ended.
+        with trio.move_on_after(self._config.margin_s):
+            try:
+                while not problems and (now := await client.pod(pod.uid)) is not None and now.containers:
+                    if not chosen.issuperset(_ids(now)):
+                        break  # the caller decides about what the kubelet has started again
+                    for meta in now.containers:
+                        await container(meta.id or "", grace_left(grace_s, work.elapsed_s()))
+                    await trio.sleep(_STARTING_S)
             except SourceError as exc:
                 problems.append(str(exc))
         return problems

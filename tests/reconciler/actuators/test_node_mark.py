@@ -175,7 +175,6 @@ async def test_another_mark_replaces_the_first(bench: Bench) -> None:
 async def test_another_client_that_is_faster_loses_nothing(
     bench: Bench, mark: NodeMark, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
     more = {"key": "maintenance", "effect": "NoExecute"}
 
     def meanwhile() -> None:
@@ -208,7 +207,6 @@ async def test_a_taint_of_an_operator_with_our_key_is_neither_changed_nor_remove
 async def test_a_taint_that_an_operator_removes_is_not_set_again_before_the_node_was_open(
     bench: Bench, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
     marker = bench.marker()
     await bench.turn(marker, situation())
     bench.nodes.nodes["n1"]["spec"]["taints"] = [OTHERS]
@@ -260,7 +258,6 @@ async def test_a_node_may_not_change_its_own_taints_but_its_own_condition(bench:
 async def test_a_server_that_fails_is_asked_ever_more_rarely(
     bench: Bench, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
     bench.server.refusal = (503, "shutting down")
     marker = bench.marker()
     marker.planned(situation(marked(NodeMark.PREFER_NO_SCHEDULE)))
@@ -460,7 +457,6 @@ async def test_a_mark_that_could_not_be_removed_stays_ours_however_many_changes_
 async def test_conflicts_in_a_row_over_a_mark_that_was_not_removed_leave_it_ours(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
     marker = bench.marker()
     await bench.turn(marker, situation(later(0)))
     with monkeypatch.context() as patch:
@@ -669,7 +665,6 @@ async def test_a_proxys_page_does_not_say_that_the_node_was_deleted(bench: Bench
 async def test_a_condition_on_an_object_that_others_change_all_the_time(
     bench: Bench, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
 
     def touch() -> None:
         bench.nodes.touch("n1")

@@ -34,6 +34,11 @@ class Ran(NamedTuple):
 Run = Callable[..., Ran]
 
 
+@pytest.fixture(autouse=True)
+def _short_samples(short_samples: None) -> None:
+    """In every test here."""
+
+
 @pytest.fixture(scope="session")
 def _document() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:

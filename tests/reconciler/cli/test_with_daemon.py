@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from reconciler.cli import document
 from reconciler.cli.document import DaemonRefused, ask, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main, parser
@@ -16,6 +17,15 @@ from reconciler.web.components import components
 from tests.fakes.livenode import BATCH, LiveNode
 from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The web part answers late on a busy machine; a command would read the kernel instead."""
+    monkeypatch.setattr(document, "_CONNECT_S", 60.0)
+    for function in (document.exchange, document.ask, document.get, document.send):
+        assert function.__kwdefaults__ is not None
+        monkeypatch.setitem(function.__kwdefaults__, "timeout_s", 60.0)
 
 
 async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +56,8 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
             assert code == Exit.OK
             assert "4 files: 4 restored" in out
             assert "in mode observe" in out
-            assert (await run("diff"))[0] == Exit.OK, "until the daemon has looked again"
+            code, out = await run("diff")
+            assert code == Exit.OK, f"until the daemon has looked again: {out}"
             await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
             code, out = await run("diff")
             assert code == Exit.NOT_OK
@@ -63,10 +74,10 @@ async def test_every_requested_section_exists(live: LiveNode) -> None:
             (web,) = components(HttpSection(enabled=False, socket=socket), show, show)
             await nursery.start(web.run)
             options = parser().parse_args(["dump", "--socket", socket])
-            document = await trio.to_thread.run_sync(fetch, options)
-            assert document.live
+            fetched = await trio.to_thread.run_sync(fetch, options)
+            assert fetched.live
             text = (Path(__file__).parents[3] / "docs/state.md").read_text()
-            for key in (*document.body, *document.body["agent"], *document.body["budget"], *document.body["pods"][0]):
+            for key in (*fetched.body, *fetched.body["agent"], *fetched.body["budget"], *fetched.body["pods"][0]):
                 assert f"`{key}`" in text, key
             with pytest.raises(DaemonRefused, match="section"):
                 await trio.to_thread.run_sync(ask, socket, "GET", "/state?section=nonsense")

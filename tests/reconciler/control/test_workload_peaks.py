@@ -216,7 +216,6 @@ async def test_an_end_while_the_rows_are_restored_loses_none(node: Node, monkeyp
 async def test_rows_that_cannot_be_read_at_first_are_not_replaced(
     node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05  # the store is used by a thread
     for number in range(12):
         node.add(f"web-{number}")
     await node.minutes(1500)
@@ -253,7 +252,6 @@ async def test_rows_that_cannot_be_read_at_first_are_not_replaced(
 async def test_the_component_learns_what_it_is_given_and_stores_all_at_its_end(
     node: Node, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05  # the store is written by a thread
     node.add("web-0")
     async with trio.open_nursery() as nursery:
         await nursery.start(node.predictor.run)

@@ -373,6 +373,7 @@ def with_batch_memory(agent: Agent) -> None:
 NOT_IN_FORCE = "1 of them with a setting or a claim not in force"
 
 
+@pytest.mark.usefixtures("short_samples")
 @pytest.mark.parametrize("name", FAULTS)
 async def test_every_surface_has_the_fault_and_its_end(
     tmp_path: Path, name: str, mock_clock: MockClock, capsys: pytest.CaptureFixture[str]

@@ -232,7 +232,6 @@ async def test_a_file_that_cannot_be_written_is_a_problem_until_it_can(tmp_path:
 async def test_the_file_follows_each_change_and_never_runs_out(
     nursery: trio.Nursery, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
     clock, path = Clock(), tmp_path / "headroom.json"
     headroom_report = report(clock, file=str(path))
     await nursery.start(headroom_report.run)

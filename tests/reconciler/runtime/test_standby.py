@@ -29,11 +29,9 @@ time.sleep(60)
 """
 
 
-def wait_for_lock(
-    directory: str, *, request: bool, waiting: Callable[[str], None], yields_s: float = 18.0
-) -> InstanceLock:
+def wait_for_lock(directory: str, *, request: bool, waiting: Callable[[str], None]) -> InstanceLock:
     with StopSignals() as stops:
-        lock = standby.wait_for_lock(directory, stops, request=request, waiting=waiting, yields_s=yields_s)
+        lock = standby.wait_for_lock(directory, stops, request=request, waiting=waiting)
     assert lock is not None
     return lock
 
@@ -72,10 +70,11 @@ def test_a_holder_that_would_die_of_the_signal_is_waited_for(tmp_path: Path, *, 
     assert texts[0].endswith("; waiting for its end")
 
 
-def test_a_holder_that_refuses_ends_the_requester(tmp_path: Path) -> None:
+def test_a_holder_that_refuses_ends_the_requester(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "_YIELDS_S", 0.3)
     with held(tmp_path, "keeps") as process:
         with pytest.raises(NotHandedOverError, match="does not hand over"):
-            wait_for_lock(str(tmp_path), request=True, waiting=lambda _: None, yields_s=0.3)
+            wait_for_lock(str(tmp_path), request=True, waiting=lambda _: None)
         process.kill()
 
 

@@ -210,8 +210,6 @@ async def test_a_pod_that_goes_is_let_go_at_once_and_one_that_comes_anew_has_no_
 
 
 async def test_cancelling_gives_all_descriptors_back(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    # The way out has a deadline, and time must not leap over the thread.
-    autojump_clock.autojump_threshold = 0.1
     async with trio.open_nursery() as nursery:
         item = Machine(tmp_path, nursery)
         item.add(online("web"))

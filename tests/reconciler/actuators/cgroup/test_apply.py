@@ -34,9 +34,7 @@ WANTED: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3"), "cpu.w
 SPEC = RuntimeSpec(shares=2)
 
 
-async def test_what_is_wanted_is_written_read_back_and_remembered(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_what_is_wanted_is_written_read_back_and_remembered(acting: Acting) -> None:
     await acting.actuator.apply([acting.target(GROUP, WANTED), acting.target(BE, {"cpu.quota": 150_000})])
     assert [acting.read(GROUP, knob) for knob in WANTED] == ["2-3", "3", str(1 << 30)]
     assert acting.read(BE, "cpu.quota") == "150000"
@@ -45,19 +43,15 @@ async def test_what_is_wanted_is_written_read_back_and_remembered(tmp_path: Path
     assert entry is not None
     assert (entry.original, entry.seen, entry.writer) == ("0-3", "2-3", "us")
     assert acting.followed.paths == {GROUP, BE}
-    acting.close()
 
 
-async def test_a_second_look_at_a_node_that_is_right_writes_nothing(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_second_look_at_a_node_that_is_right_writes_nothing(acting: Acting) -> None:
     target = acting.target(GROUP, WANTED)
     await acting.actuator.apply([target])
     count = acting.files.count
     await acting.actuator.apply([target])
     assert acting.files.count == count
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
-    acting.close()
 
 
 async def test_observe_mode_says_what_it_would_write_and_touches_nothing(tmp_path: Path) -> None:
@@ -72,13 +66,10 @@ async def test_observe_mode_says_what_it_would_write_and_touches_nothing(tmp_pat
     acting.close()
 
 
-async def test_a_policy_that_only_practises_is_told_apart_from_the_others(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_policy_that_only_practises_is_told_apart_from_the_others(acting: Acting) -> None:
     acting.mode.use(WriteSettings(dry_policies=frozenset({"reclaimed"})))
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert acting.files.count == 0
-    acting.close()
 
 
 async def test_what_is_no_longer_wanted_gets_its_old_value_back(tmp_path: Path) -> None:
@@ -92,34 +83,26 @@ async def test_what_is_no_longer_wanted_gets_its_old_value_back(tmp_path: Path) 
     acting.close()
 
 
-async def test_a_held_file_is_left_as_it_is(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_held_file_is_left_as_it_is(acting: Acting) -> None:
     acting.mode.use_holds({"knob:cpu.set": Hold(target="knob:cpu.set", reason="test", by="me")})
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert acting.read(GROUP, "cpu.set") == "0-3"
     assert acting.stood(GROUP, "cpu.set") == "held"
     assert acting.read(GROUP, "cpu.weight") == "3"
-    acting.close()
 
 
-async def test_a_value_that_was_never_written_is_not_ours(tmp_path: Path) -> None:
+async def test_a_value_that_was_never_written_is_not_ours(acting: Acting) -> None:
     """Wanted under a hold only: a program that writes this very value is another program all the same."""
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
     hold = Hold(target="knob:cpu.weight", reason="test", by="me")
     acting.mode.use_holds({hold.target: hold})
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 300})])
     acting.write(GROUP, "cpu.weight", "300")
-    (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    (done,) = await restore_all(acting.hierarchy, acting.ledger, acting.writer, files=acting.files)
     assert (done.undo, acting.read(GROUP, "cpu.weight")) == (RestoreOutcome.FOREIGN, "300")
-    acting.close()
 
 
-async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_foreign_value_is_corrected_then_waited_for_then_left(acting: Acting) -> None:
     acting.names.writer = ("other", "tuned (pid 7)")
     target = acting.target(GROUP, {"cpu.weight": 3})
     await acting.actuator.apply([target])
@@ -133,26 +116,20 @@ async def test_a_foreign_value_is_corrected_then_waited_for_then_left(tmp_path: 
     assert [kind for kind, _ in acting.alerts] == ["yield"]
     assert "changed 3 times in" in acting.alerts[0][1]
     assert acting.judge.foreign_writes.writes == {"other": 3}
-    acting.close()
 
 
 @pytest.mark.parametrize("writer", ["kubelet", "systemd"])
-async def test_a_resized_pod_is_restored_to_its_new_value_by_either_driver(tmp_path: Path, writer: str) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_resized_pod_is_restored_to_its_new_value_by_either_driver(acting: Acting, writer: str) -> None:
     await acting.actuator.apply([acting.target(POD, {"cpu.weight": 4})])
     acting.names.writer = (writer, writer)
     acting.write(POD, "cpu.weight", "600")
     await acting.actuator.apply([acting.target(POD, {"cpu.weight": 4})])
     assert acting.read(POD, "cpu.weight") == "4"
-    await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    await restore_all(acting.hierarchy, acting.ledger, acting.writer, files=acting.files)
     assert acting.read(POD, "cpu.weight") == "600"
-    acting.close()
 
 
-async def test_a_daemon_reload_is_one_event_and_all_files_are_corrected_in_one_pass(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_daemon_reload_is_one_event_and_all_files_are_corrected_in_one_pass(acting: Acting) -> None:
     targets = [acting.target(POD, {"cpu.weight": 4}), acting.target(GROUP, {"cpu.weight": 3, "cpu.quota": 20_000})]
     await acting.actuator.apply(targets)
     acting.names.writer = ("systemd", "systemd (pid 1)")
@@ -166,12 +143,9 @@ async def test_a_daemon_reload_is_one_event_and_all_files_are_corrected_in_one_p
         assert acting.judge.foreign_writes.systemd_events == reload
     assert acting.judge.foreign_writes.writes == {"systemd": 24}
     assert acting.alerts == []
-    acting.close()
 
 
-async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_persons_change_is_honoured_at_once(acting: Acting) -> None:
     acting.names.writer = ("person", "bash (pid 9)")
     target = acting.target(GROUP, {"cpu.weight": 3})
     await acting.actuator.apply([target])
@@ -186,12 +160,9 @@ async def test_a_persons_change_is_honoured_at_once(tmp_path: Path) -> None:
     acting.mode.use_holds({})
     await acting.actuator.apply([target])
     assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "3")
-    acting.close()
 
 
-async def test_a_persons_first_change_of_a_value_that_was_in_place_is_a_hold_too(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_persons_first_change_of_a_value_that_was_in_place_is_a_hold_too(acting: Acting) -> None:
     acting.names.writer = ("person", "bash (pid 9)")
     ours = int(acting.read(GROUP, "cpu.weight"))
     target = acting.target(GROUP, {"cpu.weight": ours})
@@ -212,12 +183,9 @@ async def test_a_persons_first_change_of_a_value_that_was_in_place_is_a_hold_too
     entry = acting.ledger.get(("cpu", GROUP, "cpu.shares"))
     assert entry is not None
     assert (entry.original, entry.writer) == ("600", "us")
-    acting.close()
 
 
-async def test_another_programs_change_of_a_value_that_was_in_place_is_counted_and_waited_for(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_another_programs_change_of_a_value_that_was_in_place_is_counted_and_waited_for(acting: Acting) -> None:
     acting.names.writer = ("other", "tuned (pid 7)")
     ours = acting.read(GROUP, "cpu.weight")
     target = acting.target(GROUP, {"cpu.weight": int(ours)})
@@ -230,15 +198,12 @@ async def test_another_programs_change_of_a_value_that_was_in_place_is_counted_a
         acting.judge.foreign_writes._rules._files[GROUP, "cpu.weight"].until = 0.0
     assert states == [("written", ours), ("waiting", "200"), ("yielded", "300")]
     assert acting.judge.foreign_writes.writes == {"other": 3}
-    acting.close()
 
 
 @pytest.mark.parametrize("change", ["wanted", "not wanted", "creating", "observed"])
 async def test_a_value_in_place_that_bypassd_no_longer_wants_there_is_no_foreign_one(
-    tmp_path: Path, change: str
+    acting: Acting, change: str
 ) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     acting.names.writer = ("person", "bash (pid 9)")
     ours = int(acting.read(GROUP, "cpu.weight"))
     creating = RuntimeSpec(shares=ours) if change == "creating" else None
@@ -252,12 +217,9 @@ async def test_a_value_in_place_that_bypassd_no_longer_wants_there_is_no_foreign
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 700})])
     assert (acting.stood(GROUP, "cpu.weight"), acting.read(GROUP, "cpu.weight")) == ("written", "700")
     assert acting.alerts == []
-    acting.close()
 
 
-async def test_a_refused_write_is_told_once_and_tried_again_later(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_refused_write_is_told_once_and_tried_again_later(acting: Acting) -> None:
     target = acting.target(GROUP, {"cpu.set": CpuSet.parse("9")})
     await acting.actuator.apply([target])
     await acting.actuator.apply([target])
@@ -265,7 +227,6 @@ async def test_a_refused_write_is_told_once_and_tried_again_later(tmp_path: Path
     assert state in {"refused", "blocked"}
     assert len(acting.alerts) == 1
     assert acting.judge.next_check() is not None
-    acting.close()
 
 
 async def test_without_a_store_nothing_is_touched_for_the_first_time(tmp_path: Path) -> None:
@@ -279,9 +240,7 @@ async def test_without_a_store_nothing_is_touched_for_the_first_time(tmp_path: P
     acting.close()
 
 
-async def test_a_container_in_creation_is_prepared_and_written_at_the_signal(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_container_in_creation_is_prepared_and_written_at_the_signal(acting: Acting) -> None:
     await acting.actuator.apply([acting.target(GROUP, WANTED, creating=SPEC)])
     assert acting.read(GROUP, "cpu.set") == "0-3"
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"prepared"}
@@ -292,7 +251,6 @@ async def test_a_container_in_creation_is_prepared_and_written_at_the_signal(tmp
     assert set(result.errnos) == {0}
     await acting.actuator.apply([acting.target(GROUP, WANTED, signalled=True)])
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
-    acting.close()
 
 
 @pytest.mark.parametrize(
@@ -310,10 +268,8 @@ async def test_a_container_in_creation_is_prepared_and_written_at_the_signal(tmp
     ],
 )
 async def test_of_a_long_creation_only_what_the_runtime_does_not_set_is_written_ahead(
-    tmp_path: Path, spec: RuntimeSpec, ahead: set[str]
+    acting: Acting, spec: RuntimeSpec, ahead: set[str]
 ) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     wanted = {**WANTED, "cpu.quota": 30_000}
     before = {knob: acting.read(GROUP, knob) for knob in wanted}
     await acting.actuator.apply([acting.target(GROUP, wanted, creating=spec)])
@@ -321,12 +277,9 @@ async def test_of_a_long_creation_only_what_the_runtime_does_not_set_is_written_
     assert {knob for knob in wanted if acting.read(GROUP, knob) != before[knob]} == ahead
     assert acting.lane.execute(CID, 0.0)
     assert {knob for knob in wanted if acting.read(GROUP, knob) != before[knob]} == set(wanted)
-    acting.close()
 
 
-async def test_the_runtimes_update_is_undone_by_the_hot_lane(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_the_runtimes_update_is_undone_by_the_hot_lane(acting: Acting) -> None:
     wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
     await acting.actuator.apply([acting.target(GROUP, wanted, creating=SPEC)])
     acting.lane.execute(CID, 0.0)
@@ -335,13 +288,10 @@ async def test_the_runtimes_update_is_undone_by_the_hot_lane(tmp_path: Path) -> 
     acting.lane.execute(CID, 1.0)
     assert acting.read(GROUP, "cpu.set") == "2-3"
     assert [result.creation for result in acting.results] == [True, False]
-    acting.close()
 
 
-async def test_a_signal_amid_a_look_writes_nothing_that_the_look_has_given_up(tmp_path: Path) -> None:
+async def test_a_signal_amid_a_look_writes_nothing_that_the_look_has_given_up(acting: Acting) -> None:
     """An update whose rename falls between the look at the container and the end of the round."""
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3"), "cpu.weight": 3}
     await acting.actuator.apply([acting.target(GROUP, wanted)])
     await acting.actuator.apply([acting.target(GROUP, wanted)])
@@ -358,16 +308,13 @@ async def test_a_signal_amid_a_look_writes_nothing_that_the_look_has_given_up(tm
     assert [[write.file for write in result.writes] for result in acting.results] == [["cpu.shares"]]
     assert (acting.read(GROUP, "cpu.set"), acting.read(GROUP, "cpu.weight")) == ("0-3", "3")
     assert [entry.knob for entry in acting.ledger.group(GROUP)] == ["cpu.weight"]
-    acting.close()
 
 
-async def test_an_update_moves_what_is_restored_to(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_an_update_moves_what_is_restored_to(acting: Acting) -> None:
     wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
     await acting.actuator.apply([acting.target(GROUP, wanted)])
     acting.actuator.rebase(acting.target(GROUP, wanted, creating=RuntimeSpec(cpus="1-3")))
-    (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    (done,) = await restore_all(acting.hierarchy, acting.ledger, acting.writer, files=acting.files)
     assert done.undo is RestoreOutcome.RESTORED
     assert acting.read(GROUP, "cpu.set") == "1-3"
     acting.close()
@@ -425,36 +372,29 @@ async def test_killed_at_any_write_the_tree_can_be_brought_back(tmp_path: Path, 
     assert stopped_at > 6
 
 
-async def test_restore_leaves_what_somebody_else_changed_and_says_so(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_restore_leaves_what_somebody_else_changed_and_says_so(acting: Acting) -> None:
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3, "cpu.set": CpuSet.parse("1")})])
     acting.write(GROUP, "cpu.weight", "77")
     done = {
-        result.file: result for result in await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+        result.file: result
+        for result in await restore_all(acting.hierarchy, acting.ledger, acting.writer, files=acting.files)
     }
     assert done["cpu.shares"].undo is RestoreOutcome.FOREIGN
     assert done["cpuset.cpus"].undo is RestoreOutcome.RESTORED
     assert acting.read(GROUP, "cpu.weight") == "77"
-    acting.close()
 
 
-async def test_restore_of_a_group_that_was_made_anew_touches_nothing(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_restore_of_a_group_that_was_made_anew_touches_nothing(acting: Acting) -> None:
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
-    kernel.remove_group(GROUP)
-    kernel.make_group(GROUP)
-    (done,) = await restore_all(hierarchy, acting.ledger, acting.writer, files=acting.files)
+    acting.kernel.remove_group(GROUP)
+    acting.kernel.make_group(GROUP)
+    (done,) = await restore_all(acting.hierarchy, acting.ledger, acting.writer, files=acting.files)
     assert done.undo is RestoreOutcome.GONE
     assert acting.read(GROUP, "cpu.weight") == "1024"
-    acting.close()
 
 
-async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_path: Path) -> None:
+async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(acting: Acting) -> None:
     """runc reads the shares back after writing them: the file must have its own value then."""
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     acting.names.writer = ("runtime", "runc (pid 5)")
     wanted: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
     await acting.actuator.apply([acting.target(GROUP, wanted)])
@@ -464,16 +404,13 @@ async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(tmp_pa
     assert acting.judge.next_check() is not None
     await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
     assert acting.read(GROUP, "cpu.weight") == "3"
-    acting.close()
 
 
 async def test_an_update_without_an_event_is_corrected_and_is_the_value_to_restore(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """crun's update: neither an event nor a record of its values follows."""
     monkeypatch.setattr("reconciler.actuators.cgroup.conflict._UPDATE_S", 0.0)
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     acting.names.writer = ("runtime", "crun (pid 5)")
     wanted: dict[str, CpuSet | int | None] = {"cpu.weight": 3}
     await acting.actuator.apply([acting.target(GROUP, wanted)])
@@ -482,15 +419,12 @@ async def test_an_update_without_an_event_is_corrected_and_is_the_value_to_resto
     assert acting.read(GROUP, "cpu.weight") == "3"
     await acting.actuator.apply([acting.target(GROUP, {})])
     assert acting.read(GROUP, "cpu.weight") == "256"
-    acting.close()
 
 
 async def test_nothing_is_given_back_over_what_its_owner_wrote_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look and the write another file's original is made durable, which takes a disk's time."""
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
     record = acting.ledger.first_touches
 
@@ -509,18 +443,15 @@ async def test_nothing_is_given_back_over_what_its_owner_wrote_meanwhile(
     assert acting.read(GROUP, "cpu.weight") == "256"
     assert acting.ledger.get(("cpu", GROUP, "cpu.shares")) is None, "it is theirs again"
     assert acting.alerts == []
-    acting.close()
 
 
 @pytest.mark.parametrize(
     ("late", "spec", "left"), [(False, "1", "1"), (False, "0-3", "0-3"), (False, "", "0-3"), (True, "1", "0-3")]
 )
 async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_signal(
-    tmp_path: Path, late: bool, spec: str, left: str
+    acting: Acting, late: bool, spec: str, left: str
 ) -> None:
     """The kubelet gives the very CPU that was there as ours: its value equals ours until the signal."""
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply([acting.target(GROUP, {"cpu.set": CpuSet.parse("1")})])
     acting.write(GROUP, "cpu.set", "1")  # the runtime's, for the kubelet
     await acting.actuator.apply([acting.target(GROUP, {})])
@@ -538,13 +469,10 @@ async def test_what_was_given_back_while_the_runtime_wrote_is_put_right_at_its_s
         assert acting.read(GROUP, "cpu.set") == left
     assert acting.ledger.get(("cpuset", GROUP, "cpuset.cpus")) is None
     assert GROUP not in acting.judge.recent_releases or left == "1"
-    acting.close()
 
 
-async def test_each_update_of_the_runtime_is_waited_for_anew(tmp_path: Path) -> None:
+async def test_each_update_of_the_runtime_is_waited_for_anew(acting: Acting) -> None:
     """Also where the one before was answered between two readings, so that none found anything to correct."""
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     acting.names.writer = ("runtime", "runc (pid 5)")
     target = acting.target(GROUP, {"cpu.weight": 3})
     await acting.actuator.apply([target])
@@ -557,13 +485,10 @@ async def test_each_update_of_the_runtime_is_waited_for_anew(tmp_path: Path) -> 
         assert acting.stood(GROUP, "cpu.weight") == "in place"
         for place in acting.judge.foreign_writes._updating:
             acting.judge.foreign_writes._updating[place] -= 1.0
-    acting.close()
 
 
 @pytest.mark.parametrize("writer", [("unknown", ""), None])
-async def test_a_writer_that_nobody_knows_may_be_the_runtime(tmp_path: Path, writer: tuple[str, str] | None) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_writer_that_nobody_knows_may_be_the_runtime(acting: Acting, writer: tuple[str, str] | None) -> None:
     acting.names.writer = writer
     target = acting.target(GROUP, {"cpu.weight": 3})
     await acting.actuator.apply([target])
@@ -573,12 +498,9 @@ async def test_a_writer_that_nobody_knows_may_be_the_runtime(tmp_path: Path, wri
     acting.judge.foreign_writes._updating[GROUP, "cpu.weight"] -= 1.0
     await acting.actuator.apply([target])
     assert acting.read(GROUP, "cpu.weight") == "3"
-    acting.close()
 
 
-async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(acting: Acting) -> None:
     acting.names.writer = ("runtime", "crun (pid 5)")
     target = acting.target(GROUP, {"cpu.weight": 3})
     await acting.actuator.apply([target])
@@ -590,12 +512,9 @@ async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(tmp_path
     acting.judge.foreign_writes._updating[GROUP, "cpu.weight"] -= 1.0
     await acting.actuator.apply([target])
     assert acting.read(GROUP, "cpu.weight") == "3"
-    acting.close()
 
 
-async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(acting: Acting) -> None:
     pod = GROUP.rpartition("/")[0]
     # Read between its mkdir and the kubelet's first write.
     acting.judge.control_files.actual[pod, "cpu.set"] = CpuSet()
@@ -606,12 +525,9 @@ async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(tmp_pa
     wider = acting.target(GROUP, {**WANTED, "cpu.set": CpuSet.parse("0-1")})
     await acting.actuator.apply([wider])
     assert (acting.stood(GROUP, "cpu.set"), acting.read(GROUP, "cpu.set")) == ("written", "0-1")
-    acting.close()
 
 
-async def test_while_the_runtime_is_at_a_file_no_look_follows_on_the_other(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_while_the_runtime_is_at_a_file_no_look_follows_on_the_other(acting: Acting) -> None:
     acting.names.writer = ("runtime", "runc (pid 5)")
     target = acting.target(GROUP, {"cpu.weight": 3})
     await acting.actuator.apply([target])
@@ -622,7 +538,6 @@ async def test_while_the_runtime_is_at_a_file_no_look_follows_on_the_other(tmp_p
     assert until is not None
     assert acting.judge.due(until - 0.2) == set()
     assert acting.judge.due(until) == {UID}
-    acting.close()
 
 
 @pytest.mark.parametrize(
@@ -630,18 +545,16 @@ async def test_while_the_runtime_is_at_a_file_no_look_follows_on_the_other(tmp_p
 )
 @pytest.mark.parametrize("knob", [*WANTED])
 async def test_a_file_that_cannot_be_read_is_alone_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, knob: str
+    acting: Acting, monkeypatch: pytest.MonkeyPatch, code: int, knob: str
 ) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
-    file, real = FILES[knob][1], kernel.read
+    file, real = FILES[knob][1], acting.kernel.read
 
     def read(directory: Directory, name: str) -> str:
         if name == file and str(directory).endswith(CID):
             raise OSError(code, "refused", name)
         return real(directory, name)
 
-    monkeypatch.setattr(kernel, "read", read)
+    monkeypatch.setattr(acting.kernel, "read", read)
     await acting.actuator.apply([acting.target(GROUP, WANTED), acting.target(BE, {"cpu.quota": 150_000})])
     stood = {name: acting.stood(GROUP, name) for name in WANTED}
     assert stood == dict.fromkeys(WANTED, "written") | {knob: "unreadable"}
@@ -657,31 +570,27 @@ async def test_a_file_that_cannot_be_read_is_alone_with_it(
     assert waits == [1, 2, 4]
     assert [kind for kind, _ in acting.alerts] == ["unreadable"]
     assert acting.judge.errors.counts["file", errno.errorcode[code]] == 4
-    monkeypatch.setattr(kernel, "read", real)
+    monkeypatch.setattr(acting.kernel, "read", real)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, name) for name in WANTED} == {"in place", "written"}
     assert acting.judge.next_check() is None
-    acting.close()
 
 
 async def test_a_group_that_only_seemed_gone_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
-    real = kernel.read
+    real = acting.kernel.read
 
     def read(directory: Directory, name: str) -> str:
         raise OSError(errno.ENODEV, "gone", name)
 
-    monkeypatch.setattr(kernel, "read", read)
+    monkeypatch.setattr(acting.kernel, "read", read)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     at = acting.judge.next_check()
     assert at is not None
     assert acting.judge.due(at) == {UID}
     assert acting.alerts == []
-    monkeypatch.setattr(kernel, "read", real)
+    monkeypatch.setattr(acting.kernel, "read", real)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"written"}
     assert acting.judge.next_check() is None
-    acting.close()

@@ -12,7 +12,7 @@ from cgroupfs.scheduling import BATCH, IDLE, OTHER
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite, InitClass
 from state.entry import BeforeSource
 from state.model import RuntimeSpec
-from tests.reconciler.actuators.acting import CID, GROUP, Acting, make_node
+from tests.reconciler.actuators.acting import CID, GROUP, Acting
 
 
 @pytest.mark.parametrize(
@@ -221,10 +221,8 @@ def test_the_threads_of_one_init_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_write_at_the_signal_reads_no_value_and_its_event_has_the_source_of_the_one_before(
-    tmp_path: Path,
+    acting: Acting,
 ) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     wanted: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3")}
     await acting.actuator.apply([acting.target(GROUP, wanted, creating=RuntimeSpec(shares=2))])
     reads: list[str] = []
@@ -245,4 +243,3 @@ async def test_a_write_at_the_signal_reads_no_value_and_its_event_has_the_source
         ("0-3", BeforeSource.SPEC, "2-3"),
         ("2-3", BeforeSource.SEEN, "2-3"),
     ]
-    acting.close()

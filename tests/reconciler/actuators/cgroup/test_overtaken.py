@@ -1,6 +1,5 @@
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from cgroupfs.cpuset import CpuSet
@@ -11,7 +10,6 @@ from tests.reconciler.actuators.acting import (
     GROUP,
     UID,
     Acting,
-    make_node,
 )
 
 WANTED: dict[str, CpuSet | int | None] = {"cpu.set": CpuSet.parse("2-3"), "cpu.weight": 3, "memory.max": 1 << 30}
@@ -32,10 +30,8 @@ class Overtaken:
         return getattr(self._writer, name)
 
 
-async def test_a_write_whose_plan_was_overtaken_is_planned_again_and_is_no_alert(tmp_path: Path) -> None:
+async def test_a_write_whose_plan_was_overtaken_is_planned_again_and_is_no_alert(acting: Acting) -> None:
     """A quota is lowered above a container that the fast path has just given more than that: EINVAL on v1."""
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
     await acting.actuator.apply(
         [acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
     )
@@ -51,12 +47,9 @@ async def test_a_write_whose_plan_was_overtaken_is_planned_again_and_is_no_alert
     acting.actuator._writer = acting.writer
     await acting.actuator.apply([acting.target(BE, {"cpu.quota": 60_000}), acting.target(GROUP, {"cpu.quota": 40_000})])
     assert (acting.read(BE, "cpu.quota"), acting.read(GROUP, "cpu.quota"), acting.alerts) == ("60000", "40000", [])
-    acting.close()
 
 
-async def test_a_refusal_that_repeats_with_present_values_is_an_alert(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_a_refusal_that_repeats_with_present_values_is_an_alert(acting: Acting) -> None:
     await acting.actuator.apply(
         [acting.target(BE, {"cpu.quota": 200_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
     )
@@ -70,4 +63,3 @@ async def test_a_refusal_that_repeats_with_present_values_is_an_alert(tmp_path: 
     assert states[0] == "due"
     assert states[-1] in {"refused", "blocked"}
     assert len(acting.alerts) == 1
-    acting.close()

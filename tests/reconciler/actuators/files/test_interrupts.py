@@ -387,7 +387,6 @@ async def test_a_refused_move_is_seldom_tried_again_and_stays_reported(kernel: K
 async def test_an_original_that_is_refused_is_reported_and_tried_again(
     kernel: Kernel, ledger: Ledger, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05  # files are written by a thread
     side = make(kernel, ledger)
     await turn(side, situation())
     kernel.refuses = {25: errno.EINVAL}  # its only CPU is offline
@@ -410,7 +409,6 @@ async def test_an_original_that_is_refused_is_reported_and_tried_again(
 async def test_after_a_failed_listing_the_originals_are_not_left_behind(
     kernel: Kernel, ledger: Ledger, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05  # files are written by a thread
     before, side = kernel.places(), make(kernel, ledger)
     await turn(side, situation())
     directory, away = kernel.root / "proc/irq", kernel.root / "proc/away"

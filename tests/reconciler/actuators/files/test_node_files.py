@@ -289,7 +289,6 @@ async def test_a_row_of_another_boot_tells_of_nothing(kernel: Kernel, make: Make
 async def test_it_acts_when_its_wish_changes_and_each_minute(
     kernel: Kernel, make: Make, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
     side = make()
     await nursery.start(side.run)
     side.planned(situation(memory=None))

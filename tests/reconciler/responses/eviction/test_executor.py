@@ -275,7 +275,6 @@ async def test_a_store_that_was_lost_gets_all_cases_again(bench: Bench) -> None:
 async def test_a_pod_is_ended_when_the_cluster_can_know_that_the_node_is_closed_and_not_much_later(
     bench: Bench, autojump_clock: trio.testing.MockClock, *, critical: bool
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
     pod = bench.node.add("a")
     at: list[float] = []
 
@@ -298,7 +297,6 @@ async def test_a_pod_is_ended_when_the_cluster_can_know_that_the_node_is_closed_
 async def test_a_mark_that_does_not_come_delays_an_eviction_by_five_seconds(
     bench: Bench, autojump_clock: trio.testing.MockClock
 ) -> None:
-    autojump_clock.autojump_threshold = 0.05
     pod = bench.node.add("a")
     bench.closing = True
     evictor = bench.evictor(ScriptedWay(EvictionMethodName.SIGNAL, ends(pod)))

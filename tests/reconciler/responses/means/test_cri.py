@@ -138,6 +138,26 @@ async def test_a_container_that_is_started_meanwhile_is_reported_and_neither_sto
     assert stops[2:] == [(f"{first[0]}+", 2), (SANDBOX, -1)]
 
 
+async def test_a_container_that_was_being_started_is_stopped_when_it_runs_in_the_ended_sandbox(
+    runtime: FakeRuntime, tree: Subtree, tmp_path: Path
+) -> None:
+    stops = recording(runtime, tmp_path)
+    late = next(container for container in runtime.containers if container.pod_sandbox_id == SANDBOX)
+    late.state = cri_pb2.CONTAINER_CREATED
+    before = runtime.on_stop
+
+    def on_stop(identifier: str, grace: int) -> None:
+        before(identifier, grace)
+        if identifier == late.id and (SANDBOX, -1) in stops:
+            late.state = cri_pb2.CONTAINER_RUNNING
+
+    runtime.on_stop = on_stop
+    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
+        result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
+    assert (result.outcome, result.detail) == (EvictionOutcome.DONE, "containers stopped by the runtime")
+    assert (late.state, stops[-2:]) == (cri_pb2.CONTAINER_EXITED, [(SANDBOX, -1), (late.id, 2)])
+
+
 async def test_taken_up_again_what_the_kubelet_has_started_since_the_first_read_is_not_stopped(
     runtime: FakeRuntime, tree: Subtree, tmp_path: Path
 ) -> None:
