@@ -54,6 +54,7 @@ from reconciler.runtime.own_weight import (
     service_weight,
     top_group,
 )
+from reconciler.runtime.stint_timer import TIMER, StintTimer
 
 _LOG: Final = get_log("own group")
 LATE_S: Final = 0.3
@@ -136,6 +137,7 @@ class OwnGroup(trio.abc.Instrument):
         sleep: Callable[[float], None] = time.sleep,
         eevdf: bool | None = None,
         beginning: Beginning = BEGINNING,
+        timer: StintTimer = TIMER,
     ) -> None:
         """``now``: monotonic seconds; ``used``: CPU seconds of the calling thread; ``table``: its groups.
 
@@ -150,6 +152,7 @@ class OwnGroup(trio.abc.Instrument):
         self._most = USUAL_SHARES if self._eevdf else max(RAISED_SHARES, shares)
         """The weight of late work, and of the start."""
         self._beginning = beginning
+        self._timer = timer
         self._starting = starting
         self._is_starting = False
         self._files = files
@@ -191,12 +194,13 @@ class OwnGroup(trio.abc.Instrument):
         if placement_of(self._group or "", self._kubepods) is not Placement.OWN or not self._hierarchy.writable("cpu"):
             return
         if self._shares != USUAL_SHARES:
-            self._write(self._most)
+            self._write(USUAL_SHARES if self._timer.paced else self._most)
         elif self._beginning.lowered and self._read_shares() == self._as_read(RAISED_SHARES):
             self._write(USUAL_SHARES)
 
     def start(self) -> None:
         """Take the place and the weight. Errors: none; a refusal is logged and in `status`."""
+        self._timer.pace(on=False)
         if self._shares == USUAL_SHARES or self._group is None or not self._hierarchy.writable("cpu"):
             return
         if self._may_move():
@@ -219,8 +223,9 @@ class OwnGroup(trio.abc.Instrument):
         if self._managed:
             self._managed = False
             trio.lowlevel.remove_instrument(self)
-            self._write(self._most)
-            if not self._eevdf:
+            paced = self._timer.pace(on=True)
+            self._write(USUAL_SHARES if paced else self._most)
+            if not (self._eevdf or paced):
                 self._sleep(_SETTLE_S)
         if self._came_from is None:
             return

@@ -14,6 +14,7 @@ from typing import Final, final
 
 from cgroupfs.lines import lines_of
 from cgroupfs.scheduling import has_eevdf
+from reconciler.runtime.stint_timer import TIMER, StintTimer
 
 GROUP: Final = "/bypassd.slice"
 USUAL_SHARES: Final = 1024
@@ -65,10 +66,13 @@ def as_shares(weight: int) -> int:
     return weight * USUAL_SHARES // _USUAL_WEIGHT
 
 
-def begin(proc: str = "/proc/self", release: str = "", beginning: Beginning = BEGINNING) -> None:
-    """Lower a usual weight of the own group to `RAISED_SHARES`. Errors: none; `OwnGroup` reports what is in force.
+def begin(
+    proc: str = "/proc/self", release: str = "", beginning: Beginning = BEGINNING, timer: StintTimer = TIMER
+) -> None:
+    """Pace the start, or where ``timer`` cannot, lower a usual weight of the own group to `RAISED_SHARES`.
 
     Another weight is the administrator's, or of an earlier run. ``release``: of another kernel than the running one.
+    Errors: none; `OwnGroup` reports what is in force.
     """
     if has_eevdf(release or os.uname().release):
         return
@@ -78,7 +82,7 @@ def begin(proc: str = "/proc/self", release: str = "", beginning: Beginning = BE
             return
         usual, value = (USUAL_SHARES, RAISED_SHARES) if version == 1 else (_USUAL_WEIGHT, service_weight(RAISED_SHARES))
         path = f"{mount}{GROUP}/{'cpu.shares' if version == 1 else 'cpu.weight'}"
-        if int(_read(path)) == usual:
+        if int(_read(path)) == usual and not timer.pace(on=True):
             with open(path, "w", encoding="ascii") as file:
                 file.write(str(value))
             beginning.lowered = True

@@ -16,6 +16,12 @@ buffer. Where that is refused (a seccomp filter, no CAP_PERFMON) it is that of a
 also expires while the thread waits for the CPU after its yield, so that half of the signals follow at once after
 another, and it has to be stopped while the thread sleeps: a quarter more CPU time in all.
 
+The daemon's start and end are seconds of work, for which the weight of late work is too little beside busy CPUs, and a
+turn of which is then up to a millisecond. So there the group has the usual weight, with which a wake-up gets the CPU at
+once, and the handler sleeps (`StintTimer.pace`): one stint in each `PACE_S`, a fifth of a CPU, and nothing waits longer
+than for one. It is eventfd_read(3), whose argument is a descriptor: that of a timer with the signal's number. No slack
+of sleeps is in that, which would join them with the timers that wake up online tasks.
+
 With EEVDF there is none: a task that yields forfeits the rest of its slice and has next to nothing of a busy CPU (more
 than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a new deadline,
 60 ms at 50 shares, for each stint.
@@ -39,15 +45,19 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, final
 
 from cgroupfs.scheduling import has_eevdf
 
 STINT_S: Final = 100e-6
+PACE_S: Final = 500e-6
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
 _SIGEV_THREAD_ID: Final = 4
+_SA_SIGINFO: Final = 4
+"""The handler has three arguments, of which the second is a place that it may write to."""
 _SA_RESTART: Final = 0x10000000
 
 _PERF_EVENT_OPEN: Final = {"x86_64": 298, "aarch64": 241}
@@ -60,6 +70,8 @@ _FLAG_CLOEXEC: Final = 8
 _F_SETSIG: Final = 10
 _F_SETOWN_EX: Final = 15
 _THIS_THREAD: Final = 0
+_TFD_CLOEXEC: Final = os.O_CLOEXEC
+_LOAD: Final = "/proc/loadavg"
 _RATE: Final = "/proc/sys/kernel/perf_event_max_sample_rate"
 
 
@@ -108,7 +120,7 @@ _STOPPED: Final = _spec(0)
 
 def _makes_event() -> Callable[[], "_CpuEvent"]:
     """Errors: `OSError` where an event would stop for a while after some signals."""
-    with open(_RATE, encoding="ascii") as file:
+    with open(_RATE, encoding="ascii", newline="\n") as file:
         if int(file.read()) * STINT_S < 2:
             raise OSError(errno.ERANGE, f"{_RATE} is below {2 / STINT_S:g}")
     return partial(_CpuEvent, ctypes.PyDLL(None, use_errno=True))
@@ -120,6 +132,13 @@ def _makes_timer() -> Callable[[], "_ClockTimer"]:
     library = ctypes.PyDLL(None, use_errno=True)
     has_timers = hasattr(library, "timer_create")
     return partial(_ClockTimer, library if has_timers else ctypes.PyDLL("librt.so.1", use_errno=True))
+
+
+def _is_busy() -> bool:
+    """Whether more tasks than the node has CPUs want one; this thread is one of them."""
+    with suppress(OSError, ValueError, IndexError), open(_LOAD, encoding="ascii", newline="\n") as file:
+        return int(file.read().split()[3].partition("/")[0]) > (os.cpu_count() or 1)
+    return False
 
 
 class _ThreadTimer(Protocol):
@@ -218,6 +237,10 @@ class StintTimer:
         self._timers: weakref.WeakValueDictionary[int, _ThreadTimer] = weakref.WeakValueDictionary()
         """By the kernel's id of the thread."""
         self._held = False
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._may_pace = False
+        self.paced = False
+        """After a stint the threads sleep, instead of a yield."""
         self.urgent: Callable[[], bool] = lambda: True
         """Whether a container is in creation, or an event waits to be read that may be of one."""
         self._asked_at = -math.inf
@@ -241,20 +264,52 @@ class StintTimer:
         if has_eevdf(release or os.uname().release):
             return ""
         try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            handler = ctypes.cast(libc.sched_yield, ctypes.c_void_p).value
-            action = _Sigaction(handler=handler, flags=_SA_RESTART)
-            ctypes.memset(action.mask, 0xFF, ctypes.sizeof(action.mask))
-            if libc.sigaction(_SIGNAL, ctypes.byref(action), None) != 0:
-                return f"SIGALRM: {os.strerror(ctypes.get_errno())}"
-            self._own(_makes_event())
+            self._handle("sched_yield")
+            timer = self._own(_makes_event())
+            self._may_pace = self._makes_pace()
         except (OSError, AttributeError) as exc:
             self.refused = str(exc)
             try:
-                self._own(_makes_timer())
+                timer = self._own(_makes_timer())
             except (OSError, AttributeError) as none:
                 return f"no timer: {none}"
+        # Not ended by the interpreter's end, which is milliseconds of work.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(timer))
         return ""
+
+    def pace(self, *, on: bool) -> bool:
+        """From now on sleep after each stint, where every CPU is busy, or yield as usual; whether it sleeps now.
+
+        Only with perf events: a timer would go on during the sleep. An idle CPU needs no pauses.
+        """
+        on = on and self._may_pace and _is_busy()
+        if on != self.paced:
+            self.paced = on
+            self._handle("eventfd_read" if on else "sched_yield")
+        return on
+
+    def _handle(self, function: str) -> None:
+        """Errors: `OSError`, `AttributeError`."""
+        address = ctypes.cast(getattr(self._libc, function), ctypes.c_void_p).value
+        action = _Sigaction(handler=address, flags=_SA_RESTART | _SA_SIGINFO)
+        ctypes.memset(action.mask, 0xFF, ctypes.sizeof(action.mask))
+        if self._libc.sigaction(_SIGNAL, ctypes.byref(action), None) != 0:
+            raise OSError(ctypes.get_errno(), f"SIGALRM: {os.strerror(ctypes.get_errno())}")
+
+    def _makes_pace(self) -> bool:
+        """Whether the descriptor with the signal's number is a timer now. Errors: `AttributeError`."""
+        with suppress(OSError):
+            # Some other file of the process that started this one.
+            os.fstat(_SIGNAL)
+            return False
+        if (fd := self._libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_CLOEXEC)) < 0:
+            return False
+        # It counts on while nothing reads it, without an interrupt.
+        self._libc.timerfd_settime(fd, 0, ctypes.byref(_spec(PACE_S)), None)
+        if fd != _SIGNAL:
+            os.dup2(fd, _SIGNAL, inheritable=False)
+            os.close(fd)
+        return True
 
     @property
     def installed(self) -> bool:
