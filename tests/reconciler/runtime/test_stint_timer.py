@@ -174,6 +174,55 @@ def test_only_a_timer_expires_while_the_thread_sleeps_so_it_rests_meanwhile(*, b
 
 
 @pytest.mark.kernel
+@pytest.mark.alone
+def test_where_every_cpu_is_busy_a_paced_thread_sleeps_after_each_stint(tmp_path: Path) -> None:
+    load = tmp_path / "loadavg"
+    load.write_text(f"0.10 0.20 0.30 {(os.cpu_count() or 1) + 1}/345 678\n")
+    result = run(f"""
+        import reconciler.runtime.stint_timer as module
+        module._LOAD = {str(load)!r}
+        def sleeps():
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+            burn()
+            return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+        install(True)
+        result["before"] = TIMER.paced
+        TIMER.run()
+        result["yields"] = sleeps()
+        began = time.monotonic()
+        result["on"], result["sleeps"] = TIMER.pace(on=True), sleeps()
+        result["took"] = time.monotonic() - began
+        result["off"], result["yields again"] = TIMER.pace(on=False), sleeps()
+        with open(module._LOAD, "w") as file:
+            file.write("9.9 9.9 9.9 1/345 678")
+        result["idle"] = TIMER.pace(on=True)
+    """)
+    assert (result["before"], result["on"], result["off"], result["idle"]) == (False, True, False, False)
+    # 200 stints, of which some end in the kernel's own time.
+    assert result["sleeps"] > 100 > max(result["yields"], result["yields again"])
+    assert result["took"] > 0.05, "at most one stint in each half of a millisecond"
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("why", ["by_event = False", "os.dup2(1, signal.SIGALRM)"])
+def test_nothing_is_paced_without_events_or_where_the_descriptor_belongs_to_others(why: str, tmp_path: Path) -> None:
+    load = tmp_path / "loadavg"
+    load.write_text("0.10 0.20 0.30 9999/99999 678\n")
+    result = run(f"""
+        import reconciler.runtime.stint_timer as module
+        module._LOAD = {str(load)!r}
+        by_event = True
+        {why}
+        install(by_event)
+        result["paced"] = TIMER.pace(on=True)
+        TIMER.run()
+        result["switches"] = burn()
+    """)
+    assert result["paced"] is False
+    assert result["problem"] == ""
+
+
+@pytest.mark.kernel
 def test_where_the_kernel_would_throttle_an_event_there_is_a_timer(tmp_path: Path) -> None:
     rate = tmp_path / "rate"
     rate.write_text("15000\n")
