@@ -3,7 +3,8 @@
 `reconciler.runtime.own_group` manages the weight from the first look at the node on. Until then the program imports its
 libraries, more than a second of work for a slow CPU, in the group that systemd has made, which weighs as much as
 kubepods: measured in virtual time on Linux 5.10 beside BE pods, p99 of an online pod was 6 to 8 times its own for 2.7
-seconds. So this module imports little, and its function is called before the program's other imports.
+seconds. So this module imports little, and its function is called before the program's other imports: it paces the
+work (`reconciler.runtime.stint_timer`) or lowers the weight.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
 """
@@ -20,7 +21,8 @@ GROUP: Final = "/bypassd.slice"
 USUAL_SHARES: Final = 1024
 _USUAL_WEIGHT: Final = 100
 RAISED_SHARES: Final = 200
-"""Before EEVDF the largest weight of late work, and the daemon's at its start and end: a sixth of a busy CPU.
+"""Before EEVDF the largest weight of late work, and the daemon's at a start and end that are not paced: a sixth of a
+busy CPU.
 
 sched_yield() gives the CPU to kubepods only while the own group is behind it by no more than the wake-up granularity
 (1 ms) divided by the weight, as a part of 1024. It is behind by up to 3 ms after a sleep, and by a tick of 4 ms beside

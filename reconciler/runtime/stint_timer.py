@@ -14,7 +14,7 @@ is interrupted, too.
 The signal is that of a perf event, the software clock of the thread's CPU time, which needs no hardware counter and no
 buffer. Where that is refused (a seccomp filter, no CAP_PERFMON) it is that of a timer on the monotonic clock. This one
 also expires while the thread waits for the CPU after its yield, so that half of the signals follow at once after
-another, and it has to be stopped while the thread sleeps: a quarter more CPU time in all.
+another, and it has to be stopped while the thread sleeps: a tenth more CPU time in all.
 
 The daemon's start and end are seconds of work, for which the weight of late work is too little beside busy CPUs, and a
 turn of which is then up to a millisecond. So there the group has the usual weight, with which a wake-up gets the CPU at
@@ -266,7 +266,8 @@ class StintTimer:
         try:
             self._handle("sched_yield")
             timer = self._own(_makes_event())
-            self._may_pace = self._makes_pace()
+            with suppress(AttributeError):
+                self._may_pace = self._makes_pace()
         except (OSError, AttributeError) as exc:
             self.refused = str(exc)
             try:
