@@ -19,14 +19,13 @@ def bypassd() -> int:
     """The daemon."""
     _home()
     if sys.argv[1:2] == ["run"]:
-        # Half a second of imports, beside online pods: with a small weight and in short stints, too.
+        # Half a second of imports, beside online pods: in short stints, too.
         from reconciler.runtime import own_weight  # the path is known only now
-
-        own_weight.begin()
         from reconciler.runtime.stint_timer import TIMER
 
-        if not TIMER.install():
-            TIMER.run()
+        TIMER.install()
+        own_weight.begin()
+        TIMER.run()
     from reconciler.daemon.main import main
 
     return main()

@@ -37,6 +37,6 @@ def load(path: str) -> object:
 
 async def import_in_thread(module: str, lane: "trio.CapacityLimiter | None" = None) -> ModuleType:
     """Import a large module in a worker thread, so that the loop does not wait for it; a later import is immediate."""
-    import trio  # programs without a loop load this module too
+    from reconciler.runtime.stints import in_worker  # programs without a loop load this module too
 
-    return await trio.to_thread.run_sync(import_module, module, limiter=lane)
+    return await in_worker(import_module, module, limiter=lane)

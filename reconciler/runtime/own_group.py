@@ -55,6 +55,7 @@ from reconciler.runtime.own_weight import (
     service_weight,
     top_group,
 )
+from reconciler.runtime.stint_timer import TIMER, StintTimer
 
 _LOG: Final = get_log("own group")
 LATE_S: Final = 0.3
@@ -137,6 +138,7 @@ class OwnGroup(trio.abc.Instrument):
         sleep: Callable[[float], None] = time.sleep,
         eevdf: bool | None = None,
         beginning: Beginning = BEGINNING,
+        timer: StintTimer = TIMER,
     ) -> None:
         """``now``: monotonic seconds; ``used``: CPU seconds of the calling thread; ``table``: its groups.
 
@@ -153,6 +155,7 @@ class OwnGroup(trio.abc.Instrument):
         self._rest = self._most
         """The weight while nothing is late: at the end of the start it becomes ``shares``."""
         self._beginning = beginning
+        self._timer = timer
         self._starting = starting
         self._is_starting = False
         self._files = files
@@ -194,7 +197,7 @@ class OwnGroup(trio.abc.Instrument):
         if placement_of(self._group or "", self._kubepods) is not Placement.OWN or not self._hierarchy.writable("cpu"):
             return
         if self._shares != USUAL_SHARES:
-            self._write(self._most)
+            self._write(USUAL_SHARES if self._timer.paced else self._most)
         elif self._beginning.lowered and self._read_shares() == self._as_read(RAISED_SHARES):
             self._write(USUAL_SHARES)
 
@@ -208,6 +211,8 @@ class OwnGroup(trio.abc.Instrument):
             return
         self._managed = True
         self._idle_at, self._idle_used = self._now(), self._used()
+        if self._timer.paced:
+            self._rest = USUAL_SHARES
         self._write(self._rest)
         self._check_at = self._now() + _CHECK_S
         trio.lowlevel.add_instrument(self)
@@ -215,6 +220,7 @@ class OwnGroup(trio.abc.Instrument):
 
     def settle(self) -> None:
         """Take the weight at rest: every part has started. Errors: none; also where `start` has taken no place."""
+        self._timer.pace(on=False)
         self._rest = self._shares
         if self._managed and not self._is_starting and not self._raised_to:
             self._idle_at, self._idle_used = self._now(), self._used()
@@ -230,8 +236,9 @@ class OwnGroup(trio.abc.Instrument):
         if self._managed:
             self._managed = False
             trio.lowlevel.remove_instrument(self)
-            self._write(self._most)
-            if not self._eevdf:
+            paced = self._timer.pace(on=True)
+            self._write(USUAL_SHARES if paced else self._most)
+            if not (self._eevdf or paced):
                 self._sleep(_SETTLE_S)
         if self._came_from is None:
             return

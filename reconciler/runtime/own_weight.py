@@ -3,7 +3,8 @@
 `reconciler.runtime.own_group` manages the weight from the first look at the node on. Until then the program imports its
 libraries, more than a second of work for a slow CPU, in the group that systemd has made, which weighs as much as
 kubepods: measured in virtual time on Linux 5.10 beside BE pods, p99 of an online pod was 6 to 8 times its own for 2.7
-seconds. So this module imports little, and its function is called before the program's other imports.
+seconds. So this module imports little, and its function is called before the program's other imports: it paces the
+work (`reconciler.runtime.stint_timer`) or lowers the weight.
 
 Units: shares as in cpu.shares of cgroup v1, 1024 for a service; on v2 cpu.weight is the same ratio to 100.
 """
@@ -14,12 +15,14 @@ from typing import Final, final
 
 from cgroupfs.lines import lines_of
 from cgroupfs.scheduling import has_eevdf
+from reconciler.runtime.stint_timer import TIMER, StintTimer
 
 GROUP: Final = "/bypassd.slice"
 USUAL_SHARES: Final = 1024
 _USUAL_WEIGHT: Final = 100
 RAISED_SHARES: Final = 200
-"""Before EEVDF the largest weight of late work, and the daemon's at its start and end: a sixth of a busy CPU.
+"""Before EEVDF the largest weight of late work, and the daemon's at a start and end that are not paced: a sixth of a
+busy CPU.
 
 sched_yield() gives the CPU to kubepods only while the own group is behind it by no more than the wake-up granularity
 (1 ms) divided by the weight, as a part of 1024. It is behind by up to 3 ms after a sleep, and by a tick of 4 ms beside
@@ -65,10 +68,13 @@ def as_shares(weight: int) -> int:
     return weight * USUAL_SHARES // _USUAL_WEIGHT
 
 
-def begin(proc: str = "/proc/self", release: str = "", beginning: Beginning = BEGINNING) -> None:
-    """Lower a usual weight of the own group to `RAISED_SHARES`. Errors: none; `OwnGroup` reports what is in force.
+def begin(
+    proc: str = "/proc/self", release: str = "", beginning: Beginning = BEGINNING, timer: StintTimer = TIMER
+) -> None:
+    """Pace the start, or where ``timer`` cannot, lower a usual weight of the own group to `RAISED_SHARES`.
 
     Another weight is the administrator's, or of an earlier run. ``release``: of another kernel than the running one.
+    Errors: none; `OwnGroup` reports what is in force.
     """
     if has_eevdf(release or os.uname().release):
         return
@@ -78,7 +84,7 @@ def begin(proc: str = "/proc/self", release: str = "", beginning: Beginning = BE
             return
         usual, value = (USUAL_SHARES, RAISED_SHARES) if version == 1 else (_USUAL_WEIGHT, service_weight(RAISED_SHARES))
         path = f"{mount}{GROUP}/{'cpu.shares' if version == 1 else 'cpu.weight'}"
-        if int(_read(path)) == usual:
+        if int(_read(path)) == usual and not timer.pace(on=True):
             with open(path, "w", encoding="ascii") as file:
                 file.write(str(value))
             beginning.lowered = True

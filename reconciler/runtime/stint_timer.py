@@ -6,9 +6,21 @@ weight, as each sleep of an online task makes kubepods the next buddy; and it th
 CPU time whatever its weight, in which nothing of a pod preempts it (traced on 5.10: kernel's /proc/sched_debug). Later
 kernels (EEVDF) let a task end its slice of 3 ms. Python's steps between two of trio's checkpoints take up to 3 ms.
 
-So a timer signals the thread each `STINT_S`, and the handler is the C library's sched_yield(2) itself: pods' tasks run,
-and the thread continues when the kernel's weights give it the CPU again. Unlike after a sleep its group keeps its lag,
-so that work is not starved. No Python code runs at a signal: trio is not woken up, and C code is interrupted, too.
+So the kernel signals the thread after each `STINT_S` of its CPU time, and the handler is the C library's sched_yield(2)
+itself: pods' tasks run, and the thread continues when the kernel's weights give it the CPU again. Unlike after a sleep
+its group keeps its lag, so that work is not starved. No Python code runs at a signal: trio is not woken up, and C code
+is interrupted, too.
+
+The signal is that of a perf event, the software clock of the thread's CPU time, which needs no hardware counter and no
+buffer. Where that is refused (a seccomp filter, no CAP_PERFMON) it is that of a timer on the monotonic clock. This one
+also expires while the thread waits for the CPU after its yield, so that half of the signals follow at once after
+another, and it has to be stopped while the thread sleeps: a tenth more CPU time in all.
+
+The daemon's start and end are seconds of work, for which the weight of late work is too little beside busy CPUs, and a
+turn of which is then up to a millisecond. So there the group has the usual weight, with which a wake-up gets the CPU at
+once, and the handler sleeps (`StintTimer.pace`): one stint in each `PACE_S`, a fifth of a CPU, and nothing waits longer
+than for one. It is eventfd_read(3), whose argument is a descriptor: that of a timer with the signal's number. No slack
+of sleeps is in that, which would join them with the timers that wake up online tasks.
 
 With EEVDF there is none: a task that yields forfeits the rest of its slice and has next to nothing of a busy CPU (more
 than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a new deadline,
@@ -18,26 +30,49 @@ Without effect while the thread has a real-time priority, and stopped while a co
 system calls begin again (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer
 (`reconciler.runtime.stints`).
 
-Source: timer_create(2) with SIGEV_THREAD_ID, sched_yield(2), the kernel's wakeup_gran() and pick_next_entity(). It
-imports little, since it begins before the program's other imports.
+Source: perf_event_open(2), F_SETSIG in fcntl(2), timer_create(2) with SIGEV_THREAD_ID, sched_yield(2), the kernel's
+perf_swevent_hrtimer(), wakeup_gran() and pick_next_entity(). It imports little, since it begins before the program's
+other imports.
 """
 
 import ctypes
+import errno
+import fcntl
 import math
 import os
 import signal
+import struct
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Final, final
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol, final
 
 from cgroupfs.scheduling import has_eevdf
 
 STINT_S: Final = 100e-6
+PACE_S: Final = 500e-6
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
 _SIGEV_THREAD_ID: Final = 4
+_SA_SIGINFO: Final = 4
+"""The handler has three arguments, of which the second is a place that it may write to."""
 _SA_RESTART: Final = 0x10000000
+
+_PERF_EVENT_OPEN: Final = {"x86_64": 298, "aarch64": 241}
+# type, size, config, sample_period, sample_type, read_format, flags, wakeup_events, bp_type, config1: up to 64 bytes,
+# which every kernel knows. PERF_TYPE_SOFTWARE, PERF_COUNT_SW_TASK_CLOCK, disabled.
+_CPU_CLOCK: Final = struct.pack("=IIQQQQQIIQ", 1, 64, 1, round(STINT_S * 1e9), 0, 0, 1, 0, 0, 0)
+_ENABLE: Final = 0x2400
+_DISABLE: Final = 0x2401
+_FLAG_CLOEXEC: Final = 8
+_F_SETSIG: Final = 10
+_F_SETOWN_EX: Final = 15
+_THIS_THREAD: Final = 0
+_TFD_CLOEXEC: Final = os.O_CLOEXEC
+_LOAD: Final = "/proc/loadavg"
+_RATE: Final = "/proc/sys/kernel/perf_event_max_sample_rate"
 
 
 class _Timespec(ctypes.Structure):
@@ -76,23 +111,94 @@ def _spec(seconds: float) -> _Itimerspec:
     return _Itimerspec(each, each)
 
 
+_EACH_STINT: Final = _spec(STINT_S)
 _STOPPED: Final = _spec(0)
 
 
-def _timer_library() -> ctypes.PyDLL:
-    """Where timer_create is: the C library itself, librt before glibc 2.34. Errors: `OSError`."""
-    # The interpreter remains locked in these short calls: what another thread does with a timer is in order with them.
+# The interpreter remains locked in these short calls: what another thread does with a timer is in order with them.
+
+
+def _makes_event() -> Callable[[], "_CpuEvent"]:
+    """Errors: `OSError` where an event would stop for a while after some signals."""
+    with open(_RATE, encoding="ascii", newline="\n") as file:
+        if int(file.read()) * STINT_S < 2:
+            raise OSError(errno.ERANGE, f"{_RATE} is below {2 / STINT_S:g}")
+    return partial(_CpuEvent, ctypes.PyDLL(None, use_errno=True))
+
+
+def _makes_timer() -> Callable[[], "_ClockTimer"]:
+    """Errors: `OSError`."""
+    # timer_create is in the C library itself, and in librt before glibc 2.34.
     library = ctypes.PyDLL(None, use_errno=True)
-    return library if hasattr(library, "timer_create") else ctypes.PyDLL("librt.so.1", use_errno=True)
+    has_timers = hasattr(library, "timer_create")
+    return partial(_ClockTimer, library if has_timers else ctypes.PyDLL("librt.so.1", use_errno=True))
+
+
+def _is_busy() -> bool:
+    """Whether more tasks than the node has CPUs want one; this thread is one of them."""
+    with suppress(OSError, ValueError, IndexError), open(_LOAD, encoding="ascii", newline="\n") as file:
+        return int(file.read().split()[3].partition("/")[0]) > (os.cpu_count() or 1)
+    return False
+
+
+class _ThreadTimer(Protocol):
+    """What signals the thread that has made it, until nothing refers to it any more."""
+
+    running: bool
+    counts_sleep: bool
+    """It also expires while the thread sleeps."""
+
+    def run(self) -> None:
+        """From now on, once in each stint."""
+
+    def stop(self) -> None:
+        """No signal from now on. Another thread may call this."""
 
 
 @final
-class _ThreadTimer:
-    """The calling thread's. Errors: `OSError`."""
+class _CpuEvent:
+    """A perf event that counts the calling thread's CPU time. Errors: `OSError`.
 
-    def __init__(self, library: ctypes.PyDLL, stint: _Itimerspec) -> None:
+    A thread of another process, such as a child, is not counted and gets no signal. No real-time signal: they queue.
+    """
+
+    counts_sleep = False
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        self._ioctl, self._close = library.ioctl, os.close
+        self._fd = -1
+        self.running = False
+        if (number := _PERF_EVENT_OPEN.get(os.uname().machine)) is None:
+            raise OSError(errno.ENOSYS, "perf_event_open has no known number here")
+        place = (ctypes.c_int(0), ctypes.c_int(-1), ctypes.c_int(-1), ctypes.c_ulong(_FLAG_CLOEXEC))
+        self._fd = library.syscall(ctypes.c_long(number), ctypes.c_char_p(_CPU_CLOCK), *place)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), f"perf_event_open: {os.strerror(ctypes.get_errno())}")
+        fcntl.fcntl(self._fd, _F_SETOWN_EX, struct.pack("=ii", _THIS_THREAD, threading.get_native_id()))
+        fcntl.fcntl(self._fd, _F_SETSIG, _SIGNAL)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def run(self) -> None:
+        self.running = True
+        self._ioctl(self._fd, _ENABLE, 0)
+
+    def stop(self) -> None:
+        self.running = False
+        self._ioctl(self._fd, _DISABLE, 0)
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self._close(self._fd)
+
+
+@final
+class _ClockTimer:
+    """An interval timer on the monotonic clock for the calling thread. Errors: `OSError`."""
+
+    counts_sleep = True
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
         self._library = library
-        self._stint = stint
         self._id = ctypes.c_void_p()
         event = _Sigevent(signo=_SIGNAL, notify=_SIGEV_THREAD_ID, thread=threading.get_native_id())
         ctypes.set_errno(0)
@@ -102,12 +208,10 @@ class _ThreadTimer:
         self.running = False
 
     def run(self) -> None:
-        """From now on, once in each stint."""
         self.running = True
-        self._library.timer_settime(self._id, 0, ctypes.byref(self._stint), None)
+        self._library.timer_settime(self._id, 0, ctypes.byref(_EACH_STINT), None)
 
     def stop(self) -> None:
-        """No signal from now on. Another thread may call this."""
         self.running = False
         self._library.timer_settime(self._id, 0, ctypes.byref(_STOPPED), None)
 
@@ -126,12 +230,17 @@ class StintTimer:
     """Of the whole process. Until `install`, and where that was refused, the other methods do nothing."""
 
     def __init__(self) -> None:
-        self._library: ctypes.PyDLL | None = None
-        self._stint = _spec(STINT_S)
+        self._make: Callable[[], _ThreadTimer] | None = None
+        self.refused = ""
+        """Why the threads have timers on the clock instead of perf events; "" if they have not."""
         self._locals = _Locals()
         self._timers: weakref.WeakValueDictionary[int, _ThreadTimer] = weakref.WeakValueDictionary()
         """By the kernel's id of the thread."""
         self._held = False
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._may_pace = False
+        self.paced = False
+        """After a stint the threads sleep, instead of a yield."""
         self.urgent: Callable[[], bool] = lambda: True
         """Whether a container is in creation, or an event waits to be read that may be of one."""
         self._asked_at = -math.inf
@@ -155,41 +264,81 @@ class StintTimer:
         if has_eevdf(release or os.uname().release):
             return ""
         try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            handler = ctypes.cast(libc.sched_yield, ctypes.c_void_p).value
-            action = _Sigaction(handler=handler, flags=_SA_RESTART)
-            ctypes.memset(action.mask, 0xFF, ctypes.sizeof(action.mask))
-            if libc.sigaction(_SIGNAL, ctypes.byref(action), None) != 0:
-                return f"SIGALRM: {os.strerror(ctypes.get_errno())}"
-            self._library = _timer_library()
-            self._own()
+            self._handle("sched_yield")
+            timer = self._own(_makes_event())
+            with suppress(AttributeError):
+                self._may_pace = self._makes_pace()
         except (OSError, AttributeError) as exc:
-            self._library = None
-            return f"no timer: {exc}"
+            self.refused = str(exc)
+            try:
+                timer = self._own(_makes_timer())
+            except (OSError, AttributeError) as none:
+                return f"no timer: {none}"
+        # Not ended by the interpreter's end, which is milliseconds of work.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(timer))
         return ""
+
+    def pace(self, *, on: bool) -> bool:
+        """From now on sleep after each stint, where every CPU is busy, or yield as usual; whether it sleeps now.
+
+        Only with perf events: a timer would go on during the sleep. An idle CPU needs no pauses.
+        """
+        on = on and self._may_pace and _is_busy()
+        if on != self.paced:
+            self.paced = on
+            self._handle("eventfd_read" if on else "sched_yield")
+        return on
+
+    def _handle(self, function: str) -> None:
+        """Errors: `OSError`, `AttributeError`."""
+        address = ctypes.cast(getattr(self._libc, function), ctypes.c_void_p).value
+        action = _Sigaction(handler=address, flags=_SA_RESTART | _SA_SIGINFO)
+        ctypes.memset(action.mask, 0xFF, ctypes.sizeof(action.mask))
+        if self._libc.sigaction(_SIGNAL, ctypes.byref(action), None) != 0:
+            raise OSError(ctypes.get_errno(), f"SIGALRM: {os.strerror(ctypes.get_errno())}")
+
+    def _makes_pace(self) -> bool:
+        """Whether the descriptor with the signal's number is a timer now. Errors: `AttributeError`."""
+        with suppress(OSError):
+            # Some other file of the process that started this one.
+            os.fstat(_SIGNAL)
+            return False
+        if (fd := self._libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_CLOEXEC)) < 0:
+            return False
+        # It counts on while nothing reads it, without an interrupt.
+        self._libc.timerfd_settime(fd, 0, ctypes.byref(_spec(PACE_S)), None)
+        if fd != _SIGNAL:
+            os.dup2(fd, _SIGNAL, inheritable=False)
+            os.close(fd)
+        return True
 
     @property
     def installed(self) -> bool:
-        return self._library is not None
+        return self._make is not None
 
     def run(self) -> None:
         """The calling thread works from now on, and leaves its CPU after each stint."""
         timer = self._locals.timer
-        if self._library is None or self._is_held() or (timer is not None and timer.running):
+        if self._make is None or self._held or (timer is not None and timer.running):
             return
         try:
-            timer = self._own()
+            timer = self._own(self._make)
         except OSError:
-            # The user's limit of pending signals: this thread works without one.
+            # The limit of open files or of pending signals: this thread works without one.
             return
         timer.run()
         if self._is_held():
             # Since the question above: by the loop's thread.
             timer.stop()
 
+    def rest(self) -> None:
+        """The calling thread sleeps until it calls `run` again."""
+        if (timer := self._locals.timer) is not None and timer.counts_sleep:
+            timer.stop()
+
     def stop(self) -> None:
-        """The calling thread's work is done."""
-        if (timer := self._locals.timer) is not None:
+        """No signal to the calling thread until it calls `run` again."""
+        if (timer := self._locals.timer) is not None and timer.running:
             timer.stop()
 
     def hold(self, *, held: bool) -> None:
@@ -206,12 +355,12 @@ class StintTimer:
     def _is_held(self) -> bool:
         return self._held
 
-    def _own(self) -> _ThreadTimer:
-        assert self._library is not None
+    def _own(self, make: Callable[[], _ThreadTimer]) -> _ThreadTimer:
         timer = self._locals.timer
         if timer is None:
-            timer = self._locals.timer = _ThreadTimer(self._library, self._stint)
+            timer = self._locals.timer = make()
             self._timers[threading.get_native_id()] = timer
+            self._make = make
         return timer
 
 

@@ -160,7 +160,7 @@ class LoopTimer(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """The loop has nothing to do for ``timeout`` seconds, or (0) checks for events between two steps."""
         if timeout > 0:
-            self._timer.stop()
+            self._timer.rest()
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
         held = self._starting()
@@ -193,6 +193,7 @@ async def in_worker(
         try:
             return job(*args)
         finally:
+            # Not only while it sleeps: its next job may be a write of `cgroupfs.writer`, which waits in the kernel.
             TIMER.stop()
             spent_s = time.thread_time() - began
 

@@ -13,6 +13,7 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.runtime import own_group, own_weight
 from reconciler.runtime.own_group import BURST_S, LATE_S, REST_S, OwnGroup, Placement
 from reconciler.runtime.own_weight import RAISED_SHARES, USUAL_SHARES
+from reconciler.runtime.stint_timer import StintTimer
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.real_cgroups import mount_of
 
@@ -65,7 +66,12 @@ class Daemon:
         *,
         shares: int = SHARES,
         eevdf: bool = False,
+        paces: bool = False,
     ) -> None:
+        """``paces``: every CPU is busy, and its timer can sleep after stints."""
+        self.timer = StintTimer()
+        self.paced: list[bool] = []
+        self.paces = paces
         self.kernel = FakeKernel(mode, root=str(root))
         self.kernel.install()
         self.hierarchy = Hierarchy.detect(str(root))
@@ -90,12 +96,18 @@ class Daemon:
             sleep=self.sleeps.append,
             eevdf=eevdf,
             beginning=self.beginning,
+            timer=self.timer,
         )
 
     def start(self) -> None:
         """Up to the end of the start."""
         self.own.start()
         self.own.settle()
+
+    def pace(self, *, on: bool) -> bool:
+        self.timer.paced = on and self.paces
+        self.paced.append(self.timer.paced)
+        return self.timer.paced
 
     def weight(self) -> int | None:
         return self.own.status.shares
@@ -130,6 +142,21 @@ async def test_at_rest_the_weight_is_small_and_the_end_has_that_of_the_start(dae
         daemon.own.stop()
     assert daemon.weight() in {RAISED_SHARES, 204}
     assert len(daemon.sleeps) == 1, "its lag with the small weight would keep the CPU from pods for milliseconds"
+
+
+async def test_a_paced_start_and_end_have_the_usual_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(tmp_path, "v1", paces=True)
+    monkeypatch.setattr(daemon.timer, "pace", daemon.pace)
+    daemon.pace(on=True)
+    daemon.own.prepare()
+    assert daemon.weight() == USUAL_SHARES
+    daemon.own.start()
+    assert (daemon.weight(), daemon.paced[-1]) == (USUAL_SHARES, True), "the web part's libraries are not loaded yet"
+    daemon.own.settle()
+    assert (daemon.weight(), daemon.paced[-1]) == (SHARES, False)
+    daemon.own.stop()
+    assert (daemon.weight(), daemon.paced[-1]) == (USUAL_SHARES, True)
+    assert daemon.sleeps == [], "each stint ends with a sleep"
 
 
 async def test_a_start_has_the_raised_weight_also_after_a_run_that_was_killed(daemon: Daemon) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.runtime import own_weight
+from reconciler.runtime.stint_timer import StintTimer
 
 CFS, EEVDF = "5.10.0-32-amd64", "6.12.1"
 
@@ -38,6 +39,24 @@ def test_the_own_group_begins_with_the_weight_of_late_work(
     tmp_path: Path, version: int, usual: str, expected: str
 ) -> None:
     assert Process(tmp_path, "/bypassd.slice/bypassd.service", version=version, weight=usual).begins() == expected
+
+
+def test_a_start_that_is_paced_keeps_the_usual_weight_and_only_that_of_the_own_group_is_paced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paced: list[str] = []
+    timer = StintTimer()
+    for group in ("/bypassd.slice/a", "/system.slice/a"):
+
+        def pace(*, on: bool, group: str = group) -> bool:
+            paced.append(group)
+            return on
+
+        monkeypatch.setattr(timer, "pace", pace)
+        process = Process(tmp_path / str(len(group)), group)
+        own_weight.begin(str(process.proc), CFS, timer=timer)
+        assert process.file.read_text() == "1024\n"
+    assert paced == ["/bypassd.slice/a"]
 
 
 @pytest.mark.parametrize("group", ["/system.slice/bypassd.service", "/kubepods/burstable/podx", "/bypassd.slices/a"])
