@@ -6,6 +6,7 @@ place in site-packages; this file puts that directory first on the path. In the 
 
 import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 
@@ -13,6 +14,19 @@ def _home() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     private = os.path.join(here, "bypassd")
     sys.path.insert(0, private if os.path.isdir(private) else os.path.dirname(here))
+
+
+def _find_c_library() -> None:
+    """Answer at once what libraries ask for at their import: ctypes starts ldconfig for that, which has no stints.
+
+    glibc's names, which are the same on every architecture; musl's are found as before.
+    """
+    import ctypes.util
+
+    names, find = {"c": "libc.so.6", "pthread": "libpthread.so.0"}, ctypes.util.find_library
+    with suppress(OSError, ValueError):
+        if os.confstr("CS_GNU_LIBC_VERSION"):
+            ctypes.util.find_library = lambda name: names.get(name) or find(name)
 
 
 def bypassd() -> int:
@@ -26,6 +40,7 @@ def bypassd() -> int:
         TIMER.install()
         own_weight.begin()
         TIMER.run()
+        _find_c_library()
     from reconciler.daemon.main import main
 
     return main()
