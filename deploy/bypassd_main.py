@@ -34,12 +34,13 @@ def bypassd() -> int:
     _home()
     if sys.argv[1:2] == ["run"]:
         # Half a second of imports, beside online pods: in short stints, too.
-        from reconciler.runtime import own_weight  # the path is known only now
-        from reconciler.runtime.stint_timer import TIMER
+        from reconciler.runtime.stint_timer import TIMER  # the path is known only now
 
         TIMER.install()
-        own_weight.begin()
         TIMER.run()
+        from reconciler.runtime import own_weight
+
+        own_weight.begin()
         _find_c_library()
     from reconciler.daemon.main import main
 
