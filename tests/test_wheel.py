@@ -82,3 +82,21 @@ def test_no_dependency_ships_a_name_of_ours() -> None:
         if file.parts[0].removesuffix(".py") in OUR_NAMES
     }
     assert taken == set()
+
+
+def test_the_daemon_starts_no_other_program_while_it_imports_its_libraries() -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(PROJECT / "deploy")!r})
+sys.argv = ["bypassd", "run", "--config", "/nonexistent/config.yaml"]
+started = []
+sys.addaudithook(lambda event, what: started.append(what[0]) if event == "subprocess.Popen" else None)
+import bypassd_main
+code = bypassd_main.bypassd()
+import ctypes.util, inotify_simple
+ctypes.CDLL(ctypes.util.find_library("c")).getpid()
+assert "trio" in sys.modules
+print(code, started)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "2 []\n"

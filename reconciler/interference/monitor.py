@@ -259,14 +259,14 @@ class InterferenceMonitor:
 
     async def evaluate(self) -> Evaluation:
         await self._configure()
-        config, before = self._in_use(), sum(self.costs().values())
+        config, before = self._in_use(), self._read_s()
         view, plan = self._control.current()
         slices = TimeSlice()
         frame = await self._frame(config, view, plan)
         await slices.checkpoint()
         judgement, judging_s = await self._judge(frame)
         await slices.checkpoint()
-        self.pass_s = sum(self.costs().values()) - before + judging_s
+        self.pass_s = self._read_s() - before + judging_s
         self._decide(config, frame, judgement)
         measures = msgspec.structs.replace(self._allowed(judgement.measures), closed=self._close(config, frame))
         self._publish(self._announced(config, measures, frame.at_s))
@@ -569,6 +569,9 @@ class InterferenceMonitor:
     def costs(self) -> dict[str, float]:
         """CPU seconds that each reader has taken so far."""
         return {name: cost.cpu_s for name, cost in costs(self._readers).items()}
+
+    def _read_s(self) -> float:
+        return sum(reader.cpu_s for reader in self._readers)
 
     def problems(self) -> dict[str, str]:
         """Why a signal is unavailable, by signal."""

@@ -196,7 +196,7 @@ class LoopPriority(trio.abc.Instrument):
             self._lower()
 
     def before_io_wait(self, timeout: float) -> None:
-        """The loop has nothing to do for ``timeout`` seconds, or (0) checks for events between two steps."""
+        """The loop has nothing to do for ``timeout`` seconds; 0: it checks for events between two steps."""
         if timeout > 0:
             self._account()
             # A wait needs no CPU; whether the work after it may have one at once is decided then.
@@ -204,9 +204,6 @@ class LoopPriority(trio.abc.Instrument):
             self._spent = False
             if not self._urgent:
                 self._raise()
-        else:
-            self._count()
-            self._decide()
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
         self._count()

@@ -223,6 +223,7 @@ def test_after_a_long_pass_the_next_event_is_handled_at_once() -> None:
         for _ in range(200):
             calls.work(0.001)
             priority.before_io_wait(0.0)
+            priority.after_io_wait(0.0)
         assert calls.policy == os.SCHED_OTHER
         priority.before_io_wait(1.0)
         calls.sleep(0.001)
@@ -250,6 +251,7 @@ def test_a_right_that_is_taken_away_later_is_a_problem_and_its_return_ends_it() 
     def check(priority: LoopPriority) -> None:
         calls.work(0.2)
         priority.before_io_wait(0.0)
+        priority.after_io_wait(0.0)
         calls.refuse[os.SCHED_FIFO] = errno.EPERM
         priority.before_io_wait(1.0)
         assert priority.status.state is PriorityState.REFUSED
