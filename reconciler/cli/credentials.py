@@ -320,9 +320,11 @@ async def _reviews(api: KubeApi, node: str, uses: Collection[RightsUse]) -> list
     for right in RIGHTS:
         if right.use in {RightsUse.KUBELET, RightsUse.RENEWAL}:
             continue
-        test = await _review(api, right, node, right.use in uses)
-        if test.name not in tests or test.wanted:
-            tests[test.name] = test
+        known = tests.get(name := f"{', '.join(right.verbs)} {right.resource}")
+        wanted = right.use in uses
+        tests[name] = (
+            await _review(api, right, node, wanted) if known is None else replace(known, wanted=known.wanted or wanted)
+        )
     return list(tests.values())
 
 

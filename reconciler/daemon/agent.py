@@ -4,7 +4,7 @@ Each room is made of those before it; what flows upwards passes through the hub,
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import final
 
@@ -58,8 +58,6 @@ class Agent:
     ) -> None:
         """``renew``: to build another agent, with the reason. Errors: `NewerSchemaError`, of a newer store."""
         self.config, self.place, self.started_at = config, place, time.time()
-        self.needs_restart: Sequence[str] = ()
-        """Settings that the last reload has left: they take effect with the next start."""
         self.base = base = NodeBase(place, files, window)
         self.hub, self.pods, self.usage = base.hub, base.pods, base.usage
         self.record = record = NodeRecord(base, config.store, intents_file(config))

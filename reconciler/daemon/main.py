@@ -26,7 +26,7 @@ from reconciler.config.model import AgentMode, Config, OnStop
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.config_in_force import ConfigInForce
 from reconciler.daemon.node_settings import SettingsUse, changes
-from reconciler.daemon.status import StatusReport
+from reconciler.daemon.status import ReloadResult, StatusReport
 from reconciler.interference.service import watched
 from reconciler.runtime import logs, malloc
 from reconciler.runtime.cgroup_namespace import join_host_cgroups
@@ -357,38 +357,37 @@ class Daemon:
                 paused = self.config.mode is AgentMode.ENFORCE and not self.agent.mode.enforce
                 self.agent.reconfigure(self.config, paused=paused)
 
-    async def reload(self) -> tuple[str, ...]:
+    async def reload(self) -> ReloadResult:
         """Read the configuration again; a bad one is reported and changes nothing.
 
         Errors: none; problems are returned.
         """
         # Not half of it: systemd waits for the end of a reload that was announced.
-        problems: tuple[str, ...] = ()
+        result = ReloadResult()
         with trio.CancelScope(shield=True):
             async with self._changing:
-                problems = await self._reload()
-        return problems
+                result = await self._reload()
+        return result
 
-    async def _reload(self) -> tuple[str, ...]:
+    async def _reload(self) -> ReloadResult:
         self._notifier.reloading()
         try:
             kept = await self.in_force.reload()
         except ConfigError as exc:
             self._log.error("new configuration invalid; keeping the old one", problems=str(exc))
             self._notifier.ready("invalid configuration; keeping the old one")
-            return tuple(str(exc).splitlines())
+            return ReloadResult(problems=tuple(str(exc).splitlines()))
         self._restored = False
         config = self.config
         logs.setup(config.log.level, config.log.format)
         if self.agent is not None:
             self.agent.reconfigure(config)
-            self.agent.needs_restart = kept
         _warn_of_removed(self.in_force.loaded)
         for name in kept:
             self._log.warning("needs a restart to take effect", setting=name)
         self._log.info("reloaded", mode=config.mode.value)
         self._notifier.ready(f"{config.mode.value}: reloaded")
-        return ()
+        return ReloadResult(needs_restart=kept)
 
     async def _use_node_settings(self, kept: "KeptSettings | None") -> None:
         """The control plane's settings of this node are others: as a reload, but the files are not read again."""

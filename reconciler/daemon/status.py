@@ -12,7 +12,7 @@ from contextlib import closing
 from enum import StrEnum
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 from msgspec.structs import asdict
 
@@ -145,6 +145,13 @@ def _of_pods(
             yield row
 
 
+class ReloadResult(NamedTuple):
+    """``problems``: why the configuration is not in use; none when it is. ``needs_restart``: settings that are not."""
+
+    problems: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
+
+
 @final
 class StatusReport:
     """Builds the state document from the agent's parts."""
@@ -155,9 +162,9 @@ class StatusReport:
         pulse: LoopHeartbeat,
         *,
         statuses: Callable[[], Sequence[ComponentStatus]],
-        reload: Callable[[], Awaitable[tuple[str, ...]]],
+        reload: Callable[[], Awaitable[ReloadResult]],
     ) -> None:
-        """``reload`` reads the configuration again and returns its problems, none when it is in use."""
+        """``reload`` reads the configuration again."""
         self._agent = agent
         self._pulse = pulse
         self._statuses = statuses
@@ -314,13 +321,13 @@ class StatusReport:
         return {"sinks": list(await self._agent.alerts.test(request.sink, request.by))}
 
     async def reload(self) -> Mapping[str, object]:
-        problems = await self._reload()
-        if problems:
-            raise AgentError("\n".join(problems))
+        result = await self._reload()
+        if result.problems:
+            raise AgentError("\n".join(result.problems))
         config, window = self._agent.config, self._agent.base.window()
         # That of the files, which a window may replace for a time.
         level = window.level if window.names else config.protect
-        return {"mode": config.mode.value, "protect": level, "needs_restart": list(self._agent.needs_restart)}
+        return {"mode": config.mode.value, "protect": level, "needs_restart": list(result.needs_restart)}
 
     # Parts of the document
 

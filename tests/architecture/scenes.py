@@ -231,7 +231,7 @@ async def _reload(directory: Path) -> list[str]:
             before = live.quota(live.besteffort)
             file.write_text(json.dumps({"protect": "cpu", **rest}))
             entered.until_ended()
-            assert await daemon.reload() == ()
+            assert not (await daemon.reload()).problems
             await trio.to_thread.run_sync(_wait, lambda: live.quota(live.besteffort) != before)
     return entered.order
 

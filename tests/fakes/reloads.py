@@ -1,6 +1,8 @@
 """A reload of a status report whose daemon is not under test."""
 
+from reconciler.daemon.status import ReloadResult
 
-async def reloads() -> tuple[str, ...]:
+
+async def reloads() -> ReloadResult:
     """Read nothing, and find no problem."""
-    return ()
+    return ReloadResult()

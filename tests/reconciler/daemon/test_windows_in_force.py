@@ -12,7 +12,7 @@ from reconciler.control.event_notes import EventNotes, WindowNow
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.config_in_force import ConfigInForce
 from reconciler.daemon.numbers import snapshot
-from reconciler.daemon.status import StatusReport
+from reconciler.daemon.status import ReloadResult, StatusReport
 from reconciler.runtime.cooperative import all_steps
 from reconciler.settings.binder import ConfigError, TextLayers
 from state.entry import LedgerEvent
@@ -173,8 +173,12 @@ async def test_the_agent_shows_the_window_counts_its_minutes_and_a_change_is_an_
     live = LiveNode(tmp_path / "node")
     live.put("proc/meminfo", MEMINFO)
     agent = Agent(live.config, live.place(), files=WithProc(live), window=in_force.window)
+
+    async def reload() -> ReloadResult:
+        return ReloadResult(needs_restart=await in_force.reload())
+
     try:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=in_force.reload)
+        show = StatusReport(agent, FakePulse(), statuses=list, reload=reload)
         await live.look(agent)
         seen = []
         for step in (0.0, 10.5 * HOUR):
