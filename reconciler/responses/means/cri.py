@@ -123,16 +123,16 @@ class CriEviction:
                 problems.append(str(exc))
         # A runtime does nothing about a container that is created. One that was being started at that moment runs
         # afterwards in a sandbox that has ended.
-        with trio.move_on_after(self._config.margin_s):
-            try:
-                while not problems and (now := await client.pod(pod.uid)) is not None and now.containers:
-                    if not chosen.issuperset(_ids(now)):
-                        break  # the caller decides about what the kubelet has started again
-                    for meta in now.containers:
-                        await container(meta.id or "", grace_left(grace_s, work.elapsed_s()))
-                    await trio.sleep(_STARTING_S)
-            except SourceError as exc:
-                problems.append(str(exc))
+        until = trio.current_time() + self._config.margin_s
+        try:
+            while not problems and (now := await client.pod(pod.uid)) is not None and now.containers:
+                if not chosen.issuperset(_ids(now)) or trio.current_time() > until:
+                    break  # the caller decides about what the kubelet has started again
+                for meta in now.containers:
+                    await container(meta.id or "", grace_left(grace_s, work.elapsed_s()))
+                await trio.sleep(_STARTING_S)
+        except SourceError as exc:
+            problems.append(str(exc))
         return problems
 
 

@@ -83,13 +83,14 @@ async def test_taken_up_again_only_what_is_left_of_the_grace_is_given(
 ) -> None:
     stops = recording(runtime, tmp_path)
     case = EvictionCase(
-        order=order(), target=EvictionTarget(grace_s=30.0), step=EvictionStep.STOP, step_s=time.time() - 27.5
+        order=order(), target=EvictionTarget(grace_s=300.0), step=EvictionStep.STOP, step_s=time.time() - 200.0
     )
     work = FakeWork(case, tree, resumed=EvictionStep.STOP)
     async with CriClient(str(runtime.socket), timeout_s=60) as cri:
         result = await CriEviction(CONFIG, lambda: cri).terminate(work)
     assert (result.outcome, work.steps) == (EvictionOutcome.DONE, [])
-    assert set(stops[:-1]) == {(text, 3) for text in ids(runtime)}
+    assert {text for text, _ in stops[:-1]} == ids(runtime)
+    assert all(40 < left_s <= 100 for _, left_s in stops[:-1]), "a busy machine takes its time"
 
 
 async def test_who_may_never_have_been_asked_gets_a_little_grace_however_long_ago_that_was(
