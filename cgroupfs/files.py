@@ -109,12 +109,8 @@ class RealFiles:
         return write_now(directory, file, text)
 
     def groups(self, directory: Directory, most: int | None = None) -> list[str]:
-        # Two links are its name and its own dot, and one is of each directory inside. The stat costs a tenth of a
-        # listing, most of which is the control files after the last directory. (Other file systems may have one link.)
-        inside = os.stat(directory).st_nlink - 2
-        if inside >= 0:
-            most = inside if most is None else min(most, inside)
-        if most == 0:
+        # Two links are its name and its own dot: nothing inside. The stat costs a tenth of a listing.
+        if os.stat(directory).st_nlink == 2:
             return []
         with os.scandir(directory) as entries:
             return list(islice((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), most))

@@ -34,6 +34,7 @@ _FULL: Final = {resource: f"{resource}.pressure_full" for resource in PressureRe
 _OF_CPU: Final = "cpu."
 _TOTAL: Final = " total="
 _LOOK_AGAIN_S: Final = 30.0
+_MISSING_AGAIN_S: Final = 10.0
 _LEAST: Final = 0.1
 _REMEDY: Final = {
     "boot": "no pressure information: not in this kernel, or disabled; boot with psi=1 (and psi_v1=1 on kernels "
@@ -214,14 +215,14 @@ class Psi(BaseReader):
         return None
 
     def _place(self, pod: Pod, now: float) -> _PressureFile:
-        """The place of this pod's files; searched again when its groups change, and at intervals."""
+        """The place of this pod's files; searched again when its groups change, and at intervals until one is found."""
         known = self._places.get(pod.uid)
         if known is not None and now < known.again_at and (known.pod is pod or same_groups(known.pod, pod)):
             if known.directory is None and self._private is not None:
                 return known._replace(directory=self._private.directory(pod.uid))
             return known
         text = self._find(pod)
-        return _PressureFile(text, pod, now + _LOOK_AGAIN_S)
+        return _PressureFile(text, pod, now + (_MISSING_AGAIN_S if text is None else _LOOK_AGAIN_S))
 
     def _find(self, pod: Pod) -> str | None:
         path = pod.group.path
