@@ -144,12 +144,13 @@ def test_a_burst_is_bounded_from_its_first_instruction(
             until(lambda: len(running(plane, "burst")) > PODS // 5, 240, told=lambda: real.log("kubelet"))
             second.start("--wait")
         until(lambda: len(running(plane, "burst")) == PODS, 400, told=lambda: real.log("kubelet"))
-        handover_s = (math.inf, math.inf)
+        handover_s, during = (math.inf, math.inf), ""
         if rollout:
             until(lambda: "daemon: ready" in Path(second.log).read_text(), told=second.tail)
             handover_s = (logged_s(agent, "signal=SIGUSR2"), logged_s(second, "daemon: ready"))
+            during = f", hand-over of {handover_s[1] - handover_s[0]:.1f} s"
         counts = in_place(real, running(plane, "burst"), handover_s)
-        print(f"\nin place at the first instruction, of {PODS}, rollout {rollout}: {dict(counts)}")
+        print(f"\nin place at the first instruction, of {PODS}{during}: {dict(counts)}")
         # All of them are bounded a moment later.
         until(
             lambda: {real.container_value(pod, "cpu/cpu.shares") for pod in running(plane, "burst")} == {SHARES},
