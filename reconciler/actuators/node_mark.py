@@ -324,6 +324,7 @@ class NodeMarker(PeriodicActuator):
     async def _sweep(self, situation: PlanSnapshot) -> None:
         if self._clock() < self._retry_at:
             return
+        self._left_wait_s = self._set_wait_s = 0.0
         wanted = _wanted(situation)
         held = holding(situation.holds, path=self._client().path, knob=NODE_MARK, pod_uid=None) is not None
         field = None if wanted is None or held else _field(wanted.mark)
@@ -350,7 +351,6 @@ class NodeMarker(PeriodicActuator):
         """Bring the mark into place; the least time until it is tried again. None: nothing has failed."""
         client = self._client()
         again_s: float | None = None
-        self._set_wait_s = 0.0
         mark = condition_of(wanted) if field == _CONDITION else taint_of(wanted, field)
         text = _text(mark)
         try:

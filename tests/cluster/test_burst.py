@@ -31,10 +31,8 @@ LEAST = (105, 90)
 instruction: 109, 109 measured, on a machine that other tests use, too."""
 LEAST_ROLLOUT = 90
 """104 and 110 measured at a load of 40 to 68, with the weight 77 and 93: but for those that began in the 2 s of the
-hand-over all had it, as no daemon is there to write it between the runtime's own write and the first instruction. How
-long that takes, and how many containers start in it, is the machine's."""
-LEAST_BESIDE = 0.9
-"""Of those that began before or after the hand-over, with their weight."""
+hand-over (7 s at most) all had it, as no daemon is there to write it between the runtime's own write and the first
+instruction. How long that takes, and how many containers start in it, is the machine's."""
 
 
 def offer(plane: ControlPlane, name: str, amount: int) -> None:
@@ -144,12 +142,13 @@ def test_a_burst_is_bounded_from_its_first_instruction(
             until(lambda: len(running(plane, "burst")) > PODS // 5, 240, told=lambda: real.log("kubelet"))
             second.start("--wait")
         until(lambda: len(running(plane, "burst")) == PODS, 400, told=lambda: real.log("kubelet"))
-        handover_s = (math.inf, math.inf)
+        handover_s, during = (math.inf, math.inf), ""
         if rollout:
             until(lambda: "daemon: ready" in Path(second.log).read_text(), told=second.tail)
             handover_s = (logged_s(agent, "signal=SIGUSR2"), logged_s(second, "daemon: ready"))
+            during = f", hand-over of {handover_s[1] - handover_s[0]:.1f} s"
         counts = in_place(real, running(plane, "burst"), handover_s)
-        print(f"\nin place at the first instruction, of {PODS}, rollout {rollout}: {dict(counts)}")
+        print(f"\nin place at the first instruction, of {PODS}{during}: {dict(counts)}")
         # All of them are bounded a moment later.
         until(
             lambda: {real.container_value(pod, "cpu/cpu.shares") for pod in running(plane, "burst")} == {SHARES},
@@ -161,6 +160,7 @@ def test_a_burst_is_bounded_from_its_first_instruction(
     assert min(counts[name] for name in ("CPU set", "quota", "memory")) >= (LEAST_ROLLOUT if rollout else least)
     if rollout:
         assert counts["beside"] >= PODS // 5
-        assert counts["with shares"] >= LEAST_BESIDE * counts["beside"]
+        # The same part as without a hand-over.
+        assert counts["with shares"] * PODS >= least_shares * counts["beside"]
     else:
         assert counts["shares"] >= least_shares
