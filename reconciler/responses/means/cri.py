@@ -32,6 +32,8 @@ _SANDBOX_S: Final = 30.0
 """Taking a pod's network down is part of stopping its sandbox, and may be slow."""
 _STARTING_S: Final = 0.25
 """Between two tries to stop a container that is created and may be starting."""
+_STARTS_S: Final = 60.0
+"""The start of a BE container may take as long on a busy node. One that is never started has no process."""
 _NO_SOCKET: Final = "no CRI socket"
 _RESTARTED: Final = "restarted by the kubelet while it was stopped"
 
@@ -126,8 +128,10 @@ class CriEviction:
         until = trio.current_time() + self._config.margin_s
         try:
             while not problems and (now := await client.pod(pod.uid)) is not None and now.containers:
-                if not chosen.issuperset(_ids(now)) or trio.current_time() > until:
+                if not chosen.issuperset(_ids(now)):
                     break  # the caller decides about what the kubelet has started again
+                if trio.current_time() > (until if await work.wait_empty(0.0) else until + _STARTS_S):
+                    break
                 for meta in now.containers:
                     await container(meta.id or "", grace_left(grace_s, work.elapsed_s()))
                 await trio.sleep(_STARTING_S)

@@ -65,7 +65,7 @@ def test_the_end_of_a_token_is_a_source_that_is_not_ok_days_before(tmp_path: Pat
     for left, ok, words in (
         (30, True, "expires in 30 d"),
         (6, False, "expires in 6 d"),
-        (-2, False, "expired 2 d ago"),
+        (-2.5, False, "expired 2.5 d ago"),
     ):
         node.give(token(left))
         credentials.look()
