@@ -30,6 +30,7 @@ from reconciler.runtime.workqueue import TICK
 from reconciler.signals.cpu import (
     ONLINE,
     RECLAIMED,
+    SHORTEST_S,
     CpuReading,
     CpuSampler,
     UseBySide,
@@ -37,7 +38,6 @@ from reconciler.signals.cpu import (
     parse_stat,
 )
 from reconciler.signals.groups import GroupSampler, UsageHistory, sampled
-from reconciler.signals.growth import SHORTEST_S
 from reconciler.signals.irqs import IrqSampler
 from reconciler.signals.memory import NumaMemorySampler, parse_meminfo
 from state.cpu import Uses

@@ -25,13 +25,14 @@ from cgroupfs.bounded import shown
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.lines import lines_of
 from reconciler.policies.idle_buffer import IdleSample
-from reconciler.signals.growth import SHORTEST_S
 from state.model import NodeCpu, PodClass
 
 ONLINE: Final = "online"
 RECLAIMED: Final = "reclaimed"
 """Names of the two sides, where they are sampled like two pods."""
 _CPU: Final = 1000
+SHORTEST_S: Final = 0.05
+"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about a group or a CPU."""
 _WOBBLE: Final = 2
 
 

@@ -19,7 +19,7 @@ from cgroupfs.usage import UsageCounters, UsageReader, rates_between
 from reconciler.placement.estimate import remembered
 from reconciler.policies import be_quota, quota_burst
 from reconciler.policies.table import PoliciesConfig
-from reconciler.signals.growth import SHORTEST_S
+from reconciler.signals.cpu import SHORTEST_S
 from state.cpu import GroupUse
 from state.model import Pod, Pools
 from state.pod_index import index_of

@@ -2,13 +2,12 @@
 
 from collections.abc import Hashable
 from operator import sub
-from typing import Final, NamedTuple, TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 from cgroupfs.bounded import digits
 from cgroupfs.usage import grown
+from reconciler.signals.cpu import SHORTEST_S
 
-SHORTEST_S: Final = 0.05
-"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about a group or a CPU."""
 Counts: TypeAlias = tuple[int | None, ...]
 """Counters of one key, in a fixed order; None: this kernel does not have that counter."""
 

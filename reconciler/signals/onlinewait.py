@@ -23,7 +23,7 @@ from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import FdCache
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.growth import SHORTEST_S
+from reconciler.signals.cpu import SHORTEST_S
 from reconciler.signals.podcpu import parse_cpu_stat
 from reconciler.signals.processes import OUTSIDE, PodProcesses
 from reconciler.signals.psi import parse_totals

@@ -18,8 +18,9 @@ from typing import Final, NamedTuple, Protocol, final
 from cgroupfs.bounded import shown, whole
 from cgroupfs.errors import SourceError
 from reconciler.runtime.cooperative import TimeSlice
+from reconciler.signals.cpu import SHORTEST_S
 from reconciler.signals.extent import pod_cpus
-from reconciler.signals.growth import SHORTEST_S, CounterDelta
+from reconciler.signals.growth import CounterDelta
 from reconciler.signals.podcpu import PodCpu, QuotaLookup
 from reconciler.signals.processes import OUTSIDE
 from reconciler.signals.readers import BaseReader, SampleContext, SampleSheet, SharedReaders

@@ -46,7 +46,9 @@ class FakeAgent:
         self.place = place
         self.renew = renew
         self.priority = LoopPriority(nice=0, slice_s=0.01, starting=lambda: False, calls=NoCalls())
-        self.process = SimpleNamespace(prepare=lambda: None, start=self.priority.start, stop=self.priority.stop)
+        self.process = SimpleNamespace(
+            prepare=lambda: None, start=self.priority.start, stop=self.priority.stop, settle=lambda: None
+        )
         self.process.urgent = lambda: False
         reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
         reconciler.ready.set()
