@@ -24,6 +24,8 @@ from cgroupfs.kept import FdCache
 from cgroupfs.knobs import CATALOG
 from cgroupfs.lines import lines_of
 
+SHORTEST_S: Final = 0.05
+"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about a group or a CPU."""
 _DROPPABLE: Final = frozenset({"inactive_file", "active_file"})
 _WRITTEN_FIRST: Final = frozenset({"dirty", "writeback", "file_dirty", "file_writeback"})
 """The names on cgroup v1, then those on v2."""

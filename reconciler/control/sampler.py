@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.log import get_log
-from cgroupfs.usage import MemoryUsage, UsageReader
+from cgroupfs.usage import SHORTEST_S, MemoryUsage, UsageReader
 from reconciler.control.be_watch import RealtimeWatch, StartWatch
 from reconciler.control.harm_watch import HarmWatch
 from reconciler.control.host_watch import DaemonWatch
@@ -30,7 +30,6 @@ from reconciler.runtime.workqueue import TICK
 from reconciler.signals.cpu import (
     ONLINE,
     RECLAIMED,
-    SHORTEST_S,
     CpuReading,
     CpuSampler,
     UseBySide,

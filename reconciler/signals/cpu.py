@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from cgroupfs.bounded import shown
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.lines import lines_of
+from cgroupfs.usage import SHORTEST_S
 from reconciler.policies.idle_buffer import IdleSample
 from state.model import NodeCpu, PodClass
 
@@ -31,8 +32,6 @@ ONLINE: Final = "online"
 RECLAIMED: Final = "reclaimed"
 """Names of the two sides, where they are sampled like two pods."""
 _CPU: Final = 1000
-SHORTEST_S: Final = 0.05
-"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about a group or a CPU."""
 _WOBBLE: Final = 2
 
 

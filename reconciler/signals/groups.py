@@ -15,11 +15,10 @@ from typing import Final, NamedTuple, final
 from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupError, InputError
-from cgroupfs.usage import UsageCounters, UsageReader, rates_between
+from cgroupfs.usage import SHORTEST_S, UsageCounters, UsageReader, rates_between
 from reconciler.placement.estimate import remembered
 from reconciler.policies import be_quota, quota_burst
 from reconciler.policies.table import PoliciesConfig
-from reconciler.signals.cpu import SHORTEST_S
 from state.cpu import GroupUse
 from state.model import Pod, Pools
 from state.pod_index import index_of

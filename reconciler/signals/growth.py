@@ -5,8 +5,7 @@ from operator import sub
 from typing import NamedTuple, TypeAlias, final
 
 from cgroupfs.bounded import digits
-from cgroupfs.usage import grown
-from reconciler.signals.cpu import SHORTEST_S
+from cgroupfs.usage import SHORTEST_S, grown
 
 Counts: TypeAlias = tuple[int | None, ...]
 """Counters of one key, in a fixed order; None: this kernel does not have that counter."""

@@ -21,9 +21,9 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import FdCache
+from cgroupfs.usage import SHORTEST_S
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.cpu import SHORTEST_S
 from reconciler.signals.podcpu import parse_cpu_stat
 from reconciler.signals.processes import OUTSIDE, PodProcesses
 from reconciler.signals.psi import parse_totals

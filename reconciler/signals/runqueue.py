@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, Protocol, final
 
 from cgroupfs.bounded import shown, whole
 from cgroupfs.errors import SourceError
+from cgroupfs.usage import SHORTEST_S
 from reconciler.runtime.cooperative import TimeSlice
-from reconciler.signals.cpu import SHORTEST_S
 from reconciler.signals.extent import pod_cpus
 from reconciler.signals.growth import CounterDelta
 from reconciler.signals.podcpu import PodCpu, QuotaLookup
