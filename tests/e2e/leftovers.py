@@ -27,8 +27,6 @@ RUNS: Final = "/run/bypassd-e2e"
 # containerd 1.6 keeps shim sockets here whatever its own state directory is.
 SHIM_SOCKETS: Final = "/run/containerd/s"
 
-SERVICES: Final = "/bypassd-demo-services"
-"""The CPU group of a demo's runtime, as system.slice is on a node."""
 MARK: Final = "BYPASSD_TEST_RUN"
 """The environment variable by which a run's processes are known whose command line does not name its directory."""
 
@@ -150,9 +148,6 @@ def wipe(record: Record) -> list[str]:
     if cgroups.exists():
         texts.append("cgroups")
         cgroups.stop()
-    if not cgroups.v2:
-        with contextlib.suppress(OSError):
-            os.rmdir(cgroups.directory("cpu", SERVICES))
     below = [mount.target for mount in mounts() if mount.target.startswith(f"{record.directory}/")]
     if below:
         texts.append(f"{len(below)} mounts")

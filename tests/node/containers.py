@@ -1,10 +1,7 @@
 """The demo's node with Debian's containerd and runc, and the whole kubelet: its containers are real ones."""
 
-import contextlib
-import os
 import shutil
 
-from tests.e2e import leftovers
 from tests.e2e.containerd import Containerd
 from tests.e2e.criapi import runtime_pb2 as pb
 from tests.e2e.node import Node
@@ -32,18 +29,6 @@ class ContainerNode(Node):
     """A `Node` whose containers run the demo's program."""
 
     whole_kubelet = True
-
-    def _start(self) -> None:
-        super()._start()
-        if self.cgroups.v2:
-            return
-        # As on a node: containerd.service delegates, so systemd gives the services a CPU group beside kubepods. In the
-        # root each thread of a shim and of runc would weigh half as much as all pods together.
-        with contextlib.suppress(OSError):
-            directory = self.cgroups.directory("cpu", leftovers.SERVICES)
-            os.makedirs(directory, exist_ok=True)
-            with open(f"{directory}/cgroup.procs", "w", encoding="ascii") as file:
-                file.write(str(self.containerd.pid))
 
     def _container_config(self, pod: PodSpec, spec: ContainerSpec, attempt: int, out: str) -> pb.ContainerConfig:
         """The demo's program instead of the image's: it lies in the directory that is mounted as /out."""
