@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, Self
 
 from msgspec import Struct
 
+from reconciler.sources.runtime_files import FIFO
 from tests.daemon.writers import Scribe
 from tests.e2e.mounts import hierarchies
 from tests.fakes.kernel import FakeKernel
@@ -289,8 +290,9 @@ class DirectoryNode:
         return box
 
     def make_groups(self, pod: NodePod, box: Box, *, meanwhile: Callable[[Box], object] = lambda _: None) -> None:
-        """What runc does first: its directory, then the groups, cpuset's before the others."""
+        """What runc does first: its directory with the FIFO, then the groups, cpuset's before the others."""
         os.makedirs(f"{self.runc_root}/{box.id}")
+        os.mkfifo(f"{self.runc_root}/{box.id}/{FIFO}")
         os.mkdir(self.path(box.group, "cpuset"))
         meanwhile(box)
         self._kernel.make_group(box.group)
@@ -331,6 +333,9 @@ class DirectoryNode:
         text = json.dumps(state(box.id, pid, config, self._mounts, f"{self.bundles}/{box.id}"))
         renamed_at = time.monotonic_ns()
         rename_in(f"{self.runc_root}/{box.id}/state.json", text)
+        with contextlib.suppress(FileNotFoundError):
+            # ``runc start`` follows at once: the program is executed.
+            os.unlink(f"{self.runc_root}/{box.id}/{FIFO}")
         return renamed_at
 
     def end(self, pod: NodePod, box: Box) -> None:
