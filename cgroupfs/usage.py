@@ -25,7 +25,7 @@ from cgroupfs.knobs import CATALOG
 from cgroupfs.lines import lines_of
 
 SHORTEST_S: Final = 0.05
-"""Two readings closer than this say more about the kernel's tick (1-10 ms) than about a group or a CPU."""
+"""Between two samples: closer ones say more about the kernel's tick (1-10 ms) than about a group or a CPU."""
 _DROPPABLE: Final = frozenset({"inactive_file", "active_file"})
 _WRITTEN_FIRST: Final = frozenset({"dirty", "writeback", "file_dirty", "file_writeback"})
 """The names on cgroup v1, then those on v2."""
@@ -38,8 +38,8 @@ _CACHE_LINES: Final[dict[Version, re.Pattern[str]]] = {
 _KEPT_OPEN: Final = 64
 _ROTATE_S: Final = 1.0
 """So often `FdCache` looks for what was not read for a while, such as a removed group's, and closes it in the end."""
-# Two readings closer than this say more about the reading than about the group (a v1 counter moves with the tick).
-_SHORTEST_S: Final = 0.005
+_LEAST_INTERVAL_S: Final = 0.005
+"""Of a rate: what two closer readings differ by is the time of the reading itself."""
 
 
 class UsageCounters(Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def rates_between(before: UsageCounters, after: UsageCounters) -> UsageRates | N
     A counter that went backwards was restarted: its rate is unknown, never negative.
     """
     interval_s = after.at_s - before.at_s
-    if interval_s < _SHORTEST_S:
+    if interval_s < _LEAST_INTERVAL_S:
         return None
     cpu_ns = grown(before.cpu_ns, after.cpu_ns)
     periods = grown(before.periods, after.periods)

@@ -288,8 +288,7 @@ def _off_blocks(answer: Row, pod: Row) -> Iterator[Block]:
 def run_reload(options: Namespace) -> int:
     """Reload. A bad configuration is refused with every problem, and the old one stays in force."""
     answer = order(options, "POST", "/reload")
-    # An older daemon does not say it.
-    kept = ", ".join(answer.get("needs_restart") or ())
+    kept = ", ".join(answer["needs_restart"])
     later = f"; takes effect with a restart: {kept}" if kept else ""
     present(options.output, answer, [line(f"reloaded; mode {answer['mode']}{later}")])
     return Exit.OK

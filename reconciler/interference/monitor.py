@@ -6,6 +6,8 @@ and the pods' snapshots (the `PodSnapshot` that verdicts and evictions use, made
 `SampleFrame`, the engine evaluates it. Its demands reach the groups through the plan like any other setting. What it
 learned (workloads' usual CPI, what has not helped) and since when the node is closed are stored at intervals;
 everything else starts empty with each run.
+
+Longer than other modules because a pass, from the readers to what it announces, is read as one sequence.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""The mark on the node's object: others' taints stay, a crash at any point is undone, and what is refused is said."""
+"""The mark on the node's object: others' taints stay, a crash at any point is undone, and what is refused is said.
+
+Longer than other modules because every case begins with the same server, node and store, and asks what is on the node.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -75,6 +78,11 @@ class Bench:
 
     def marker(self, clock: Callable[[], float] = trio.current_time) -> NodeMarker:
         return NodeMarker(Ledger(self.store), self.lane, self.client, boot="b", clock=clock)
+
+    def is_busy(self, status: int, retry_after: str) -> None:
+        """Every answer from now on. ``retry_after``: seconds; "" for an answer without that header."""
+        header = f"Retry-After: {retry_after}\r\n" if retry_after else ""
+        self.server.raw = f"HTTP/1.1 {status} X\r\n{header}Content-Length: 0\r\n\r\n".encode()
 
     async def turn(self, marker: NodeMarker, *situations: PlanSnapshot) -> None:
         for each in situations:
@@ -548,8 +556,7 @@ async def test_a_server_that_is_busy_is_asked_again_soon_but_not_before_it_allow
 ) -> None:
     at = [0.0]
     marker = bench.marker(lambda: at[0])
-    header = f"Retry-After: {retry_after}\r\n" if retry_after else ""
-    bench.server.raw = f"HTTP/1.1 429 X\r\n{header}Content-Length: 0\r\n\r\n".encode()
+    bench.is_busy(429, retry_after)
     await bench.turn(marker, situation(marked(mark)))
     assert len(bench.server.requests) == 1
     bench.server.raw = None
@@ -568,8 +575,7 @@ async def test_a_busy_server_is_asked_to_remove_the_mark_not_before_it_allows(
     at = [0.0]
     marker = bench.marker(lambda: at[0])
     await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
-    header = f"Retry-After: {retry_after}\r\n" if retry_after else ""
-    bench.server.raw = f"HTTP/1.1 429 X\r\n{header}Content-Length: 0\r\n\r\n".encode()
+    bench.is_busy(429, retry_after)
     before = len(bench.server.requests)
     await bench.turn(marker, situation(None))
     assert "is not removed" in marker.problems()[0]
@@ -589,8 +595,7 @@ async def test_an_api_server_that_responds_again_is_asked_at_once(
     at = [0.0]
     marker = bench.marker(lambda: at[0])
     await bench.turn(marker, situation(marked(NodeMark.NO_SCHEDULE)))
-    header = f"Retry-After: {retry_after}\r\n" if retry_after else ""
-    bench.server.raw = f"HTTP/1.1 503 X\r\n{header}Content-Length: 0\r\n\r\n".encode()
+    bench.is_busy(503, retry_after)
     marker.planned(situation(None))
     for _ in range(8):  # the delay becomes 5 minutes
         await marker.sweep()
