@@ -195,7 +195,7 @@ def test_a_bad_configuration_is_refused_by_reload(run: Run, daemon: FakeDaemon) 
     ran = run("reload", "--socket", daemon.socket)
     assert ran.code == Exit.REFUSED
     assert ran.err == "bypassctl: the daemon: /etc/x.yaml:1:1: mode: no /etc/x.yaml:2:1: also no\n"
-    daemon.answers["POST /reload"] = (200, {"mode": "enforce"})
+    daemon.answers["POST /reload"] = (200, {"mode": "enforce", "needs_restart": []})
     assert run("reload", "--socket", daemon.socket).out == "reloaded; mode enforce\n"
     daemon.answers["POST /reload"] = (200, {"mode": "observe", "needs_restart": ["store.path", "kubelet.endpoint"]})
     shown = "reloaded; mode observe; takes effect with a restart: store.path, kubelet.endpoint\n"
