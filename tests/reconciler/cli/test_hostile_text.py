@@ -181,7 +181,7 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
         "DELETE /holds/node": (200, hostile({"released": "node"})),
         "POST /alerts/test": (200, hostile({"sinks": [sink]})),
         "GET /events": (200, {"run": "r", "next": 1, "missing": 0, "events": [hostile(EVENT)]}),
-        "POST /reload": (200, {"mode": f"observe{HOSTILE}"}),
+        "POST /reload": (200, {"mode": f"observe{HOSTILE}", "needs_restart": [f"store.path{HOSTILE}"]}),
     }
     frames = [
         replace(frame, pods={uid: replace(pod, title=f"{pod.title}{UTF_8}") for uid, pod in frame.pods.items()})

@@ -81,7 +81,7 @@ def heavy(*command: str, allowed: frozenset[str] = frozenset()) -> tuple[int, se
 
 @pytest.mark.parametrize("command", [["status"], ["dump", "-o", "json"], ["diff"], ["holds"], ["reload"]])
 def test_looking_at_the_daemon_imports_nothing_heavy(daemon: FakeDaemon, command: list[str]) -> None:
-    daemon.answers["POST /reload"] = (200, {"mode": "observe"})
+    daemon.answers["POST /reload"] = (200, {"mode": "observe", "needs_restart": []})
     assert heavy(*command, "--socket", daemon.socket) == (0, set())
 
 
