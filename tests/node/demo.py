@@ -176,6 +176,8 @@ class Demo(Generic[P]):
             undo.callback(self._churn.stop)
             before: dict[Place, str] = {}
             phases.append(self._phase(1, each=lambda: before.update(self._values.snapshot(self._groups()))))
+            self._wait_for_churn()
+            before.update(self._values.snapshot(self._groups()))
             self._agent = self._start_agent()
             undo.callback(self._agent.stop)
             ready = time.monotonic()
@@ -316,6 +318,14 @@ class Demo(Generic[P]):
             return f"{len(self._meter.samples)} answers"
         units = self._work.by_pod.get(pod.spec.uid, 0)
         return f"{units} units"
+
+    def _wait_for_churn(self, within_s: float = 20.0) -> None:
+        """What the values of a short-lived pod are without the agent has to be seen before it starts."""
+        deadline = time.monotonic() + within_s
+        while not self._churn.started:
+            if self._churn.problem is not None or time.monotonic() > deadline:
+                raise DemoFailed(f"no short-lived pod starts: {self._churn.problem or f'not within {within_s:.0f} s'}")
+            time.sleep(0.05)
 
     def _wait_for_service(self, within_s: float = 20.0) -> None:
         deadline = time.monotonic() + within_s

@@ -90,6 +90,11 @@ class World:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def link_state(self) -> str:
+        """The cable's operational state, as the host sees it."""
+        message = ["ip", "-n", self.host, "-br", "link", "show", "veth-be"]
+        return subprocess.run(message, capture_output=True, text=True, check=True).stdout.split()[1]
+
     def dump(self) -> str:
         """Everything of traffic control, and the devices."""
         text = subprocess.run(["ip", "-n", self.host, "-br", "link"], capture_output=True, text=True, check=True).stdout
@@ -363,6 +368,11 @@ def connect(world: World) -> None:
     ip("-n", world.host, "addr", "add", "10.215.0.1/24", "dev", "veth-be")
     ip("-n", world.host, "link", "set", "veth-be", "up", "arp", "off")
     ip("-n", world.pod, "link", "set", "eth0", "up", "arp", "off")
+    deadline = time.monotonic() + 20
+    while world.link_state() != "UP":
+        # The kernel reports the other end's state by a task of its own, up to a second later.
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def pod_received(world: World) -> int:
