@@ -49,6 +49,9 @@ _FIRST_LABELS_S: Final = 1.0
 _NO_EVENT: Final = frozenset({RuntimeEvent.FOUND, RuntimeEvent.ABSENT})
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
 _ERROR_S: Final = 1.0
+_WRITTEN_S: Final = 0.1
+"""From the runtime's signal to the pass that compares the written files; a removal, or the end of a start's allowance, has
+one by then, too."""
 _TICK: Final = frozenset({TICK})
 
 Wanted = dict[str, dict[str, Setting]]
@@ -162,8 +165,9 @@ class Reconciler:
         """The runtime has finished writing: write bypassd's values, then reconcile."""
         if which is RuntimeEvent.INIT_PID and not self.lane.awaits(container_id):
             return
+        written = False
         if which not in _NO_EVENT or self.lane.awaits(container_id):
-            self.lane.execute(container_id, at)
+            written = self.lane.execute(container_id, at)
         # A container that was merely found was written earlier, by an unknown program: it is not a runtime event.
         (self._found.add if which in _NO_EVENT else self._found.discard)(container_id)
         if which is RuntimeEvent.FOUND:
@@ -171,7 +175,9 @@ class Reconciler:
         if which is RuntimeEvent.ABSENT:
             self._verify_until_stable(container_id)
         self._signalled[container_id] = at
-        self.dirty.mark(container_key(container_id))
+        # The pass only compares what was written, or finds that nothing is wanted of a container that it knows.
+        known = written or self.inventory.owner(container_id) is not None
+        self.dirty.mark(container_key(container_id), within_s=_WRITTEN_S if known else 0.0)
 
     def commanded(self, container_id: str, at: float | None) -> None:
         """The runtime was called for a container: an exec, a kill, a start. ``at`` None: the last one was an update."""
@@ -181,7 +187,7 @@ class Reconciler:
     def gone(self, container_id: str) -> None:
         """The runtime has deleted the container; its directories show the rest."""
         self._reassertion.gone(container_id)
-        self.dirty.mark(container_key(container_id))
+        self.dirty.mark(container_key(container_id), within_s=_WRITTEN_S)
         self._metadata.container_changed()
 
     def on_executed(self, result: FastResult) -> None:
@@ -593,7 +599,7 @@ class Reconciler:
         while self._later and self._later[0][0] <= now:
             key = heapq.heappop(self._later)[1]
             if key:
-                self.dirty.mark(key)
+                self.dirty.mark(key, within_s=_WRITTEN_S if key == TICK else 0.0)
             else:
                 self.dirty.mark_all("after an error")
         for uid in self.actuator.judge.due(time.monotonic()):

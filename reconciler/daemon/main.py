@@ -172,7 +172,7 @@ class Daemon:
         self.in_force.drop_settings_of_others(lambda: node_name(place.kubelet))
         use, window = self._settings, self.in_force.window
         agent = self.agent = Agent(self.config, place, renew=renew, settings=use, window=window)
-        TIMER.ask(agent.sources.is_urgent)
+        TIMER.ask(agent.sources.has_unread)
         agent.process.prepare()
         if self._restored:
             agent.commands.set_enforce(enforce=False)

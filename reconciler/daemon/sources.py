@@ -205,6 +205,10 @@ class NodeSources:
         """
         return self.signal.awaits_any() or bool(self._unread)
 
+    def has_unread(self) -> bool:
+        """Whether an event of a group or of the runtime waits to be read."""
+        return bool(self._unread)
+
     def kubelet_view(self, pods: Mapping[str, Pod]) -> KubeletView:
         """The kubelet's allocations, given the pods that exist."""
         if self._config.kubelet.enabled:

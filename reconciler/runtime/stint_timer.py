@@ -43,6 +43,7 @@ import os
 import signal
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,6 +54,8 @@ from cgroupfs.scheduling import has_eevdf
 
 STINT_S: Final = 100e-6
 PACE_S: Final = 500e-6
+CREATION_PACE_S: Final = 250e-6
+_BUSY_AGAIN_S: Final = 0.005
 _SIGNAL: Final = signal.SIGALRM
 _CLOCK_MONOTONIC: Final = 1
 _SIGEV_THREAD_ID: Final = 4
@@ -238,37 +241,43 @@ class StintTimer:
         """By the kernel's id of the thread."""
         self._held = False
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._yields = False
         self._may_pace = False
         self.paced = False
-        """After a stint the threads sleep, instead of a yield."""
-        self.urgent: Callable[[], bool] = lambda: True
-        """Whether a container is in creation, or an event waits to be read that may be of one."""
+        """At the daemon's start and end: after a stint the threads sleep, instead of a yield."""
+        self.paces_creation = False
+        """The same while a container is in creation."""
+        self._each_s = 0.0
+        """After a stint the threads sleep to the next multiple; 0: they yield."""
+        self._busy_at = -math.inf
+        self._unread: Callable[[], bool] = lambda: True
         self._asked_at = -math.inf
 
-    def ask(self, urgent: Callable[[], bool]) -> None:
-        """``urgent`` says from now on whether a container is in creation, or an event of one may wait to be read."""
-        self.urgent = urgent
+    def ask(self, unread: Callable[[], bool]) -> None:
+        """``unread`` says from now on whether an event waits to be read that may be of a container in creation."""
+        self._unread = unread
 
     def is_urgent(self, now: float, again_s: float) -> bool:
-        """`urgent`, asked at most once in ``again_s``: the slices of works within each other end together."""
+        """Whether one waits, asked at most once in ``again_s``: the slices of works within each other end together."""
         if now - self._asked_at < again_s:
             return False
         self._asked_at = now
-        return self.urgent()
+        return self._unread()
 
     def install(self, release: str = "") -> str:
         """Take the signal, in the main thread. What prevents it; "" if nothing does, or where there is none.
 
         ``release``: of another kernel than the running one.
         """
-        if has_eevdf(release or os.uname().release):
-            return ""
+        self._yields = not has_eevdf(release or os.uname().release)
         try:
             self._handle("sched_yield")
             timer = self._own(_makes_event())
             with suppress(AttributeError):
                 self._may_pace = self._makes_pace()
         except (OSError, AttributeError) as exc:
+            if not self._yields:
+                return ""
             self.refused = str(exc)
             try:
                 timer = self._own(_makes_timer())
@@ -283,11 +292,36 @@ class StintTimer:
 
         Only with perf events: a timer would go on during the sleep. An idle CPU needs no pauses.
         """
-        on = on and self._may_pace and _is_busy()
-        if on != self.paced:
-            self.paced = on
-            self._handle("eventfd_read" if on else "sched_yield")
-        return on
+        self.paced = on and self._yields and self._may_pace and _is_busy()
+        self._use_handler()
+        return self.paced
+
+    def follow_creation(self, *, creating: bool) -> None:
+        """Called in each pass of the loop: whether a container is in creation, or an event of one waits."""
+        if not creating:
+            if self.paces_creation or self._held:
+                self.paces_creation = False
+                self._use_handler()
+                self.hold(held=False)
+                if not self._yields:
+                    self._stop_all()
+            return
+        now = time.monotonic()
+        if not self.paces_creation and self._may_pace and now - self._busy_at > _BUSY_AGAIN_S:
+            self._busy_at, self.paces_creation = now, _is_busy()
+            self._use_handler()
+        self.hold(held=not self.paces_creation)
+
+    def _use_handler(self) -> None:
+        each_s = CREATION_PACE_S if self.paces_creation else PACE_S if self.paced else 0.0
+        if each_s == self._each_s:
+            return
+        if each_s:
+            # It counts on while nothing reads it, without an interrupt.
+            self._libc.timerfd_settime(_SIGNAL, 0, ctypes.byref(_spec(each_s)), None)
+        if bool(each_s) != bool(self._each_s):
+            self._handle("eventfd_read" if each_s else "sched_yield")
+        self._each_s = each_s
 
     def _handle(self, function: str) -> None:
         """Errors: `OSError`, `AttributeError`."""
@@ -305,8 +339,6 @@ class StintTimer:
             return False
         if (fd := self._libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_CLOEXEC)) < 0:
             return False
-        # It counts on while nothing reads it, without an interrupt.
-        self._libc.timerfd_settime(fd, 0, ctypes.byref(_spec(PACE_S)), None)
         if fd != _SIGNAL:
             os.dup2(fd, _SIGNAL, inheritable=False)
             os.close(fd)
@@ -314,12 +346,15 @@ class StintTimer:
 
     @property
     def installed(self) -> bool:
-        return self._make is not None
+        """Whether ordinary work leaves the CPU after each stint."""
+        return self._make is not None and self._yields
 
     def run(self) -> None:
         """The calling thread works from now on, and leaves its CPU after each stint."""
         timer = self._locals.timer
         if self._make is None or self._held or (timer is not None and timer.running):
+            return
+        if not (self._yields or self.paces_creation):
             return
         try:
             timer = self._own(self._make)
@@ -345,12 +380,15 @@ class StintTimer:
         """While held no thread leaves its CPU: a container in creation waits for them."""
         if held and not self._held:
             self._held = True
-            # The list is made in one call: other threads add and drop timers meanwhile.
-            for reference in self._timers.valuerefs():
-                if (timer := reference()) is not None:
-                    timer.stop()
+            self._stop_all()
         elif not held:
             self._held = False
+
+    def _stop_all(self) -> None:
+        # The list is made in one call: other threads add and drop timers meanwhile.
+        for reference in self._timers.valuerefs():
+            if (timer := reference()) is not None:
+                timer.stop()
 
     def _is_held(self) -> bool:
         return self._held

@@ -151,9 +151,10 @@ class OncePerPass(trio.abc.Instrument):
 
 @final
 class LoopTimer(trio.abc.Instrument):
-    """Runs the loop thread's stint timer while it works, and none while a container is in creation."""
+    """Runs the loop thread's stint timer while it works."""
 
     def __init__(self, starting: Callable[[], bool], timer: StintTimer = TIMER) -> None:
+        """``starting``: whether a container is in creation, or an event of one waits."""
         self._starting = starting
         self._timer = timer
 
@@ -163,10 +164,8 @@ class LoopTimer(trio.abc.Instrument):
             self._timer.rest()
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        held = self._starting()
-        self._timer.hold(held=held)
-        if not held:
-            self._timer.run()
+        self._timer.follow_creation(creating=self._starting())
+        self._timer.run()
 
 
 _MEASURED: Final = trio.lowlevel.RunVar[Stints | None]("stints", None)

@@ -3,9 +3,16 @@
 A key is ``node``, ``tick``, ``pod:<uid>``, ``container:<id>``, ``files:<uid>`` or ``loan:<uid>``. Marking is a set
 operation: it never blocks, never fails, never overflows, and a thousand marks of one key cause one pass. `mark_all`
 handles every loss: reconcile everything.
+
+A pass costs milliseconds, at a time when a container starts, most of which are the same for one key and for ten. So
+what nothing waits for (a container whose values were written at the runtime's signal, or that was removed) joins the
+next pass, or has one of its own a little later (`mark` with ``within_s``).
 """
 
+import math
 from typing import NamedTuple, final
+
+import trio
 
 from reconciler.runtime.wakeup import WakeUp
 
@@ -50,27 +57,34 @@ class DirtyKeys:
         self._keys: set[str] = set()
         self._everything: dict[str, None] = {}
         self._wake = WakeUp()
+        self._due = math.inf
+        """When what is marked is to be taken (trio's clock); -inf: now."""
         self.marks = 0
         self.resyncs: dict[str, int] = {}
 
-    def mark(self, key: str) -> None:
+    def mark(self, key: str, *, within_s: float = 0.0) -> None:
+        """``within_s``: how long it may wait for a pass with other keys, on trio's clock."""
         self.marks += 1
         self._keys.add(key)
-        self._wake.set()
+        due = trio.current_time() + within_s if within_s else -math.inf
+        if due < self._due:
+            self._due = due
+            self._wake.set()
 
     def mark_all(self, why: str) -> None:
         """Mark everything; ``why`` (start, overflow, periodic, lost watch, reload …) is counted."""
         self.resyncs[why] = self.resyncs.get(why, 0) + 1
         self._everything[why] = None
+        self._due = -math.inf
         self._wake.set()
 
     def __bool__(self) -> bool:
         return bool(self._keys or self._everything)
 
     async def take_ready(self) -> None:
-        """Wait until something is marked, and take nothing."""
-        while not self:
-            await self._wake.wait()
+        """Wait until something is marked that may not wait longer, and take nothing."""
+        while self._due > -math.inf and trio.current_time() < self._due:
+            await self._wake.wait_until(self._due)
 
     async def take(self) -> DirtyBatch:
         """Wait until something is marked and take all of it. Cancelled: nothing is taken."""
@@ -82,4 +96,5 @@ class DirtyKeys:
         batch = DirtyBatch(frozenset(self._keys), tuple(self._everything))
         self._keys.clear()
         self._everything.clear()
+        self._due = math.inf
         return batch

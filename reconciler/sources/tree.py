@@ -41,6 +41,8 @@ _WHOLE: Final = 8
 """Of so many periodic listings one reads each pod's directory; the others only where its links or its watch differ."""
 _RETRY_S: Final = 1.0
 """The first wait before a directory that could not be read is read again; it doubles up to the periodic listing."""
+_GONE_S: Final = 0.1
+"""A removed group's pass is with those of the pod's other groups: a pod is removed in some 50 steps."""
 
 
 class TriggerTree(Protocol):
@@ -52,7 +54,7 @@ class TriggerTree(Protocol):
 class TreeDirtyMarker(Protocol):
     """Takes the dirty marks; `reconciler.runtime.workqueue.DirtyKeys` is one."""
 
-    def mark(self, key: str, /) -> None: ...
+    def mark(self, key: str, /, *, within_s: float = 0.0) -> None: ...
 
     def mark_all(self, why: str, /) -> None: ...
 
@@ -418,7 +420,7 @@ class TreeSource:
                 self._appeared(watcher, parent, _TreeNode(path, name, inode))
             elif known is None:
                 # Added and removed before it could be read: reported all the same.
-                self._mark(name)
+                self._mark(name, within_s=_GONE_S)
 
     def _look(self, watcher: DirWatcher[str], node: _TreeNode) -> int:
         """Watch one directory, then list it against the model; how many children were added or removed."""
@@ -464,13 +466,13 @@ class TreeSource:
             watcher.remove(self._tree.trigger_directory(node.path))
         else:
             self._owners.pop(node.name.container_id, None)
-        self._mark(node.name)
+        self._mark(node.name, within_s=_GONE_S)
 
-    def _mark(self, name: GroupName) -> None:
+    def _mark(self, name: GroupName, *, within_s: float = 0.0) -> None:
         if name.container_id is not None:
-            self._marks.mark(container_key(name.container_id))
+            self._marks.mark(container_key(name.container_id), within_s=within_s)
         if name.pod_uid is not None:
-            self._marks.mark(pod_key(name.pod_uid))
+            self._marks.mark(pod_key(name.pod_uid), within_s=within_s)
 
 
 def _dirs(node: _TreeNode) -> PodDirs:

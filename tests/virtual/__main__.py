@@ -2,7 +2,7 @@
 
     python -m tests.virtual [--short|--ci] [--suite bullseye|bookworm|trixie] [--cgroup v1|v2] [--laws kubernetes,cpu]
         [--be besteffort|burstable] [--work spin|touch] [--touch-mib 128] [--spinners 2] [--rate 2000] [--seconds 4]
-        [--settle 4] [--agent bypassd.slice/bypassd.service] [--kubelet] [--daemon-shares 1024,50] [--cpus 1]
+        [--settle 4] [--agent bypassd.slice/bypassd.service] [--kubelet] [--starts MS] [--daemon-shares 1024,50] [--cpus 1]
         [--scheduler 'NO_HRTICK,HRTICK latency_ns=3000000'] [--trace 3] [--record FILE]
 
 Writes the table to standard output and appends the results to the record, which `tests.virtual.picture` draws. Exit
@@ -63,6 +63,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kubelet", dest="kubelet_like", action="store_true", help="5 ms of each 100 ms used in system.slice"
     )
+    parser.add_argument("--starts", dest="starts_ms", type=int, metavar="MS", help="a short-lived BE pod each MS")
     parser.add_argument("--daemon-shares", help="each law under each of these shares of system.slice, by commas")
     parser.add_argument(
         "--scheduler", help="each law under each of these features and NAME=VALUE of the scheduler, by commas"

@@ -13,6 +13,7 @@ controllers_v2="+cpu +cpuset +memory +io +pids"
 tracing=/sys/kernel/tracing
 port=7791
 scratch=/run/bench
+starts_live_ms=1500 # of a short-lived pod
 # Of the two BE pods; the agent's configuration names them.
 uids=(11111111-1111-4111-8111-111111111111 22222222-2222-4222-8222-222222222222)
 
@@ -287,7 +288,7 @@ set_scheduler() {
 
 # measure LAW [SHARES]: of system.slice before the law begins.
 measure() {
-    local law=$1 shares=${2-} agent='' group='' load result be online used container daemon=0 turns='0 0 0' from=1 before='{}' after='{}'
+    local law=$1 shares=${2-} agent='' group='' starts='' load result be online used container daemon=0 turns='0 0 0' from=1 before='{}' after='{}'
     local -a be_groups=()
     if [[ -n $shares ]]; then eval "$(share_line system.slice "$shares")"; fi
     if [[ $law != alone && $law != kubernetes && $law != fixed ]]; then
@@ -309,6 +310,12 @@ measure() {
             limit_cpu "${container%/*}" $((fixed_percent * 500))
         done
     fi
+    if ((starts_ms)); then
+        : >$scratch/first
+        $scratch/runc "$starts_ms" $starts_live_ms $scratch/first $(hierarchies) &
+        starts=$!
+        sleep 2
+    fi
     if [[ -n $agent ]]; then
         before=$(agent_work)
         sleep 1 # what the request costs is over
@@ -328,6 +335,10 @@ measure() {
     fi
     wait $load
     result=$(<$scratch/load)
+    if [[ -n $starts ]]; then
+        kill -TERM $starts
+        wait $starts
+    fi
     be=$(($(be_cpu_ms) - be)) online=$(($(cpu_ms "$online_group") - online))
     used=$(($(cpu_ms "$group") - used))
     if [[ -n $kubelet_like ]]; then
@@ -337,6 +348,7 @@ measure() {
     set -- $turns
     echo "{\"law\": \"$law\", \"kernel\": \"$(uname -r)\", \"be_ms\": $be, \"online_ms\": $online, \"agent_ms\": $used," \
         "\"work\": [$before, $after]," \
+        "\"starts\": {\"count\": $(grep -c . $scratch/first), \"idle\": $(grep -c 1 $scratch/first)}," \
         "\"daemon\": {\"shares\": ${shares:-0}, \"cpu_ms\": $daemon, \"turns\": $1, \"median_us\": $2, \"max_us\": $3}, ${result#\{}"
     if ((longest)); then print_trace "$law" "$result"; fi
     if [[ $law == stopped ]]; then kill -CONT $agent; fi
@@ -349,6 +361,8 @@ ip link set lo up
 # A read of the disk takes the host's time, in which virtual time runs on: all that the laws need is in memory before.
 cp -r /bench/agent /run/agent
 cat /bench/load /bench/work /usr/local/bin/* /bin/sleep /usr/bin/awk >/dev/null
+cp /bench/starts $scratch/runc
+: >$scratch/first
 make_group kubepods/burstable
 make_group kubepods/besteffort
 # The kubelet's, for the machine's CPUs; the online pod requests one of them.

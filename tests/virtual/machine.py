@@ -44,7 +44,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What one boot measures.
 
     ``agent_group`` is ``GROUP[:SHARES]/GROUP[:SHARES]``, from the root on; ``touch_mib`` the memory of a BE pod whose
-    work is ``touch``; ``cgroup`` None is the suite's.
+    work is ``touch``; ``cgroup`` None is the suite's; ``starts_ms`` the time between two short-lived BE pods, 0 without.
     """
 
     suite: Literal["bullseye", "bookworm", "trixie"] = "bullseye"
@@ -62,6 +62,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     fixed_percent: int = 40
     agent_group: str = "bypassd.slice/bypassd.service"
     kubelet_like: bool = False
+    starts_ms: Annotated[int, Meta(ge=0)] = 0
     daemon_shares: tuple[Annotated[int, Meta(ge=2, le=262144)], ...] = ()
     scheduler: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_0-9=]+( [A-Za-z_0-9=]+)*$")], ...] = ()
     cpus: Annotated[int, Meta(ge=1, le=8)] = 1
@@ -102,6 +103,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             "fixed_percent": self.fixed_percent,
             "agent_group": group,
             "agent_shares": shares,
+            "starts_ms": self.starts_ms,
             "kubelet_like": "yes" if self.kubelet_like else "",
             "daemon_shares": " ".join(map(str, self.daemon_shares)),
             "scheduler": ",".join(self.scheduler),
@@ -185,7 +187,7 @@ def boot(run: Run, *, tarball: Path, limit_s: float) -> str:
             fcntl.flock(lock, fcntl.LOCK_EX)
             image = _image(run.suite)
             shutil.copytree(product(tarball), bench / "agent", symlinks=True)
-        for name in ("load", "work"):
+        for name in ("load", "work", "starts"):
             _run("gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(bench / name), str(HERE / f"{name}.c"), "-lm")
         shutil.copy(HERE / "inside.sh", bench / "inside.sh")
         (bench / "parameters").write_text(run.parameters())

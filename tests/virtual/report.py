@@ -28,6 +28,13 @@ class DaemonResult(msgspec.Struct, frozen=True, kw_only=True):
     max_us: int = 0
 
 
+class Starts(msgspec.Struct, frozen=True, kw_only=True):
+    """Containers of short-lived BE pods; how many had the idle class at their program's first instruction."""
+
+    count: int = 0
+    idle: int = 0
+
+
 class LawResult(msgspec.Struct, frozen=True, kw_only=True):
     """One law's line.
 
@@ -52,6 +59,7 @@ class LawResult(msgspec.Struct, frozen=True, kw_only=True):
     wall_ms: int
     load_ms: int
     daemon: DaemonResult = DaemonResult()
+    starts: Starts = Starts()
     windows: tuple[float, ...] = ()
     longest: tuple[tuple[float, float], ...] = ()
     work: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})

@@ -66,6 +66,8 @@ _EVENT_GAP_S: Final = 1.0
 _MINUTE_S: Final = 60.0
 _MAX_WRITERS: Final = 10_000
 _DESCRIBE_S: Final = 1.0
+_TOGETHER_S: Final = 0.01
+"""A program that writes one file of a group writes others of it in the next milliseconds."""
 _FILES: Final = frozenset(form.file for knob in CATALOG.values() for form in knob.forms.values())
 """The files whose writers are recorded: those of the catalog's knobs."""
 
@@ -449,7 +451,7 @@ class WriteAttribution:
                     self._describe(write)
                 self._writers[directory, write.file] = (write.writer.kind.value, str(write.writer))
                 uid = self._owner(write.group)
-                self._dirty.mark(NODE if uid is None else files_key(uid))
+                self._dirty.mark(NODE if uid is None else files_key(uid), within_s=_TOGETHER_S)
 
     def _describe(self, write: ObservedWrite) -> None:
         """Log which process of a person wrote, once per process and at most once a second: it may exit soon."""

@@ -27,6 +27,7 @@ from cgroupfs.bounded import digits
 from cgroupfs.errors import errno_name
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.scheduling import IDLE, REAL_SCHEDULER, USUAL, Scheduler
+from reconciler.runtime.stint_timer import TIMER
 from state.entry import FileKey
 
 RUNC_INIT = "runc:["
@@ -204,6 +205,8 @@ class FastPath:
         if prepared is None:
             self._missed[container_id] = signal_at
             return False
+        # No stint ends among the writes: the program may be executed at any moment from here on.
+        TIMER.stop()
         write_now = self._files.write_now
         errnos = [write_now(write.directory, write.file, write.text) for write in prepared.writes]
         creation = not prepared.signalled
@@ -211,6 +214,7 @@ class FastPath:
         on_init, prepared.on_init = prepared.on_init, None
         init = self._set_init(prepared.procs) if creation and on_init is not None else None
         done_at = time.monotonic()
+        TIMER.run()
         before_exec = self.not_yet_executed(container_id, prepared.procs) if creation else None
         self._report(FastResult(container_id, signal_at, done_at, prepared.writes, errnos, before_exec, creation, init))
         if on_init is not None and init is not None:

@@ -53,7 +53,7 @@ class FakeAgent:
         reconciler = SimpleNamespace(ready=trio.Event(), look_s=0.0, busy_since=None, problem="")
         reconciler.ready.set()
         self.control = SimpleNamespace(inventory=SimpleNamespace(pods=()), reconciler=reconciler)
-        self.sources = SimpleNamespace(is_urgent=lambda: False)
+        self.sources = SimpleNamespace(is_urgent=lambda: False, has_unread=lambda: False)
         self.mode = SimpleNamespace(enforce=config.mode is AgentMode.ENFORCE)
         self.alerts = SimpleNamespace(component=lambda _status: None)
         self.headroom = SimpleNamespace(publisher=SimpleNamespace(end=self.withdraw))

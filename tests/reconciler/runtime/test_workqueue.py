@@ -40,3 +40,28 @@ async def test_a_cancelled_take_loses_nothing(autojump_clock: trio.testing.MockC
         await dirty.take()
     dirty.mark("node")
     assert (await dirty.take()).keys == {"node"}
+
+
+async def test_what_may_wait_joins_the_next_pass_or_has_one_in_time(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    dirty = DirtyKeys()
+    got: list[tuple[float, frozenset[str]]] = []
+
+    async def taker() -> None:
+        while True:
+            keys = (await dirty.take()).keys
+            got.append((round(trio.current_time(), 3), keys))
+
+    nursery.start_soon(taker)
+    dirty.mark("a", within_s=0.1)
+    await trio.sleep(0.05)
+    dirty.mark("b", within_s=0.02)
+    dirty.mark("c", within_s=0.5)
+    await trio.sleep(1)
+    dirty.mark("d", within_s=0.5)
+    await trio.sleep(0.1)
+    dirty.mark("node")
+    await trio.sleep(1)
+    nursery.cancel_scope.cancel()
+    assert got == [(0.07, {"a", "b", "c"}), (1.15, {"d", "node"})]
