@@ -83,7 +83,7 @@ def marks_of(config: Config) -> MarkReader:
 class _NoMarks:
     """Nothing is marked: the node is read once."""
 
-    def mark(self, key: str, /) -> None:
+    def mark(self, key: str, /, *, within_s: float = 0.0) -> None:
         """Nothing."""
 
     def mark_all(self, why: str, /) -> None:

@@ -50,8 +50,8 @@ _NO_EVENT: Final = frozenset({RuntimeEvent.FOUND, RuntimeEvent.ABSENT})
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
 _ERROR_S: Final = 1.0
 _WRITTEN_S: Final = 0.1
-"""From the runtime's signal to the pass that compares the written files; a removal, or the end of a start's allowance, has
-one by then, too."""
+"""From the runtime's signal to the pass that compares the written files. A removal, and the end of a start's allowance,
+have one by then, too."""
 _TICK: Final = frozenset({TICK})
 
 Wanted = dict[str, dict[str, Setting]]

@@ -22,13 +22,17 @@ once, and the handler sleeps (`StintTimer.pace`): one stint in each `PACE_S`, a 
 than for one. It is eventfd_read(3), whose argument is a descriptor: that of a timer with the signal's number. No slack
 of sleeps is in that, which would join them with the timers that wake up online tasks.
 
-With EEVDF there is none: a task that yields forfeits the rest of its slice and has next to nothing of a busy CPU (more
-than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a new deadline,
-60 ms at 50 shares, for each stint.
+While a container is in creation the loop has a real-time priority, and where every CPU is busy it is paced in the same
+way: one stint in each `CREATION_PACE_S`, two fifths of a CPU, which neither a weight nor other work delays. Unpaced the
+work before a container's signal is some milliseconds at once, in which no online task runs. In the fast path's writes
+(`reconciler.actuators.cgroup.fastpath`) no stint ends.
 
-Without effect while the thread has a real-time priority, and stopped while a container is in creation. Interrupted
-system calls begin again (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer
-(`reconciler.runtime.stints`).
+With EEVDF there are no other stints: a task that yields forfeits the rest of its slice and has next to nothing of a
+busy CPU (more than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for
+a new deadline, 60 ms at 50 shares, for each stint.
+
+Where it cannot be paced, nothing ends a stint while a container is in creation. Interrupted system calls begin again
+(SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
 
 Source: perf_event_open(2), F_SETSIG in fcntl(2), timer_create(2) with SIGEV_THREAD_ID, sched_yield(2), the kernel's
 perf_swevent_hrtimer(), wakeup_gran() and pick_next_entity(). It imports little, since it begins before the program's

@@ -2,8 +2,8 @@
 
     python -m tests.virtual [--short|--ci] [--suite bullseye|bookworm|trixie] [--cgroup v1|v2] [--laws kubernetes,cpu]
         [--be besteffort|burstable] [--work spin|touch] [--touch-mib 128] [--spinners 2] [--rate 2000] [--seconds 4]
-        [--settle 4] [--agent bypassd.slice/bypassd.service] [--kubelet] [--starts MS] [--daemon-shares 1024,50] [--cpus 1]
-        [--scheduler 'NO_HRTICK,HRTICK latency_ns=3000000'] [--trace 3] [--record FILE]
+        [--settle 4] [--agent bypassd.slice/bypassd.service] [--kubelet] [--daemon-shares 1024,50] [--cpus 1]
+        [--scheduler 'NO_HRTICK,HRTICK latency_ns=3000000'] [--starts 500] [--trace 3] [--record FILE]
 
 Writes the table to standard output and appends the results to the record, which `tests.virtual.picture` draws. Exit
 code 1: a bound is missed or the machine did not finish; 2: an argument is not valid. Where qemu or mmdebstrap is

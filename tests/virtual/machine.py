@@ -44,7 +44,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What one boot measures.
 
     ``agent_group`` is ``GROUP[:SHARES]/GROUP[:SHARES]``, from the root on; ``touch_mib`` the memory of a BE pod whose
-    work is ``touch``; ``cgroup`` None is the suite's; ``starts_ms`` the time between two short-lived BE pods, 0 without.
+    work is ``touch``; ``cgroup`` None is the suite's. ``starts_ms``: between two short-lived BestEffort pods of 1.5
+    seconds, 0 without them.
     """
 
     suite: Literal["bullseye", "bookworm", "trixie"] = "bullseye"

@@ -29,7 +29,10 @@ class DaemonResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Starts(msgspec.Struct, frozen=True, kw_only=True):
-    """Containers of short-lived BE pods; how many had the idle class at their program's first instruction."""
+    """Containers of short-lived BE pods, half of them sandboxes, which keep their class.
+
+    ``idle``: how many had the idle class at their program's first instruction.
+    """
 
     count: int = 0
     idle: int = 0
@@ -202,6 +205,8 @@ def table(results: Sequence[LawResult], be_qos: str) -> str:
     """A Markdown table of the laws; in brackets their `Ratios`."""
     daemons = any(result.daemon.turns for result in results)
     heads = ["law", "p50 us", "p99 us", "p99.9 us", "max us", "worst 0.25 s", "BE CPU ms", "online ms", "agent CPU ms"]
+    starts = any(result.starts.count for result in results)
+    heads += ["containers", "idle in time"] if starts else []
     heads += ["system.slice: shares", "CPU ms", "its turns", "median ms", "longest ms"] if daemons else []
     rows = [f"| {' | '.join(heads)} |", f"|---{'|---:' * (len(heads) - 1)}|"]
     for result in results:
@@ -217,6 +222,8 @@ def table(results: Sequence[LawResult], be_qos: str) -> str:
             f"{result.online_ms}",
             f"{result.agent_ms}",
         )
+        if starts:
+            cells += f"{result.starts.count}", f"{result.starts.idle}"
         daemon = result.daemon
         if daemons:
             delays = f"{daemon.median_us / 1000:.1f}", f"{daemon.max_us / 1000:.1f}"

@@ -27,7 +27,7 @@
 #define BUNDLES "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 #define STATES "/run/containerd/runc/k8s.io"
 
-enum { PATH = 512, LIVING = 64, EACH_POD = 2, STEP_US = 2000, LAST_US = 8000, APART_US = 50000 };
+enum { PATH = 512, LIVING = 64, EACH_POD = 2, STEP_US = 6000, LAST_US = 24000, APART_US = 50000 };
 
 struct container {
 	char id[65];

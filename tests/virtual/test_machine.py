@@ -59,6 +59,7 @@ def test_arguments_reach_the_run() -> None:
         ("--kubelet", "--daemon-shares=a"),
         ("--scheduler", "$(reboot)"),
         ("--cpus", "0"),
+        ("--starts", "-1"),
     ],
 )
 def test_arguments_out_of_bounds_end_with_the_usage(parts: tuple[str, str]) -> None:
@@ -81,14 +82,14 @@ def test_shares_belong_to_each_part_of_the_agents_group() -> None:
 
 
 def test_the_machine_reads_its_parameters_as_shell_variables() -> None:
-    text = Run(laws=("alone", "cpu"), agent_group="a:50/b").parameters()
+    text = Run(laws=("alone", "cpu"), agent_group="a:50/b", starts_ms=500).parameters()
     printed = subprocess.run(
-        ["bash", "-uc", f'{text}echo "$laws|$agent_group|$agent_shares|$kubelet_like|$longest"'],
+        ["bash", "-uc", f'{text}echo "$laws|$agent_group|$agent_shares|$kubelet_like|$starts_ms|$longest"'],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert printed.stdout == "alone cpu|a/b|a=50 b=||0\n"
+    assert printed.stdout == "alone cpu|a/b|a=50 b=||500|0\n"
 
 
 def test_the_newest_kernel_is_measured_on_cgroup_v2_and_the_others_on_v1_unless_another_is_asked_for() -> None:

@@ -1,7 +1,9 @@
+from typing import Any
+
 import msgspec
 import pytest
 
-from tests.virtual.report import BOUNDS, GUARD, BenchError, DaemonResult, LawResult, misses, read_console, table
+from tests.virtual.report import BOUNDS, GUARD, BenchError, DaemonResult, LawResult, Starts, misses, read_console, table
 
 KUBERNETES = LawResult(
     law="kubernetes",
@@ -22,7 +24,7 @@ KUBERNETES = LawResult(
 AIM = BOUNDS["besteffort"]
 
 
-def measured(law: str, **changes: float) -> LawResult:
+def measured(law: str, **changes: Any) -> LawResult:
     return msgspec.structs.replace(KUBERNETES, law=law, **changes)
 
 
@@ -144,3 +146,10 @@ def test_the_table_has_the_daemons_columns_where_one_was_measured() -> None:
     assert head.endswith("| agent CPU ms | system.slice: shares | CPU ms | its turns | median ms | longest ms |")
     assert row.endswith("| 0 | 114 | 200 | 40 | 46.7 | 50.9 |")
     assert "system.slice" not in table([KUBERNETES], "besteffort")
+
+
+def test_the_table_has_the_short_lived_pods_containers_where_there_were_some() -> None:
+    assert "idle in time" not in table([KUBERNETES], "besteffort")
+    shown = table([KUBERNETES, measured("cpu", starts=Starts(count=32, idle=16))], "besteffort")
+    assert shown.splitlines()[0].endswith("| containers | idle in time |")
+    assert shown.splitlines()[-1].endswith("| 32 | 16 |")

@@ -47,7 +47,7 @@ class Log:
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    def mark(self, key: str, /, *, within_s: float = 0.0) -> None:  # noqa: ARG002
+    def mark(self, key: str, /, *, within_s: float = 0.0) -> None:
         self.log.append(key)
 
     def mark_all(self, why: str, /) -> None:
