@@ -381,7 +381,8 @@ class WriteAttribution:
         self._ours = ours
         self._make = watch
         self._watch: WriteWatch | None = None
-        self._writers: dict[tuple[str, str], tuple[str, str]] = {}
+        self._writers: dict[str, dict[str, tuple[str, str]]] = {}
+        """By directory and file: a removed group is forgotten by its directories."""
         self._followed: set[str] = set()
         self.writes = 0
         self.lost = 0
@@ -395,7 +396,7 @@ class WriteAttribution:
         """
         if self._watch is not None:
             self._record(self._watch.take())
-        return self._writers.get((directory, file))
+        return self._writers.get(directory, {}).get(file)
 
     def follow(self, path: str) -> None:
         """Watch this group: it has managed files from now on."""
@@ -410,9 +411,7 @@ class WriteAttribution:
             if self._watch is not None:
                 self._for_each_mount(path, self._watch.forget)
         for mount in self._hierarchy.mounts():
-            directory = mount.path(path)
-            for file in _FILES:
-                self._writers.pop((directory, file), None)
+            self._writers.pop(mount.path(path), None)
 
     def status(self) -> SourceStatus:
         """Whether writers are identified on this node."""
@@ -449,7 +448,7 @@ class WriteAttribution:
                 directory = write.directory + write.group
                 if write.writer.person:
                     self._describe(write)
-                self._writers[directory, write.file] = (write.writer.kind.value, str(write.writer))
+                self._writers.setdefault(directory, {})[write.file] = (write.writer.kind.value, str(write.writer))
                 uid = self._owner(write.group)
                 self._dirty.mark(NODE if uid is None else files_key(uid), within_s=_TOGETHER_S)
 

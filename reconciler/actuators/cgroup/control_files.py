@@ -281,11 +281,10 @@ class ControlFileCache:
         """Drop all values of this group, and of groups below it that are not managed."""
         for knob in CATALOG:
             self.actual.pop((path, knob), None)
+            self._readings.pop((path, knob), None)
         self.floors.pop(path, None)
         self.forget_unmanaged(path)
         self.forget_unmanaged_group(path)
-        for key in [key for key in self._readings if key[0] == path]:
-            del self._readings[key]
 
     def forget_unmanaged_group(self, path: str) -> None:
         if self._unmanaged_at.pop(path, None) is not None:
