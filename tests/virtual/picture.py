@@ -3,8 +3,8 @@
     python -m tests.virtual.picture RECORD [SVG]
 
 Writes the table to standard output, and the picture into the file SVG. Of each kind of boot (kernel, cgroup version,
-load, BE pods) the newest is shown; boots with the kubelet-like daemon, whose tables are in docs/performance.md, are
-left out.
+load, BE pods) the newest is shown; boots with the kubelet-like daemon or with short-lived pods, whose tables are in
+docs/performance.md, are left out.
 """
 
 import math
@@ -57,7 +57,7 @@ def read_record(text: str) -> tuple[Scene, ...]:
             read = msgspec.json.decode(line, type=Measurement)
         except msgspec.MsgspecError as exc:
             raise ValueError(f"not a line of the record ({exc}): {line[:120]}") from exc
-        if not read.run.kubelet_like:
+        if not (read.run.kubelet_like or read.run.starts_ms):
             kind = Scene(run=read.run, results=(read.result,)).title()
             boots.setdefault(kind, {}).setdefault(read.at, []).append(read)
     newest = [kind[max(kind)] for kind in boots.values()]

@@ -108,6 +108,8 @@ BOUNDS: Final[Mapping[str, Mapping[str, Bounds]]] = {
     "burstable": {law: Bounds(p99=1.08, p999=1.2, be_cpu=0.95) for law in ("cpu", "full")},
 }
 """By the BE pods' QoS class: what is aimed at."""
+STARTS: Final[Mapping[str, Bounds]] = {law: Bounds(p99=2, p999=2, be_cpu=0.9) for law in ("cpu", "full")}
+"""Beside two short-lived BE pods a second: a stint of the daemon meets each request while a container is created."""
 GUARD: Final[Mapping[str, Bounds]] = {
     "cpu": Bounds(p99=1.25, p999=2, be_cpu=0.95),
     "full": Bounds(p99=1.3, p999=2, be_cpu=0.93),
