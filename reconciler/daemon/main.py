@@ -487,7 +487,7 @@ def _run(loaded: Loaded, path: str, options: argparse.Namespace) -> int:
     log = get_log("daemon")
     malloc.limit_arenas()
     share_interpreter()
-    if not TIMER.installed and (problem := TIMER.install()):
+    if problem := TIMER.install():
         log.warning("online tasks may wait for a whole step of the daemon's work", problem=problem)
     elif TIMER.refused:
         log.info("short stints by a timer, which costs more CPU time than a perf event", problem=TIMER.refused)

@@ -271,8 +271,10 @@ class StintTimer:
     def install(self, release: str = "") -> str:
         """Take the signal, in the main thread. What prevents it; "" if nothing does, or where there is none.
 
-        ``release``: of another kernel than the running one.
+        Called again it does nothing. ``release``: of another kernel than the running one.
         """
+        if self._make is not None:
+            return ""
         self._yields = not has_eevdf(release or os.uname().release)
         try:
             self._handle("sched_yield")
