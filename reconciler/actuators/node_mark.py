@@ -68,7 +68,8 @@ _GAP_S: Final = 2.0
 _VERIFY_S: Final = 60.0
 """How often the mark is read again while it is in place."""
 _FIRST_RETRY_S: Final = 5.0
-_LAST_RETRY_S: Final = 300.0
+_LAST_RETRY_S: Final = 60.0
+"""As often as a mark in place is read. Nothing else shows that rights were given back."""
 _TRIES: Final = 4
 """With conflicts with other clients, the last one with any version."""
 _CONFLICT_S: Final = 0.1
@@ -329,7 +330,7 @@ class NodeMarker(PeriodicActuator):
         held = holding(situation.holds, path=self._client().path, knob=NODE_MARK, pod_uid=None) is not None
         field = None if wanted is None or held else _field(wanted.mark)
         stale = [row for name, row in self._rows.now.rows.items() if name != field]
-        again_s: float | None = None
+        failed = False
         if stale and not held:
             await self._remove(stale)
         if wanted is None:
@@ -339,18 +340,17 @@ class NodeMarker(PeriodicActuator):
         elif field is None:
             self._settle(wanted, MarkState.HEADROOM_ONLY, "closing.mark is none")
         else:
-            again_s = await self._set(wanted, field)
-        if again_s is None and not self._left:
+            failed = not await self._set(wanted, field)
+        if not failed and not self._left:
             self._failures = 0
         else:
             self._failures += 1
             self._allowed_at = self._clock() + max(self._set_wait_s, self._left_wait_s)
-            self._retry_at = max(self._allowed_at, self._clock() + max(again_s or 0.0, self._backoff_s()))
+            self._retry_at = max(self._allowed_at, self._clock() + self._backoff_s())
 
-    async def _set(self, wanted: ClosedNode, field: str) -> float | None:
-        """Bring the mark into place; the least time until it is tried again. None: nothing has failed."""
+    async def _set(self, wanted: ClosedNode, field: str) -> bool:
+        """Bring the mark into place; whether nothing has failed."""
         client = self._client()
-        again_s: float | None = None
         mark = condition_of(wanted) if field == _CONDITION else taint_of(wanted, field)
         text = _text(mark)
         try:
@@ -364,18 +364,17 @@ class NodeMarker(PeriodicActuator):
                 else:
                     break
         except NodeRefusedError as exc:
-            state, detail, again_s = MarkState.REFUSED, str(exc), _LAST_RETRY_S
+            state, detail = MarkState.REFUSED, str(exc)
         except NodeBusyError as exc:
             state, detail, self._set_wait_s = MarkState.FAILED, str(exc), exc.wait_s or 0.0
         except (NodeAbsentError, StoreError) as exc:
             state, detail = MarkState.FAILED, str(exc)
-        if state is MarkState.FAILED and again_s is None:
-            again_s = 0.0
-        if state in {MarkState.REFUSED, MarkState.FAILED} and wanted.mark is NodeMark.AUTO:
+        failed = state in {MarkState.REFUSED, MarkState.FAILED}
+        if failed and wanted.mark is NodeMark.AUTO:
             # Headroom is 0 in any case; rights for more are the operator's choice.
             state = MarkState.HEADROOM_ONLY
         self._settle(wanted, state, detail)
-        return again_s
+        return not failed
 
     async def _once(
         self, client: NodeClient, wanted: ClosedNode, field: str, text: str, *, last: bool

@@ -1,8 +1,12 @@
 """Writes the headroom to the object of this node that a control plane reads, and reads back what is there.
 
-Each write is a merge patch that names only our fields, so that it conflicts with no other. Another writer of the same
+Each write is a patch that names only our fields, so that it conflicts with no other. Another writer of the same
 fields, a koordlet or a Katalyst agent that runs on the node, is found by the object's ``managedFields``, which not each
 API server keeps of custom resources, and by what it has written over ours. Against it nothing is written.
+
+The names in the node's status are ours. The API server itself compares what we wrote last before it takes the next
+value (a JSON patch with tests), so that the usual write needs no reading before it. What another program has changed is
+restored; one that does it `_FIGHT` times within `_FIGHT_S` has it for `reconciler.headroom.publisher.FOREIGN_S`.
 
 Rights: `get` and `patch` of the status of one object with this node's name (docs/kubernetes.md).
 
@@ -10,13 +14,13 @@ Source: Kubernetes API concepts, "Server-Side Apply" (``managedFields``) and "Up
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, final
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from cgroupfs.bounded import decoded
 from reconciler.clients.http import HttpResponse
@@ -36,11 +40,16 @@ from reconciler.headroom.shapes import (
     katalyst_status,
     koordinator_status,
     node_status,
+    own_changes,
+    own_fields,
     withheld,
 )
 from reconciler.settings.units import milli, whole
 
 _MERGE: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
+_FIGHT: Final = 3
+_FIGHT_S: Final = 600.0
 _MANAGER: Final = "bypassd"
 _NODES: Final = "/api/v1/nodes"
 _METRICS: Final = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
@@ -48,6 +57,7 @@ _RESOURCES: Final = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesourc
 _MOST: Final = 2 * 1024 * 1024
 """A Node names up to 50 images, a NodeMetric each pod."""
 _LONGEST: Final = 200
+_MOST_OWNERS: Final = 3
 _FOREIGN_S: Final = 300.0
 """So long after its last write another writer counts as running: five of koordlet's reports."""
 _SKEW_S: Final = 30.0
@@ -62,9 +72,11 @@ class _Field(Struct, frozen=True):
     manager: str = ""
     subresource: str = ""
     time: str = ""
+    fields: Raw = msgspec.field(name="fieldsV1", default=Raw(b"{}"))
 
 
 class _Meta(Struct, frozen=True, rename="camel"):
+    uid: str = ""
     managed_fields: list[_Field] = []
 
 
@@ -89,6 +101,7 @@ class _Application(Struct, frozen=True):
 class _Status(Struct, frozen=True, rename="camel"):
     node_info: NodeInfo = NodeInfo()
     allocatable: dict[str, str | int] | None = None
+    capacity: dict[str, str | int] | None = None
     resources: _Amounts | None = None
     update_time: str = ""
     host_application_metric: list[_Application] | None = None
@@ -101,6 +114,7 @@ class _Object(Struct, frozen=True):
 
 
 _decode: Final = msgspec.json.Decoder(_Object).decode
+_decode_tree: Final = msgspec.json.Decoder(dict[str, object]).decode
 
 
 @final
@@ -126,10 +140,10 @@ class ClusterObject:
         version = "?resourceVersion=0" if cached else ""
         return await self._request("get", "GET", f"{self._path}{version}")
 
-    async def patch_status(self, patch: object) -> _Object:
+    async def patch_status(self, patch: object, kind: str = _MERGE) -> _Object:
         """The object after the patch. Errors: as of `PublishTarget`."""
         path = f"{self._path}/status?fieldManager={_MANAGER}"
-        return await self._request("patch", "PATCH", path, patch, _MERGE)
+        return await self._request("patch", "PATCH", path, patch, kind)
 
     async def aclose(self) -> None:
         """Close the connection; the next request opens another."""
@@ -162,8 +176,7 @@ class ClusterObject:
         try:
             return decoded(_decode, answer.body)
         except ValueError as exc:
-            # Mostly cut off on the way.
-            raise PublishError(f"{verb}: the answer is not the object ({exc})", busy=True) from exc
+            raise PublishError(f"{verb}: the answer is not the object ({exc})") from exc
 
     async def _error(self, verb: str, path: str, answer: HttpResponse) -> PublishError:
         status = status_of(answer)
@@ -175,7 +188,7 @@ class ClusterObject:
         return PublishError(
             f"{verb}: HTTP {answer.status}: {words}{hint}",
             missing=absent in {Absence.OBJECT, Absence.KIND},
-            busy=answer.status in {409, 429} or answer.status >= 500,
+            invalid=answer.status == 422,
             wait_s=wait_s_of(answer, status, self._wall()),
         )
 
@@ -191,13 +204,25 @@ class NodeTarget:
     name = ClusterTarget.NODE
 
     def __init__(
-        self, api: KubeApi, node: str, *, valid_s: Callable[[], float], wall: Callable[[], float], boot: str = ""
+        self,
+        api: KubeApi,
+        node: str,
+        *,
+        valid_s: Callable[[], float],
+        wall: Callable[[], float],
+        boot: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``valid_s``: how long what is written now is current without a further word. ``boot``: this machine's."""
         self.object = ClusterObject(api, _NODES, node, wall)
         self._valid_s = valid_s
         self._node, self._boot = node, boot
+        self._clock = clock
         self._is_ours = False
+        self._seen: Mapping[str, str] = {}
+        """Our amounts as the API server had them after the last write, by place; empty: nothing to compare with."""
+        self._uid = ""
+        self._edits: list[float] = []
 
     async def find(self) -> None:
         await self.object.get(cached=True)
@@ -206,11 +231,44 @@ class NodeTarget:
         if not self._is_ours:
             self._check(await self.object.get())
         valid_s = self._valid_s()
-        found = await self.object.patch_status(node_status(offer, _rfc3339(self.object.now() + valid_s)))
+        until = _rfc3339(self.object.now() + valid_s)
+        found, edit = None, ""
+        # Nothing to compare with after a request without an answer: it may have been carried out.
+        seen, self._seen = self._seen, {}
+        if seen:
+            try:
+                found = await self.object.patch_status(own_changes(seen, offer, until), _JSON_PATCH)
+            except PublishError as exc:
+                if not exc.invalid:
+                    raise
+                edit = await self._edit(seen)
+        if found is None:
+            found = await self.object.patch_status(node_status(offer, until))
         self._check(found)
+        self._uid, self._seen = found.metadata.uid, _own(found)
         amounts = (found.status.allocatable if found.status is not None else None) or {}
         there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
-        return Published(there, f"{OWN_CPU}, {OWN_MEMORY} of the node", min(_INTERVAL_S, max(1.0, valid_s / 3)))
+        text = f"{OWN_CPU}, {OWN_MEMORY} of the node"
+        return Published(there, text, min(_INTERVAL_S, max(1.0, valid_s / 3)), edit=edit)
+
+    async def _edit(self, before: Mapping[str, str]) -> str:
+        """Who has changed our amounts since the last write, and how; empty: no change. Errors: `PublishError`."""
+        found = await self.object.get()
+        self._check(found)
+        now = _own(found)
+        changes = [place for place in before if now.get(place) != before[place]]
+        if not changes or found.metadata.uid != self._uid:
+            return ""
+        who = " and ".join(_owners(found, changes)[:_MOST_OWNERS]) or "another program"
+        place = changes[0]
+        name = place.split("/", 1)[1].replace("/", " ", 1)
+        edit = f"{who} changed {name} from {before[place]} to {now.get(place, 'none')}"
+        self._edits = [at for at in self._edits if self._clock() - at < _FIGHT_S] + [self._clock()]
+        if len(self._edits) >= _FIGHT:
+            raise PublishError(
+                f"{edit}, {len(self._edits)} changes in {_FIGHT_S / 60:.0f} minutes: left to it", foreign=True
+            )
+        return edit
 
     def _check(self, found: _Object) -> None:
         """Errors: `PublishError` for another machine's object; each answer has it, so only the first is requested."""
@@ -219,6 +277,7 @@ class NodeTarget:
         self._is_ours = True
 
     async def withdraw(self) -> None:
+        self._seen = {}
         await self.object.patch_status(node_status(None, None))
 
     async def aclose(self) -> None:
@@ -341,10 +400,10 @@ class KoordinatorTarget:
 
 
 def _check_machine(found: _Object, node: str, boot: str) -> None:
-    """Errors: `PublishError`: it is soon known whether the kubelet has only not reported yet."""
+    """Errors: `PublishError`."""
     reported = found.status.node_info.boot if found.status is not None else ""
     if (why := other_machine(node, reported, boot)) is not None:
-        raise PublishError(why, busy=True)
+        raise PublishError(why)
 
 
 async def _withdraw(target: ClusterObject, check: Callable[[_Object], None], nothing: object) -> None:
@@ -356,6 +415,35 @@ async def _withdraw(target: ClusterObject, check: Callable[[_Object], None], not
             raise
         return
     await target.patch_status(nothing)
+
+
+def _own(found: _Object) -> dict[str, str]:
+    """Our amounts in a node's status, by place, as texts."""
+    status = found.status or _Status()
+    parts = {"capacity": status.capacity or {}, "allocatable": status.allocatable or {}}
+    return own_fields({part: {name: str(value) for name, value in amounts.items()} for part, amounts in parts.items()})
+
+
+def _owners(found: _Object, places: Iterable[str]) -> list[str]:
+    """The managers other than us that own one of these fields; who has removed a field owns none."""
+    names = []
+    for field in found.metadata.managed_fields:
+        if field.manager == _MANAGER:
+            continue
+        try:
+            tree = decoded(_decode_tree, bytes(field.fields))
+        except ValueError:
+            continue
+        if any(_has(tree, place) for place in places):
+            names.append(field.manager[:_LONGEST])
+    return list(dict.fromkeys(names))
+
+
+def _has(tree: object, place: str) -> bool:
+    part, name, rest = place.split("/", 2)
+    for key in (part, name, rest):
+        tree = tree.get(f"f:{key}") if isinstance(tree, dict) else None
+    return tree is not None
 
 
 def _reclaimed(found: _Object) -> Offer:
