@@ -259,7 +259,10 @@ class NodeTarget:
         changes = [place for place in before if now.get(place) != before[place]]
         if not changes or found.metadata.uid != self._uid:
             return ""
-        who = " and ".join(_owners(found, changes)[:_MOST_OWNERS]) or "another program"
+        owners = _owners(found, changes)
+        # That is two machines, or two daemons, of one node's name.
+        others = [name for name in owners if name != _MANAGER] or [f"another {name}" for name in owners]
+        who = " and ".join(others[:_MOST_OWNERS]) or "another program"
         place = changes[0]
         name = place.split("/", 1)[1].replace("/", " ", 1)
         edit = f"{who} changed {name} from {before[place]} to {now.get(place, 'none')}"
@@ -425,11 +428,9 @@ def _own(found: _Object) -> dict[str, str]:
 
 
 def _owners(found: _Object, places: Iterable[str]) -> list[str]:
-    """The managers other than us that own one of these fields; who has removed a field owns none."""
+    """The managers that own one of these fields; who has removed a field owns none."""
     names = []
     for field in found.metadata.managed_fields:
-        if field.manager == _MANAGER:
-            continue
         try:
             tree = decoded(_decode_tree, bytes(field.fields))
         except ValueError:

@@ -105,12 +105,14 @@ async def test_what_another_writer_has_made_of_it_is_what_is_reported() -> None:
 async def test_what_another_program_has_changed_is_named_and_restored_without_requests_of_its_own() -> None:
     async with serving() as (server, api):
         path = node(server)
-        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW)
+        now = 0.0
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, clock=lambda: now)
         for _ in range(3):
             assert (await target.publish(OFFER)).edit == ""
         assert server.requests == [f"GET {path}", *[f"PATCH {path}/status"] * 3]
         for theirs, manager, words in (
             ("0", "kubelet", "kubelet changed allocatable bypassd/batch-cpu from 2400 to 0"),
+            ("5", "bypassd", "another bypassd changed allocatable bypassd/batch-cpu from 2400 to 5"),
             (None, "kubectl-edit", "another program changed allocatable bypassd/batch-cpu from 2400 to none"),
         ):
             server.patch(path, {"status": {"allocatable": {OWN_CPU: theirs}}}, manager=manager)
@@ -120,6 +122,7 @@ async def test_what_another_program_has_changed_is_named_and_restored_without_re
             assert (published.edit, published.offer) == (words, OFFER)
             assert server.objects[path]["status"]["allocatable"][OWN_CPU] == "2400"
             assert (await target.publish(OFFER)).edit == ""
+            now += 600
 
 
 async def test_a_program_that_changes_it_again_and_again_has_it_for_a_while() -> None:
