@@ -118,13 +118,15 @@ class HeadroomPublisher:
         writes: Callable[[], bool],
         note: Callable[[ClusterTarget | None], Awaitable[None]],
         noted: ClusterTarget | None = None,
+        renamed: Callable[[], Awaitable[None]] | None = None,
         changed: WakeUp | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``make``: a target's object, called once for each. ``offer``: the headroom as promised now.
 
         ``writes``: whether this mode changes anything. ``note``: makes durable where something is published (None:
-        nowhere), before the first write and after the withdrawal; ``noted``: what an earlier run noted.
+        nowhere), before the first write and after the withdrawal; ``noted``: what an earlier run noted. ``renamed``:
+        withdraws what the node published under another name.
         ``changed``: set when the headroom is another one.
         """
         self._make = make
@@ -134,6 +136,7 @@ class HeadroomPublisher:
         self._writes = writes
         self._note = note
         self._noted = noted
+        self._renamed = renamed
         self._wall = wall
         self._changed = changed or WakeUp()
         self._found: ClusterTarget | None = None
@@ -234,6 +237,11 @@ class HeadroomPublisher:
 
     async def _round(self) -> float:
         """One write, or the withdrawal; the seconds until the next."""
+        if self._renamed is not None:
+            try:
+                await self._withdraw_renamed(self._renamed)
+            except AgentError as exc:
+                return self._failed(exc)
         if not self._active():
             return await self._withdrawn()
         try:
@@ -257,6 +265,18 @@ class HeadroomPublisher:
             _LOG.info("the headroom is published", target=target.value)
         self._sent, self._published_at, self._problem, self._failures = offer, self._wall(), "", 0
         return self._published.next_s
+
+    async def _withdraw_renamed(self, withdraw: Callable[[], Awaitable[None]]) -> None:
+        """Once. That object may be another machine's now, or not within our rights: a refusal ends it."""
+        try:
+            await withdraw()
+        except PublishError as exc:
+            _LOG.warning(
+                "what was published under the node's earlier name is not withdrawn; it expires", error=str(exc)
+            )
+        if self._noted is None:
+            await self._note(None)
+        self._renamed = None
 
     def _target(self, name: ClusterTarget) -> PublishTarget:
         if name not in self._targets:

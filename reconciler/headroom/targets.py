@@ -13,6 +13,7 @@ Rights: `get` and `patch` of the status of one object with this node's name (doc
 Source: Kubernetes API concepts, "Server-Side Apply" (``managedFields``) and "Updates to existing resources".
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from cgroupfs.bounded import decoded
+from cgroupfs.errors import SourceError
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
 from reconciler.clients.node_object import NodeInfo, other_machine
@@ -48,6 +50,8 @@ from reconciler.settings.units import milli, whole
 
 _MERGE: Final = "application/merge-patch+json"
 _JSON_PATCH: Final = "application/json-patch+json"
+_LATE_S: Final = 40.0
+"""So long a request without an answer may still be carried out (the API server ends it after 34 s): no comparison."""
 _FIGHT: Final = 3
 _FIGHT_S: Final = 600.0
 _MANAGER: Final = "bypassd"
@@ -223,6 +227,7 @@ class NodeTarget:
         """Our amounts as the API server had them after the last write, by place; empty: nothing to compare with."""
         self._uid = ""
         self._edits: list[float] = []
+        self._late_until = -math.inf
 
     async def find(self) -> None:
         await self.object.get(cached=True)
@@ -233,19 +238,23 @@ class NodeTarget:
         valid_s = self._valid_s()
         until = _rfc3339(self.object.now() + valid_s)
         found, edit = None, ""
-        # Nothing to compare with after a request without an answer: it may have been carried out.
         seen, self._seen = self._seen, {}
-        if seen:
-            try:
-                found = await self.object.patch_status(own_changes(seen, offer, until), _JSON_PATCH)
-            except PublishError as exc:
-                if not exc.invalid:
-                    raise
-                edit = await self._edit(seen)
-        if found is None:
-            found = await self.object.patch_status(node_status(offer, until))
+        try:
+            if seen:
+                try:
+                    found = await self.object.patch_status(own_changes(seen, offer, until), _JSON_PATCH)
+                except PublishError as exc:
+                    if not exc.invalid:
+                        raise
+                    edit = await self._edit(seen)
+            if found is None:
+                found = await self.object.patch_status(node_status(offer, until))
+        except SourceError:
+            self._late_until = self._clock() + _LATE_S
+            raise
         self._check(found)
-        self._uid, self._seen = found.metadata.uid, _own(found)
+        if self._clock() >= self._late_until:
+            self._uid, self._seen = found.metadata.uid, _own(found)
         amounts = (found.status.allocatable if found.status is not None else None) or {}
         there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
         text = f"{OWN_CPU}, {OWN_MEMORY} of the node"
@@ -280,6 +289,8 @@ class NodeTarget:
         self._is_ours = True
 
     async def withdraw(self) -> None:
+        if not self._is_ours:
+            self._check(await self.object.get())
         self._seen = {}
         await self.object.patch_status(node_status(None, None))
 
@@ -378,6 +389,7 @@ class KoordinatorTarget:
         return Published(there, "NodeMetric; batch-cpu, batch-memory are the manager's last result", interval_s)
 
     async def withdraw(self) -> None:
+        _check_machine(await self._nodes.get(), self._node, self._boot)
         await _withdraw(self.object, self._check, koordinator_status(None, Offer(), ""))
 
     async def aclose(self) -> None:
@@ -453,10 +465,12 @@ def _reclaimed(found: _Object) -> Offer:
     return Offer(cpu_milli=_whole(amounts.get(KATALYST_CPU)), memory_bytes=_whole(amounts.get(KATALYST_MEMORY)))
 
 
-async def withdraw_from(name: ClusterTarget, api: KubeApi, node: str, *, wall: Callable[[], float] = time.time) -> None:
+async def withdraw_from(
+    name: ClusterTarget, api: KubeApi, node: str, *, wall: Callable[[], float] = time.time, boot: str = ""
+) -> None:
     """Take back what a daemon that has ended left there; a deleted object has nothing. Errors: as `withdraw`."""
     try:
-        await target_of(name, api, node, _NoMeter(), valid_s=lambda: 0.0, wall=wall).withdraw()
+        await target_of(name, api, node, _NoMeter(), valid_s=lambda: 0.0, wall=wall, boot=boot).withdraw()
     except PublishError as exc:
         if not exc.missing:
             raise

@@ -30,8 +30,8 @@ _QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+|[mkMGTPE]|[KMGTP
 class ObjectServer:
     """``kinds``: collections that exist, by path. ``denied``: ``METHOD path-prefix`` that gets 403.
 
-    ``trouble``: a status for every answer, with ``retry_after``. ``raw``: status and body of a path, whatever there is.
-    ``tracks``: whether ``managedFields`` of custom resources are kept. ``wall``: the server's clock.
+    ``trouble``: a status for every answer, with ``retry_after``. ``raw``: status and body of a path, whatever there is
+    (None: no answer). ``tracks``: whether ``managedFields`` of custom resources are kept. ``wall``: the server's clock.
     """
 
     def __init__(self, wall: Callable[[], float]) -> None:
@@ -40,7 +40,7 @@ class ObjectServer:
         self.denied: set[str] = set()
         self.trouble = 0
         self.retry_after = ""
-        self.raw: dict[str, tuple[int, bytes]] = {}
+        self.raw: dict[str, tuple[int, bytes | None]] = {}
         self.tracks = True
         self.requests: list[str] = []
         self.port = 0
@@ -97,7 +97,10 @@ class ObjectServer:
         url = urlsplit(target)
         self.requests.append(f"{method} {url.path}")
         if url.path in self.raw:
-            code, body = self.raw[url.path]
+            code, raw = self.raw[url.path]
+            if raw is None:
+                return False
+            body = raw
         else:
             code, item = self._answer(method, url.path, parse_qs(url.query), request)
             if code >= 300:

@@ -386,3 +386,34 @@ async def test_what_others_change_is_counted_and_said(autojump_clock: trio.testi
         await trio.sleep(3 * FOREIGN_S)
         (status,) = scene.publisher.statuses()
         assert (status.ok, status.detail, scene.publisher.edits) == (False, "manager changed it: left to it", 2)
+
+
+@pytest.mark.parametrize("error", [None, PublishError("HTTP 403")], ids=str)
+async def test_what_the_nodes_earlier_name_has_is_withdrawn_first_and_a_refusal_is_no_end(
+    autojump_clock: trio.testing.MockClock, error: AgentError | None
+) -> None:
+    answers = [SourceError("API server", "no answer"), error]
+    journal: list[str] = []
+
+    async def withdraw() -> None:
+        journal.append("withdraw earlier")
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    async def note(name: ClusterTarget | None) -> None:
+        journal.append(f"note {name}")
+
+    target = Target(ClusterTarget.NODE, journal)
+    publisher = HeadroomPublisher(
+        lambda _: target,
+        wanted=lambda: ClusterTarget.NODE,
+        offer=Offer,
+        writes=lambda: True,
+        note=note,
+        renamed=withdraw,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(publisher.run)
+        await trio.sleep(30)
+        nursery.cancel_scope.cancel()
+    assert journal[:5] == ["withdraw earlier", "withdraw earlier", "note None", "note node", "publish node"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from cgroupfs.errors import AgentError
 from reconciler.clients.kube import KubeApi
 from reconciler.clients.kube_config import ApiServer
 from reconciler.headroom.cpu import ClusterTarget
@@ -154,24 +155,35 @@ async def test_a_program_that_changes_it_again_and_again_has_it_for_a_while() ->
         assert (await fought(60)).edit
 
 
-@pytest.mark.parametrize("lost", [True, False], ids=["an answer is lost", "the node is made again"])
-async def test_what_we_have_changed_ourselves_and_a_new_object_are_no_edit(lost: bool) -> None:
+@pytest.mark.parametrize("case", ["unreadable answer", "no answer", "node made again"])
+async def test_what_we_have_changed_ourselves_and_a_new_object_are_no_edit(case: str) -> None:
+    now = 0.0
     async with serving() as (server, api):
         path = node(server)
         server.objects[path]["metadata"]["uid"] = "a"
-        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW)
+        target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, clock=lambda: now)
         await target.publish(OFFER)
-        if lost:
-            server.raw[f"{path}/status"] = (200, b'{"metadata": {')
-            with pytest.raises(PublishError):
-                await target.publish(OFFER)
-            del server.raw[f"{path}/status"]
-            server.patch(path, {"status": {"allocatable": {OWN_CPU: "7"}}}, manager="bypassd")
-        else:
+        if case == "node made again":
             node(server)
             server.objects[path]["metadata"]["uid"] = "b"
+        else:
+            answer = b'{"metadata": {' if case == "unreadable answer" else None
+            server.raw[f"{path}/status"] = (200, answer)
+            with pytest.raises(AgentError):
+                await target.publish(OFFER)
+            del server.raw[f"{path}/status"]
+            if case == "no answer":
+                # It is carried out after the next one.
+                assert (await target.publish(OFFER)).edit == ""
+                now = 30.0
+            server.patch(path, {"status": {"allocatable": {OWN_CPU: "7"}}}, manager="bypassd")
         published = await target.publish(OFFER)
         assert (published.edit, published.offer) == ("", OFFER)
+        # After that, edits are seen again.
+        now = 41.0
+        await target.publish(OFFER)
+        server.patch(path, {"status": {"allocatable": {OWN_CPU: "7"}}}, manager="kubectl")
+        assert (await target.publish(OFFER)).edit
 
 
 async def test_another_machines_node_of_the_same_name_gets_nothing() -> None:
@@ -184,8 +196,14 @@ async def test_another_machines_node_of_the_same_name_gets_nothing() -> None:
             NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, boot="b"),
             KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: NOW, boot="b"),
         ):
+            # Nor is what the other one publishes taken back.
+            for change in (target.publish(OFFER), target.withdraw()):
+                with pytest.raises(PublishError, match="is of another machine"):
+                    await change
+        for kind in (ClusterTarget.NODE, ClusterTarget.KOORDINATOR):
             with pytest.raises(PublishError, match="is of another machine"):
-                await target.publish(OFFER)
+                await withdraw_from(kind, api, "n1", boot="b")
+        assert not any(request.startswith("PATCH") for request in server.requests)
         assert OWN_CPU not in server.objects[path]["status"]["allocatable"]
         assert server.objects[metric]["status"] == {}
         target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, boot="b")
