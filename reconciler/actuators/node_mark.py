@@ -157,6 +157,15 @@ def _present(node: NodeObject, field: str) -> str | None:
     return None if listed is None else _text(listed.taint)
 
 
+def _writer(node: NodeObject, field: str) -> str:
+    """Who has written a field last, where that is known. Of taints the whole list is one field."""
+    if field == _CONDITION:
+        name = node.writer("f:status", "f:conditions", f'k:{{"type":"{CLOSED_CONDITION}"}}')
+        return f" (written by {name})" if name else ""
+    name = node.writer("f:spec", "f:taints")
+    return f" (taints last written by {name})" if name else ""
+
+
 async def _put(client: NodeClient, node: NodeObject, field: str, text: str, *, last: bool) -> NodeObject:
     """Set what a field is to have; the object after that. Errors: `SourceError`."""
     if field == _CONDITION:
@@ -391,9 +400,9 @@ class NodeMarker(PeriodicActuator):
             self._confirmed = node.uid
             return MarkState.IN_PLACE, shown
         if present is not None and (row is None or present not in row.ours):
-            return MarkState.FOREIGN, f"{shown} has a value of another client; unchanged"
+            return MarkState.FOREIGN, f"{shown} has a value of another client{_writer(node, field)}; unchanged"
         if present is None and self._confirmed == node.uid:
-            return MarkState.REMOVED, f"{shown} is not set again before the node has been open"
+            return MarkState.REMOVED, f"{shown} is not set again before the node has been open{_writer(node, field)}"
         fresh = MarkRow(path=client.path, field=field, ours=_texts(row, present, text), reason=wanted.reason)
         await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
         before, self._late_until = self._late_until, self._clock() + _LATE_S

@@ -15,18 +15,19 @@ Source: Kubernetes API concepts, "Server-Side Apply" (``managedFields``) and "Up
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, final
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
+from reconciler.clients.managed_fields import MANAGER, ManagedField, owners
 from reconciler.clients.node_object import NodeInfo, other_machine
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import Meter, Published, PublishError, PublishTarget
@@ -54,7 +55,6 @@ _LATE_S: Final = 40.0
 """So long a request without an answer may still be carried out (the API server ends it after 34 s): no comparison."""
 _FIGHT: Final = 3
 _FIGHT_S: Final = 600.0
-_MANAGER: Final = "bypassd"
 _NODES: Final = "/api/v1/nodes"
 _METRICS: Final = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
 _RESOURCES: Final = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
@@ -72,16 +72,9 @@ _LEAST_INTERVAL_S: Final = 30
 _MOST_INTERVAL_S: Final = 600
 
 
-class _Field(Struct, frozen=True):
-    manager: str = ""
-    subresource: str = ""
-    time: str = ""
-    fields: Raw = msgspec.field(name="fieldsV1", default=Raw(b"{}"))
-
-
 class _Meta(Struct, frozen=True, rename="camel"):
     uid: str = ""
-    managed_fields: list[_Field] = []
+    managed_fields: list[ManagedField] = []
 
 
 class _Policy(Struct, frozen=True, rename="camel"):
@@ -118,7 +111,6 @@ class _Object(Struct, frozen=True):
 
 
 _decode: Final = msgspec.json.Decoder(_Object).decode
-_decode_tree: Final = msgspec.json.Decoder(dict[str, object]).decode
 
 
 @final
@@ -146,7 +138,7 @@ class ClusterObject:
 
     async def patch_status(self, patch: object, kind: str = _MERGE) -> _Object:
         """The object after the patch. Errors: as of `PublishTarget`."""
-        path = f"{self._path}/status?fieldManager={_MANAGER}"
+        path = f"{self._path}/status?fieldManager={MANAGER}"
         return await self._request("patch", "PATCH", path, patch, kind)
 
     async def aclose(self) -> None:
@@ -155,13 +147,13 @@ class ClusterObject:
 
     async def create(self, body: object) -> None:
         path = self._path.rpartition("/")[0]
-        await self._request("create", "POST", f"{path}?fieldManager={_MANAGER}", body)
+        await self._request("create", "POST", f"{path}?fieldManager={MANAGER}", body)
 
     def other_writer(self, found: _Object) -> str | None:
         """Who else has written the status in the last minutes."""
         now = self.now()
         for field in found.metadata.managed_fields:
-            if field.subresource != "status" or field.manager == _MANAGER:
+            if field.subresource != "status" or field.manager == MANAGER:
                 continue
             if (at := _epoch(field.time)) is not None and now - at < _FOREIGN_S:
                 return field.manager[:_LONGEST]
@@ -268,9 +260,10 @@ class NodeTarget:
         changes = [place for place in before if now.get(place) != before[place]]
         if not changes or found.metadata.uid != self._uid:
             return ""
-        owners = _owners(found, changes)
+        places = [[f"f:{part}" for part in change.split("/", 2)] for change in changes]
+        names = owners(found.metadata.managed_fields, places)
         # That is two machines, or two daemons, of one node's name.
-        others = [name for name in owners if name != _MANAGER] or [f"another {name}" for name in owners]
+        others = [name for name in names if name != MANAGER] or [f"another {name}" for name in names]
         who = " and ".join(others[:_MOST_OWNERS]) or "another program"
         place = changes[0]
         name = place.split("/", 1)[1].replace("/", " ", 1)
@@ -437,26 +430,6 @@ def _own(found: _Object) -> dict[str, str]:
     status = found.status or _Status()
     parts = {"capacity": status.capacity or {}, "allocatable": status.allocatable or {}}
     return own_fields({part: {name: str(value) for name, value in amounts.items()} for part, amounts in parts.items()})
-
-
-def _owners(found: _Object, places: Iterable[str]) -> list[str]:
-    """The managers that own one of these fields; who has removed a field owns none."""
-    names = []
-    for field in found.metadata.managed_fields:
-        try:
-            tree = decoded(_decode_tree, bytes(field.fields))
-        except ValueError:
-            continue
-        if any(_has(tree, place) for place in places):
-            names.append(field.manager[:_LONGEST])
-    return list(dict.fromkeys(names))
-
-
-def _has(tree: object, place: str) -> bool:
-    part, name, rest = place.split("/", 2)
-    for key in (part, name, rest):
-        tree = tree.get(f"f:{key}") if isinstance(tree, dict) else None
-    return tree is not None
 
 
 def _reclaimed(found: _Object) -> Offer:

@@ -222,6 +222,15 @@ async def test_a_taint_that_an_operator_removes_is_not_set_again_before_the_node
     await marker.sweep()
     assert bench.nodes.taints("n1") == [OTHERS]
     assert status(marker).state is MarkState.REMOVED
+    assert status(marker).detail.endswith("before the node has been open")
+    # What the API server notes of who has written the list.
+    fields = [
+        {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {key: {}}}}
+        for manager, key in (("kubectl-taint", "f:taints"), ("kubelet", "f:podCIDR"), ("bypassd", "f:taints"))
+    ]
+    bench.nodes.nodes["n1"]["metadata"]["managedFields"] = fields
+    await marker.sweep()
+    assert status(marker).detail.endswith("(taints last written by kubectl-taint)")
     later = replace(CLOSED, until_s=CLOSED.until_s + 60)
     await bench.turn(marker, situation(None), situation(later))
     assert bench.nodes.taints("n1") == [OTHERS, {**OURS, "value": "until-20270115T120100Z"}]
