@@ -187,14 +187,16 @@ class Removal(NamedTuple):
 
 
 async def remove(client: NodeClient, row: MarkRow) -> Removal:
-    """Remove a mark if it is ours, also after a conflict. Errors: none; they are in the result."""
+    """Remove a mark if it is ours, also after a conflict. Errors: none; they are in the result.
+
+    Its object is the row's, whatever name the node has now. One that is another machine's has no text of ours.
+    """
+    client = client.of(row.path)
 
     def result(undo: RestoreOutcome, detail: str = "", wait_s: float | None = None) -> Removal:
         outcome = RestoreResult(path=row.path, file=_shown(row.field), undo=undo, text=_ABSENT, detail=detail)
         return Removal(outcome, wait_s or 0.0)
 
-    if row.path != client.path:
-        return result(RestoreOutcome.REFUSED, f"this node is {client.path.rpartition('/')[2]} now")
     problem = ""
     for number in range(1, _TRIES + 1):
         try:
@@ -338,7 +340,8 @@ class NodeMarker(PeriodicActuator):
         wanted = _wanted(situation)
         held = holding(situation.holds, path=self._client().path, knob=NODE_MARK, pod_uid=None) is not None
         field = None if wanted is None or held else _field(wanted.mark)
-        stale = [row for name, row in self._rows.now.rows.items() if name != field]
+        path = self._client().path
+        stale = [row for name, row in self._rows.now.rows.items() if name != field or row.path != path]
         failed = False
         if stale and not held:
             await self._remove(stale)
@@ -503,8 +506,8 @@ async def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     if context.only is not None or not rows:
         return ()
     async with context.api() as api:
-        # The object that was marked, whatever name this node has today.
-        done = [(await remove(NodeClient(api, row.path.rpartition("/")[2]), row)).result for row in rows.values()]
+        client = NodeClient(api, "")
+        done = [(await remove(client, row)).result for row in rows.values()]
     left = {row.field: row for row, result in zip(rows.values(), done, strict=True) if result.undo not in _GONE}
     if len(left) != len(rows):
         write_rows(context.ledger, CODEC, MarkRows(rows=left), dropped="restored")

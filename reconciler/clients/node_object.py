@@ -12,7 +12,7 @@ Source: Kubernetes documentation, "API Concepts"; Kubernetes API reference, Node
 
 from collections.abc import Sequence
 from typing import Final, final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import Raw, Struct
@@ -156,6 +156,10 @@ class NodeClient:
         self.path: str = f"/api/v1/nodes/{quote(name, safe='')}"
         """The object, for people and for the ledger."""
         self.requests = 0
+
+    def of(self, path: str) -> "NodeClient":
+        """That of the object at this path, with the same connection: the node had another name when it was marked."""
+        return self if path == self.path else NodeClient(self._api, unquote(path.rpartition("/")[2]))
 
     def unreachable(self) -> str | None:
         """Why no request can be made, from files only."""

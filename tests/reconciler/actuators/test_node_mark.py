@@ -426,6 +426,24 @@ async def test_a_re_created_node_object_is_not_taken_for_the_one_that_was_read(b
     assert bench.nodes.taints("n1") == [OTHERS, OURS]
 
 
+@pytest.mark.parametrize("closed", [None, CLOSED], ids=["open", "closed"])
+async def test_a_node_that_was_renamed_removes_the_mark_from_its_earlier_object(
+    bench: Bench, closed: ClosedNode | None
+) -> None:
+    await bench.turn(bench.marker(), situation())
+    bench.nodes.add("n2")
+    renamed = NodeClient(bench.api(), "n2")
+    bench.clients.append(renamed)
+    at = [LATE_S]
+    marker = NodeMarker(Ledger(bench.store), bench.lane, lambda: renamed, boot="b", clock=lambda: at[0])
+    await bench.turn(marker, situation(closed))
+    assert bench.nodes.taints("n1") == [OTHERS]
+    assert bench.nodes.taints("n2") == ([OURS] if closed else [])
+    at[0] += 2 * LATE_S
+    await bench.turn(marker, situation(None))
+    assert (bench.rows(), bench.nodes.taints("n2")) == ([], [])
+
+
 def test_the_value_of_the_taint_is_a_label_value_that_says_until_when() -> None:
     assert taint_of(CLOSED, "NoSchedule") == NodeTaint(
         key="bypassd/closed", effect="NoSchedule", value="until-20270115T120000Z"
