@@ -168,7 +168,7 @@ def document(
     }
 
 
-_PUBLISHED: Final = dict.fromkeys(("cpu_milli", "memory_bytes", "detail", "at", "problem"))
+_PUBLISHED: Final = dict.fromkeys(("cpu_milli", "memory_bytes", "detail", "at", "problem", "edits", "last_edit"))
 
 
 def from_store(dump: Mapping[str, object], at: float) -> dict[str, object]:

@@ -68,7 +68,8 @@ _GAP_S: Final = 2.0
 _VERIFY_S: Final = 60.0
 """How often the mark is read again while it is in place."""
 _FIRST_RETRY_S: Final = 5.0
-_LAST_RETRY_S: Final = 300.0
+_LAST_RETRY_S: Final = 60.0
+"""As often as a mark in place is read. Nothing else shows that rights were given back."""
 _TRIES: Final = 4
 """With conflicts with other clients, the last one with any version."""
 _CONFLICT_S: Final = 0.1
@@ -156,6 +157,15 @@ def _present(node: NodeObject, field: str) -> str | None:
     return None if listed is None else _text(listed.taint)
 
 
+def _writer(node: NodeObject, field: str) -> str:
+    """Who has written a field last, where that is known. Of taints the whole list is one field."""
+    if field == _CONDITION:
+        name = node.writer("f:status", "f:conditions", f'k:{{"type":"{CLOSED_CONDITION}"}}')
+        return f" (written by {name})" if name else ""
+    name = node.writer("f:spec", "f:taints")
+    return f" (taints last written by {name})" if name else ""
+
+
 async def _put(client: NodeClient, node: NodeObject, field: str, text: str, *, last: bool) -> NodeObject:
     """Set what a field is to have; the object after that. Errors: `SourceError`."""
     if field == _CONDITION:
@@ -177,14 +187,16 @@ class Removal(NamedTuple):
 
 
 async def remove(client: NodeClient, row: MarkRow) -> Removal:
-    """Remove a mark if it is ours, also after a conflict. Errors: none; they are in the result."""
+    """Remove a mark if it is ours, also after a conflict. Errors: none; they are in the result.
+
+    Its object is the row's, whatever name the node has now. One that is another machine's has no text of ours.
+    """
+    client = client.of(row.path)
 
     def result(undo: RestoreOutcome, detail: str = "", wait_s: float | None = None) -> Removal:
         outcome = RestoreResult(path=row.path, file=_shown(row.field), undo=undo, text=_ABSENT, detail=detail)
         return Removal(outcome, wait_s or 0.0)
 
-    if row.path != client.path:
-        return result(RestoreOutcome.REFUSED, f"this node is {client.path.rpartition('/')[2]} now")
     problem = ""
     for number in range(1, _TRIES + 1):
         try:
@@ -328,8 +340,9 @@ class NodeMarker(PeriodicActuator):
         wanted = _wanted(situation)
         held = holding(situation.holds, path=self._client().path, knob=NODE_MARK, pod_uid=None) is not None
         field = None if wanted is None or held else _field(wanted.mark)
-        stale = [row for name, row in self._rows.now.rows.items() if name != field]
-        again_s: float | None = None
+        path = self._client().path
+        stale = [row for name, row in self._rows.now.rows.items() if name != field or row.path != path]
+        failed = False
         if stale and not held:
             await self._remove(stale)
         if wanted is None:
@@ -339,18 +352,17 @@ class NodeMarker(PeriodicActuator):
         elif field is None:
             self._settle(wanted, MarkState.HEADROOM_ONLY, "closing.mark is none")
         else:
-            again_s = await self._set(wanted, field)
-        if again_s is None and not self._left:
+            failed = not await self._set(wanted, field)
+        if not failed and not self._left:
             self._failures = 0
         else:
             self._failures += 1
             self._allowed_at = self._clock() + max(self._set_wait_s, self._left_wait_s)
-            self._retry_at = max(self._allowed_at, self._clock() + max(again_s or 0.0, self._backoff_s()))
+            self._retry_at = max(self._allowed_at, self._clock() + self._backoff_s())
 
-    async def _set(self, wanted: ClosedNode, field: str) -> float | None:
-        """Bring the mark into place; the least time until it is tried again. None: nothing has failed."""
+    async def _set(self, wanted: ClosedNode, field: str) -> bool:
+        """Bring the mark into place; whether nothing has failed."""
         client = self._client()
-        again_s: float | None = None
         mark = condition_of(wanted) if field == _CONDITION else taint_of(wanted, field)
         text = _text(mark)
         try:
@@ -364,18 +376,17 @@ class NodeMarker(PeriodicActuator):
                 else:
                     break
         except NodeRefusedError as exc:
-            state, detail, again_s = MarkState.REFUSED, str(exc), _LAST_RETRY_S
+            state, detail = MarkState.REFUSED, str(exc)
         except NodeBusyError as exc:
             state, detail, self._set_wait_s = MarkState.FAILED, str(exc), exc.wait_s or 0.0
         except (NodeAbsentError, StoreError) as exc:
             state, detail = MarkState.FAILED, str(exc)
-        if state is MarkState.FAILED and again_s is None:
-            again_s = 0.0
-        if state in {MarkState.REFUSED, MarkState.FAILED} and wanted.mark is NodeMark.AUTO:
+        failed = state in {MarkState.REFUSED, MarkState.FAILED}
+        if failed and wanted.mark is NodeMark.AUTO:
             # Headroom is 0 in any case; rights for more are the operator's choice.
             state = MarkState.HEADROOM_ONLY
         self._settle(wanted, state, detail)
-        return again_s
+        return not failed
 
     async def _once(
         self, client: NodeClient, wanted: ClosedNode, field: str, text: str, *, last: bool
@@ -392,9 +403,9 @@ class NodeMarker(PeriodicActuator):
             self._confirmed = node.uid
             return MarkState.IN_PLACE, shown
         if present is not None and (row is None or present not in row.ours):
-            return MarkState.FOREIGN, f"{shown} has a value of another client; unchanged"
+            return MarkState.FOREIGN, f"{shown} has a value of another client{_writer(node, field)}; unchanged"
         if present is None and self._confirmed == node.uid:
-            return MarkState.REMOVED, f"{shown} is not set again before the node has been open"
+            return MarkState.REMOVED, f"{shown} is not set again before the node has been open{_writer(node, field)}"
         fresh = MarkRow(path=client.path, field=field, ours=_texts(row, present, text), reason=wanted.reason)
         await self._rows.save(MarkRows(rows={**self._rows.now.rows, field: fresh}))
         before, self._late_until = self._late_until, self._clock() + _LATE_S
@@ -495,8 +506,8 @@ async def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     if context.only is not None or not rows:
         return ()
     async with context.api() as api:
-        # The object that was marked, whatever name this node has today.
-        done = [(await remove(NodeClient(api, row.path.rpartition("/")[2]), row)).result for row in rows.values()]
+        client = NodeClient(api, "")
+        done = [(await remove(client, row)).result for row in rows.values()]
     left = {row.field: row for row, result in zip(rows.values(), done, strict=True) if result.undo not in _GONE}
     if len(left) != len(rows):
         write_rows(context.ledger, CODEC, MarkRows(rows=left), dropped="restored")

@@ -71,6 +71,11 @@ def _published(published: Row | None, *, live: bool) -> Iterator[Block]:
             StyledText(amounts, "head"),
             StyledText(f" (read back {age} ago: {published['detail']})", "dim"),
         )
+        if (edit := published.get("last_edit")) is not None:
+            count = fmt.plural(published["edits"], "time")
+            yield line(
+                StyledText(f"changed by others {count}, last at {fmt.clock(edit['at'])}: {edit['text']}", "warn")
+            )
 
 
 def _memory(memory: Row | None) -> Iterator[Block]:

@@ -29,7 +29,7 @@ from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
 from state.reader import NoStoreError, read_tables
 from state.schema import FILES, META, PUBLISHED, outlives_boot
-from state.store import StoreBatch
+from state.store import StoreBatch, boot_id
 
 _TIMEOUT_S: Final = 3.0
 """The node is without its daemon meanwhile; the next start tries again."""
@@ -107,7 +107,7 @@ async def _withdraw(node: InspectedNode, note: PublishedNote) -> None:
     async with api_client(node.config, node.kubelet) as api:
         try:
             with trio.fail_after(_TIMEOUT_S):
-                await withdraw_from(note.target, api, note.node)
+                await withdraw_from(note.target, api, note.node, boot=boot_id("/"))
         except trio.TooSlowError as exc:
             raise PublishError(f"no answer of the API server within {_TIMEOUT_S:.0f} s") from exc
 

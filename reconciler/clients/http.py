@@ -63,6 +63,14 @@ class SilentPeerError(SourceError):
     """No response, or no further part of one: unreachable, refused, broken off, or silent for too long."""
 
 
+class AnswerError(SourceError):
+    """A response with another status than 200; it may request a delay."""
+
+    def __init__(self, source: str, message: str, answer: "HttpResponse") -> None:
+        super().__init__(source, message)
+        self.answer = answer
+
+
 Take = Callable[[bytes], Awaitable[None]]
 """Gets the parts of a body as they arrive."""
 
@@ -338,7 +346,8 @@ class HttpSession:
 
     def _check(self, path: str, answer: HttpResponse) -> None:
         if answer.status != 200:
-            raise self._error(f"{path}: {self._refused(answer)}")
+            message = f"{self._peer.shown}: {path}: {self._refused(answer)}"
+            raise AnswerError(self._peer.name, message, answer)
 
     def _refused(self, answer: HttpResponse) -> str:
         if answer.status == 401:

@@ -12,7 +12,7 @@ Source: Kubernetes documentation, "API Concepts"; Kubernetes API reference, Node
 
 from collections.abc import Sequence
 from typing import Final, final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec import Raw, Struct
@@ -22,10 +22,12 @@ from cgroupfs.errors import SourceError
 from reconciler.clients.api_identity import NAME
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import KubeApi, status_of, wait_s_of
+from reconciler.clients.managed_fields import MANAGER, ManagedField, owners
 
 _LARGEST: Final = 2 << 20
 """A node has up to 50 images and as many annotations as its owners like; etcd takes 1.5 MiB."""
 _MOST: Final = 256
+_MOST_NAMES: Final = 3
 _LONGEST_MESSAGE: Final = 200
 _TIMEOUT_S: Final = 5.0
 _CONFLICT: Final = frozenset({409, 422})
@@ -84,10 +86,15 @@ class NodeObject(Struct, frozen=True, kw_only=True):
     """That of its machine, as the kubelet has reported it; empty: not known."""
     taints: tuple[ListedTaint, ...] = ()
     conditions: tuple[NodeCondition, ...] = ()
+    managed: tuple[ManagedField, ...] = ()
 
     def taint(self, key: str, effect: str) -> ListedTaint | None:
         """The taint of this key and effect: a node has one at most."""
         return next((each for each in self.taints if (each.taint.key, each.taint.effect) == (key, effect)), None)
+
+    def writer(self, *place: str) -> str:
+        """The other clients that own a place of the object; empty: none, as after its removal."""
+        return " and ".join([name for name in owners(self.managed, [place]) if name != MANAGER][:_MOST_NAMES])
 
     def condition(self, kind: str) -> NodeCondition | None:
         return next((each for each in self.conditions if each.type == kind), None)
@@ -97,6 +104,7 @@ class _NodeMeta(Struct, frozen=True, rename="camel"):
     name: str = ""
     uid: str = ""
     resource_version: str = ""
+    managed_fields: list[ManagedField] = []
 
 
 class _NodeSpec(Struct, frozen=True):
@@ -148,6 +156,10 @@ class NodeClient:
         self.path: str = f"/api/v1/nodes/{quote(name, safe='')}"
         """The object, for people and for the ledger."""
         self.requests = 0
+
+    def of(self, path: str) -> "NodeClient":
+        """That of the object at this path, with the same connection: the node had another name when it was marked."""
+        return self if path == self.path else NodeClient(self._api, unquote(path.rpartition("/")[2]))
 
     def unreachable(self) -> str | None:
         """Why no request can be made, from files only."""
@@ -216,7 +228,7 @@ class NodeClient:
                 method, path, body, timeout_s=_TIMEOUT_S, content_type=content_type, most=_LARGEST
             )
         except SourceError as exc:
-            raise NodeBusyError(str(exc)) from exc
+            raise NodeBusyError(str(exc).removeprefix(f"{NAME}: ")) from exc
         if answer.ok:
             return answer
         status = status_of(answer)
@@ -243,6 +255,7 @@ class NodeClient:
                 uid=node.metadata.uid,
                 version=node.metadata.resource_version,
                 boot=node.status.node_info.boot,
+                managed=tuple(node.metadata.managed_fields),
                 taints=tuple(
                     ListedTaint(index, decoded(_decode_taint, bytes(raw)), bytes(raw))
                     for index, raw in enumerate(taints)

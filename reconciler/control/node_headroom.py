@@ -4,7 +4,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Protocol, final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, final
 
 import msgspec
 import trio
@@ -60,6 +61,9 @@ from state.plan import NodePlan
 from state.pod_index import derived
 from state.schema import META, PUBLISHED
 from state.store import Store, StoreBatch
+
+if TYPE_CHECKING:
+    from reconciler.clients.kube import KubeApi
 
 NAME: Final = "workload peaks"
 _ROWS_A_MINUTE: Final = 4
@@ -346,7 +350,9 @@ class PublishedRow:
         self._lane = lane
         self._node = node
         noted = read_published(store)
-        self.target = None if noted is None else noted.target
+        self.renamed = None if noted is None or noted.node == node else noted
+        """What was published under another name that this node had."""
+        self.target = None if noted is None or self.renamed is not None else noted.target
 
     async def note(self, target: ClusterTarget | None) -> None:
         """Make it durable. Errors: `StoreError`."""
@@ -415,14 +421,23 @@ class NodeHeadroom:
         """Since the start: by resource, and whether the promise was kept or broken."""
         self.row = PublishedRow(record.store, record.lane, node)
 
-        def target(name: ClusterTarget) -> PublishTarget:
+        def api() -> "KubeApi":
             from reconciler.clients.kube import KubeApi  # most nodes have no credentials
+
+            return KubeApi(apiserver, root=place.root, kubelets=place.kubelet.kubeconfig)
+
+        def target(name: ClusterTarget) -> PublishTarget:
             from reconciler.headroom.targets import target_of
 
-            api = KubeApi(apiserver, root=place.root, kubelets=place.kubelet.kubeconfig)
             return target_of(
-                name, api, node, meter(), valid_s=lambda: self.report.config.unknown_hold_s, boot=record.store.boot
+                name, api(), node, meter(), valid_s=lambda: self.report.config.unknown_hold_s, boot=record.store.boot
             )
+
+        async def withdraw_renamed(note: PublishedNote) -> None:
+            from reconciler.headroom.targets import withdraw_from
+
+            async with api() as client:
+                await withdraw_from(note.target, client, note.node, boot=record.store.boot)
 
         self.publisher = HeadroomPublisher(
             target,
@@ -431,6 +446,7 @@ class NodeHeadroom:
             writes=lambda: self._mode.enforce,
             note=self.row.note,
             noted=self.row.target,
+            renamed=None if self.row.renamed is None else partial(withdraw_renamed, self.row.renamed),
             changed=publish,
         )
         base.hub.api_usable.subscribe(self.publisher.retry)

@@ -89,6 +89,7 @@ def snapshot(agent: Agent, *, ready: bool, components: Sequence[ComponentStatus]
         owner_cpu_s=agent.accounts.owners.totals if agent.config.http.pod_metrics else {},
         headroom_memory_bytes=agent.headroom.memory.state.total,
         headroom_minutes=agent.headroom.minutes,
+        headroom_edits=agent.headroom.publisher.edits,
         headroom_workloads=agent.headroom.peaks.workloads(),
         settings=settings,
         refused=refused,

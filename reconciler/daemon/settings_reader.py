@@ -37,6 +37,8 @@ PERIOD_S: Final = 60.0
 _SPREAD: Final = 0.2
 """Nodes that start together request at different times. The interval only grows by it."""
 _LONGEST_S: Final = 300.0
+_RETRY_S: Final = 120.0
+"""At most: half of the usual load, and nothing else shows that rights were given back."""
 _NOT_INSTALLED_S: Final = 300.0
 """A group of kinds that the API server does not know costs a second request each time."""
 _NO_KIND: Final = " (its kind is not installed)"
@@ -157,7 +159,7 @@ class NodeSettingsReader:
             self._problem, self._failures = "", 0
             return self._spread(_NOT_INSTALLED_S if any(_NO_KIND in title for title in self._missing) else PERIOD_S)
         self._failed(str(problem))
-        return max(self._spread(min(_LONGEST_S, PERIOD_S * 2.0 ** min(self._failures, 4))), wait_s or 0.0)
+        return max(self._spread(min(_RETRY_S, PERIOD_S * 2.0 ** min(self._failures, 4))), wait_s or 0.0)
 
     async def _read(self, wanted: NodeSettings) -> tuple[KeptSettings | None, Exception | None, float | None]:
         """The settings as they are now, what is wrong with an object of them, and the requested delay.

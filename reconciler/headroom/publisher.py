@@ -2,7 +2,8 @@
 
 What is published falls at once and rises with the headroom's own steps. A fall waits for `FALL_S` after the last
 write, anything else for `RISE_S`; usually there is one a minute. An error is reported, and tried again after a growing
-time; that of missing rights or of another writer after `REFUSED_S`.
+time, at least once a minute (`RETRY_S`): that is not more than the usual load, and nothing else shows that rights were
+given back. Another writer has its object for `FOREIGN_S`. What others change in between is counted and reported.
 
 It is withdrawn when the daemon stops (not when another one takes over), observes, or no longer may publish; by
 ``bypassctl headroom --withdraw`` of a daemon that was killed (the unit's ExecStopPost); by the next start, which finds
@@ -17,18 +18,20 @@ from typing import Final, NamedTuple, Protocol, final
 
 import trio
 
-from cgroupfs.errors import AgentError, SourceError
+from cgroupfs.errors import AgentError
 from cgroupfs.log import get_log
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.shapes import NodeUse, Offer
-from reconciler.runtime.format import cpu, size
+from reconciler.runtime.format import cpu, duration, plural, size
 from reconciler.runtime.wakeup import WakeUp
 from state.model import SourceStatus
 
 NAME: Final = "published headroom"
 FALL_S: Final = 2.0
 RISE_S: Final = 10.0
-REFUSED_S: Final = 300.0
+RETRY_S: Final = 60.0
+FOREIGN_S: Final = 300.0
+_IDLE_S: Final = 300.0
 SEARCH_S: Final = 600.0
 """``auto``: a control plane may be installed, or know the node, later."""
 _FAILED_S: Final = 5.0
@@ -42,8 +45,9 @@ _AUTO: Final = (ClusterTarget.KOORDINATOR, ClusterTarget.KATALYST, ClusterTarget
 class PublishError(AgentError):
     """It was not published. ``missing``: the object, or its kind, does not exist, as the API server itself says.
 
-    ``busy``: later it may be published; ``wait_s``: not before, as the API server requests; None: no request.
-    ``foreign``: another program writes the same fields.
+    ``wait_s``: not to be repeated before, as the API server requests; None: no request.
+    ``foreign``: another program writes the same fields. ``invalid``: the API server does not take this change of the
+    object as it is.
     """
 
     def __init__(
@@ -51,27 +55,29 @@ class PublishError(AgentError):
         message: str,
         *,
         missing: bool = False,
-        busy: bool = False,
         foreign: bool = False,
+        invalid: bool = False,
         wait_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.missing = missing
-        self.busy = busy
         self.foreign = foreign
+        self.invalid = invalid
         self.wait_s = wait_s
 
 
 class Published(NamedTuple):
     """What the API server answered: the amounts as they are there now. ``next_s``: when it is to be written again.
 
-    ``written``: False: nothing was written yet, so nothing is published.
+    ``written``: False: nothing was written yet, so nothing is published. ``edit``: who had changed what was published
+    before, and how; it is restored now. Empty: no change.
     """
 
     offer: Offer
     detail: str
     next_s: float
     written: bool = True
+    edit: str = ""
 
 
 class Meter(Protocol):
@@ -112,13 +118,15 @@ class HeadroomPublisher:
         writes: Callable[[], bool],
         note: Callable[[ClusterTarget | None], Awaitable[None]],
         noted: ClusterTarget | None = None,
+        renamed: Callable[[], Awaitable[None]] | None = None,
         changed: WakeUp | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """``make``: a target's object, called once for each. ``offer``: the headroom as promised now.
 
         ``writes``: whether this mode changes anything. ``note``: makes durable where something is published (None:
-        nowhere), before the first write and after the withdrawal; ``noted``: what an earlier run noted.
+        nowhere), before the first write and after the withdrawal; ``noted``: what an earlier run noted. ``renamed``:
+        withdraws what the node published under another name.
         ``changed``: set when the headroom is another one.
         """
         self._make = make
@@ -128,6 +136,7 @@ class HeadroomPublisher:
         self._writes = writes
         self._note = note
         self._noted = noted
+        self._renamed = renamed
         self._wall = wall
         self._changed = changed or WakeUp()
         self._found: ClusterTarget | None = None
@@ -137,6 +146,9 @@ class HeadroomPublisher:
         self._published_at: float | None = None
         self._problem = ""
         self._failures = 0
+        self.edits = 0
+        """Since the start: how often another program was found to have changed, or to write, what is published."""
+        self._edit: tuple[str, float] | None = None
         self._again = False
         self._allowed_at = -math.inf
         """Not before, as the API server has requested."""
@@ -161,6 +173,8 @@ class HeadroomPublisher:
             "detail": there.detail if there is not None else None,
             "at": self._published_at,
             "problem": self._problem or None,
+            "edits": self.edits,
+            "last_edit": None if self._edit is None else {"text": self._edit[0], "at": self._edit[1]},
         }
 
     def statuses(self) -> list[SourceStatus]:
@@ -174,7 +188,12 @@ class HeadroomPublisher:
         if self._published is None or self._noted is None:
             return "nothing is published: bypassd observes" if not self._writes() else "not published yet"
         offer = self._published.offer
-        return f"{self._noted.value}: {cpu(offer.cpu_milli)}, {size(offer.memory)} ({self._published.detail})"
+        text = f"{self._noted.value}: {cpu(offer.cpu_milli)}, {size(offer.memory)} ({self._published.detail})"
+        if self._edit is None:
+            return text
+        edit, at = self._edit
+        age = duration(max(0.0, self._wall() - at))
+        return f"{text}; changed by others {plural(self.edits, 'time')}, last {age} ago: {edit}"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish until cancelled. What is published then remains: the daemon may only build its parts again."""
@@ -218,6 +237,11 @@ class HeadroomPublisher:
 
     async def _round(self) -> float:
         """One write, or the withdrawal; the seconds until the next."""
+        if self._renamed is not None:
+            try:
+                await self._withdraw_renamed(self._renamed)
+            except AgentError as exc:
+                return self._failed(exc)
         if not self._active():
             return await self._withdrawn()
         try:
@@ -231,6 +255,9 @@ class HeadroomPublisher:
             published = await self._target(target).publish(offer)
         except AgentError as exc:
             return self._failed(exc)
+        if published.edit:
+            self._edited(published.edit)
+            _LOG.warning("the published headroom was changed by another program and is restored", change=published.edit)
         if not published.written:
             return published.next_s
         self._published = published
@@ -238,6 +265,18 @@ class HeadroomPublisher:
             _LOG.info("the headroom is published", target=target.value)
         self._sent, self._published_at, self._problem, self._failures = offer, self._wall(), "", 0
         return self._published.next_s
+
+    async def _withdraw_renamed(self, withdraw: Callable[[], Awaitable[None]]) -> None:
+        """Once. That object may be another machine's now, or not within our rights: a refusal ends it."""
+        try:
+            await withdraw()
+        except PublishError as exc:
+            _LOG.warning(
+                "what was published under the node's earlier name is not withdrawn; it expires", error=str(exc)
+            )
+        if self._noted is None:
+            await self._note(None)
+        self._renamed = None
 
     def _target(self, name: ClusterTarget) -> PublishTarget:
         if name not in self._targets:
@@ -265,12 +304,12 @@ class HeadroomPublisher:
         self._found = None
         if self._noted is None:
             self._problem = ""
-            return REFUSED_S
+            return _IDLE_S
         try:
             await self._withdraw_noted()
         except AgentError as exc:
             return self._failed(exc)
-        return REFUSED_S
+        return _IDLE_S
 
     async def _withdraw_noted(self) -> None:
         if self._noted is None:
@@ -298,18 +337,25 @@ class HeadroomPublisher:
             for target in self._targets.values():
                 await target.aclose()
 
+    def _edited(self, text: str) -> None:
+        self.edits += 1
+        self._edit = text, self._wall()
+
     def _failed(self, exc: AgentError) -> float:
-        self._found = None
         self._again = False
         self._failures += 1
         text = str(exc)
+        foreign = isinstance(exc, PublishError) and exc.foreign
         if self._problem != text:
             _LOG.warning("the headroom was not published", error=text)
+            if foreign:
+                self._edited(text)
         self._problem = text
-        # An object that was there a moment ago is being made again.
-        made_again = isinstance(exc, PublishError) and exc.missing and self._published is not None
-        if made_again or isinstance(exc, SourceError) or (isinstance(exc, PublishError) and exc.busy):
-            requested_s = getattr(exc, "wait_s", None) or 0.0
-            self._allowed_at = trio.current_time() + requested_s
-            return max(requested_s, min(REFUSED_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6)))
-        return REFUSED_S
+        if isinstance(exc, PublishError) and exc.missing:
+            # Of ``auto``: another control plane may have the node now.
+            self._found = None
+        if foreign:
+            return FOREIGN_S
+        requested_s = getattr(exc, "wait_s", None) or 0.0
+        self._allowed_at = trio.current_time() + requested_s
+        return max(requested_s, min(RETRY_S, _FAILED_S * 2.0 ** min(self._failures - 1, 6)))

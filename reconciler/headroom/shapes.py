@@ -29,6 +29,8 @@ KOORDINATOR_MEMORY: Final = "kubernetes.io/batch-memory"
 VALID_UNTIL: Final = "bypassd/headroom-valid-until"
 """Annotation of the node: RFC 3339. A value that is past is that of a daemon that has died."""
 WITHHELD: Final = "bypassd-withheld"
+_OWN: Final = (OWN_CPU, OWN_MEMORY)
+_PARTS: Final = ("capacity", "allocatable")
 _BE_PRIORITIES: Final = frozenset({"koord-batch", "koord-free"})
 
 
@@ -91,6 +93,26 @@ def node_status(offer: Offer | None, valid_until: str | None) -> dict[str, objec
         "metadata": {"annotations": {VALID_UNTIL: valid_until}},
         "status": {"capacity": amounts, "allocatable": amounts},
     }
+
+
+def own_changes(seen: Mapping[str, str], offer: Offer, valid_until: str) -> list[dict[str, str]]:
+    """A JSON patch (RFC 6902) of the same, refused if a field differs from what was ``seen`` last (`own_fields`)."""
+    amounts = dict(zip(_OWN, (str(offer.cpu_milli), str(offer.memory)), strict=True))
+    tests = [{"op": "test", "path": _pointer(name), "value": text} for name, text in seen.items()]
+    values = {f"status/{part}/{name}": text for part in _PARTS for name, text in amounts.items()}
+    values[f"metadata/annotations/{VALID_UNTIL}"] = valid_until
+    return [*tests, *({"op": "add", "path": _pointer(name), "value": text} for name, text in values.items())]
+
+
+def own_fields(node: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The amounts of ours that a node's status has, by place; ``node``: its capacity and allocatable."""
+    return {f"status/{part}/{name}": node[part][name] for part in _PARTS for name in _OWN if name in node.get(part, {})}
+
+
+def _pointer(place: str) -> str:
+    """RFC 6901. The last two parts are a name of ours, which has a slash."""
+    path, domain, name = place.rsplit("/", 2)
+    return f"/{path}/{domain}~1{name}"
 
 
 def katalyst_status(offer: Offer | None) -> dict[str, object]:

@@ -1,16 +1,21 @@
 """Writes the headroom to the object of this node that a control plane reads, and reads back what is there.
 
-Each write is a merge patch that names only our fields, so that it conflicts with no other. Another writer of the same
+Each write is a patch that names only our fields, so that it conflicts with no other. Another writer of the same
 fields, a koordlet or a Katalyst agent that runs on the node, is found by the object's ``managedFields``, which not each
 API server keeps of custom resources, and by what it has written over ours. Against it nothing is written.
+
+The names in the node's status are ours. The API server itself compares what we wrote last before it takes the next
+value (a JSON patch with tests), so that the usual write needs no reading before it. What another program has changed is
+restored; one that does it `_FIGHT` times within `_FIGHT_S` has it for `reconciler.headroom.publisher.FOREIGN_S`.
 
 Rights: `get` and `patch` of the status of one object with this node's name (docs/kubernetes.md).
 
 Source: Kubernetes API concepts, "Server-Side Apply" (``managedFields``) and "Updates to existing resources".
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, final
 from urllib.parse import quote
@@ -19,8 +24,10 @@ import msgspec
 from msgspec import Struct
 
 from cgroupfs.bounded import decoded
+from cgroupfs.errors import SourceError
 from reconciler.clients.http import HttpResponse
 from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
+from reconciler.clients.managed_fields import MANAGER, ManagedField, owners
 from reconciler.clients.node_object import NodeInfo, other_machine
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import Meter, Published, PublishError, PublishTarget
@@ -36,18 +43,25 @@ from reconciler.headroom.shapes import (
     katalyst_status,
     koordinator_status,
     node_status,
+    own_changes,
+    own_fields,
     withheld,
 )
 from reconciler.settings.units import milli, whole
 
 _MERGE: Final = "application/merge-patch+json"
-_MANAGER: Final = "bypassd"
+_JSON_PATCH: Final = "application/json-patch+json"
+_LATE_S: Final = 40.0
+"""So long a request without an answer may still be carried out (the API server ends it after 34 s): no comparison."""
+_FIGHT: Final = 3
+_FIGHT_S: Final = 600.0
 _NODES: Final = "/api/v1/nodes"
 _METRICS: Final = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
 _RESOURCES: Final = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
 _MOST: Final = 2 * 1024 * 1024
 """A Node names up to 50 images, a NodeMetric each pod."""
 _LONGEST: Final = 200
+_MOST_OWNERS: Final = 3
 _FOREIGN_S: Final = 300.0
 """So long after its last write another writer counts as running: five of koordlet's reports."""
 _SKEW_S: Final = 30.0
@@ -58,14 +72,9 @@ _LEAST_INTERVAL_S: Final = 30
 _MOST_INTERVAL_S: Final = 600
 
 
-class _Field(Struct, frozen=True):
-    manager: str = ""
-    subresource: str = ""
-    time: str = ""
-
-
 class _Meta(Struct, frozen=True, rename="camel"):
-    managed_fields: list[_Field] = []
+    uid: str = ""
+    managed_fields: list[ManagedField] = []
 
 
 class _Policy(Struct, frozen=True, rename="camel"):
@@ -89,6 +98,7 @@ class _Application(Struct, frozen=True):
 class _Status(Struct, frozen=True, rename="camel"):
     node_info: NodeInfo = NodeInfo()
     allocatable: dict[str, str | int] | None = None
+    capacity: dict[str, str | int] | None = None
     resources: _Amounts | None = None
     update_time: str = ""
     host_application_metric: list[_Application] | None = None
@@ -126,10 +136,10 @@ class ClusterObject:
         version = "?resourceVersion=0" if cached else ""
         return await self._request("get", "GET", f"{self._path}{version}")
 
-    async def patch_status(self, patch: object) -> _Object:
+    async def patch_status(self, patch: object, kind: str = _MERGE) -> _Object:
         """The object after the patch. Errors: as of `PublishTarget`."""
-        path = f"{self._path}/status?fieldManager={_MANAGER}"
-        return await self._request("patch", "PATCH", path, patch, _MERGE)
+        path = f"{self._path}/status?fieldManager={MANAGER}"
+        return await self._request("patch", "PATCH", path, patch, kind)
 
     async def aclose(self) -> None:
         """Close the connection; the next request opens another."""
@@ -137,13 +147,13 @@ class ClusterObject:
 
     async def create(self, body: object) -> None:
         path = self._path.rpartition("/")[0]
-        await self._request("create", "POST", f"{path}?fieldManager={_MANAGER}", body)
+        await self._request("create", "POST", f"{path}?fieldManager={MANAGER}", body)
 
     def other_writer(self, found: _Object) -> str | None:
         """Who else has written the status in the last minutes."""
         now = self.now()
         for field in found.metadata.managed_fields:
-            if field.subresource != "status" or field.manager == _MANAGER:
+            if field.subresource != "status" or field.manager == MANAGER:
                 continue
             if (at := _epoch(field.time)) is not None and now - at < _FOREIGN_S:
                 return field.manager[:_LONGEST]
@@ -162,8 +172,7 @@ class ClusterObject:
         try:
             return decoded(_decode, answer.body)
         except ValueError as exc:
-            # Mostly cut off on the way.
-            raise PublishError(f"{verb}: the answer is not the object ({exc})", busy=True) from exc
+            raise PublishError(f"{verb}: the answer is not the object ({exc})") from exc
 
     async def _error(self, verb: str, path: str, answer: HttpResponse) -> PublishError:
         status = status_of(answer)
@@ -175,7 +184,7 @@ class ClusterObject:
         return PublishError(
             f"{verb}: HTTP {answer.status}: {words}{hint}",
             missing=absent in {Absence.OBJECT, Absence.KIND},
-            busy=answer.status in {409, 429} or answer.status >= 500,
+            invalid=answer.status == 422,
             wait_s=wait_s_of(answer, status, self._wall()),
         )
 
@@ -191,13 +200,26 @@ class NodeTarget:
     name = ClusterTarget.NODE
 
     def __init__(
-        self, api: KubeApi, node: str, *, valid_s: Callable[[], float], wall: Callable[[], float], boot: str = ""
+        self,
+        api: KubeApi,
+        node: str,
+        *,
+        valid_s: Callable[[], float],
+        wall: Callable[[], float],
+        boot: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``valid_s``: how long what is written now is current without a further word. ``boot``: this machine's."""
         self.object = ClusterObject(api, _NODES, node, wall)
         self._valid_s = valid_s
         self._node, self._boot = node, boot
+        self._clock = clock
         self._is_ours = False
+        self._seen: Mapping[str, str] = {}
+        """Our amounts as the API server had them after the last write, by place; empty: nothing to compare with."""
+        self._uid = ""
+        self._edits: list[float] = []
+        self._late_until = -math.inf
 
     async def find(self) -> None:
         await self.object.get(cached=True)
@@ -206,11 +228,52 @@ class NodeTarget:
         if not self._is_ours:
             self._check(await self.object.get())
         valid_s = self._valid_s()
-        found = await self.object.patch_status(node_status(offer, _rfc3339(self.object.now() + valid_s)))
+        until = _rfc3339(self.object.now() + valid_s)
+        found, edit = None, ""
+        seen, self._seen = self._seen, {}
+        try:
+            if seen:
+                try:
+                    found = await self.object.patch_status(own_changes(seen, offer, until), _JSON_PATCH)
+                except PublishError as exc:
+                    if not exc.invalid:
+                        raise
+                    edit = await self._edit(seen)
+            if found is None:
+                found = await self.object.patch_status(node_status(offer, until))
+        except SourceError:
+            self._late_until = self._clock() + _LATE_S
+            raise
         self._check(found)
+        if self._clock() >= self._late_until:
+            self._uid, self._seen = found.metadata.uid, _own(found)
         amounts = (found.status.allocatable if found.status is not None else None) or {}
         there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
-        return Published(there, f"{OWN_CPU}, {OWN_MEMORY} of the node", min(_INTERVAL_S, max(1.0, valid_s / 3)))
+        text = f"{OWN_CPU}, {OWN_MEMORY} of the node"
+        return Published(there, text, min(_INTERVAL_S, max(1.0, valid_s / 3)), edit=edit)
+
+    async def _edit(self, before: Mapping[str, str]) -> str:
+        """Who has changed our amounts since the last write, and how; empty: no change. Errors: `PublishError`."""
+        found = await self.object.get()
+        self._check(found)
+        now = _own(found)
+        changes = [place for place in before if now.get(place) != before[place]]
+        if not changes or found.metadata.uid != self._uid:
+            return ""
+        places = [[f"f:{part}" for part in change.split("/", 2)] for change in changes]
+        names = owners(found.metadata.managed_fields, places)
+        # That is two machines, or two daemons, of one node's name.
+        others = [name for name in names if name != MANAGER] or [f"another {name}" for name in names]
+        who = " and ".join(others[:_MOST_OWNERS]) or "another program"
+        place = changes[0]
+        name = place.split("/", 1)[1].replace("/", " ", 1)
+        edit = f"{who} changed {name} from {before[place]} to {now.get(place, 'none')}"
+        self._edits = [at for at in self._edits if self._clock() - at < _FIGHT_S] + [self._clock()]
+        if len(self._edits) >= _FIGHT:
+            raise PublishError(
+                f"{edit}, {len(self._edits)} changes in {_FIGHT_S / 60:.0f} minutes: left to it", foreign=True
+            )
+        return edit
 
     def _check(self, found: _Object) -> None:
         """Errors: `PublishError` for another machine's object; each answer has it, so only the first is requested."""
@@ -219,6 +282,9 @@ class NodeTarget:
         self._is_ours = True
 
     async def withdraw(self) -> None:
+        if not self._is_ours:
+            self._check(await self.object.get())
+        self._seen = {}
         await self.object.patch_status(node_status(None, None))
 
     async def aclose(self) -> None:
@@ -316,6 +382,7 @@ class KoordinatorTarget:
         return Published(there, "NodeMetric; batch-cpu, batch-memory are the manager's last result", interval_s)
 
     async def withdraw(self) -> None:
+        _check_machine(await self._nodes.get(), self._node, self._boot)
         await _withdraw(self.object, self._check, koordinator_status(None, Offer(), ""))
 
     async def aclose(self) -> None:
@@ -341,10 +408,10 @@ class KoordinatorTarget:
 
 
 def _check_machine(found: _Object, node: str, boot: str) -> None:
-    """Errors: `PublishError`: it is soon known whether the kubelet has only not reported yet."""
+    """Errors: `PublishError`."""
     reported = found.status.node_info.boot if found.status is not None else ""
     if (why := other_machine(node, reported, boot)) is not None:
-        raise PublishError(why, busy=True)
+        raise PublishError(why)
 
 
 async def _withdraw(target: ClusterObject, check: Callable[[_Object], None], nothing: object) -> None:
@@ -358,16 +425,25 @@ async def _withdraw(target: ClusterObject, check: Callable[[_Object], None], not
     await target.patch_status(nothing)
 
 
+def _own(found: _Object) -> dict[str, str]:
+    """Our amounts in a node's status, by place, as texts."""
+    status = found.status or _Status()
+    parts = {"capacity": status.capacity or {}, "allocatable": status.allocatable or {}}
+    return own_fields({part: {name: str(value) for name, value in amounts.items()} for part, amounts in parts.items()})
+
+
 def _reclaimed(found: _Object) -> Offer:
     resources = found.status.resources if found.status is not None else None
     amounts = (resources.allocatable if resources is not None else None) or {}
     return Offer(cpu_milli=_whole(amounts.get(KATALYST_CPU)), memory_bytes=_whole(amounts.get(KATALYST_MEMORY)))
 
 
-async def withdraw_from(name: ClusterTarget, api: KubeApi, node: str, *, wall: Callable[[], float] = time.time) -> None:
+async def withdraw_from(
+    name: ClusterTarget, api: KubeApi, node: str, *, wall: Callable[[], float] = time.time, boot: str = ""
+) -> None:
     """Take back what a daemon that has ended left there; a deleted object has nothing. Errors: as `withdraw`."""
     try:
-        await target_of(name, api, node, _NoMeter(), valid_s=lambda: 0.0, wall=wall).withdraw()
+        await target_of(name, api, node, _NoMeter(), valid_s=lambda: 0.0, wall=wall, boot=boot).withdraw()
     except PublishError as exc:
         if not exc.missing:
             raise

@@ -29,6 +29,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from types import FrameType
 from typing import Final, Protocol, final
@@ -193,7 +194,9 @@ class LoopPriority(trio.abc.Instrument):
         """Take the nice value until the process ends: a restore at the end may take seconds."""
         if self._wanted:
             self._wanted = False
-            trio.lowlevel.remove_instrument(self)
+            # trio itself removes one that has failed; an orderly end, with its restore, follows all the same.
+            with suppress(KeyError):
+                trio.lowlevel.remove_instrument(self)
             self._lower()
 
     def before_io_wait(self, timeout: float) -> None:

@@ -41,7 +41,7 @@ from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
 from cgroupfs.log import get_log
-from reconciler.clients.http import HttpResponse, SilentPeerError, Take
+from reconciler.clients.http import AnswerError, HttpResponse, SilentPeerError, Take
 from reconciler.clients.kube import ApiStatus, KubeApi, status_of, wait_s_of
 from reconciler.pods.marks import MarkReader
 from reconciler.runtime.cooperative import PacedWork, TimeSlice
@@ -309,6 +309,8 @@ class PodWatch:
         except SourceError as exc:
             self._silent = isinstance(exc, SilentPeerError)
             self._failed(str(exc))
+            if isinstance(exc, AnswerError):
+                requested_s = wait_s_of(exc.answer, status_of(exc.answer), time.time()) or 0.0
         finally:
             self._scope = None
         if self._live and trio.current_time() - began >= _SHORT_S:

@@ -225,11 +225,16 @@ class RuntimeEvents:
         stats = self.stats
         there = [root for root in self._roots.values() if root.there and root.expects is _STATES]
         problem = "not running" if stats is None else stats.problem or self._unread
+        waiting = ""
         if problem is None and not there:
-            problem = (
-                f"no runtime's state below {', '.join(self._dirs.states)}: values are verified until they are stable"
-            )
-        detail = problem or ", ".join(f"{root.path} ({plural(len(root.spots), 'container')})" for root in there)
+            states = ", ".join(self._dirs.states)
+            if containers:
+                problem = f"no runtime's state below {states}: values are verified until they are stable"
+            else:
+                # The runtime makes it with its first container.
+                waiting = f"no container yet: waits for a runtime's state below {states}"
+        watched = ", ".join(f"{root.path} ({plural(len(root.spots), 'container')})" for root in there)
+        detail = problem or waiting or watched
         if stats is not None:
             known = self._evidence
             # In C: a node has hundreds, and all but some have their signal.

@@ -88,6 +88,8 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """What BE may be promised, by NUMA node."""
     headroom_minutes: Mapping[tuple[str, str], int] = {}
     """By resource, and ``kept`` or ``broken``: whether what was promised within the last hour was there."""
+    headroom_edits: int = 0
+    """How often another program was found to change, or to write, what is published to the cluster."""
     headroom_workloads: Mapping[str, int] = {}
     """Online workloads by whether their peak is ``known`` or ``cold``; empty: the law needs none."""
     owner_cpu_s: Mapping[str, OwnerAccount] = {}

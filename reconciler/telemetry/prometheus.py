@@ -234,6 +234,7 @@ def _node(now: MetricsSnapshot) -> Iterator[Metric]:
         ("resource", "result"),
         sorted(now.headroom_minutes.items()),
     )
+    yield _counter("headroom_edits", "Changes of the published headroom by other programs.", now.headroom_edits)
     yield _gauges(
         "headroom_workloads",
         "Online workloads whose predicted peak bounds the headroom (known), or whose requests do (cold).",

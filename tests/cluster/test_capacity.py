@@ -19,7 +19,7 @@ from reconciler.clients.kube_config import ApiServer
 from reconciler.clients.node_object import NodeClient, NodeTaint
 from reconciler.clients.node_settings import SettingsClient
 from reconciler.headroom.cpu import ClusterTarget
-from reconciler.headroom.publisher import PublishError
+from reconciler.headroom.publisher import HeadroomPublisher, PublishError
 from reconciler.headroom.shapes import (
     KATALYST_CPU,
     KOORDINATOR_CPU,
@@ -30,7 +30,7 @@ from reconciler.headroom.shapes import (
     NodeUse,
     Offer,
 )
-from reconciler.headroom.targets import target_of, withdraw_from
+from reconciler.headroom.targets import NodeTarget, target_of, withdraw_from
 from reconciler.settings.units import whole
 from state.closing import CLOSED_KEY
 from tests.cluster.control_plane import ControlPlane, Object, control_plane
@@ -175,6 +175,81 @@ def test_the_scheduler_uses_the_nodes_own_resources(plane: ControlPlane) -> None
     node = plane.get("/api/v1/nodes/own")
     assert node is not None
     assert VALID_UNTIL not in node["metadata"].get("annotations", {})
+
+
+def test_an_edit_of_the_nodes_resources_is_named_and_restored(plane: ControlPlane) -> None:
+    """And the usual write is one request, whatever form the API server gives the amounts."""
+    plane.add_node("edited")
+    offer, more = Offer(cpu_milli=2000, memory_bytes=4 * GI), Offer(cpu_milli=3000, memory_bytes=GI)
+    status = "/api/v1/nodes/edited/status"
+    edits: list[str] = []
+
+    async def main() -> None:
+        async with api_of(plane, "edited", RightsUse.NODE) as api:
+            target = NodeTarget(api, "edited", valid_s=lambda: 240.0, wall=time.time)
+            for wanted in (offer, offer, more):
+                assert (await target.publish(wanted)).edit == ""
+            assert target.object.requests == 4  # the first reads the object before
+            for amounts in ({OWN_CPU: "9k"}, {OWN_MEMORY: None}):
+                patch = {"status": {"allocatable": amounts}}
+                assert plane.call("PATCH", f"{status}?fieldManager=kubectl-edit", patch, MERGE)[0] == 200
+                published = await target.publish(more)
+                edits.append(published.edit)
+                assert published.offer == more
+            patch = {"status": {"capacity": {OWN_CPU: "0"}}}
+            assert plane.call("PATCH", f"{status}?fieldManager=kubectl-edit", patch, MERGE)[0] == 200
+            with pytest.raises(PublishError, match=r"3 changes in 10 minutes: left to it"):
+                await target.publish(more)
+
+    trio.run(main)
+    assert edits == [
+        "kubectl-edit changed allocatable bypassd/batch-cpu from 3k to 9k",
+        "another program changed allocatable bypassd/batch-memory from 1073741824 to none",
+    ]
+
+
+def test_rights_that_are_given_back_are_used_soon(plane: ControlPlane) -> None:
+    """As a rollout of roles does: taken away while it is published, given back, without a reload."""
+    plane.add_node("rights")
+    offer = Offer(cpu_milli=2000, memory_bytes=GI)
+    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/bypassd-headroom-node-rights"
+
+    async def main() -> None:
+        api = api_of(plane, "rights", RightsUse.NODE)
+        publisher = HeadroomPublisher(
+            lambda _: NodeTarget(api, "rights", valid_s=lambda: 3.0, wall=time.time),
+            wanted=lambda: ClusterTarget.NODE,
+            offer=lambda: offer,
+            writes=lambda: True,
+            note=kept,
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(publisher.run)
+            await reached(publisher, ok=True)
+            found = plane.get(role)
+            assert found is not None
+            assert plane.call("DELETE", role)[0] == 200
+            await reached(publisher, ok=False)
+            assert "HTTP 403" in publisher.statuses()[0].detail
+            await trio.sleep(6)
+            del found["metadata"]["resourceVersion"], found["metadata"]["uid"]
+            assert plane.call("POST", role.rpartition("/")[0], found)[0] == 201
+            await reached(publisher, ok=True)
+            nursery.cancel_scope.cancel()
+        await api.aclose()
+
+    async def kept(name: ClusterTarget | None) -> None:
+        """No store: nothing survives this test."""
+
+    async def reached(publisher: HeadroomPublisher, *, ok: bool) -> None:
+        with trio.fail_after(30):
+            while True:
+                await trio.sleep(0.1)
+                if [status.ok for status in publisher.statuses()] == [ok] and publisher.status()["at"] is not None:
+                    return
+
+    trio.run(main)
+    assert allocatable(plane, "rights")[OWN_CPU] == "2k"
 
 
 class Manager(threading.Thread):

@@ -48,6 +48,8 @@ class Agent:
 
     def __init__(self, directory: Path, kubeconfig: Path, name: str) -> None:
         self.directory, self.kubeconfig, self.name = directory, kubeconfig, name
+        self.detail = ""
+        """Of the mark, after the last step of `keep`."""
         directory.mkdir(parents=True, exist_ok=True)
 
     def situation(self, mark: NodeMark | None, *, enforce: bool = True) -> PlanSnapshot:
@@ -104,6 +106,7 @@ class Agent:
                     while (status := marker.mark()) is None or status.state is not wanted:
                         await trio.sleep(0.1)
                         await marker.sweep()
+                self.detail = status.detail
             await trio.to_thread.run_sync(before_end)
             marker.planned(self.situation(None))
             with trio.fail_after(60):
@@ -376,10 +379,12 @@ def test_what_a_person_makes_of_the_taint_meanwhile_stays(
 ) -> None:
     def edit() -> None:
         assert marks(nodes) == ["PreferNoSchedule"]
-        nodes.call("PATCH", "/api/v1/nodes/n1", {"spec": {"taints": [OTHERS, *theirs]}}, MERGE_PATCH)
+        by = "/api/v1/nodes/n1?fieldManager=kubectl-taint"
+        nodes.call("PATCH", by, {"spec": {"taints": [OTHERS, *theirs]}}, MERGE_PATCH)
 
     agent = Agent(tmp_path, bound(nodes, RightsUse.TAINT, "n1"), "n1")
     agent.keep(NodeMark.AUTO, edit, last=state)
+    assert "(taints last written by kubectl-taint)" in agent.detail
     assert sorted(nodes.taints("n1"), key=str) == sorted([OTHERS, *theirs], key=str)
 
 

@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+from tests.fakes.json_patch import JsonPatchError, json_patched
+
 Object = dict[str, Any]  # the JSON of the API
 Answer = tuple[int, Object]
 
@@ -121,42 +123,14 @@ class FakeNodes:
 
 
 def _json_patched(node: Object, operations: list[Object]) -> Object:
-    changed = copy.deepcopy(node)
-    for operation in operations:
-        parts = operation["path"].strip("/").split("/")
-        if operation["op"] == "test":
-            if _at(changed, parts) != operation["value"]:
-                raise _RejectedError(_ERROR)
-            continue
-        assert parts[:2] == ["spec", "taints"], "only taints are patched here"
-        taints = changed["spec"].get("taints")
-        if len(parts) == 2 and operation["op"] == "add":
-            changed["spec"]["taints"] = list(operation["value"])
-        elif taints is None:
-            raise _RejectedError(_ERROR)
-        elif parts[2] == "-" and operation["op"] == "add":
-            taints.append(operation["value"])
-        elif int(parts[2]) >= len(taints):
-            raise _RejectedError(_ERROR)
-        elif operation["op"] == "remove":
-            del taints[int(parts[2])]
-        elif operation["op"] == "replace":
-            taints[int(parts[2])] = operation["value"]
-        else:
-            raise AssertionError(operation)
+    try:
+        changed = json_patched(node, operations)
+    except JsonPatchError:
+        raise _RejectedError(_ERROR) from None
     if not changed["spec"].get("taints"):
         changed["spec"].pop("taints", None)
     _validate(changed["spec"].get("taints", []))
     return changed
-
-
-def _at(item: Any, parts: list[str]) -> Any:
-    for part in parts:
-        if isinstance(item, list):
-            item = item[int(part)] if int(part) < len(item) else None
-        else:
-            item = item.get(part) if isinstance(item, dict) else None
-    return item
 
 
 def _validate(taints: list[Object]) -> None:

@@ -1,4 +1,4 @@
-"""An API server with single objects: get, create, and merge patches of ``status``, with ``managedFields``.
+"""An API server with single objects: get, create, and patches of ``status``, with ``managedFields``.
 
 As strict as the real one (Kubernetes 1.26): a status patch of a custom resource changes nothing but its status, of a
 Node also its metadata; amounts of a Node are quantities; an object that does not exist is 404 with a Status that names
@@ -9,7 +9,7 @@ documentation, API concepts; RFC 7386.
 import copy
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from functools import partial
@@ -19,17 +19,19 @@ from urllib.parse import parse_qs, urlsplit
 import trio
 
 from tests.fakes.http_listener import Request, listen, talk
+from tests.fakes.json_patch import JsonPatchError, json_patched
 
 Object = dict[str, Any]  # the JSON of the API
 NODES = "/api/v1/nodes"
+_PATCHES = ("application/merge-patch+json", "application/json-patch+json")
 _QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+|[mkMGTPE]|[KMGTPE]i)?")
 
 
 class ObjectServer:
     """``kinds``: collections that exist, by path. ``denied``: ``METHOD path-prefix`` that gets 403.
 
-    ``trouble``: a status for every answer, with ``retry_after``. ``raw``: status and body of a path, whatever there is.
-    ``tracks``: whether ``managedFields`` of custom resources are kept. ``wall``: the server's clock.
+    ``trouble``: a status for every answer, with ``retry_after``. ``raw``: status and body of a path, whatever there is
+    (None: no answer). ``tracks``: whether ``managedFields`` of custom resources are kept. ``wall``: the server's clock.
     """
 
     def __init__(self, wall: Callable[[], float]) -> None:
@@ -38,7 +40,7 @@ class ObjectServer:
         self.denied: set[str] = set()
         self.trouble = 0
         self.retry_after = ""
-        self.raw: dict[str, tuple[int, bytes]] = {}
+        self.raw: dict[str, tuple[int, bytes | None]] = {}
         self.tracks = True
         self.requests: list[str] = []
         self.port = 0
@@ -50,10 +52,13 @@ class ObjectServer:
         self.objects[path] = {"metadata": {"name": name, "managedFields": []}, **content}
         return self.objects[path]
 
-    def patch(self, path: str, patch: Object, *, manager: str, status: bool = True) -> int:
-        """A merge patch by this manager; the HTTP status."""
+    def patch(self, path: str, patch: Object | list[Object], *, manager: str, status: bool = True) -> int:
+        """A merge patch, or a list of a JSON patch, by this manager; the HTTP status."""
         found = self.objects[path]
-        merged = _merged(found, patch)
+        try:
+            merged = _merged(found, patch) if isinstance(patch, dict) else json_patched(found, patch)
+        except JsonPatchError:
+            return 422
         if status:
             kept = copy.deepcopy(found)
             kept["status"] = merged.get("status", {})
@@ -72,7 +77,13 @@ class ObjectServer:
             entry for entry in fields if (entry["manager"], entry.get("subresource", "")) != (manager, subresource)
         ]
         at = datetime.fromtimestamp(self.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        fields.append({"manager": manager, "operation": "Update", "time": at, "subresource": subresource})
+        owned: Object = {}
+        for place in _changed(found.get("status", {}), merged.get("status", {}), ("status",)):
+            for entry in fields:
+                _disown(entry["fieldsV1"], place)
+            _own(owned, place)
+        entry = {"manager": manager, "operation": "Update", "time": at, "subresource": subresource, "fieldsV1": owned}
+        fields.append(entry)
         self.objects[path] = merged
         return 200
 
@@ -86,7 +97,10 @@ class ObjectServer:
         url = urlsplit(target)
         self.requests.append(f"{method} {url.path}")
         if url.path in self.raw:
-            code, body = self.raw[url.path]
+            code, raw = self.raw[url.path]
+            if raw is None:
+                return False
+            body = raw
         else:
             code, item = self._answer(method, url.path, parse_qs(url.query), request)
             if code >= 300:
@@ -132,7 +146,7 @@ class ObjectServer:
             return 404, {}
         if method == "GET":
             return 200, self.objects[path]
-        if method != "PATCH" or request.headers.get("content-type") != "application/merge-patch+json":
+        if method != "PATCH" or request.headers.get("content-type") not in _PATCHES:
             return 415, {}
         manager = query.get("fieldManager", ["unknown"])[0]
         code = self.patch(path, json.loads(request.body), manager=manager, status=status)
@@ -140,7 +154,9 @@ class ObjectServer:
 
 
 def _status(code: int, method: str, path: str) -> Object:
-    reason = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 415: "UnsupportedMediaType"}.get(code, "")
+    reason = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 415: "UnsupportedMediaType", 422: "Invalid"}.get(
+        code, ""
+    )
     *_, kind, name = path.removesuffix("/status").split("/")
     details = {"name": name, "kind": kind}
     return {
@@ -163,6 +179,28 @@ def _merged(target: Any, patch: Any) -> Any:
         else:
             result[key] = _merged(result.get(key), value)
     return result
+
+
+def _changed(before: Any, after: Any, place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The places of values that were set or changed, not of those that were removed."""
+    if not isinstance(after, dict):
+        if before != after:
+            yield place
+        return
+    for key, value in after.items():
+        yield from _changed(before.get(key) if isinstance(before, dict) else None, value, (*place, key))
+
+
+def _own(tree: Object, place: tuple[str, ...]) -> None:
+    for part in place:
+        tree = tree.setdefault(f"f:{part}", {})
+
+
+def _disown(tree: Object, place: tuple[str, ...]) -> None:
+    *way, last = place
+    for part in way:
+        tree = tree.get(f"f:{part}", {})
+    tree.pop(f"f:{last}", None)
 
 
 def _are_quantities(status: Object) -> bool:

@@ -39,6 +39,7 @@ _LISTED: Final = 1 << 20
 _NEWEST: Final = "policy/v1"
 _OLDER: Final = "policy/v1beta1"
 _BUDGET_CAUSE: Final = "DisruptionBudget"
+_BUDGET_WORDS: Final = "disruption budget"
 _LONGEST_TEXT: Final = 200
 _SEVERAL_BUDGETS: Final = "more than one PodDisruptionBudget"
 
@@ -92,14 +93,13 @@ def _answer_of(answer: HttpResponse, status: ApiStatus) -> EvictionAnswer:
             return EvictionAnswer.NO_SUCH_POD  # another one has its name
         case 409:
             return EvictionAnswer.BUSY  # a concurrent change of the pod
-        case 429 if status.kind == "Status":
+        case 429 if status.has_cause(_BUDGET_CAUSE) or _BUDGET_WORDS in status.message:
             return EvictionAnswer.BUDGET
         case 500 if _SEVERAL_BUDGETS in status.message:
             return EvictionAnswer.SEVERAL_BUDGETS
         case code if code == 429 or code >= 500:
-            return (
-                EvictionAnswer.BUSY
-            )  # without a Status of its own it is the server as a whole that has too much to do
+            # Another 429 is of the server as a whole: too much to do, or its storage is initializing.
+            return EvictionAnswer.BUSY
         case _:
             return EvictionAnswer.NOT_ALLOWED
 

@@ -20,7 +20,7 @@ from tests.fakes.livenode import LiveNode
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
-NOWHERE = dict.fromkeys(("target", "cpu_milli", "memory_bytes", "detail", "at", "problem"))
+NOWHERE = {**dict.fromkeys(("target", "cpu_milli", "memory_bytes", "detail", "at", "problem", "last_edit")), "edits": 0}
 PROMISED: dict[str, Any] = {
     "milli": 5600,
     "reason": "the mean of 4 times 30 s",
@@ -61,6 +61,17 @@ def test_it_is_shown_by_node(run: Run, daemon: FakeDaemon) -> None:
         ({}, "not published to the cluster (headroom.publish: off, or mode: observe)"),
         ({"target": "node", "problem": "patch: HTTP 403"}, "not published: patch: HTTP 403"),
         ({"target": "node"}, "published to node: not read back yet"),
+        (
+            {
+                "target": "node",
+                "cpu_milli": 1000,
+                "memory_bytes": 0,
+                "at": 1.0,
+                "edits": 2,
+                "last_edit": {"text": "kubelet changed allocatable", "at": 0.0},
+            },
+            "changed by others 2 times, last at -: kubelet changed allocatable",
+        ),
     ],
 )
 def test_where_it_is_published_or_why_not(run: Run, daemon: FakeDaemon, there: dict[str, Any], text: str) -> None:

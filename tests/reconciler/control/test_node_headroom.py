@@ -1,9 +1,16 @@
 """What is published: the headroom, and never less than what the node's BE pods have been promised."""
 
+from contextlib import closing
+from pathlib import Path
+
+import trio
+
 from cgroupfs.naming import QosClass
-from reconciler.control.node_headroom import offered
+from reconciler.control.node_headroom import PublishedRow, offered
+from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.shapes import Offer
 from state.model import Classification, Container, ContainerKind, GroupRef, Pod, PodClass, Resources
+from state.store import Store
 
 GI = 1 << 30
 
@@ -39,3 +46,14 @@ def test_a_closed_node_keeps_what_its_pods_request() -> None:
 def test_without_requests_it_is_the_headroom() -> None:
     assert offered(Offer(cpu_milli=100), {"a": pod("a", (ContainerKind.APP, 0, 0))}) == Offer(cpu_milli=100)
     assert offered(Offer(), {}) == Offer()
+
+
+async def test_what_another_name_of_the_node_has_is_no_note_of_its_present_one(tmp_path: Path) -> None:
+    with closing(Store(str(tmp_path / "state.db"))) as store:
+        lane = trio.CapacityLimiter(1)
+        await PublishedRow(store, lane, "old").note(ClusterTarget.NODE)
+        same, renamed = PublishedRow(store, lane, "old"), PublishedRow(store, lane, "new")
+        assert (same.target, same.renamed) == (ClusterTarget.NODE, None)
+        assert renamed.target is None
+        assert renamed.renamed is not None
+        assert (renamed.renamed.target, renamed.renamed.node) == (ClusterTarget.NODE, "old")

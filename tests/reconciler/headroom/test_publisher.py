@@ -12,8 +12,9 @@ from cgroupfs.errors import AgentError, SourceError
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import (
     FALL_S,
+    FOREIGN_S,
     NAME,
-    REFUSED_S,
+    RETRY_S,
     RISE_S,
     SEARCH_S,
     HeadroomPublisher,
@@ -29,6 +30,7 @@ class Target:
     def __init__(self, name: ClusterTarget, journal: list[str]) -> None:
         self.name = name
         self.error: AgentError | None = None
+        self.edit = ""
         self.missing = False
         self.writes: list[tuple[float, Offer]] = []
         self.withdrawn = 0
@@ -46,7 +48,7 @@ class Target:
         await self.find()
         self._journal.append(f"publish {self.name}")
         self.writes.append((trio.current_time(), offer))
-        return Published(offer, "there", 60.0)
+        return Published(offer, "there", 60.0, edit=self.edit)
 
     async def withdraw(self) -> None:
         if self.error is not None:
@@ -248,7 +250,12 @@ async def test_unknown_is_not_absent(autojump_clock: trio.testing.MockClock) -> 
 
 @pytest.mark.parametrize(
     ("error", "least", "most"),
-    [(SourceError("api", "silent"), 5, 12), (PublishError("503", busy=True), 5, 12), (PublishError("403"), 0, 0)],
+    [
+        (SourceError("api", "silent"), 6, 9),
+        (PublishError("503"), 6, 9),
+        (PublishError("403"), 6, 9),
+        (PublishError("koordlet", foreign=True), 0, 1),
+    ],
 )
 async def test_errors_are_tried_again_with_growing_pauses(
     autojump_clock: trio.testing.MockClock, error: AgentError, least: int, most: int
@@ -264,11 +271,11 @@ async def test_errors_are_tried_again_with_growing_pauses(
             await find()
 
         scene.node.find = counted  # type: ignore[method-assign]
-        await trio.sleep(60 + REFUSED_S - 10)
+        await trio.sleep(60 + FOREIGN_S - 10)
         assert not scene.publisher.statuses()[0].ok
         assert least <= len(asked) - 1 <= most
         scene.node.error = None
-        await trio.sleep(2 * REFUSED_S)
+        await trio.sleep(FOREIGN_S if least == 0 else RETRY_S)
         assert scene.publisher.statuses()[0].ok
 
 
@@ -327,7 +334,7 @@ async def test_a_control_plane_that_is_installed_later_gets_it(autojump_clock: t
     [
         (SourceError("API server", "no answer"), 0),
         (PublishError("HTTP 403"), 0),
-        (PublishError("HTTP 429", busy=True, wait_s=200.0), 200),
+        (PublishError("HTTP 429", wait_s=200.0), 200),
     ],
     ids=str,
 )
@@ -344,14 +351,14 @@ async def test_an_api_server_that_responds_again_gets_it_soon(
         scene.node.writes.clear()
         for _ in range(3):
             scene.publisher.retry()
-        await trio.sleep(REFUSED_S)
+        await trio.sleep(RETRY_S)
         assert scene.node.writes[0][0] == pytest.approx(max(now + FALL_S, tried_at + least_s), abs=1.1)
 
 
 async def test_a_delay_that_is_requested_counts(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as scene:
         await trio.sleep(1)
-        scene.node.error = PublishError("429", busy=True, wait_s=45.0)
+        scene.node.error = PublishError("429", wait_s=45.0)
         scene.change(cpu_milli=1000)
         await trio.sleep(FALL_S)
         scene.node.error = None
@@ -359,3 +366,54 @@ async def test_a_delay_that_is_requested_counts(autojump_clock: trio.testing.Moc
         assert len(scene.node.writes) == 1
         await trio.sleep(6)
         assert len(scene.node.writes) == 2
+
+
+async def test_what_others_change_is_counted_and_said(autojump_clock: trio.testing.MockClock) -> None:
+    async with running() as scene:
+        await trio.sleep(1)
+        assert (scene.publisher.edits, scene.publisher.status()["last_edit"]) == (0, None)
+        scene.node.edit = "kubelet changed allocatable"
+        scene.change(cpu_milli=1000)
+        await trio.sleep(FALL_S)
+        scene.node.edit = ""
+        await trio.sleep(300)
+        assert scene.publisher.edits == 1
+        (status,) = scene.publisher.statuses()
+        assert status.ok
+        assert "changed by others 1 time, last 5 min ago: kubelet changed allocatable" in status.detail
+        # One that fights is counted once, not with each attempt.
+        scene.node.error = PublishError("manager changed it: left to it", foreign=True)
+        await trio.sleep(3 * FOREIGN_S)
+        (status,) = scene.publisher.statuses()
+        assert (status.ok, status.detail, scene.publisher.edits) == (False, "manager changed it: left to it", 2)
+
+
+@pytest.mark.parametrize("error", [None, PublishError("HTTP 403")], ids=str)
+async def test_what_the_nodes_earlier_name_has_is_withdrawn_first_and_a_refusal_is_no_end(
+    autojump_clock: trio.testing.MockClock, error: AgentError | None
+) -> None:
+    answers = [SourceError("API server", "no answer"), error]
+    journal: list[str] = []
+
+    async def withdraw() -> None:
+        journal.append("withdraw earlier")
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    async def note(name: ClusterTarget | None) -> None:
+        journal.append(f"note {name}")
+
+    target = Target(ClusterTarget.NODE, journal)
+    publisher = HeadroomPublisher(
+        lambda _: target,
+        wanted=lambda: ClusterTarget.NODE,
+        offer=Offer,
+        writes=lambda: True,
+        note=note,
+        renamed=withdraw,
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(publisher.run)
+        await trio.sleep(30)
+        nursery.cancel_scope.cancel()
+    assert journal[:5] == ["withdraw earlier", "withdraw earlier", "note None", "note node", "publish node"]

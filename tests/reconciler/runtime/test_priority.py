@@ -263,6 +263,29 @@ def test_a_right_that_is_taken_away_later_is_a_problem_and_its_return_ends_it() 
     started(calls, check)
 
 
+def test_an_instrument_that_trio_has_given_up_does_not_disturb_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FakeCalls):
+        fails = False
+
+        def now(self) -> float:
+            if self.fails:
+                raise OSError(errno.EINVAL, "clock")
+            return super().now()
+
+    async def main() -> None:
+        calls = Failing()
+        priority = LoopPriority(nice=-10, slice_s=SLICE_S, starting=lambda: True, calls=calls)
+        priority.start()
+        calls.fails = True
+        await trio.sleep(0.001)
+        calls.fails = False
+        assert "Instrument has been disabled" in caplog.text
+        priority.stop()
+        assert calls.policy == os.SCHED_OTHER
+
+    trio.run(main)
+
+
 def test_zero_is_no_real_time_priority_at_all() -> None:
     calls = FakeCalls()
 

@@ -221,6 +221,21 @@ async def test_a_delay_that_the_server_requests_is_kept(autojump_clock: trio.tes
     assert trio.current_time() == 42.0
 
 
+@pytest.mark.parametrize("listed", [False, True], ids=["list", "watch"])
+async def test_a_list_and_a_watch_that_are_refused_keep_the_requested_delay(
+    nursery: trio.Nursery, listed: bool
+) -> None:
+    server = FakeApiServer()
+    await nursery.start(server.serve)
+    api = KubeApi(varied(ApiServer(server=f"http://127.0.0.1:{server.port}"), timeout_s=5), environ={})
+    watch = PodWatch(api, "n1", on_change=lambda _: None, marks=MARKS)
+    if listed:
+        await watch._list()
+    server.raw = b"HTTP/1.1 429 X\r\nRetry-After: 120\r\nContent-Length: 0\r\n\r\n"
+    assert await watch._connected() == (120.0, 120.0)
+    await api.aclose()
+
+
 async def test_connected_again_it_is_ok_before_the_first_event() -> None:
     async with watching("a") as watched:
         watched.server.raw = b""

@@ -59,6 +59,7 @@ def complete() -> MetricsSnapshot:
         headroom_milli={"0": 500},
         headroom_memory_bytes=4096,
         headroom_minutes={("cpu", "broken"): 3, ("memory", "kept"): 4},
+        headroom_edits=2,
         headroom_workloads={"known": 5, "cold": 1},
         owner_cpu_s={"ci": OwnerAccount(sold_s=2.5)},
         settings={("cpu.set", "in_force"): 4},

@@ -417,3 +417,16 @@ def test_a_wait_is_read_from_the_header_or_the_status() -> None:
     assert parse_reply(HttpResponse(status=429, body=body, headers={"retry-after": "Wed, 21 Oct"})).wait_s == 9
     assert parse_reply(HttpResponse(status=429, body=b"")).wait_s is None
     assert parse_reply(HttpResponse(status=302, body=b"")).said is EvictionAnswer.NOT_ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("message", "details", "said"),
+    [
+        ("Cannot evict pod", {"causes": [{"reason": "DisruptionBudget"}]}, EvictionAnswer.BUDGET),
+        ("Cannot evict pod as it would violate the pod's disruption budget.", None, EvictionAnswer.BUDGET),
+        ("storage is (re)initializing", {"retryAfterSeconds": 1}, EvictionAnswer.BUSY),
+    ],
+)
+def test_only_a_budgets_429_is_a_refusal_by_a_budget(message: str, details: Any, said: EvictionAnswer) -> None:
+    body = {"kind": "Status", "reason": "TooManyRequests", "message": message, "details": details}
+    assert parse_reply(HttpResponse(status=429, body=json.dumps(body).encode())).said is said
