@@ -24,7 +24,7 @@ set has them (`cgroupfs.partitions`).
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, final
 
 import trio
@@ -100,9 +100,8 @@ class LimitCheck:
                         if policy is CpuPolicy.NONE and not item.spec.cpus
                         else set()
                     )
-                    found |= {
-                        _Difference(name, text, pod.uid) for text in (self._memory(item), self._quota(item)) if text
-                    }
+                    texts = (self._memory(item, pod), self._quota(item, pod))
+                    found |= {_Difference(name, text, pod.uid) for text in texts if text}
             await slices.checkpoint()
         self._lasting = tuple(sorted(found & self._before))
         self._before = frozenset(found)
@@ -150,33 +149,29 @@ class LimitCheck:
                 texts.append(f"its CPU set {wanted} is not in effect, it runs on CPU {have}{why}")
         return {_Difference(pod.title, text, pod.uid) for text in texts}
 
-    def _memory(self, container: Container) -> str:
+    def _memory(self, container: Container, pod: Pod) -> str:
         record = container.spec.memory_bytes if container.spec is not None else None
-        if not record or record < 0:
-            return ""
+        recorded = [number for number in (record, container.limits.memory_bytes) if number and number > 0]
         known, have = self._read(container, "memory.max")
-        admitted = container.limits.memory_bytes
-        pages = {number // _PAGE for number in (record, admitted) if number}
-        if not known or (have is not None and have // _PAGE in pages):
+        if not known or (not recorded and (have is None or not pod.spec_known)):
             return ""
-        shown = "no memory limit" if have is None else f"a memory limit of {size(have)}"
-        return f"the runtime's record has a memory limit of {size(record)}, its file has {shown}"
+        if have is not None and have // _PAGE in {number // _PAGE for number in recorded}:
+            return ""
+        return _differ("memory limit", [size(number) for number in recorded[:1]], None if have is None else size(have))
 
-    def _quota(self, container: Container) -> str:
-        spec = container.spec
-        if spec is None or not spec.quota_us or spec.quota_us < 0:
-            return ""
-        record = spec.quota_us * _CPU // (spec.period_us or DEFAULT_PERIOD_US)
+    def _quota(self, container: Container, pod: Pod) -> str:
+        recorded = recorded_quotas(container, pod)
         known, quota = self._read(container, "cpu.quota")
         period_known, period = self._read(container, "cpu.period")
-        if not known or not period_known or not period:
+        if recorded is None or not known or not period_known or not period:
             return ""
         have = None if quota is None else quota * _CPU // period
-        expected = [number for number in (record, container.limits.cpu_milli) if number]
-        if have is not None and any(number - 1 <= have <= number + _ROUNDED_MILLI for number in expected):
+        if have is None and not recorded:
             return ""
-        shown = "no CPU quota" if have is None else f"a CPU quota of {have / _CPU:g}"
-        return f"the runtime's record has a CPU quota of {record / _CPU:g}, its file has {shown}"
+        if have is not None and any(number - 1 <= have <= number + _ROUNDED_MILLI for number in recorded):
+            return ""
+        texts = [f"{number / _CPU:g}" for number in recorded[:1]]
+        return _differ("CPU quota", texts, None if have is None else f"{have / _CPU:g}")
 
     def _read(self, container: Container, knob: str) -> tuple[bool, int | None]:
         """Whether the file's value is known and not bypassd's, and the value; None: no limit."""
@@ -188,6 +183,25 @@ class LimitCheck:
         except (CgroupError, ValueError):
             return False, None
         return value is None or isinstance(value, int), value if isinstance(value, int) else None
+
+
+def recorded_quotas(container: Container, pod: Pod) -> list[int] | None:
+    """The quotas, in thousandths of a CPU, that the runtime's record and the kubelet have for a container.
+
+    None where that is not known: without a record, and where a resize that only the pod's spec shows may have added
+    one. crun's record does not follow a resize.
+    """
+    spec, admitted = container.spec, container.limits.cpu_milli
+    if spec is None:
+        return None
+    record = (spec.quota_us or 0) * _CPU // (spec.period_us or DEFAULT_PERIOD_US)
+    found = [number for number in (record, admitted) if number and number > 0]
+    return found if found or pod.spec_known else None
+
+
+def _differ(what: str, recorded: Sequence[str], have: str | None) -> str:
+    record = f"a {what} of {recorded[0]}" if recorded else f"no {what}"
+    return f"the runtime's record has {record}, its file has {f'no {what}' if have is None else f'a {what} of {have}'}"
 
 
 NAME: Final = "owners of CPUs"
