@@ -142,6 +142,10 @@ def test_what_enforce_would_write_has_both_values_with_units(run: Run, live: Liv
     assert all(change["actual"] != change["wanted"] for change in changes.values())
     assert "bypassctl diff" in [action["command"] for action in facts["do"]]
     assert not facts_of(run, daemon, "web-0")["would_write"]
+    pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
+    (setting,) = (row for row in pod["containers"][0]["settings"] if row["knob"] == "cpu.set")
+    setting |= {"state": "in place", "actual": setting["wanted"]}
+    assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "kubelet and runtime", "bypassd wrote nothing"
 
 
 def test_a_refused_value_is_said_before_all_others_and_not_that_nothing_is_left(
