@@ -157,7 +157,7 @@ def _decided(facts: Row, body: Row) -> Row:
     """Who set the CPU set that is in force, and by which rule."""
     pod = facts["pod"]
     # In observe mode a value that is as wanted by chance is the runtime's, unless bypassd wrote it before.
-    enforces = body["agent"].get("mode") == "enforce"
+    enforces = body.get("agent", {}).get("mode") == "enforce"
     ours = [
         setting
         for group in facts["groups"]

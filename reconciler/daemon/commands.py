@@ -133,7 +133,7 @@ class Commands:
             _LOG.info("weight of the node's daemons restored", group=result.path, outcome=result.undo.value)
 
     async def restore_by_request(self, request: RestoreRequest) -> Mapping[str, object]:
-        """``bypassctl restore``: everything, or one pod. Errors: `StoreError` where a kind of object needs the store."""
+        """``bypassctl restore``: everything, or one pod. Errors: `StoreError` of a kind that needs the store."""
         _LOG.warning("restore requested", by=request.by or "unknown", pod=request.pod_uid or "all")
         done, unrecorded = await self._restore(request.pod_uid, request.by)
         held = None if request.pod_uid is None else pod_hold(self._mode.holds, request.pod_uid)
