@@ -38,12 +38,14 @@ _LEAST: Final = 0.005
 class ChainGroup(NamedTuple):
     """One group. ``role``: container NAME, pod, QoS class or all pods.
 
-    ``recorded_milli``: of a container, the quotas that the runtime or the kubelet recorded for it; None: not known.
+    Of a container, ``recorded_milli``: the quotas that the runtime or the kubelet recorded for it, and
+    ``recorded_cpus``: the CPU set in the runtime's record, empty: none. None: not known.
     """
 
     role: str
     path: str
     recorded_milli: tuple[int, ...] | None = None
+    recorded_cpus: str | None = None
 
 
 def chain(pod: Row) -> list[ChainGroup]:
@@ -54,6 +56,7 @@ def chain(pod: Row) -> list[ChainGroup]:
             f"container {container['name'] or container['id'][:12]}",
             container["group"],
             None if (recorded := container.get("quota_recorded_milli")) is None else tuple(recorded),
+            container.get("cpus_recorded"),
         )
         for container in pod.get("containers", ())
         if container["kind"] != "sandbox"
@@ -184,6 +187,7 @@ def measured(limits: PodLimits, files: Sequence[Row], seconds: float) -> Row:
                 "role": group.role,
                 "path": group.path,
                 **bound,
+                **({} if group.recorded_cpus is None else {"recorded_cpus": group.recorded_cpus}),
                 "quota_by": None,
                 **_between(before.usage.get(group.path, known), known),
             }

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
 from reconciler.cli.control import release_command, title_of
@@ -175,12 +176,32 @@ def _decided(facts: Row, body: Row) -> Row:
         reason = "bypassd's CPU set is on hold"
     if others and not ours:
         by, reason = _writer(others[0]), "bypassd gave the file up to it"
+    elif not ours and (text := _unrecorded(facts)):
+        by, reason = OTHERS, text
     return {
         "by": by,
         "class": pod.get("class"),
         "class_source": pod.get("class_source"),
         "reason": reason,
     }
+
+
+def _unrecorded(facts: Row) -> str:
+    """What the runtime recorded for a container whose CPUs are others, which bypassd has not written; else empty.
+
+    crun's record has the CPUs of the start only: what the kubelet gave since is the pool.
+    """
+    files = [setting["file"] for group in facts["groups"] for setting in group["settings"] if setting["file"]]
+    ours = {row["path"] for row in files if row["knob"] == "cpu.set" and row["written_at"] and row["writer"] == _US}
+    rows = facts["now"]["groups"]
+    pod = next((row["cpus"] for row in rows if row["role"] == "pod"), None)
+    for row in rows:
+        have, recorded = row["cpus"], row.get("recorded_cpus")
+        if pod is None or have is None or recorded is None or row["path"] in ours or have in facts["pools"].values():
+            continue
+        if CpuSet.parse(have) != CpuSet.parse(recorded or pod) & CpuSet.parse(pod):
+            return f"the runtime recorded {f'CPU {recorded}' if recorded else 'no CPU set'} for {row['role']}"
+    return ""
 
 
 def _given_up(groups: Sequence[Row]) -> list[Row]:

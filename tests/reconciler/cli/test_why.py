@@ -100,6 +100,29 @@ def test_an_online_pod_has_its_cpus_its_pool_and_who_decided(
     assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "bypassd (reclaimed)"
 
 
+@pytest.mark.parametrize(
+    ("recorded", "have", "by"),
+    [
+        ("0-6", "0-6", "kubelet and runtime"),
+        ("0-7", "0-6", "kubelet and runtime"),  # the pod's directory has no more
+        ("", "0-6", "kubelet and runtime"),
+        (None, "3", "kubelet and runtime"),  # not known
+        ("1-2", "0-4", "kubelet and runtime"),  # the pool of the checkpoint: crun's record is older
+        ("0-6", "3", "another program"),
+        ("", "3", "another program"),
+    ],
+)
+def test_cpus_that_neither_a_record_nor_a_pool_has_are_another_programs(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, recorded: str | None, have: str, by: str
+) -> None:
+    daemon.document["pools"]["shared"] = "0-4"
+    box = kernel_group("container main", "/c", recorded_cpus=recorded) | {"cpus": have}
+    monkeypatch.setattr(why, "_now", lambda *_: now(box, POD | {"cpus": "0-6"}))
+    decided = facts_of(run, daemon, WEB)["decided"]
+    assert decided["by"] == by
+    assert ("the runtime recorded" in decided["reason"]) == (by == "another program")
+
+
 def test_a_file_that_was_given_up_names_its_writer_and_what_takes_it_up_again(
     run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +347,7 @@ def test_a_sparkline_has_a_mark_for_each_part(
 @pytest.mark.parametrize(("pool", "reason"), [("shared", "kept from the kubelet"), ("reclaimed", "")])
 def test_a_be_pools_reason_is_none_of_a_set_that_bypassd_did_not_write(pool: str, reason: str) -> None:
     body = {"budget": {"reasons": {"shared": "kept from the kubelet", "reclaimed": "BE runs on CPU 1"}}}
-    facts = {"pod": {"pool": pool}, "groups": []}
+    facts = {"pod": {"pool": pool}, "groups": [], "now": now(), "pools": {}}
     assert why._decided(facts, body)["reason"] == reason
 
 

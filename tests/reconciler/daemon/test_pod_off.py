@@ -200,7 +200,7 @@ def test_what_makes_no_sense_is_refused_before_anything_changes(tmp_path: Path) 
 def test_a_restore_on_a_full_disk_is_answered_with_what_was_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was an error without a result, and nobody knew whether the node's values were the original ones."""
+    """An error alone does not say whether the node has its original values."""
 
     def full(batch: object) -> None:
         raise StoreError("state.db: cannot write: database or disk is full")
