@@ -157,14 +157,14 @@ def _own(group: Row) -> bool:
 def _decided(facts: Row, body: Row) -> Row:
     """Who set the CPU set that is in force, and by which rule."""
     pod = facts["pod"]
-    # In observe mode a value that is as wanted by chance is the runtime's, unless bypassd wrote it before.
+    # In observe mode, or on hold, a value that is as wanted by chance is the runtime's, unless bypassd wrote it before.
     enforces = body.get("agent", {}).get("mode") == "enforce"
     ours = [
         setting
         for group in facts["groups"]
         for setting in group["settings"]
         if setting["knob"] == "cpu.set" and setting["wanted"] is not None and setting["wanted"] == setting["actual"]
-        if enforces or (setting["file"] is not None and setting["file"]["written_at"])
+        if (enforces and setting["state"] != "held") or (setting["file"] is not None and setting["file"]["written_at"])
     ]
     others = [setting["file"] for setting in _given_up(facts["groups"]) if setting["knob"] == "cpu.set"]
     reasons = body.get("budget", {}).get("reasons", {})

@@ -209,6 +209,9 @@ def test_of_a_pod_on_hold_it_says_what_is_written_after_the_hold(run: Run, daemo
     text = run("why", "batch-7", "--socket", daemon.socket).out
     assert "enforce  on hold: 1 value to write when it has ended" in text
     assert "nothing is left to write" not in text
+    setting |= {"actual": setting["wanted"]}
+    daemon.document["files"] = [row for row in daemon.document["files"] if row["knob"] != "cpu.set"]
+    assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "kubelet and runtime", "after `off` it is so by chance"
 
 
 def test_from_the_store_and_the_kernel_while_the_daemon_is_down(run: Run, live: LiveNode) -> None:
