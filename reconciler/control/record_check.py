@@ -92,6 +92,7 @@ class LimitCheck:
         for pod in list(pods.values()):
             found |= self._narrowed(pod.title, pod.group.path, pod.uid)
             found |= self._partitioned(pod)
+            spec_known = pod.spec_known
             for item in pod.workload if pod.sandbox is None else ():
                 if item.phase is Phase.SETTLED and item.spec is not None:
                     name = f"{pod.title}/{item.name or item.id[:13]}"
@@ -100,7 +101,7 @@ class LimitCheck:
                         if policy is CpuPolicy.NONE and not item.spec.cpus
                         else set()
                     )
-                    texts = (self._memory(item, pod), self._quota(item, pod))
+                    texts = (self._memory(item, spec_known=spec_known), self._quota(item, spec_known=spec_known))
                     found |= {_Difference(name, text, pod.uid) for text in texts if text}
             await slices.checkpoint()
         self._lasting = tuple(sorted(found & self._before))
@@ -149,25 +150,29 @@ class LimitCheck:
                 texts.append(f"its CPU set {wanted} is not in effect, it runs on CPU {have}{why}")
         return {_Difference(pod.title, text, pod.uid) for text in texts}
 
-    def _memory(self, container: Container, pod: Pod) -> str:
+    def _memory(self, container: Container, *, spec_known: bool) -> str:
         record = container.spec.memory_bytes if container.spec is not None else None
-        recorded = [number for number in (record, container.limits.memory_bytes) if number and number > 0]
+        admitted = container.limits.memory_bytes
+        if not (record or admitted or spec_known):
+            return ""
+        recorded = [number for number in (record, admitted) if number and number > 0]
         known, have = self._read(container, "memory.max")
-        if not known or (not recorded and (have is None or not pod.spec_known)):
+        if not known or (not recorded and (have is None or not spec_known)):
             return ""
         if have is not None and have // _PAGE in {number // _PAGE for number in recorded}:
             return ""
         return _differ("memory limit", [size(number) for number in recorded[:1]], None if have is None else size(have))
 
-    def _quota(self, container: Container, pod: Pod) -> str:
-        recorded = recorded_quotas(container, pod)
+    def _quota(self, container: Container, *, spec_known: bool) -> str:
+        if (recorded := recorded_quotas(container, spec_known=spec_known)) is None:
+            return ""
         known, quota = self._read(container, "cpu.quota")
+        if not known or (quota is None and not recorded):
+            return ""
         period_known, period = self._read(container, "cpu.period")
-        if recorded is None or not known or not period_known or not period:
+        if not period_known or not period:
             return ""
         have = None if quota is None else quota * _CPU // period
-        if have is None and not recorded:
-            return ""
         if have is not None and any(number - 1 <= have <= number + _ROUNDED_MILLI for number in recorded):
             return ""
         texts = [f"{number / _CPU:g}" for number in recorded[:1]]
@@ -185,7 +190,7 @@ class LimitCheck:
         return value is None or isinstance(value, int), value if isinstance(value, int) else None
 
 
-def recorded_quotas(container: Container, pod: Pod) -> list[int] | None:
+def recorded_quotas(container: Container, *, spec_known: bool) -> list[int] | None:
     """The quotas, in thousandths of a CPU, that the runtime's record and the kubelet have for a container.
 
     None where that is not known: without a record, and where a resize that only the pod's spec shows may have added
@@ -196,7 +201,7 @@ def recorded_quotas(container: Container, pod: Pod) -> list[int] | None:
         return None
     record = (spec.quota_us or 0) * _CPU // (spec.period_us or DEFAULT_PERIOD_US)
     found = [number for number in (record, admitted) if number and number > 0]
-    return found if found or pod.spec_known else None
+    return found if found or spec_known else None
 
 
 def _differ(what: str, recorded: Sequence[str], have: str | None) -> str:

@@ -444,7 +444,7 @@ class StatusReport:
             "kind": container.kind.value,
             "phase": container.phase.value,
             "group": container.group.path,
-            "quota_recorded_milli": recorded_quotas(container, pod),
+            "quota_recorded_milli": recorded_quotas(container, spec_known=pod.spec_known),
             "cpus_recorded": container.spec.cpus or "" if container.spec is not None else None,
             "settings": self._group(container.group.path, outcomes),
             "times": timeline.status() if timeline is not None else {},
