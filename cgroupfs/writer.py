@@ -133,6 +133,7 @@ _MEMORY_RULES: Final[Mapping[str, tuple[str, str, str]]] = {
     "memory.swap": ("memory.memsw.usage_in_bytes", "memory.limit_in_bytes", "a limit below that of memory alone, {}"),
 }
 """On v1, by knob: the file with the usage, that of the pair's other limit, and the rule between the two."""
+_MASKED_BY: Final = {knob.resets: knob for knob in CATALOG.values() if knob.resets is not None}
 
 
 class GroupLookup(Protocol):
@@ -230,7 +231,7 @@ class KernelWriter:
                 path, f"write {text!r}: no such disk; a partition has no limits (ENODEV)", exc.errno
             )
         code = exc.errno or 0
-        if why := self._memory_rule(step, directory, code):
+        if why := self._memory_rule(step, directory, code) or self._masked(step, directory, code):
             kind = CgroupBusyError if code == errno.EBUSY else CgroupRefusedError
             return kind(path, f"write {text!r}: {why} ({errno_name(code)})", code)
         return cgroup_error(path, exc, f"write {text!r}")
@@ -246,6 +247,18 @@ class KernelWriter:
         except OSError:
             return ""
         return f"{text.format(number)} ({file})" if number.isdecimal() else ""
+
+    def _masked(self, step: WriteStep, directory: str, code: int) -> str:
+        """The knob that another program has set in this group, and beside which the kernel takes no value; or empty."""
+        by = _MASKED_BY.get(step.knob)
+        name = by.file(step.version) if by is not None else None
+        if by is None or name is None or code != errno.EINVAL:
+            return ""
+        try:
+            value = by.decode(self._files.read(directory, name), step.version)
+        except (OSError, ValueError):
+            return ""
+        return f"{by.name} of this group is {value}, so the kernel takes no {step.knob}" if value else ""
 
     async def perform(self, steps: Sequence[WriteStep], inodes: Mapping[str, int] | None = None) -> list[StepOutcome]:
         """Perform steps in their order: the fast ones inline, the slow ones in a thread.

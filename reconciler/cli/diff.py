@@ -7,7 +7,7 @@ from typing import Final
 from reconciler.cli import places
 from reconciler.cli.document import FetchedDocument, Row, fetch, standings
 from reconciler.cli.exits import Exit
-from reconciler.cli.format import exact_text
+from reconciler.cli.format import exact_text, without_file
 from reconciler.cli.screen import Block, Cell, StyledText, Table, line, present
 from reconciler.runtime import format as fmt
 from state.setting_state import SettingState
@@ -67,7 +67,8 @@ def settings_table(rows: Iterable[Row], place: Callable[[Row], str]) -> Table:
     for row in rows:
         values = (exact_text(row["knob"], row[key], row["control_file"]) for key in ("wanted", "actual"))
         state = StyledText(row["state"], _STYLES.get(row["state"], "warn"))
-        cells.append((row["knob"], *values, state, f"{place(row)}: {row['detail']}" if row["detail"] else place(row)))
+        detail = without_file(row["detail"], row["control_file"])
+        cells.append((row["knob"], *values, state, f"{place(row)}: {detail}" if detail else place(row)))
     return Table(("KNOB", "WANTED", "ACTUAL", "STATE", "GROUP"), cells, names=4)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from reconciler.cli import places
 from reconciler.cli.document import DaemonRefused, Row, Unreachable, get, quoted
 from reconciler.cli.exits import CliError, Exit
-from reconciler.cli.format import before_text, file_text, short_path
+from reconciler.cli.format import before_text, file_text, short_path, without_file
 from reconciler.cli.screen import StyledText, Table, emit, line, show
 from reconciler.runtime import format as fmt
 from reconciler.runtime import streams
@@ -189,7 +189,7 @@ def _text(event: Row) -> str:
         case "restored":
             return f"{where} {moved}, restored"
         case "failed":
-            return f"{where} {file_text(where, event['wanted'])} refused: {event['error']}"
+            return f"{where} {file_text(where, event['wanted'])} refused: {without_file(event['error'], where)}"
         case "foreign":
             writer = "" if event["writer"] == "other" and event["process"] else event["writer"]
             by = " ".join(dict.fromkeys(part for part in (writer, event["process"]) if part)) or "unknown"

@@ -1,11 +1,19 @@
 """The details of ``bypassctl why``: from the signal to the outcome, for every setting of one pod."""
 
 import pwd
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from reconciler.cli.document import FetchedDocument, Row
-from reconciler.cli.format import before_text, file_text, setting_text, short_path, unmeasured, value_text
+from reconciler.cli.format import (
+    before_text,
+    file_text,
+    setting_text,
+    short_path,
+    unmeasured,
+    value_text,
+    without_file,
+)
 from reconciler.cli.headroom import budget_notes
 from reconciler.cli.screen import Block, Cell, StyledText, Table, blank, field, line, section
 from reconciler.cli.watched import of_pod, pod_blocks
@@ -14,8 +22,6 @@ from state.kinds import CGROUP
 from state.printable import printable
 from state.setting_state import SettingState
 
-BESIDE: Final = frozenset({"core.cookie", "resctrl.group", "oom.score", "net.share", "net.receive_share"})
-"""Settings outside of control files: no file can be shown."""
 _TIME_OF_CONFIG: Final = "kubernetes.io/config.seen"
 """The kubelet's own note, on every pod: it explains nothing."""
 _LONGEST_MARK: Final = 200
@@ -38,7 +44,7 @@ def collect(document: FetchedDocument, pod: Row, lines: int) -> Row:
     rows = [row for row in body["files"] if row["pod_uid"] == uid]
     files = [row for row in rows if row.get("kind", CGROUP) == CGROUP]
     holds = [hold for hold in body["holds"] if _concerns(hold["target"], uid, files)]
-    history = [entry for entry in body["history"] if entry["pod_uid"] == uid]
+    history = _newest_first(entry for entry in body["history"] if entry["pod_uid"] == uid)
     return {
         "pod": {key: value for key, value in pod.items() if key not in {"settings", "containers", "refusals"}},
         "source": body["source"],
@@ -78,9 +84,14 @@ def collect_directory(document: FetchedDocument, path: str, lines: int) -> Row |
         "refusals": [],
         "interference": {},
         "holds": [hold for hold in body["holds"] if _concerns(hold["target"], "", files)],
-        "history": [entry for entry in body["history"] if entry["path"] == path][:lines],
+        "history": _newest_first(entry for entry in body["history"] if entry["path"] == path)[:lines],
         "processes": [],
     }
+
+
+def _newest_first(entries: Iterable[Row]) -> list[Row]:
+    """By their times: the store has those of a pass in the order in which they became durable."""
+    return sorted(entries, key=lambda entry: (entry["at"], entry.get("seq", 0)), reverse=True)
 
 
 def pod_processes(groups: Sequence[Row]) -> list[Row]:
@@ -235,7 +246,7 @@ def detail_blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
         yield blank()
         yield line(
             StyledText(
-                "No answer of the daemon: settings are the last known ones; `bypassctl diff` reads the kernel.", "dim"
+                "No answer of the daemon: wanted values are the last known ones, actual values the kernel's.", "dim"
             )
         )
 
@@ -369,10 +380,11 @@ def _setting(fields: Row) -> Iterator[Block]:
     yield line(*cells, indent=2)
     yield line(f"{fields['policy']}: {fields['reason']}", indent=4)
     if fields["detail"] and fields["detail"] != fields["reason"]:
-        yield line(StyledText(fields["detail"], "dim" if settled else "warn"), indent=4)
+        yield line(StyledText(without_file(fields["detail"], control_file), "dim" if settled else "warn"), indent=4)
     file = fields["file"]
     if file is None:
-        if fields["wanted"] is not None and settled and fields["knob"] not in BESIDE:
+        # Those beside control files are under "changed outside of cgroup files".
+        if fields["wanted"] is not None and settled and control_file:
             yield line(StyledText("already correct; not touched", "dim"), indent=4)
         return
     yield line(StyledText(_written(file), "dim"), indent=4)
@@ -440,7 +452,8 @@ def _event(fields: Row) -> Iterator[Block]:
         change = f" {before_text(fields)} -> {file_text(fields['file'], fields['after'])}"
     who = fields["process"] or fields["writer"]
     # "us" beside a quota reads as its unit.
-    why = "; ".join(part for part in ("bypassd" if who == "us" else who, fields["error"] or fields["reason"]) if part)
+    reason = without_file(fields["error"] or "", fields["file"]) or fields["reason"]
+    why = "; ".join(part for part in ("bypassd" if who == "us" else who, reason) if part)
     yield line(
         StyledText(fmt.clock(fields["at"], exact=True), "dim"),
         f"  {fields['kind']}  {fields['file']}{change}",

@@ -27,6 +27,12 @@ def group_title(path: str, titles: Mapping[str, str]) -> str:
     return f"{titles[above]}/{name[:12]}" if above in titles else short_path(path)
 
 
+def without_file(text: str, file: str | None) -> str:
+    """A message without the path of its control file, where place and file are shown beside it."""
+    path, separator, rest = text.partition(f"/{file}: ")
+    return rest if file and separator and path.startswith("/") and ": " not in path else text
+
+
 def unmeasured(sources: Sequence[Mapping[str, Any]]) -> str:
     """The reason for an unknown CPU use: its source fails, or the second reading is missing."""
     failing = any(source["name"] == "cpu" and not source["ok"] for source in sources)

@@ -21,27 +21,43 @@ from cgroupfs.knobs import CATALOG, Knob
 from cgroupfs.usage import UsageCounters, UsageReader, rates_between
 from reconciler.cli.document import Row
 from reconciler.cli.exits import CliError, Exit
+from reconciler.runtime import format as fmt
 
 _MOST_THREADS: Final = 2000
 _MOST_GROUPS: Final = 200
 OWN_LIMIT: Final = "its own limit (resources.limits.cpu)"
 OWN_SUM: Final = "its own limit (the sum of its containers)"
+OTHERS: Final = "another program"
+"""How a quota's owner begins that is neither bypassd's nor recorded for the pod."""
+ROUNDED_MILLI: Final = 10
+"""systemd rounds a quota up to 10 ms of CPU time in a second."""
 _LEAST: Final = 0.005
 """Of the periods, or of a CPU: less than this is shown as none."""
 
 
 class ChainGroup(NamedTuple):
-    """One group. ``role``: container NAME, pod, QoS class or all pods."""
+    """One group. ``role``: container NAME, pod, QoS class or all pods.
+
+    Of a container, ``recorded_milli``: the quotas that the runtime or the kubelet recorded for it, and
+    ``recorded_cpus``: the CPU set in the runtime's record, empty: none. None: not known.
+    """
 
     role: str
     path: str
+    recorded_milli: tuple[int, ...] | None = None
+    recorded_cpus: str | None = None
 
 
 def chain(pod: Row) -> list[ChainGroup]:
     """The pod's containers, its directory, and the directories above it, in this order; the pause container is none."""
     path = pod["group"]
     groups = [
-        ChainGroup(f"container {container['name'] or container['id'][:12]}", container["group"])
+        ChainGroup(
+            f"container {container['name'] or container['id'][:12]}",
+            container["group"],
+            None if (recorded := container.get("quota_recorded_milli")) is None else tuple(recorded),
+            container.get("cpus_recorded"),
+        )
         for container in pod.get("containers", ())
         if container["kind"] != "sandbox"
     ]
@@ -109,7 +125,7 @@ class PodLimits:
                     yield thread, waited
 
     def limits(self, path: str) -> Row:
-        """What a group's files allow: CPUs, quota, weight, memory. None: no limit, or no such file."""
+        """What a group's files allow: CPUs, quota (and its text), weight, memory. None: no limit, or no such file."""
         quota, period = self._value(path, "cpu.quota"), self._value(path, "cpu.period")
         milli = None
         if isinstance(quota, int) and quota > 0:
@@ -118,6 +134,7 @@ class PodLimits:
         return {
             "cpus": self._cpus(path),
             "quota_milli": milli,
+            "quota_text": read_value(self._hierarchy, path, CATALOG["cpu.quota"], self._files),
             "weight": self._value(path, "cpu.weight"),
             "memory_bytes": memory if isinstance(memory, int) and memory < 1 << 60 else None,
         }
@@ -161,19 +178,27 @@ def measured(limits: PodLimits, files: Sequence[Row], seconds: float) -> Row:
         if known is None:
             continue
         bound = limits.limits(group.path)
+        seen = bound.pop("quota_text", None)
+        if (row := ours.get(group.path)) is not None and seen is not None:
+            # What the file has now: the daemon may not have read it since another program wrote it.
+            ours[group.path] = row | {"seen": seen}
         groups.append(
             {
                 "role": group.role,
                 "path": group.path,
                 **bound,
+                **({} if group.recorded_cpus is None else {"recorded_cpus": group.recorded_cpus}),
                 "quota_by": None,
                 **_between(before.usage.get(group.path, known), known),
             }
         )
     unlimited = any(group["quota_milli"] is None for group in groups if group["role"].startswith("container "))
+    recorded = {group.path: group.recorded_milli for group in limits.groups}
     for row in groups:
-        if row["quota_milli"] is not None:
+        if (milli := row["quota_milli"]) is not None:
             row["quota_by"] = owner(row["role"], ours.get(row["path"]), unlimited=unlimited)
+            if row["quota_by"] == OWN_LIMIT:
+                row["quota_by"] = _recorded(milli, recorded[row["path"]])
     earlier = before.waits
     waits = [max(0, waited - earlier[thread]) for thread, waited in after.waits.items() if thread in earlier]
     interval_s = after.at_s - before.at_s
@@ -237,8 +262,15 @@ def owner(role: str, row: Row | None, *, unlimited: bool) -> str:
     if role.startswith("container "):
         return OWN_LIMIT
     if role != "pod":
-        return "another program (a kubelet sets no quota there)"
-    return "the pod's own resources.limits.cpu, or another program" if unlimited else OWN_SUM
+        return f"{OTHERS} (a kubelet sets no quota there)"
+    return f"the pod's own resources.limits.cpu, or {OTHERS}" if unlimited else OWN_SUM
+
+
+def _recorded(milli: int, recorded: Sequence[int] | None) -> str:
+    """Whose the quota of a container is, by what was recorded for it."""
+    if recorded is None or any(number - 1 <= milli <= number + ROUNDED_MILLI for number in recorded):
+        return OWN_LIMIT
+    return f"{OTHERS} (the runtime recorded {fmt.cpu(recorded[0]) if recorded else 'none'})"
 
 
 def throttlers(groups: Sequence[Row]) -> list[Row]:
@@ -261,7 +293,10 @@ def compare_settings(
         hierarchy = Hierarchy.detect(root)
     except SourceError as exc:
         raise CliError(f"{exc} (settings of {store})", Exit.UNREACHABLE) from exc
-    return [_row(setting, titles, hierarchy, files) for setting in settings]
+    settings = list(settings)
+    # A knob that another one masks shows a substitute, and is written when that one ends.
+    masks = {(row["path"], by.resets): by for row in settings if (by := CATALOG[row["knob"]]).resets is not None}
+    return [_row(row, titles, hierarchy, files, masks.get((row["path"], row["knob"]))) for row in settings]
 
 
 def read_value(hierarchy: Hierarchy, path: str, knob: Knob, files: FileOps = REAL) -> str | None:
@@ -281,7 +316,9 @@ def wanted_text(knob: Knob, value: Value, version: int) -> str:
     return knob.normal(knob.encode(value, version), version)
 
 
-def _row(fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: FileOps) -> Row:
+def _row(
+    fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: FileOps, masked_by: Knob | None = None
+) -> Row:
     path, uid, cid = fields["path"], fields["pod_uid"], fields["container_id"]
     title = titles.get(uid, uid) if uid else path
     knob = CATALOG[fields["knob"]]
@@ -296,6 +333,8 @@ def _row(fields: Row, titles: Mapping[str, str], hierarchy: Hierarchy, files: Fi
         if actual is None:
             gone = not os.path.isdir(hierarchy.identity_directory(path))
             state, detail = ("gone", "its group is gone") if gone else ("missing", f"this kernel has no {knob.name}")
+        elif masked_by is not None and read_value(hierarchy, path, masked_by, files) not in {None, "0"}:
+            actual, state, detail = None, "in place", f"takes effect once {masked_by.name} ends"
     return {
         "place": f"{title}/{cid[:12]}" if cid else title,
         "path": path,

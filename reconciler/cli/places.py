@@ -6,6 +6,8 @@ import re
 from argparse import Namespace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from cgroupfs.bounded import read_file
+from cgroupfs.errors import errno_name
 from reconciler.cli.exits import CliError, Exit
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ DEFAULT_STORE: Final = "/var/lib/bypassd/state.db"
 ABOUT: Final = "bypassd-capture/about.json"
 """What a capture says of itself."""
 _LONGEST_PATH: Final = 4096
+_LARGEST: Final = 4 << 20
+"""Bytes of a configuration file, as for the daemon."""
 # A configuration without paths is not loaded: that costs as much as all the rest of the program.
 _SPEAKS: Final = re.compile(rb"""^[^#\n]*\b(?:socket|reader_socket|path|root)["']?\s*:""", re.MULTILINE)
 _PATH: Final = re.compile(r"/[A-Za-z0-9._/-]+")
@@ -140,15 +144,16 @@ def _files(options: Namespace) -> list[str]:
 def _content(path: str, *, required: bool = False) -> bytes:
     """Errors: `CliError` where this user may not read it: other places than its own would be shown as those in use."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_file(path, _LARGEST, pipes=True)
     except PermissionError as exc:
         raise CliError(f"{path}: permission denied: run with sudo", Exit.UNREACHABLE) from exc
     except FileNotFoundError as exc:
         if required:
             raise CliError(f"{path}: no such file", Exit.USAGE) from exc
         return b""
-    except OSError:
+    except OSError as exc:
+        if required:
+            raise CliError(f"{path}: cannot be read: {errno_name(exc.errno)}", Exit.USAGE) from exc
         return b""
 
 

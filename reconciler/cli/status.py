@@ -169,7 +169,7 @@ def _title(document: FetchedDocument, facts: Row) -> Iterator[Cell]:
     yield StyledText(f"bypassd {facts['version']} on {facts['node']}: ", "head")
     if not document.live:
         yield StyledText("daemon stopped", "bad")
-        yield f"; {_in_force(document.body)} (state file of {fmt.clock(document.body['agent']['opened_at'])})"
+        yield f" (started {fmt.clock(document.body['agent']['opened_at'])}); {_left(document.body)}"
         return
     observing = facts["mode"] != "enforce"
     yield StyledText(str(facts["mode"]), "warn" if observing else "ok")
@@ -185,11 +185,12 @@ def _title(document: FetchedDocument, facts: Row) -> Iterator[Cell]:
     yield StyledText("ready", "ok") if facts["ready"] else StyledText("not ready", "bad")
 
 
-def _in_force(body: Row) -> str:
+def _left(body: Row) -> str:
+    """Of the ledger, not of the kernel's files, which `diff` reads."""
     files = len(body.get("files", ()))
     if not files:
-        return "no settings in force"
-    return f"{fmt.plural(files, 'setting')} still in force (`bypassctl restore` undoes them)"
+        return "it has left no value"
+    return f"it has left {fmt.plural(files, 'value')} (compare: bypassctl diff; undo: bypassctl restore)"
 
 
 def _counts(counts: Row, style: str = "") -> Iterator[Cell]:
@@ -207,6 +208,8 @@ def _settings(facts: Row) -> Iterator[Cell]:
     for index, (state, count) in enumerate(sorted(states.items(), key=lambda item: -item[1])):
         yield f"{'  ' if index else ''}{state} "
         yield StyledText(str(count), "ok" if SettingState(state).is_settled() else "warn")
+    if any(SettingState(state).is_failing() for state in states):
+        yield "  (bypassctl diff)"
 
 
 def own_group_cells(own: Row) -> Iterator[Cell]:

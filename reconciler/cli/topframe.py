@@ -224,10 +224,15 @@ def _finding(row: Row, page: Page) -> Iterator[Line]:
         yield [" " * len(before), suspect, shortened(name, page.width - len(before) - len(suspect))]
 
 
+def _planned(facts: TopFacts) -> str:
+    """In observe mode pools and budget are those of a plan that nothing enforces."""
+    return "planned, " if facts.body.get("agent", {}).get("mode") == "observe" else ""
+
+
 def _budget(facts: TopFacts, signs: Glyphs) -> Iterator[Cell]:
     budget = facts.body.get("budget", {})
     amount, used = budget.get("budget_milli"), budget.get("used") or {}
-    yield f"BE budget {fmt.cpu(amount)} "
+    yield f"BE budget {fmt.cpu(amount)} {_planned(facts)}"
     be = used.get("reclaimed_milli")
     if amount and be is not None:
         full = min(_BAR, round(_BAR * be / amount))
@@ -258,7 +263,7 @@ def cpu_map(facts: TopFacts, kind: str, width: int, signs: Glyphs) -> Iterator[L
         letters["dedicated"] = StyledText("D", "pool dedicated")
     rows = {row["cpu"]: row for row in facts.cpus}
     mark = _load_mark(rows, letters, signs) if kind == "load" else _pool_mark(rows, letters)
-    pools_line, mixed = list(_legend(facts.cpus, letters, kind, signs)), _mixed(facts.cpus, kind)
+    pools_line, mixed = list(_legend(facts.cpus, letters, kind, signs)), _mixed(facts, kind)
     if mixed is not None and _length(pools_line) + len(mixed.text) <= width:
         yield [*pools_line, mixed]
     else:
@@ -328,10 +333,10 @@ def _legend(cpus: Sequence[Row], letters: Mapping[str, StyledText], kind: str, s
         yield StyledText(f" {plain_ascii(name)} {count}  ", "dim")
 
 
-def _mixed(cpus: Sequence[Row], kind: str) -> StyledText | None:
-    if not any(row["pools"][:1] != [RECLAIMED] and RECLAIMED in row["pools"] for row in cpus):
+def _mixed(facts: TopFacts, kind: str) -> StyledText | None:
+    if not any(row["pools"][:1] != [RECLAIMED] and RECLAIMED in row["pools"] for row in facts.cpus):
         return None
-    return StyledText(f"{'underlined' if kind == 'load' else 'lower case'}: BE work, too", "dim")
+    return StyledText(f"{'underlined' if kind == 'load' else 'lower case'}: {_planned(facts)}BE work, too", "dim")
 
 
 def _beside(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]:

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError
 from reconciler.cli import places
 from reconciler.cli.control import release_command, title_of
@@ -15,12 +16,13 @@ from reconciler.cli.document import FetchedDocument, Row, fetch, get, quoted
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.explain import collect, collect_directory, detail_blocks, pod_processes, title_blocks
 from reconciler.cli.format import setting_text, window_text
-from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, PodLimits, measured, throttlers
+from reconciler.cli.limits import OTHERS, OWN_LIMIT, OWN_SUM, PodLimits, compare_settings, measured, throttlers
 from reconciler.cli.screen import Block, Cell, StyledText, field, line, present, sparkline
 from reconciler.cli.targets import fetch_pod
 from reconciler.cli.watched import OUTCOMES, closing_cells, eviction_cells
 from reconciler.runtime import format as fmt
 from state.printable import printable
+from state.setting_state import SettingState
 
 _SECTIONS: Final = ("agent", "pools", "budget", "pods", "settings", "files", "holds", "history", "sources")
 _WATCHED: Final = ("interference", "eviction")
@@ -36,6 +38,8 @@ _ENDS_OF_EVICTIONS: Final = {
 """Kinds of the history by the outcome of the eviction."""
 _US: Final = "us"
 """`state.entry.US`, which is not imported here for the start-up's sake."""
+_TOLD_APART: Final = frozenset({"would write", "held", "yielded", "last known", "no longer managed"})
+"""States that have lines of their own, or say nothing of the file."""
 _LONGEST_PATH: Final = 200
 _CHANGES: Final = 8
 """Settings that are listed as what enforce would write."""
@@ -66,6 +70,8 @@ def run(options: Namespace) -> int:
             raise
         return show(options, options.target)
     facts = collect(document, pod, options.history)
+    if not document.live:
+        _read_back(options, document, facts["groups"])
     facts["processes"] = pod_processes(facts["groups"]) if options.processes and document.live else []
     facts["hour"] = _hour(options, document, pod)
     facts["now"] = _now(options, pod, document.body["files"])
@@ -74,6 +80,7 @@ def run(options: Namespace) -> int:
     facts["throttled_by"] = [group | {"ours": _ours(group)} for group in throttlers(facts["now"].get("groups", ()))]
     facts["would_write"] = list(_unwritten(facts["groups"], "would write"))
     facts["held_back"] = list(_unwritten(facts["groups"], "held"))
+    facts["not_in_force"] = list(_not_in_force(facts["groups"]))
     facts["evicted"] = _evicted(facts, document.body["history"])
     facts["mode"] = document.body["agent"].get("mode")
     facts["window"] = document.body["agent"].get("window") or {}
@@ -85,10 +92,25 @@ def run(options: Namespace) -> int:
 # What is known
 
 
+def _read_back(options: Namespace, document: FetchedDocument, groups: Sequence[Row]) -> None:
+    """Without a daemon: the kernel's values beside the last wanted ones, where they can be read."""
+    try:
+        rows = compare_settings(document.body["settings"], {}, options.root, places.find(options).store)
+    except CliError:
+        return
+    known = {(row["path"], row["knob"]): row for row in rows}
+    for group in groups:
+        for setting in group["settings"]:
+            if (row := known.get((group["path"], setting["knob"]))) is not None:
+                setting |= {key: row[key] for key in ("wanted", "actual", "state", "detail")}
+
+
 def _directory(options: Namespace) -> tuple[FetchedDocument, Row] | None:
     """The group that the target is the path of, if bypassd has changed something there; None: it may be a pod's."""
     document = fetch(options, ("agent", "directories", "files", "holds", "history"), say=False)
     facts = collect_directory(document, options.target.rstrip("/") or "/", options.history)
+    if facts is not None and not document.live:
+        _read_back(options, document, facts["groups"])
     return None if facts is None else (document, facts)
 
 
@@ -135,11 +157,14 @@ def _own(group: Row) -> bool:
 def _decided(facts: Row, body: Row) -> Row:
     """Who set the CPU set that is in force, and by which rule."""
     pod = facts["pod"]
+    # In observe mode, or on hold, a value that is as wanted by chance is the runtime's, unless bypassd wrote it before.
+    enforces = body.get("agent", {}).get("mode") == "enforce"
     ours = [
         setting
         for group in facts["groups"]
         for setting in group["settings"]
         if setting["knob"] == "cpu.set" and setting["wanted"] is not None and setting["wanted"] == setting["actual"]
+        if (enforces and setting["state"] != "held") or (setting["file"] is not None and setting["file"]["written_at"])
     ]
     others = [setting["file"] for setting in _given_up(facts["groups"]) if setting["knob"] == "cpu.set"]
     reasons = body.get("budget", {}).get("reasons", {})
@@ -151,12 +176,32 @@ def _decided(facts: Row, body: Row) -> Row:
         reason = "bypassd's CPU set is on hold"
     if others and not ours:
         by, reason = _writer(others[0]), "bypassd gave the file up to it"
+    elif not ours and (text := _unrecorded(facts)):
+        by, reason = OTHERS, text
     return {
         "by": by,
         "class": pod.get("class"),
         "class_source": pod.get("class_source"),
         "reason": reason,
     }
+
+
+def _unrecorded(facts: Row) -> str:
+    """What the runtime recorded for a container whose CPUs are others, which bypassd has not written; else empty.
+
+    crun's record has the CPUs of the start only: what the kubelet gave since is the pool.
+    """
+    files = [setting["file"] for group in facts["groups"] for setting in group["settings"] if setting["file"]]
+    ours = {row["path"] for row in files if row["knob"] == "cpu.set" and row["written_at"] and row["writer"] == _US}
+    rows = facts["now"]["groups"]
+    pod = next((row["cpus"] for row in rows if row["role"] == "pod"), None)
+    for row in rows:
+        have, recorded = row["cpus"], row.get("recorded_cpus")
+        if pod is None or have is None or recorded is None or row["path"] in ours or have in facts["pools"].values():
+            continue
+        if CpuSet.parse(have) != CpuSet.parse(recorded or pod) & CpuSet.parse(pod):
+            return f"the runtime recorded {f'CPU {recorded}' if recorded else 'no CPU set'} for {row['role']}"
+    return ""
 
 
 def _given_up(groups: Sequence[Row]) -> list[Row]:
@@ -181,6 +226,14 @@ def _unwritten(groups: Sequence[Row], state: str) -> Iterator[Row]:
                 yield {"group": group["name"], "path": group["path"]} | {
                     key: setting.get(key) for key in ("knob", "control_file", "actual", "wanted", "policy", "reason")
                 }
+
+
+def _not_in_force(groups: Sequence[Row]) -> Iterator[Row]:
+    """Settings whose file has another value, for another reason than observe mode, a hold, or a file given up."""
+    for state in {setting["state"] for group in groups for setting in group["settings"]}:
+        kind = SettingState(state)
+        if not (kind.is_settled() or kind.is_absent() or state in _TOLD_APART):
+            yield from (row | {"state": state} for row in _unwritten(groups, state) if row["wanted"] is not None)
 
 
 def _evicted(facts: Row, history: Sequence[Row]) -> Row | None:
@@ -255,6 +308,8 @@ def _causes(throttled: Sequence[Row]) -> list[Row]:
 def _lifted(group: Row) -> str:
     """What lifts a quota that bypassd did not set."""
     now = f"(now {fmt.cpu(group['quota_milli'])})"
+    if group["role"].startswith("container ") and str(group["quota_by"]).startswith(OTHERS):
+        return f"restart the pod; and find who set the quota {now} of {group['path']}"
     if group["role"].startswith("container "):
         return f"raise resources.limits.cpu of {group['role']} {now} in its manifest"
     if group["quota_by"] == OWN_SUM:
@@ -413,10 +468,14 @@ def _past(hour: Row, *, live: bool) -> Iterator[Block]:
 
 
 def _enforce(facts: Row) -> Iterator[Block]:
-    changes, held = facts["would_write"], facts["held_back"]
+    changes, held, others = facts["would_write"], facts["held_back"], facts["not_in_force"]
+    if others:
+        text = f"{fmt.plural(len(others), 'value')} not in force: bypassctl diff"
+        yield field("enforce", StyledText(text, "warn"))
+        yield from _listed(others)
     if facts["mode"] is None:
         return
-    if not changes and not held:
+    if not changes and not held and not others:
         managed = any(setting["wanted"] is not None for group in facts["groups"] for setting in group["settings"])
         text = "nothing is left to write" if managed else "changes nothing: bypassd sets nothing of this pod"
         if given_up := _given_up(facts["groups"]):
@@ -424,11 +483,14 @@ def _enforce(facts: Row) -> Iterator[Block]:
         yield field("enforce", text)
         return
     if changes:
-        yield field("enforce", f"would write {fmt.plural(len(changes), 'value')}; nothing of them is written now")
+        yield field(
+            "" if others else "enforce",
+            f"would write {fmt.plural(len(changes), 'value')}; nothing of them is written now",
+        )
         yield from _listed(changes)
     if held:
         text = f"on hold: {fmt.plural(len(held), 'value')} to write when it has ended"
-        yield field("" if changes else "enforce", text)
+        yield field("" if changes or others else "enforce", text)
         yield from _listed(held)
 
 
@@ -437,6 +499,7 @@ def _listed(changes: Sequence[Row]) -> Iterator[Block]:
         actual, wanted = (
             setting_text(change["knob"], change[key], change["control_file"]) for key in ("actual", "wanted")
         )
-        yield field("", f"{change['group'].partition(' (')[0]}: {change['knob']} {actual} -> {wanted}")
+        state = f" ({change['state']})" if "state" in change else ""
+        yield field("", f"{change['group'].partition(' (')[0]}: {change['knob']} {actual} -> {wanted}{state}")
     if len(changes) > _CHANGES:
         yield field("", f"and {len(changes) - _CHANGES} more: bypassctl diff")

@@ -24,7 +24,7 @@ set has them (`cgroupfs.partitions`).
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, final
 
 import trio
@@ -92,6 +92,7 @@ class LimitCheck:
         for pod in list(pods.values()):
             found |= self._narrowed(pod.title, pod.group.path, pod.uid)
             found |= self._partitioned(pod)
+            spec_known = pod.spec_known
             for item in pod.workload if pod.sandbox is None else ():
                 if item.phase is Phase.SETTLED and item.spec is not None:
                     name = f"{pod.title}/{item.name or item.id[:13]}"
@@ -100,9 +101,8 @@ class LimitCheck:
                         if policy is CpuPolicy.NONE and not item.spec.cpus
                         else set()
                     )
-                    found |= {
-                        _Difference(name, text, pod.uid) for text in (self._memory(item), self._quota(item)) if text
-                    }
+                    texts = (self._memory(item, spec_known=spec_known), self._quota(item, spec_known=spec_known))
+                    found |= {_Difference(name, text, pod.uid) for text in texts if text}
             await slices.checkpoint()
         self._lasting = tuple(sorted(found & self._before))
         self._before = frozenset(found)
@@ -150,33 +150,33 @@ class LimitCheck:
                 texts.append(f"its CPU set {wanted} is not in effect, it runs on CPU {have}{why}")
         return {_Difference(pod.title, text, pod.uid) for text in texts}
 
-    def _memory(self, container: Container) -> str:
+    def _memory(self, container: Container, *, spec_known: bool) -> str:
         record = container.spec.memory_bytes if container.spec is not None else None
-        if not record or record < 0:
-            return ""
-        known, have = self._read(container, "memory.max")
         admitted = container.limits.memory_bytes
-        pages = {number // _PAGE for number in (record, admitted) if number}
-        if not known or (have is not None and have // _PAGE in pages):
+        if not (record or admitted or spec_known):
             return ""
-        shown = "no memory limit" if have is None else f"a memory limit of {size(have)}"
-        return f"the runtime's record has a memory limit of {size(record)}, its file has {shown}"
+        recorded = [number for number in (record, admitted) if number and number > 0]
+        known, have = self._read(container, "memory.max")
+        if not known or (not recorded and (have is None or not spec_known)):
+            return ""
+        if have is not None and have // _PAGE in {number // _PAGE for number in recorded}:
+            return ""
+        return _differ("memory limit", [size(number) for number in recorded[:1]], None if have is None else size(have))
 
-    def _quota(self, container: Container) -> str:
-        spec = container.spec
-        if spec is None or not spec.quota_us or spec.quota_us < 0:
+    def _quota(self, container: Container, *, spec_known: bool) -> str:
+        if (recorded := recorded_quotas(container, spec_known=spec_known)) is None:
             return ""
-        record = spec.quota_us * _CPU // (spec.period_us or DEFAULT_PERIOD_US)
         known, quota = self._read(container, "cpu.quota")
+        if not known or (quota is None and not recorded):
+            return ""
         period_known, period = self._read(container, "cpu.period")
-        if not known or not period_known or not period:
+        if not period_known or not period:
             return ""
         have = None if quota is None else quota * _CPU // period
-        expected = [number for number in (record, container.limits.cpu_milli) if number]
-        if have is not None and any(number - 1 <= have <= number + _ROUNDED_MILLI for number in expected):
+        if have is not None and any(number - 1 <= have <= number + _ROUNDED_MILLI for number in recorded):
             return ""
-        shown = "no CPU quota" if have is None else f"a CPU quota of {have / _CPU:g}"
-        return f"the runtime's record has a CPU quota of {record / _CPU:g}, its file has {shown}"
+        texts = [f"{number / _CPU:g}" for number in recorded[:1]]
+        return _differ("CPU quota", texts, None if have is None else f"{have / _CPU:g}")
 
     def _read(self, container: Container, knob: str) -> tuple[bool, int | None]:
         """Whether the file's value is known and not bypassd's, and the value; None: no limit."""
@@ -188,6 +188,25 @@ class LimitCheck:
         except (CgroupError, ValueError):
             return False, None
         return value is None or isinstance(value, int), value if isinstance(value, int) else None
+
+
+def recorded_quotas(container: Container, *, spec_known: bool) -> list[int] | None:
+    """The quotas, in thousandths of a CPU, that the runtime's record and the kubelet have for a container.
+
+    None where that is not known: without a record, and where a resize that only the pod's spec shows may have added
+    one. crun's record does not follow a resize.
+    """
+    spec, admitted = container.spec, container.limits.cpu_milli
+    if spec is None:
+        return None
+    record = (spec.quota_us or 0) * _CPU // (spec.period_us or DEFAULT_PERIOD_US)
+    found = [number for number in (record, admitted) if number and number > 0]
+    return found if found or spec_known else None
+
+
+def _differ(what: str, recorded: Sequence[str], have: str | None) -> str:
+    record = f"a {what} of {recorded[0]}" if recorded else f"no {what}"
+    return f"the runtime's record has {record}, its file has {f'no {what}' if have is None else f'a {what} of {have}'}"
 
 
 NAME: Final = "owners of CPUs"

@@ -18,7 +18,7 @@ from typing import Final, final
 
 from msgspec.structs import asdict
 
-from cgroupfs.errors import InputError, SourceError
+from cgroupfs.errors import InputError, SourceError, StoreError
 from cgroupfs.log import get_log
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.records import Records
@@ -97,6 +97,13 @@ class Commands:
         An operator's hold on it is unchanged. Errors: `StoreError` when the ledger cannot be written afterwards; the
         files are restored all the same.
         """
+        done, unrecorded = await self._restore(only, by)
+        if unrecorded is not None:
+            raise unrecorded
+        return done
+
+    async def _restore(self, only: str | None, by: str) -> tuple[list[RestoreResult], StoreError | None]:
+        """The results, and why they could not be recorded."""
         if only is None:
             self.set_enforce(enforce=False)
             await self._watching.suspend()
@@ -106,12 +113,17 @@ class Commands:
         table: dict[str, UndoKind] = {CGROUP: partial(self._restore_control_files, only)}
         table |= self._control.sides.restore_table(only)
         done = await restore_ledger(self._record.ledger, table, codec_of, only)
-        await in_worker(self._record.ledger.flush, limiter=self._record.lane)
+        unrecorded = None
+        try:
+            await in_worker(self._record.ledger.flush, limiter=self._record.lane)
+        except StoreError as exc:
+            # On a full disk: the next flush that succeeds records it.
+            unrecorded = exc
         for result in done:
             if not result.ok:
                 self._alerts.alert("restore", f"{result.path}/{result.file}: {result.undo}: {result.detail}", None)
         self._control.reconciler.dirty.mark_all("restore")
-        return done
+        return done, unrecorded
 
     async def restore_daemon_weights(self) -> None:
         """Restore the weights of the node's other daemons: without the law that raises them they are too low."""
@@ -121,15 +133,17 @@ class Commands:
             _LOG.info("weight of the node's daemons restored", group=result.path, outcome=result.undo.value)
 
     async def restore_by_request(self, request: RestoreRequest) -> Mapping[str, object]:
-        """``bypassctl restore``: everything, or one pod. Errors: `StoreError`."""
+        """``bypassctl restore``: everything, or one pod. Errors: `StoreError` of a kind that needs the store."""
         _LOG.warning("restore requested", by=request.by or "unknown", pod=request.pod_uid or "all")
-        done = await self.restore(request.pod_uid, by=request.by)
+        done, unrecorded = await self._restore(request.pod_uid, request.by)
         held = None if request.pod_uid is None else pod_hold(self._mode.holds, request.pod_uid)
         return {
             **_facts(done),
             "mode": AgentMode.ENFORCE.value if self._mode.enforce else AgentMode.OBSERVE.value,
             "configured_mode": self._config.mode.value,
             "hold": None if held is None else asdict(held),
+            "recorded": unrecorded is None,
+            "problem": None if unrecorded is None else str(unrecorded),
         }
 
     async def off(self, request: OffRequest) -> Mapping[str, object]:

@@ -20,6 +20,7 @@ from reconciler.actuators.holds import pod_hold
 from reconciler.control.bounds_in_force import bound_problems, sandboxed_text
 from reconciler.control.pod_minutes import directories_above
 from reconciler.daemon.agent import Agent
+from reconciler.runtime.workqueue import container_key, pod_key
 from reconciler.sources.outside import outside_of_pods, outside_text
 from state.measures import Restrictions
 from state.model import Pod, PodClass
@@ -40,6 +41,9 @@ class PodProblems:
         self._earlier = agent.control.reconciler.earlier_run
         self._refusals = agent.control.reconciler.refusals
         self._outside = outside_of_pods(agent.sources.outside)
+        lines = (line.partition(": ") for line in agent.writes.judge.errors.problems())
+        self._failing = {key: text for key, _, text in lines}
+        """Errors of single objects, by the object's key."""
         self._broken: dict[str, list[str]] = {}
         """Bounds and exclusive CPUs that are not in force, and files that cannot be read, by uid."""
         for problem in bound_problems(agent.control.reconciler):
@@ -63,6 +67,10 @@ class PodProblems:
     def _texts(self, pod: Pod) -> Iterator[str]:
         yield from pod.classification.problems
         yield from self._broken.get(pod.uid, ())
+        if self._failing:
+            names = {container_key(item.id): f"{item.name or item.id[:13]}: " for item in pod.containers}
+            names[pod_key(pod.uid)] = ""
+            yield from (f"{names[key]}{text}" for key, text in self._failing.items() if key in names)
         yield from self._limits.problems(pod.uid)
         yield from self._controllers.problems(pod.group.path)
         yield from self._earlier.problems(pod.uid)

@@ -30,6 +30,7 @@ from reconciler.config.load import digest
 from reconciler.config.model import AgentMode
 from reconciler.control.bounds_in_force import NAME as BOUNDS
 from reconciler.control.bounds_in_force import bound_problems, reasons_in_force
+from reconciler.control.record_check import recorded_quotas
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.event_feed import event_feed
 from reconciler.daemon.numbers import counters, snapshot
@@ -424,7 +425,7 @@ class StatusReport:
             },
             "cpu_ns": agent.usage.cpu_ns(pod.group.path),
             "settings": self._group(pod.group.path, outcomes),
-            "containers": [self._container(container, outcomes) for container in pod.containers],
+            "containers": [self._container(container, pod, outcomes) for container in pod.containers],
             "refusals": [
                 {
                     **fields_of(refusal.setting, "path knob"),
@@ -435,7 +436,7 @@ class StatusReport:
             ],
         }
 
-    def _container(self, container: Container, outcomes: Outcomes) -> dict[str, object]:
+    def _container(self, container: Container, pod: Pod, outcomes: Outcomes) -> dict[str, object]:
         timeline = self._agent.control.reconciler.timelines.get(container.id)
         return {
             "id": container.id,
@@ -443,6 +444,8 @@ class StatusReport:
             "kind": container.kind.value,
             "phase": container.phase.value,
             "group": container.group.path,
+            "quota_recorded_milli": recorded_quotas(container, spec_known=pod.spec_known),
+            "cpus_recorded": container.spec.cpus or "" if container.spec is not None else None,
             "settings": self._group(container.group.path, outcomes),
             "times": timeline.status() if timeline is not None else {},
         }

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.naming import QosClass
 from reconciler.policies.base import MILLI_MIN, container_asks, period_us, pod_asks, quota_us
-from reconciler.runtime.format import cpu
+from reconciler.runtime.format import cpu, plural
 from state.cpu import GroupUse, QuotaFloor
 from state.model import Container, NodeView, Pod, Pools
 from state.owners import AS_IS
@@ -68,7 +68,7 @@ def split(budget: int, view: NodeView, before: Mapping[str, int] | None = None) 
             view.uses.get(view.besteffort),
         )
         if outside:
-            reason = f"CPU quota on kubepods/besteffort and on {len(outside)} BE pods outside it"
+            reason = f"CPU quota on kubepods/besteffort and on {plural(len(outside), 'BE pod')} outside it"
     if not any(taker.weight for taker in takers.values()):
         return ({} if online or floor is not None else {view.besteffort: budget}), reason
     parts = _divide(budget, takers)

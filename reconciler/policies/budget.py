@@ -161,7 +161,10 @@ def next_budget(
     if room > ceiling:
         room, text = ceiling, f"limited by the idle buffer to {fmt.cpu(max(0, ceiling))}"
     target = min(max(room, low), top)
-    target = max(low, target - target % _grain(online, config))
+    grain = _grain(online, config)
+    if low < target and target % grain:
+        text += f", in steps of {fmt.cpu(grain)}"
+    target = max(low, target - target % grain)
 
     if since is not None:
         lost = before is None or view.now - since > config.unknown_hold_s
@@ -172,7 +175,7 @@ def next_budget(
     else:
         milli = _grown(before, target, view.now - previous.budget_at, online, config)
         if milli == before < target:
-            text += f"; raised when that is at least {fmt.cpu(before + 2 * _grain(online, config))}"
+            text += f"; raised when that is at least {fmt.cpu(before + 2 * grain)}"
     if milli == low:
         text += f"; limited to the minimum, {fmt.cpu(low)}"
     if previous is not None and milli == previous.budget_milli and since == previous.unknown_since:

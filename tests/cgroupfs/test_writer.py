@@ -112,6 +112,18 @@ def test_a_refused_value_is_an_outcome_with_its_errno() -> None:
     assert outcome.error.errno == errno.EACCES
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_weight_that_the_idle_class_forbids_is_refused_with_that_reason(version: int) -> None:
+    kernel, places = machine("v1" if version == 1 else "v2")
+    kernel.write(places.directory("cpu", GROUP), "cpu.idle", "1")
+    outcome = KernelWriter(places, files=kernel).write(step("cpu.weight", "20", version=version))
+    assert isinstance(outcome.error, CgroupRefusedError)
+    assert str(outcome.error).endswith("cpu.idle of this group is 1, so the kernel takes no cpu.weight (EINVAL)")
+    kernel.write(places.directory("cpu", GROUP), "cpu.idle", "0")
+    outcome = KernelWriter(places, files=kernel).write(step("cpu.weight", "0", version=version))
+    assert "cpu.idle" not in str(outcome.error)
+
+
 def test_busy_and_gone_are_told_apart() -> None:
     kernel, places = machine()
     kernel.charge(places.directory("memory", GROUP), anon=8 * MEGA)

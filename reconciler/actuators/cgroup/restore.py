@@ -440,6 +440,9 @@ def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _Pen
         return _PendingRestore(entry, original, actual, original != text)
     if restore is not None and actual == restore:
         return _result(entry, RestoreOutcome.ALREADY, raw)
+    if entry.failures and not entry.written_at and not ours:
+        # The kernel refused every write: the value of another program is there, and ours never was.
+        return _result(entry, RestoreOutcome.ALREADY, raw)
     # A crash between a write and its record leaves a file that holds the wanted value: ours as well.
     if entry.writer not in {US, ""} and entry.seen is not None and actual == knob.normal(entry.seen, version):
         return _result(entry, RestoreOutcome.FOREIGN, raw, f"by {entry.process or entry.writer}")

@@ -155,6 +155,16 @@ def test_the_usual_places_are_those_of_the_daemon() -> None:
     assert places.DEFAULT_CONFIG == load.DEFAULT_PATH
 
 
+@pytest.mark.parametrize(("path", "error"), [("/dev/zero", "EINVAL"), ("/", "EISDIR")])
+@pytest.mark.parametrize("command", ["status", "why x", "holds", "config show"])
+def test_a_configuration_that_is_no_file_is_said_and_not_read_without_end(
+    run: Run, command: str, path: str, error: str
+) -> None:
+    ran = run(*command.split(), "--config", path)
+    assert (ran.code, ran.out) == (Exit.USAGE, "")
+    assert f"{path}: cannot be read: {error}" in ran.err
+
+
 def test_state_dump_speaks_of_itself(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--help"], ["--section"], ["-o", "nothing"], ["--nothing"], ["nothing"]):
         code = main(["dump", *words], "state-dump")

@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.cli import explain, why
@@ -21,7 +22,9 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
 from reconciler.daemon.status import StatusReport
-from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode
+from reconciler.policies.idle_class import IdleClassConfig
+from reconciler.policies.table import PoliciesConfig
+from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
 from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.conftest import Run
@@ -45,6 +48,15 @@ def test_status_is_one_screen_of_80_columns(run: Run, daemon: FakeDaemon) -> Non
     assert "alerts   yield 1" in lines
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
+
+
+def test_status_names_the_command_that_shows_a_setting_that_failed(run: Run, daemon: FakeDaemon) -> None:
+    for state, shown in (("written", False), ("held", False), ("refused", True), ("unreadable", True)):
+        daemon.document["classes"] = [{"class": None, "pods": 0, "refused": 0, "settings": {state: 1, "in place": 3}}]
+        (line,) = (
+            line for line in run("status", "--socket", daemon.socket).out.splitlines() if line.startswith("settings")
+        )
+        assert line.endswith("  (bypassctl diff)") == shown
 
 
 def test_status_and_why_of_a_be_pod_name_the_law_of_headroom(run: Run, daemon: FakeDaemon) -> None:
@@ -355,11 +367,18 @@ def test_status_and_explain_work_from_the_store(run: Run, live: LiveNode) -> Non
     ran = run("status", "--root", live.root)
     assert ran.code == Exit.NOT_OK
     assert "daemon stopped" in ran.out
+    assert "in force" not in ran.out, "nothing was read back"
+    assert "it has left 4 values (compare: bypassctl diff; undo: bypassctl restore)" in ran.out
     assert "pods     dedicated 1  shared 1  reclaimed 1" in ran.out
     ran = run("explain", "batch-7", "--root", live.root)
     assert ran.code == Exit.OK
-    assert "cpu.set     5-6  last known" in ran.out
+    assert "cpu.set     5-6  in place" in ran.out
+    assert "decided  by bypassd (reclaimed): BE pool" in ran.out
     assert "No answer of the daemon" in ran.out
+    live.write(f"{group(BATCH)}/{container_id(BATCH)}", "cpuset", "cpuset.cpus", "3")
+    ran = run("explain", "batch-7", "--root", live.root)
+    assert "cpu.set     5-6  differs; actual 3" in ran.out
+    assert "decided  by kubelet and runtime" in ran.out
 
 
 def test_diff_reads_the_kernel_itself_when_the_daemon_is_down(run: Run, live: LiveNode) -> None:
@@ -375,6 +394,19 @@ def test_diff_reads_the_kernel_itself_when_the_daemon_is_down(run: Run, live: Li
     ran = run("diff", "--root", live.root)
     assert "its group is gone" in ran.out
     assert "1 setting of 4 not in force" in ran.out
+
+
+def test_a_weight_beside_the_idle_class_is_no_difference_for_diff_without_a_daemon(run: Run, live: LiveNode) -> None:
+    live.config = replace(live.config, policies=PoliciesConfig(idle_class=IdleClassConfig(enabled=True)))
+    live.document()
+    (setting,) = (row for row in diff_of(run, live, "--all") if row["knob"] == "cpu.idle")
+    assert (setting["path"], setting["actual"], setting["state"]) == (group(BATCH), "1", "in place")
+    assert not diff_of(run, live)
+
+
+def diff_of(run: Run, live: LiveNode, *words: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(run("diff", *words, "-o", "json", "--root", live.root).out)["settings"]
+    return rows
 
 
 def test_what_observe_mode_would_write_differs(run: Run, live: LiveNode) -> None:

@@ -135,6 +135,15 @@ def test_at_80_columns_a_verdict_has_both_names_and_the_legend_is_whole() -> Non
     assert "lower case: BE work, too" in lines
 
 
+def test_in_observe_mode_budget_and_pools_are_planned() -> None:
+    node = facts(30)
+    for mode, planned in (("enforce", False), ("observe", True)):
+        body = {**node.body, "agent": {**node.body["agent"], "mode": mode}}
+        text = "\n".join(shown(node._replace(body=body), 80, map="pools"))
+        assert ("CPU planned, " in text) == planned
+        assert ("lower case: planned, BE work, too" in text) == planned
+
+
 def test_verdicts_name_victim_suspect_and_rule() -> None:
     text = "\n".join(shown(facts(30), 200))
     assert "1 victim confirmed" in text

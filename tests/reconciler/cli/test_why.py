@@ -8,7 +8,7 @@ import pytest
 
 from reconciler.cli import why
 from reconciler.cli.exits import Exit
-from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, ChainGroup, chain, owner, throttlers
+from reconciler.cli.limits import OWN_LIMIT, OWN_SUM, ChainGroup, PodLimits, chain, measured, owner, throttlers
 from reconciler.cli.screen import plain, sparkline
 from reconciler.config.model import AgentMode
 from state.dump import EVENT_DEFAULTS
@@ -32,6 +32,7 @@ def now(*groups: dict[str, Any], wait: int | None = 0) -> dict[str, Any]:
 
 
 OWN = kernel_group("container main", "/c", quota_milli=500, quota_by="its own limit", throttled_share=0.4)
+CONTAINER = {"id": "c" * 64, "name": "main", "kind": "app"}
 FREE = kernel_group("container main", "/c")
 POD = kernel_group("pod", "/p")
 OURS = kernel_group("QoS class", ABOVE, quota_milli=400, quota_by="bypassd (reclaimed)", throttled_share=0.55)
@@ -99,6 +100,29 @@ def test_an_online_pod_has_its_cpus_its_pool_and_who_decided(
     assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "bypassd (reclaimed)"
 
 
+@pytest.mark.parametrize(
+    ("recorded", "have", "by"),
+    [
+        ("0-6", "0-6", "kubelet and runtime"),
+        ("0-7", "0-6", "kubelet and runtime"),  # the pod's directory has no more
+        ("", "0-6", "kubelet and runtime"),
+        (None, "3", "kubelet and runtime"),  # not known
+        ("1-2", "0-4", "kubelet and runtime"),  # the pool of the checkpoint: crun's record is older
+        ("0-6", "3", "another program"),
+        ("", "3", "another program"),
+    ],
+)
+def test_cpus_that_neither_a_record_nor_a_pool_has_are_another_programs(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, recorded: str | None, have: str, by: str
+) -> None:
+    daemon.document["pools"]["shared"] = "0-4"
+    box = kernel_group("container main", "/c", recorded_cpus=recorded) | {"cpus": have}
+    monkeypatch.setattr(why, "_now", lambda *_: now(box, POD | {"cpus": "0-6"}))
+    decided = facts_of(run, daemon, WEB)["decided"]
+    assert decided["by"] == by
+    assert ("the runtime recorded" in decided["reason"]) == (by == "another program")
+
+
 def test_a_file_that_was_given_up_names_its_writer_and_what_takes_it_up_again(
     run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +165,38 @@ def test_what_enforce_would_write_has_both_values_with_units(run: Run, live: Liv
     assert all(change["actual"] != change["wanted"] for change in changes.values())
     assert "bypassctl diff" in [action["command"] for action in facts["do"]]
     assert not facts_of(run, daemon, "web-0")["would_write"]
+    pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
+    (setting,) = (row for row in pod["containers"][0]["settings"] if row["knob"] == "cpu.set")
+    setting |= {"state": "in place", "actual": setting["wanted"]}
+    assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "kubelet and runtime", "bypassd wrote nothing"
+
+
+def test_a_refused_value_is_said_before_all_others_and_not_that_nothing_is_left(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
+    pod = next(pod for pod in daemon.document["pods"] if pod["uid"] == BATCH)
+    (setting,) = (row for row in pod["containers"][0]["settings"] if row["knob"] == "cpu.weight")
+    path = f"/sys/fs/cgroup/cpu{group(BATCH)}/x/cpu.shares"
+    setting |= {"state": "refused", "actual": "3", "detail": f"{path}: write '2': the reason (EINVAL)"}
+    assert [row["knob"] for row in facts_of(run, daemon, "batch-7")["not_in_force"]] == ["cpu.weight"]
+    text = run("why", "batch-7", "--socket", daemon.socket).out
+    assert "enforce  1 value not in force: bypassctl diff\n" in text
+    assert "         container main: cpu.weight 3 shares -> 2 shares (refused)\n" in text
+    assert "nothing is left to write" not in text
+    for words in (["why", "batch-7"], ["diff"]):
+        shown = run(*words, "--socket", daemon.socket).out
+        assert "write '2': the reason (EINVAL)" in shown
+        assert path not in shown, "place and file are beside it"
+
+
+def test_the_history_of_a_pod_is_in_the_order_of_its_times(run: Run, daemon: FakeDaemon) -> None:
+    times = [7.0, 9.0, 8.0]
+    daemon.document["history"] = [
+        {**EVENT_DEFAULTS, "seq": seq, "at": at, "kind": "write", "pod_uid": BATCH, "file": "cpu.shares"}
+        for seq, at in enumerate(times)
+    ]
+    assert [entry["at"] for entry in facts_of(run, daemon, "batch-7")["history"]] == [9.0, 8.0, 7.0]
 
 
 def test_of_a_pod_on_hold_it_says_what_is_written_after_the_hold(run: Run, daemon: FakeDaemon) -> None:
@@ -153,6 +209,9 @@ def test_of_a_pod_on_hold_it_says_what_is_written_after_the_hold(run: Run, daemo
     text = run("why", "batch-7", "--socket", daemon.socket).out
     assert "enforce  on hold: 1 value to write when it has ended" in text
     assert "nothing is left to write" not in text
+    setting |= {"actual": setting["wanted"]}
+    daemon.document["files"] = [row for row in daemon.document["files"] if row["knob"] != "cpu.set"]
+    assert facts_of(run, daemon, "batch-7")["decided"]["by"] == "kubelet and runtime", "after `off` it is so by chance"
 
 
 def test_from_the_store_and_the_kernel_while_the_daemon_is_down(run: Run, live: LiveNode) -> None:
@@ -203,6 +262,39 @@ def test_a_quota_is_ours_only_where_we_wrote_it() -> None:
     for other in (row | {"written_at": 0.0}, row | {"seen": "2000"}):
         assert owner("QoS class", other, unlimited=False) == owner("QoS class", None, unlimited=True)
     assert owner("container main", None, unlimited=True) == OWN_LIMIT
+
+
+def test_a_containers_quota_is_its_own_only_as_it_was_recorded(
+    run: Run, live: LiveNode, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota behind bypassd's back is in no manifest."""
+    box = f"{group(WEB)}/{container_id(WEB)}"
+    live.write(box, "cpu", "cpu.cfs_quota_us", "50000")
+    for recorded, by in (
+        (None, OWN_LIMIT),
+        ([500], OWN_LIMIT),
+        ([200, 495], OWN_LIMIT),
+        ([], "another program (the runtime recorded none)"),
+        ([1000], "another program (the runtime recorded 1.00 CPU)"),
+    ):
+        pod = {"group": group(WEB), "containers": [{**CONTAINER, "group": box, "quota_recorded_milli": recorded}]}
+        first, *_ = measured(PodLimits(pod, live.root, files=live.kernel), [], 0.0)["groups"]
+        assert first["quota_by"] == by
+    throttled = {**OWN, "quota_by": by}
+    monkeypatch.setattr(why, "_now", lambda *_: now(throttled, POD))
+    (action,) = [action for action in facts_of(run, daemon, WEB)["do"] if not action["command"]]
+    assert "find who set the quota (now 0.50 CPU) of /c" in action["why"]
+
+
+def test_a_quota_is_ours_only_while_the_kernel_has_it(live: LiveNode) -> None:
+    """Also in the moment before the daemon reads the file again."""
+    live.write(ABOVE, "cpu", "cpu.cfs_quota_us", "40000")
+    row = {"path": ABOVE, "knob": "cpu.quota", "written_at": 5.0, "policy": "reclaimed"}
+    limits = PodLimits({"group": group(BATCH), "containers": []}, live.root, files=live.kernel)
+    for wanted, ours in (("40000", True), ("80000", False)):
+        groups = measured(limits, [row | {"wanted": wanted, "seen": wanted}], 0.0)["groups"]
+        (above,) = (each for each in groups if each["path"] == ABOVE)
+        assert above["quota_by"].startswith("bypassd") == ours
 
 
 def test_a_pods_quota_is_the_sum_of_its_containers_only_where_each_has_one(
@@ -258,7 +350,7 @@ def test_a_sparkline_has_a_mark_for_each_part(
 @pytest.mark.parametrize(("pool", "reason"), [("shared", "kept from the kubelet"), ("reclaimed", "")])
 def test_a_be_pools_reason_is_none_of_a_set_that_bypassd_did_not_write(pool: str, reason: str) -> None:
     body = {"budget": {"reasons": {"shared": "kept from the kubelet", "reclaimed": "BE runs on CPU 1"}}}
-    facts = {"pod": {"pool": pool}, "groups": []}
+    facts = {"pod": {"pool": pool}, "groups": [], "now": now(), "pools": {}}
     assert why._decided(facts, body)["reason"] == reason
 
 

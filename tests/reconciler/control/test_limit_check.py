@@ -65,6 +65,21 @@ async def test_a_limit_that_no_file_has_is_a_condition_with_both_values(live: Li
         assert not await looked(agent, 1)
 
 
+async def test_a_limit_that_no_record_has_is_a_condition_where_the_pods_spec_is_known(live: LiveNode) -> None:
+    with live.agent() as agent:
+        await live.look(agent)
+        recorded(agent)
+        put(live, memory=512 * MIB, quota=30_000)
+        assert not await looked(agent), "a resize that only the spec shows may have added them"
+        one = agent.control.inventory.pods[WEB]
+        agent.control.inventory.pods[WEB] = replace(one, meta_source="kubelet")
+        detail = await looked(agent)
+        assert "the runtime's record has no CPU quota, its file has a CPU quota of 0.3" in detail
+        assert "the runtime's record has no memory limit, its file has a memory limit of 512 MiB" in detail
+        put(live, memory=-1 if live.kernel.mode == "v1" else 1 << 62, quota=-1)
+        assert not await looked(agent, 1)
+
+
 @pytest.mark.parametrize(("quota", "differs"), [(12_345, False), (13_000, False), (14_000, True), (12_000, True)])
 async def test_a_quota_that_systemd_has_rounded_up_is_the_same(live: LiveNode, quota: int, differs: bool) -> None:
     with live.agent() as agent:

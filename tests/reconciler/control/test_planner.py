@@ -379,7 +379,7 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
         "reserved": "no reserved CPUs",
         "shared": "neither reserved nor dedicated; online pods keep the CPU set from the kubelet",
         "idle_buffer": "idle buffer inactive (no BE work running)",
-        "budget": "target 65 % of 8 CPUs - 0.00 used by system - 0.00 online",
+        "budget": "target 65 % of 8 CPUs - 0.00 used by system - 0.00 online, in steps of 0.16 CPU",
         "law": "quota: no BE pod",
         "reclaimed": "BE runs on CPU 2-7 (6 of 8 eligible)",
         "cpuset": "BE containers are limited to the BE pool",

@@ -9,11 +9,11 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.errors import InputError
+from cgroupfs.errors import InputError, StoreError
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.podlist import pod_quota_milli
 from reconciler.daemon.status import StatusReport
-from reconciler.web.interface import HoldRequest, OffRequest
+from reconciler.web.interface import HoldRequest, OffRequest, RestoreRequest
 from state.model import Hold, PodClass
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.fakes.reloads import reloads
@@ -193,6 +193,29 @@ def test_what_makes_no_sense_is_refused_before_anything_changes(tmp_path: Path) 
         with pytest.raises(InputError):
             await scene.report.hold(HoldRequest(target=OFF, reason="x", by="ana", seconds=1.0))
         assert not scene.agent.record.holds.all
+
+    on_a_node(tmp_path, act)
+
+
+def test_a_restore_on_a_full_disk_is_answered_with_what_was_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error alone does not say whether the node has its original values."""
+
+    def full(batch: object) -> None:
+        raise StoreError("state.db: cannot write: database or disk is full")
+
+    async def act(scene: OffScene) -> None:
+        ours = scene.cpus()
+        with monkeypatch.context() as patch:
+            patch.setattr(scene.agent.record.store, "apply", full)
+            answer: Any = await scene.report.restore(RestoreRequest(by="ana"))
+        assert (answer["recorded"], answer["problem"]) == (False, "state.db: cannot write: database or disk is full")
+        assert answer["restored"] == len(answer["files"]) > 0
+        assert answer["left"] == 0
+        assert scene.cpus() != ours
+        again: Any = await scene.report.restore(RestoreRequest(by="ana"))
+        assert (again["recorded"], again["problem"]) == (True, None)
 
     on_a_node(tmp_path, act)
 

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from cgroupfs.errors import AgentError
 from cgroupfs.files import Directory
 from reconciler.alerts.agent_alerts import _OF_ITS_OWN, RUNBOOKS, SourceHealth, runbook, source_states
 from reconciler.alerts.alert import Alert
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.problems import ACTUATOR
 from reconciler.daemon.status import StatusReport
+from reconciler.runtime.workqueue import container_key, pod_key
 from state.model import PodMeta
-from tests.fakes.livenode import BATCH, LiveNode, container_id, group
+from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 from tests.reconciler.telemetry.rendered import render
@@ -151,6 +153,21 @@ async def test_each_is_an_alert_after_a_minute_and_until_its_end(
                 retries.clear()
             await live.look(agent)
         ended(watch, name, text)
+
+
+async def test_an_error_of_a_pod_or_of_its_container_is_a_problem_of_that_pod_alone(tmp_path: Path) -> None:
+    """The runbook sends its reader to `bypassctl why POD`."""
+    live = LiveNode(tmp_path)
+    with live.agent() as agent:
+        await live.look(agent)
+        errors = agent.writes.judge.errors
+        errors.failed(container_key(container_id(WEB)), AgentError("bundle: gone wrong"))
+        errors.failed(pod_key(WEB), AgentError("its directory cannot be listed"))
+        report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        pods: Any = report.state(("pods",))["pods"]
+        problems = {pod["uid"]: pod["problems"] for pod in pods}
+    assert problems[WEB] == ["main: bundle: gone wrong", "its directory cannot be listed"]
+    assert not problems[BATCH]
 
 
 async def test_each_actuator_of_other_files_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

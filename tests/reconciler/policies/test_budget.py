@@ -105,7 +105,7 @@ def test_the_reason_has_the_use_that_is_credited_and_from_when_the_budget_rises(
         view = node(cpu=use, now=1000.0)
         return next_budget(view, counted, last, CONFIG, outside=outside, ceiling=8000).reason
 
-    law = "target 65 % of 6 CPUs - 0.00 used by system - 2.50 online + 2.00 on other CPUs"
+    law = "target 65 % of 6 CPUs - 0.00 used by system - 2.50 online + 2.00 on other CPUs, in steps of 0.16 CPU"
     assert reason(None) == law
     assert next_budget(
         node(cpu=replace(use, host_be_milli=700, busy_milli=use.busy_milli + 700), now=1000.0),

@@ -91,6 +91,17 @@ async def test_a_held_file_is_left_as_it_is(acting: Acting) -> None:
     assert acting.read(GROUP, "cpu.weight") == "3"
 
 
+async def test_a_value_that_the_kernel_refused_leaves_nothing_to_restore(acting: Acting) -> None:
+    """Another program has put the group in the idle class: no removal of bypassd may fail because of that."""
+    directory = acting.hierarchy.directory("cpu", GROUP)
+    acting.files.write(directory, "cpu.idle", "1")
+    await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 500})])
+    assert acting.stood(GROUP, "cpu.weight") == "refused"
+    acting.files.write(directory, "cpu.idle", "0")
+    (done,) = await restore_all(acting.hierarchy, acting.ledger, acting.writer, files=acting.files)
+    assert (done.undo, done.ok) == (RestoreOutcome.ALREADY, True)
+
+
 async def test_a_value_that_was_never_written_is_not_ours(acting: Acting) -> None:
     """Wanted under a hold only: a program that writes this very value is another program all the same."""
     await acting.actuator.apply([acting.target(GROUP, {"cpu.weight": 3})])
