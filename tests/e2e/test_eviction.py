@@ -96,7 +96,8 @@ async def evicted(
     evictor = Evictor(
         varied(
             EvictionMeans(order=means, api=varied(ApiMeans(), first_wait_s=0.1, failing_s=1.0)),
-            restarts=RestartRules(watch_s=2.0 if means == (EvictionMethodName.CRI,) else 0.0),
+            # `start_again` takes more than two seconds on a busy machine; a pod that returns later is not ended again.
+            restarts=RestartRules(watch_s=10.0 if means == (EvictionMethodName.CRI,) else 0.0),
         ),
         hierarchy=Hierarchy.detect(),
         store=Store(str(directory / "state.db"), boot="b"),
