@@ -107,7 +107,6 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of memory of one NUMA node. Units: bytes."""
 
     total: int
-    system_reserved: int
     allocatable: int
     reserved: int
     free: int
@@ -306,10 +305,11 @@ def parse_pod_status(data: bytes, where: str = POD_STATUS) -> PodStatusState:
 
 
 def _memory_table(fields: Object, where: str) -> MemoryTable:
-    total, system, allocatable, reserved, free = (
-        read.number(fields, name, where) for name in ("total", "systemReserved", "allocatable", "reserved", "free")
+    read.number(fields, "systemReserved", where)  # part of the form
+    total, allocatable, reserved, free = (
+        read.number(fields, name, where) for name in ("total", "allocatable", "reserved", "free")
     )
-    return MemoryTable(total=total, system_reserved=system, allocatable=allocatable, reserved=reserved, free=free)
+    return MemoryTable(total=total, allocatable=allocatable, reserved=reserved, free=free)
 
 
 def _memory_block(result: Any, where: str) -> MemoryBlock:
