@@ -73,7 +73,6 @@ async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told
     numbers = service.numbers()
     assert numbers.counts == {("eviction-done", "warning"): 1, ("eviction-done", "critical"): 1}
     assert numbers.sinks["lines"].outcomes["told"] == 2
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> None:
@@ -90,7 +89,6 @@ async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nurs
     (result,) = await service.test("lines", "ana")
     assert (result["sink"], result["kind"], result["ok"]) == ("lines", "file", True)
     assert "TEST alert from bypassd (ana@" in (tmp_path / "alerts").read_text()
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_is_staged_is_told_once_its_batch_is_stored(
@@ -107,7 +105,6 @@ async def test_what_is_staged_is_told_once_its_batch_is_stored(
     nothing = await telling(tmp_path, AlertsConfig()).stage(batch := StoreBatch(), alert(durable=True))
     nothing()
     assert not batch
-    nursery.cancel_scope.cancel()
 
 
 async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
@@ -122,7 +119,6 @@ async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
     await trio.sleep(0.5)
     rows = await trio.to_thread.run_sync(after._store.rows, "meta", limiter=after._lane)
     assert [key for key, _ in rows if key.startswith("alert:")] == []
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_source_that_stays_down_is_told_and_its_return_too(
@@ -136,7 +132,6 @@ async def test_a_source_that_stays_down_is_told_and_its_return_too(
     assert not (tmp_path / "alerts").exists()
     await trio.sleep(60)
     assert '"cri: no answer"' in (tmp_path / "alerts").read_text()
-    nursery.cancel_scope.cancel()
 
 
 def test_each_outage_is_told_once_and_a_short_one_never() -> None:

@@ -316,7 +316,6 @@ async def test_it_runs_as_a_side_of_the_agent(world: World, nursery: trio.Nurser
     await nursery.start(side.run)
     side.planned(world.situation(BATCH))
     await until(lambda: world.places(batch)[0] != MOUNT)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nursery: trio.Nursery) -> None:
@@ -329,7 +328,6 @@ async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nurser
     assert world.side.status()["sweeps"] == 1
     world.side.planned(world.situation(BATCH, WEB))
     await until(lambda: world.side.status()["sweeps"] == 2)
-    nursery.cancel_scope.cancel()
 
 
 async def until(met: Callable[[], bool]) -> None:
