@@ -35,6 +35,7 @@ from tests.fakes.threadclock import thread_clock
 from tests.reconciler.alerts.durable import keep
 from tests.reconciler.alerts.making import alert
 from tests.reconciler.nodes import pod
+from tests.until import until
 
 PROJECT = Path(__file__).parents[3]
 
@@ -251,9 +252,7 @@ async def test_the_link_is_in_what_a_sink_gets(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         service.send(replace(alert(), labels={"uid": "u1"}, severity=Severity.CRITICAL))
-        with trio.fail_after(60):
-            while not file.exists():  # noqa: ASYNC110  (a file has no event)
-                await trio.sleep(0.05)
+        await until(file.exists)
         nursery.cancel_scope.cancel()
     assert "http://localhost:9470/#pod=u1" in file.read_text()
 

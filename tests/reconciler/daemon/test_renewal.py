@@ -16,6 +16,7 @@ from reconciler.daemon import main
 from reconciler.runtime import malloc
 from reconciler.runtime.priority import LoopPriority, PriorityState
 from state.entry import RestoreResult
+from tests.until import until
 
 
 class NoCalls:
@@ -106,12 +107,6 @@ def place() -> Any:
     return SimpleNamespace(
         kubelet=kubelet, layout=layout, hierarchy=hierarchy, runtime=runtime, topology=topology, own=None
     )
-
-
-async def until(question: Callable[[], object]) -> None:
-    with trio.fail_after(60):
-        while not question():  # noqa: ASYNC110  (of many objects, most of them without an event)
-            await trio.sleep(0.005)
 
 
 def loaded(config: Config) -> load.Loaded:

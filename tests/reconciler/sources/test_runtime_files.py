@@ -14,7 +14,8 @@ from cgroupfs.errors import InputError
 from reconciler.sources.runtime_files import FILES, Runtime, parse_record, shim_runtime
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
-from tests.reconciler.sources.test_runtime_signal import Handler, until
+from tests.reconciler.sources.test_runtime_signal import Handler
+from tests.until import until
 
 FIXTURES: Final = Path(__file__).parents[2] / "fixtures"
 CRUN: Final[Mapping[str, Any]] = json.loads((FIXTURES / "node" / "crun-1.8.1.json").read_text())  # recorded JSON

@@ -20,7 +20,8 @@ from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.plainpod import ScriptedWay, ends, fails, order_for
-from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, until
+from tests.reconciler.responses.bench import CONFIG, Bench, carried_out
+from tests.until import until
 
 
 async def test_each_act_stands_in_the_journal_before_it_and_the_end_is_told_once(bench: Bench) -> None:
