@@ -292,7 +292,9 @@ def _lists(root: Schema) -> list[str]:
     counts = Counter(_row(field) for *_, fields in sections for field in fields if _is_plain(field))
     common = [row for row, count in counts.items() if count >= _MANY]
     lines = ["", f"## {_COMMON}", ""]
-    lines += ["*on* or *off* after a section's name is the default of `enabled`. Policies and triggers have `dry_run`, too."]
+    lines += [
+        "*on* or *off* after a section's name is the default of `enabled`. Policies and triggers have `dry_run`, too."
+    ]
     lines += ["The lists below repeat the other settings without their text.", "", *common]
     equal: dict[tuple[str, ...], list[str]] = {}
     texts: dict[tuple[str, ...], tuple[str, list[FieldSchema]]] = {}
