@@ -95,7 +95,6 @@ class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive_cpus(self) -> CpuSet:
-        """All CPUs with an owner."""
         mask = 0
         for containers in (*self.entries.values(), self.by_id):
             for cpus in containers.values():

@@ -100,7 +100,6 @@ def relaxed(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def fault(line: Line) -> str | None:
-    """What is wrong with it."""
     first, *rest = words(line.text)
     if first == "python":
         module, *rest = rest[1:]

@@ -399,7 +399,6 @@ def _until(done: "object", within_s: float = 20.0) -> float | None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
     options.add_argument(
         "what",
