@@ -47,8 +47,6 @@ class ClosedNode(Struct, frozen=True, kw_only=True):
 
 
 class MarkState(StrEnum):
-    """What became of the mark."""
-
     PENDING = "pending"
     IN_PLACE = "in place"
     """Read back from the node's object."""

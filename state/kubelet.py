@@ -95,7 +95,6 @@ class CpuManagerState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive_cpus(self) -> CpuSet:
-        """All CPUs with an owner."""
         mask = 0
         for containers in (*self.entries.values(), self.by_id):
             for cpus in containers.values():
@@ -107,7 +106,6 @@ class MemoryTable(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of memory of one NUMA node. Units: bytes."""
 
     total: int
-    system_reserved: int
     allocatable: int
     reserved: int
     free: int
@@ -306,10 +304,11 @@ def parse_pod_status(data: bytes, where: str = POD_STATUS) -> PodStatusState:
 
 
 def _memory_table(fields: Object, where: str) -> MemoryTable:
-    total, system, allocatable, reserved, free = (
-        read.number(fields, name, where) for name in ("total", "systemReserved", "allocatable", "reserved", "free")
+    read.number(fields, "systemReserved", where)  # part of the form
+    total, allocatable, reserved, free = (
+        read.number(fields, name, where) for name in ("total", "allocatable", "reserved", "free")
     )
-    return MemoryTable(total=total, system_reserved=system, allocatable=allocatable, reserved=reserved, free=free)
+    return MemoryTable(total=total, allocatable=allocatable, reserved=reserved, free=free)
 
 
 def _memory_block(result: Any, where: str) -> MemoryBlock:

@@ -65,7 +65,6 @@ class MachineDescription(Struct, frozen=True, kw_only=True):
 
     @property
     def numa_nodes(self) -> int:
-        """NUMA nodes with CPUs."""
         return 1 if self.numa_off else self.domains
 
     @property

@@ -64,7 +64,6 @@ def index_of(pods: Pods) -> PodIndex:
 
 
 def in_order(pods: Pods) -> tuple[Pod, ...]:
-    """All pods by uid."""
     return derived(pods, _in_order)
 
 

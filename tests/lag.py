@@ -35,5 +35,4 @@ class Lag:
 
     @staticmethod
     def p99_ms(values: list[float]) -> float:
-        """Milliseconds."""
         return sorted(values)[int(len(values) * 0.99)] * 1000

@@ -184,7 +184,6 @@ class Copy:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Iterator[Copy]:
-    """A copy of the project."""
     made = Copy(tmp_path)
     yield made
     made.bytecode.unlink()

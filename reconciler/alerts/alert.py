@@ -21,8 +21,6 @@ class Severity(StrEnum):
 
 
 class AlertKind(StrEnum):
-    """What happened."""
-
     INTERFERENCE = "interference"
     CLEARED = "interference-cleared"
     RESPONSE = "response"

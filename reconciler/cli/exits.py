@@ -7,8 +7,6 @@ from cgroupfs.errors import AgentError
 
 
 class Exit(IntEnum):
-    """Exit codes."""
-
     OK = 0
     """Done; nothing differs, nothing is left, nothing is bad."""
     NOT_OK = 1

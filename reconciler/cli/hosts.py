@@ -18,7 +18,6 @@ _SHOWN: Final = 200
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """One line each."""
     lines: list[tuple[Cell, ...]] = [
         (
             str(_KINDS.get(row["counts_as"], row["counts_as"])),

@@ -67,8 +67,6 @@ Quantities = Mapping[str, str]
 
 
 class ContainerLine(Struct, frozen=True, forbid_unknown_fields=True):
-    """One container of the list."""
-
     name: Annotated[str, Meta(min_length=1)] = "main"
     requests: Quantities = {}
     limits: Quantities = {}

@@ -176,7 +176,6 @@ def _stored(path: str) -> list[Row]:
 
 
 def sums(hours: list[Row]) -> Row:
-    """All hours as one."""
     total: Row = {
         "be_cpu_s": 0.0,
         "minutes": 0,

@@ -203,8 +203,6 @@ def _next(values: Sequence[str], value: str) -> str:
 
 
 class RequestSchedule:
-    """When to request, and what."""
-
     def __init__(self, interval_s: float | None) -> None:
         """``interval_s`` None: the default, and longer where answers take long."""
         self._gentle = interval_s is None

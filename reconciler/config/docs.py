@@ -293,9 +293,9 @@ def _lists(root: Schema) -> list[str]:
     common = [row for row, count in counts.items() if count >= _MANY]
     lines = ["", f"## {_COMMON}", ""]
     lines += [
-        "*on* or *off* after a section's name is the default of `enabled`; such a section also has `dry_run`. The lists"
+        "*on* or *off* after a section's name is the default of `enabled`. Policies and triggers have `dry_run`, too."
     ]
-    lines += ["below repeat the other settings without their text.", "", *common]
+    lines += ["The lists below repeat the other settings without their text.", "", *common]
     equal: dict[tuple[str, ...], list[str]] = {}
     texts: dict[tuple[str, ...], tuple[str, list[FieldSchema]]] = {}
     bodies: dict[str, tuple[str, str, list[str]]] = {}
@@ -308,6 +308,7 @@ def _lists(root: Schema) -> list[str]:
         heading = title
         if enabled := short.pop("enabled", None):
             heading = f"{title} {'on' if enabled.default else 'off'}"
+        if "enabled" in {field.name for field in fields}:
             short.pop("dry_run", None)
         if short:
             rows.append(f"- {', '.join(map(_setting, short.values()))}")

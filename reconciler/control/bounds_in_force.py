@@ -53,7 +53,6 @@ def bound_problems(reconciler: Reconciler) -> Iterator[BoundProblem]:
 
 
 def bounds_status(reconciler: Reconciler) -> SourceStatus:
-    """Whether every bound is in force."""
     texts = [problem.text for problem in bound_problems(reconciler)]
     detail = first_of(texts, _SHOWN) or "every bound is in force"
     return SourceStatus(name=NAME, ok=not texts, age_s=0.0, detail=detail)

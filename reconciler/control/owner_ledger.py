@@ -318,7 +318,6 @@ def _divide(demands: dict[str, OwnerDemand], used: Mapping[str, float], taken_s:
 
 
 def _directories(pods: Mapping[str, Pod]) -> frozenset[str]:
-    """Those that BE pods are in."""
     return frozenset(_directory(pod) for pod in index_of(pods).reclaimed)
 
 

@@ -42,7 +42,6 @@ _LOOK_S: Final = 5.0
 
 
 def watched(config: Config) -> bool:
-    """Whether anything is to be watched."""
     judged = config.interference.enabled or config.eviction.enabled
     followed = signals_of(config.policies.cache) | config.policies.shared.signals
     return judged or config.interference.record.directory is not None or bool(followed)

@@ -86,7 +86,6 @@ def _container(container: Container) -> ContainerSnapshot:
 
 
 def _pool_cpus(pod: Pod, pools: Pools, pool: str | None) -> CpuSet | None:
-    """The CPUs of the pod's pool, or its own."""
     match pool:
         case None:
             return None

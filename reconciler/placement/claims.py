@@ -32,15 +32,13 @@ _CUT_SHOWN: Final = 8
 class CpuClaim(Struct, frozen=True, kw_only=True):
     """One claim. ``owner``: the pool's name, ``dedicated/UID/CONTAINER`` for a container's own CPUs.
 
-    ``pods``: their uids, of BE work none; ``asked_milli``: thousandths of a CPU, of a pool the sum of its pods'
-    requests or its measured demand; ``asked`` and ``got``: CPUs; ``nodes``: the NUMA nodes of its CPUs; ``bound``:
-    those that were decided for it; ``rule``: the reason of the policy that decided; ``against``: what kept it from what
-    it asked, empty where it has that.
+    ``pods``: their uids, of BE work none; ``asked``: CPUs, of a pool for the sum of its pods' requests or its measured
+    demand; ``got``: CPUs; ``nodes``: the NUMA nodes of its CPUs; ``bound``: those that were decided for it; ``rule``:
+    the reason of the policy that decided; ``against``: what kept it from what it asked, empty where it has that.
     """
 
     owner: str
     pods: tuple[str, ...] = ()
-    asked_milli: int = 0
     asked: int = 0
     got: int = 0
     nodes: tuple[int, ...] = ()
@@ -71,7 +69,6 @@ def cpu_claims(view: NodeView, pools: Pools) -> tuple[CpuClaim, ...]:
     cpus = pools.reclaimed
     be = CpuClaim(
         owner="reclaimed",
-        asked_milli=pools.budget_milli,
         asked=min(len(cpus), -(-pools.budget_milli // _CPU)),
         got=len(cpus),
         nodes=_nodes(cpus, view.topology),
@@ -117,7 +114,6 @@ def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
         yield CpuClaim(
             owner=owner,
             pods=(uid,),
-            asked_milli=milli,
             asked=-(-milli // _CPU),
             got=got,
             nodes=nodes,
@@ -185,7 +181,6 @@ def _pool(name: str, members: _PoolPods, view: NodeView, pools: Pools) -> CpuCla
     return CpuClaim(
         owner=name,
         pods=tuple(pod.uid for pod in pods),
-        asked_milli=milli,
         asked=asked,
         got=0 if together else len(cpus),
         nodes=_nodes(cpus, view.topology),

@@ -105,15 +105,8 @@ def regulate(
         step = max(config.grow_step_cpus, old * config.grow_step_percent // 100)
         size = min(target, _round_up(old + step, unit))
         note = text if size == target else f"{text}; grows by {size - old} per step"
-        return replace(
-            previous,
-            wanted_milli=wanted_milli,
-            cpus=size,
-            asked_cpus=0,
-            changed_at=now,
-            shrunk_at=min(previous.shrunk_at, now),
-            reason=note,
-        )
+        changed = replace(previous, wanted_milli=wanted_milli, cpus=size, asked_cpus=0, changed_at=now, reason=note)
+        return replace(changed, shrunk_at=min(previous.shrunk_at, now))
     lower = _target(wanted_milli + _NOISE_MILLI * unit, unit, config)
     if lower < old and (rebooted or elapsed >= config.shrink_interval_s):
         # What others cut away already needs no steps.
@@ -125,15 +118,8 @@ def regulate(
             size = _below(old, unit)
         size = max(lower, size)
         note = text if size == lower else f"{text}; shrinks by {old - size} per step"
-        return replace(
-            previous,
-            wanted_milli=wanted_milli,
-            cpus=size,
-            asked_cpus=0,
-            changed_at=now,
-            shrunk_at=now,
-            reason=note,
-        )
+        changed = replace(previous, wanted_milli=wanted_milli, cpus=size, asked_cpus=0, changed_at=now, reason=note)
+        return replace(changed, shrunk_at=now)
     if rebooted:
         return replace(previous, changed_at=now, shrunk_at=min(previous.shrunk_at, now))
     return previous

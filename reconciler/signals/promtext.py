@@ -65,8 +65,6 @@ class LabelMatcher(Struct, frozen=True, kw_only=True):
 
 
 class SeriesSelector(Struct, frozen=True, kw_only=True):
-    """Which series are meant."""
-
     name: str
     matchers: tuple[LabelMatcher, ...] = ()
 

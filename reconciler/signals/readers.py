@@ -165,7 +165,6 @@ class SharedReaders:
 
     @property
     def processes(self) -> "PodProcesses":
-        """Which processes each pod has."""
         if self._processes is None:
             from reconciler.signals.processes import PodProcesses  # loaded with its first reader
 

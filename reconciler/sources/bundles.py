@@ -81,12 +81,11 @@ class Bundle(Struct, frozen=True, kw_only=True):
 class RuntimeState(Struct, frozen=True, kw_only=True):
     """One container in the runtime's present state. ``groups``: absolute directory by controller (as runc has it).
 
-    ``init_pid`` is the container's first process, in the runtime's pid namespace. ``spec`` None: the record has no
-    values (runtimes other than runc). ``finished`` False: the runtime is still creating the container.
+    ``spec`` None: the record has no values (runtimes other than runc). ``finished`` False: the runtime is still
+    creating the container.
     """
 
     container_id: str
-    init_pid: int
     group: str | None = None
     groups: Mapping[str, str] = {}
     bundle: str | None = None
@@ -201,16 +200,8 @@ def parse_bundle(text: bytes, container_id: str, *, where: str = "config.json") 
     )
 
 
-def read_state(path: str) -> RuntimeState:
-    """Read one ``state.json``.
-
-    Errors: `SourceError` when it is not there or cannot be read; `InputError` when it is not runc's.
-    """
-    return parse_state(_read(path), where=path)
-
-
 def parse_state(text: bytes, *, where: str = "state.json") -> RuntimeState:
-    """`read_state` for a text that is at hand. Errors: `InputError`."""
+    """Read the text of one ``state.json``. Errors: `InputError` when it is not runc's."""
     state = _decode(_RUNC_DECODER, text, where, "runc's state of a container")
     cgroup = state.config.cgroups
     # With the systemd driver runc keeps slice, prefix and name apart, and no path.
@@ -218,7 +209,6 @@ def parse_state(text: bytes, *, where: str = "state.json") -> RuntimeState:
     labels = dict(label.partition("=")[::2] for label in state.config.labels or ())
     return RuntimeState(
         container_id=state.id,
-        init_pid=state.init_process_pid,
         group=_group(written, where),
         groups=state.cgroup_paths or {},
         bundle=labels.get("bundle"),

@@ -138,7 +138,6 @@ def parse_record(text: bytes, path: str) -> RuntimeState:
         return parse_state(text, where=path)
     return RuntimeState(
         container_id=youki.id,
-        init_pid=youki.pid or 0,
         bundle=youki.bundle or None,
         spec=None,
         finished=youki.status != _CREATING,
@@ -158,7 +157,6 @@ def _parse_crun(text: bytes, path: str) -> RuntimeState:
     return RuntimeState(
         # The file does not name its container; its directory does.
         container_id=os.path.basename(os.path.dirname(path)),
-        init_pid=crun.pid,
         group=group,
         bundle=crun.bundle or None,
         spec=None,

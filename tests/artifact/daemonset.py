@@ -28,7 +28,6 @@ _APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def manifest() -> dict[str, Any]:
-    """The DaemonSet."""
     result: dict[str, Any] = yaml.safe_load((KUBERNETES / "base/daemonset.yaml").read_text())
     return result
 

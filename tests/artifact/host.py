@@ -17,7 +17,6 @@ esac
 
 
 def mount(*arguments: str | Path) -> None:
-    """mount(8)."""
     subprocess.run(["mount", *arguments], check=True)
 
 

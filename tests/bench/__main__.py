@@ -1,7 +1,5 @@
 """``python -m tests.bench``: what the daemon costs and how fast it is, measured on this machine's real cgroups.
 
-    busy N      N pods, one of them serving, beside BE work that uses every CPU: the daemon's CPU time by preset and
-                component, in turns (--presets cpu full, --rounds)
     idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
                 (--tops T: beside as many `bypassctl top`)
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop
@@ -9,12 +7,10 @@
                 instruction, by the daemon's variants in turn (--node '{"realtime_ms": 0}' '{}' null; null: a bare C
                 loop)
     page N      what an open page costs the daemon: N pods, in turns with and without its requests
-    http N      N containers started in turns with and without clients that load the listener: signal to last write
     churn N     N pods made and removed as fast as the kernel allows: nothing missed, nothing left behind
     plan        one whole plan: CPU time and memory at 256 CPUs and 500 pods, and how both grow
     memory N    N windows of an online pod's allocations alone and N beside BE pods that allocate without end
     signals N   what one second's sampling of all signals costs: N pods, and pods of 2000 threads together
-    harm N      what the harm law's signal costs ten times a second: N online pods
     law         what the harm law does with made and recorded traces: harm, turns, BE work lost
     judge N     what one second's judging of N pods costs, ranking suspects, and a recorded night
     promises    what each law of headroom promises under made loads of days, and how much of it was there
@@ -37,15 +33,15 @@ from collections.abc import Iterator
 
 from reconciler.cli import status as status_command
 from reconciler.web.app import page as page_of_the_daemon
-from tests.bench import busy, hammer, instructions, judging, law, memory, movement, planning, promises, signals
+from tests.bench import instructions, judging, law, memory, movement, planning, promises, signals
 from tests.e2e.agent import Agent
 from tests.e2e.baseline.run import WatchWrite
 from tests.fakes.node import PAUSE, Box, DirectoryNode, NodePod, RealKernel
 from tests.fakes.terminal import CLI, OnTerminal
 
 KINDS = (
-    *("answers", "busy", "churn", "harm", "http", "idle", "instructions", "judge", "law", "memory", "movement", "page"),
-    *("plan", "promises", "signals", "starts"),
+    *("answers", "churn", "idle", "instructions", "judge", "law", "memory", "movement", "page", "plan", "promises"),
+    *("signals", "starts"),
 )
 _TURNS = 3
 MOUNT = "/sys/fs/cgroup"
@@ -179,31 +175,6 @@ def starts(node: DirectoryNode, count: int) -> dict[str, object]:
         "bare_c_us": _figures(bare),
         "ratio_of_medians": round(statistics.median(alone) / statistics.median(bare), 2),
     }
-
-
-def listener(node: DirectoryNode, count: int, what: tuple[str, ...]) -> dict[str, object]:
-    """Signal to last write without and with clients of the listener, in turns within one run of the agent."""
-    for number in range(110):
-        bench_pod(node, number)
-    calm: list[float] = []
-    loaded: list[float] = []
-    with running(node) as (agent, _):
-        for turn in range(2 * _TURNS):
-            numbers = range(10_000 * (turn + 1), 10_000 * (turn + 1) + count)
-            with hammer.load(HTTP_PORT, node.socket, what) if turn % 2 else contextlib.nullcontext():
-                time.sleep(1)
-                before, waited = cpu_and_rss(agent.pid)[0], _waited_s(agent.pid)
-                for number in numbers:
-                    _start_one(node, number)
-                    time.sleep(0.03)
-                (after, rss), waited = cpu_and_rss(agent.pid), _waited_s(agent.pid) - waited
-            time.sleep(1)
-            took = _hot(agent, numbers)
-            (loaded if turn % 2 else calm).extend(took)
-            _remove(node, numbers)
-            figures = f"{after - before:.2f} s on a CPU, {waited:.2f} s waiting for one, {rss:.1f} MiB"
-            print(f"turn {turn}: {figures}, {_figures(took)} us", file=sys.stderr)
-    return {"alone_us": _figures(calm), "loaded_us": _figures(loaded)}
 
 
 def page(node: DirectoryNode, count: int, seconds: float) -> dict[str, object]:
@@ -428,7 +399,6 @@ def _until(done: "object", within_s: float = 20.0) -> float | None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
     options = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
     options.add_argument(
         "what",
@@ -437,12 +407,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "count", type=int, nargs="?", default=0, help="of pods, containers, windows or lives; none for plan"
     )
-    options.add_argument("--load", nargs="+", default=hammer.EVERYTHING, help="what clients of http send")
     options.add_argument("--hogs", type=int, default=0, help="of instructions: processes that want a whole CPU each")
-    options.add_argument(
-        "--rounds", type=int, default=2, help="of instructions, busy: how often each variant has its turn"
-    )
-    options.add_argument("--presets", nargs="+", choices=busy.PRESETS, default=["cpu", "full"], help="of busy")
+    options.add_argument("--rounds", type=int, default=2, help="of instructions: how often each variant has its turn")
     options.add_argument("--bursts", type=int, default=2, help="of instructions: in each round")
     options.add_argument("--node", nargs="+", type=json.loads, default=[{}], help="of instructions: variants, as JSON")
     options.add_argument("--tops", type=int, default=0, help="of idle: live views that run meanwhile")
@@ -478,9 +444,6 @@ def main() -> int:
     if given.what == "memory":
         print(json.dumps(memory.run(given.count or 15, 1.5), indent=2))
         return 0
-    if given.what == "harm":
-        print(json.dumps(signals.run_harm(given.count or 110, int(given.seconds)), indent=2))
-        return 0
     if given.what == "signals":
         print(json.dumps(signals.run(given.count or 110, int(given.seconds)), indent=2))
         return 0
@@ -493,14 +456,10 @@ def main() -> int:
             fields = idle(node, given.count, given.seconds, given.tops)
         elif given.what == "starts":
             fields = starts(node, given.count)
-        elif given.what == "busy":
-            fields = busy.run(node, given.count, given.presets, given.rounds, given.seconds)
         elif given.what == "page":
             fields = page(node, given.count or 110, given.seconds)
         elif given.what == "answers":
             fields = answers(node, given.count or 500)
-        elif given.what == "http":
-            fields = listener(node, given.count, tuple(given.load))
         else:
             fields = churn(node, given.count)
     print(json.dumps({"kubepods": node.kubepods, **fields}, indent=2))

@@ -9,7 +9,6 @@ import time
 import timeit
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import trio
 
@@ -18,9 +17,7 @@ from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.naming import QosClass
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.interference.engine import InterferenceEngine
-from reconciler.policies.harm import HarmConfig
 from reconciler.signals.catalog import SIGNALS
-from reconciler.signals.onlinewait import OnlineWait
 from reconciler.signals.readers import ReaderContext, SampleContext, SampleSheet
 from reconciler.signals.reading import MeteredReader, build, costs
 from state.model import Classification, Container, ContainerKind, GroupRef, NodeView, Pod, PodClass, Pools
@@ -209,44 +206,3 @@ def run(count: int, seconds: int) -> dict[str, object]:
             made.add(number, [sys.executable, "-c", _THREADS_OF, str(THREADS // _THREADED_PODS)], wait=True)
         threads = trio.run(measure, made, seconds, default)
     return {"default": many, "every signal": most, f"default, {THREADS} threads": threads}
-
-
-async def _rounds(made: Pods, most_pods: int, number: int, *, awake: bool) -> dict[str, object]:
-    """So many rounds of the harm law's signal, one each tenth of a second; every pod counts as online.
-
-    ``awake``: each is read each time, as one that ran or waited.
-    """
-    wait, config = OnlineWait(made.hierarchy), HarmConfig()
-    spent, processes = list[float](), 0
-    for _ in range(number + _WARM_UP):
-        began = time.thread_time()
-        await wait.sample(
-            made.pods, made.pods if awake else (), {}, most_pods=most_pods, most_processes=config.processes_per_round
-        )
-        spent.append(time.thread_time() - began)
-        processes = max(processes, wait.processes)
-        await trio.sleep(config.interval_s)
-    wait.close()
-    spent = spent[_WARM_UP:]
-    return {
-        "pods": len(made.pods),
-        "awake": awake,
-        "pods_a_round": most_pods,
-        "processes_a_round": processes,
-        "us_a_round": round(1e6 * statistics.median(spent)),
-        "percent_of_a_core": round(100 * statistics.mean(spent) / config.interval_s, 2),
-        "loop_us": _loop_us(),
-    }
-
-
-def run_harm(count: int, seconds: int) -> list[dict[str, object]]:
-    """The harm law's signal, of as many pods a round as is set, and of all of them."""
-    with pods() as made:
-        for number in range(count):
-            made.add(number, ["sleep", "10000"])
-        usual = HarmConfig().pods_per_round
-        return [
-            trio.run(partial(_rounds, made, most, seconds * 10, awake=awake))
-            for most in sorted({min(usual, count), count})
-            for awake in (False, True)
-        ]

@@ -19,7 +19,6 @@ SWITCH = "policies.reclaimed.enabled"
 
 @contextmanager
 def serving(server: ObjectServer) -> Iterator[ObjectServer]:
-    """The server in a thread of its own."""
     ready, stop = threading.Event(), trio.Event()
     token: list[Any] = []
 

@@ -83,7 +83,6 @@ def on_file(
     *good: bytes,
     kind: str = TEXT,
 ) -> Parser:
-    """A reader of one file."""
     return Parser(name, _file(place, call), errors, good, kind, place, call)
 
 

@@ -631,13 +631,6 @@ PARSERS: Final[tuple[Parser, ...]] = (
         (InputError, SourceError),
         b'{"ociVersion":"1.0"}',
     ),
-    on_file(
-        "reconciler.sources.bundles:read_state",
-        "state.json",
-        lambda at: bundles.read_state(str(at / "state.json")),
-        (InputError, SourceError),
-        state_json(),
-    ),
     of_json("reconciler.sources.kubelet_api:decode_pods", partial(decode_pods, marks=MARKS), VALUE, pod_list()),
     on_file(
         "reconciler.sources.kubelet_config:read_kubelet_config",

@@ -53,5 +53,4 @@ class Agent(DaemonProcess):
         super().__init__(config, directory, http_socket=http_socket or f"{directory}/agent.sock")
 
     def pod(self, uid: str) -> dict[str, Any] | None:
-        """What it knows of one pod."""
         return next((pod for pod in self.state("pods")["pods"] if pod["uid"] == uid), None)

@@ -76,7 +76,6 @@ class Running(Struct, frozen=True, kw_only=True):
 
     @property
     def group(self) -> str:
-        """Its group path."""
         return self.node.cgroups.container_group(self.pod, self.id)
 
     def directory(self, controller: str) -> str:

@@ -108,7 +108,6 @@ def new_uid() -> str:
 
 
 def best_effort(name: str, *, run: tuple[str, ...] = ("sleep",), labels: dict[str, str] | None = None) -> PodSpec:
-    """A BE pod of one container."""
     return PodSpec(name=name, uid=new_uid(), labels=labels or {}, containers=(ContainerSpec(run=run),))
 
 

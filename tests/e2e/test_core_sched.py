@@ -77,7 +77,7 @@ def test_cookies_follow_the_pods_and_outlive_the_agent(
     with open(f"{later['main'].directory('cpuset')}/cgroup.procs", "w", encoding="ascii") as file:
         file.write(str(visitor.pid))
     eventually("what came from outside has it too", lambda: prctl.get(visitor.pid) == before[0])
-    shown = daemon.control("explain", earlier.spec.uid).stdout
+    shown = daemon.control("why", earlier.spec.uid).stdout
     # "written" up to the sweep after the one that gave it.
     assert re.search(r"core\.cookie reclaimed  (in place|written)", shown), shown
     assert "core_sched: the pod is BE" in shown

@@ -68,7 +68,7 @@ def test_a_dedicated_pod_has_its_cpu_from_its_first_instruction_and_keeps_it(
     eventually("the others have left its CPU", lambda: {cpus(web["main"]), cpus(crunch["main"])} == {OTHER[mine]})
     eventually("its pod has no quota either", lambda: pod_quota(pinned) is None)
 
-    process = daemon.control("explain", pinned.spec.uid)
+    process = daemon.control("why", pinned.spec.uid)
     assert process.returncode == 0, process.stderr
     lines = [" ".join(line.split()) for line in process.stdout.splitlines()]
     assert any(line.startswith("default/pinned: class dedicated, from ") for line in lines), process.stdout

@@ -32,7 +32,6 @@ IN_TIME = 0.9 if STARTS >= 20 else 0.75
 
 
 def crun_pod(name: str) -> PodSpec:
-    """A BE pod of the RuntimeClass ``crun``."""
     return replace(be_pod(name), runtime_handler="crun")
 
 

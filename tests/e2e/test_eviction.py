@@ -33,6 +33,7 @@ from tests.fakes.http_peer import HttpPeer, Reply
 
 pytestmark = [pytest.mark.containerd, pytest.mark.alone]
 BUDGET = json.dumps({"kind": "Status", "reason": "TooManyRequests", "message": "budget"}).encode()
+API_THEN_CRI = (EvictionMethodName.API, EvictionMethodName.CRI)
 HARDLY_BEGUN_S = 0.2
 GRACE_S = 20.0
 GONE = json.dumps({"kind": "Status", "reason": "NotFound", "details": {"kind": "pods"}}).encode()
@@ -51,10 +52,13 @@ def frozen(hierarchy: Hierarchy, group: str) -> bool:
     return (directory / "cgroup.freeze").read_text().strip() == "1"
 
 
-def freeze(hierarchy: Hierarchy, group: str) -> None:
+def frozen_and_other(node: Node, run_pod: PodFactory) -> tuple[RunningPod, RunningPod]:
+    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
+    hierarchy, group = Hierarchy.detect(), node.cgroups.pod_group(pod.spec)
     with Subtree.open(hierarchy, group) as tree:
         assert tree.stop()
     assert frozen(hierarchy, group)
+    return pod, other
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +79,7 @@ async def evicted(
     pod: RunningPod,
     directory: Path,
     *means: EvictionMethodName,
-    server: str | None = None,
+    port: int | None = None,
     critical: bool = False,
 ) -> tuple[EvictionCase, list[Alert]]:
     """The pod's case when it has ended, and all alerts. ``critical``: of a shortage that lasts until then."""
@@ -96,13 +100,16 @@ async def evicted(
     evictor = Evictor(
         varied(
             EvictionMeans(order=means, api=varied(ApiMeans(), first_wait_s=0.1, failing_s=1.0)),
-            restarts=RestartRules(watch_s=2.0 if means == (EvictionMethodName.CRI,) else 0.0),
+            # `start_again` takes more than two seconds on a busy machine; a pod that returns later is not ended again.
+            restarts=RestartRules(watch_s=10.0 if means == (EvictionMethodName.CRI,) else 0.0),
         ),
         hierarchy=Hierarchy.detect(),
         store=Store(str(directory / "state.db"), boot="b"),
         lane=trio.CapacityLimiter(1),
         stage=stage,
-        api=KubeApi(varied(ApiServer(server=server), timeout_s=0.5) if server else ApiServer(enabled=False)),
+        api=KubeApi(
+            varied(ApiServer(server=f"http://127.0.0.1:{port}"), timeout_s=0.5) if port else ApiServer(enabled=False)
+        ),
         cri=lambda: CriClient(node.containerd.socket, timeout_s=10.0),
         kubelet_dir=node.kubelet_root,
         pods={facts.uid: facts}.get,
@@ -187,13 +194,14 @@ async def end_after(requests: int, server: HttpPeer, node: Node, pod: RunningPod
 async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_again(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path
 ) -> None:
-    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
-    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    pod, other = frozen_and_other(containerd_node, run_pod)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, start_again, containerd_node, pod)
         case, alerts = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.CRI)
     check_ended(containerd_node, pod, other, case, alerts)
-    assert (case.rounds, case.detail) == (1, "containers stopped by the runtime")
+    # Twice where the kubelet was caught between two containers.
+    assert case.rounds in {1, 2}, case
+    assert case.detail == "containers stopped by the runtime"
     again = containerd_node.pods[pod.spec.uid]
     assert again.sandbox != pod.sandbox
     made = [
@@ -209,8 +217,7 @@ async def test_through_cri_with_the_grace_and_again_when_the_kubelet_starts_it_a
 
 
 async def test_by_signals_frozen_as_it_is(containerd_node: Node, run_pod: PodFactory, tmp_path: Path) -> None:
-    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
-    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    pod, other = frozen_and_other(containerd_node, run_pod)
     case, alerts = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.SIGNAL)
     check_ended(containerd_node, pod, other, case, alerts)
 
@@ -218,21 +225,17 @@ async def test_by_signals_frozen_as_it_is(containerd_node: Node, run_pod: PodFac
 async def test_by_an_api_server_that_refuses_fails_and_accepts(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
-    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    pod, other = frozen_and_other(containerd_node, run_pod)
     listed = Reply(json.dumps(LISTED).encode())
     refused = Reply(BUDGET, status="429 Too Many Requests")
     failed = Reply(b"{}", status="500 Internal Server Error")
     server = HttpPeer([listed, refused, failed, Reply(b"{}", status="201 Created")])
     port = await nursery.start(server.serve)
     nursery.start_soon(end_after, 4, server, containerd_node, pod)
-    case, alerts = await evicted(
-        containerd_node, pod, tmp_path, EvictionMethodName.API, server=f"http://127.0.0.1:{port}"
-    )
+    case, alerts = await evicted(containerd_node, pod, tmp_path, EvictionMethodName.API, port=port)
     check_ended(containerd_node, pod, other, case, alerts)
     bodies: list[Any] = [json.loads(body) for body in server.bodies[1:]]
     assert [body["deleteOptions"]["preconditions"]["uid"] for body in bodies] == [pod.spec.uid] * 3
-    nursery.cancel_scope.cancel()
 
 
 async def test_by_no_means_that_knows_no_budget_where_the_api_server_hangs(
@@ -241,60 +244,33 @@ async def test_by_no_means_that_knows_no_budget_where_the_api_server_hangs(
     pod = run_pod(crunching())
     server = HttpPeer([Reply(json.dumps(LISTED).encode()), Reply(hang_s=60)])
     port = await nursery.start(server.serve)
-    case, alerts = await evicted(
-        containerd_node,
-        pod,
-        tmp_path,
-        EvictionMethodName.API,
-        EvictionMethodName.CRI,
-        server=f"http://127.0.0.1:{port}",
-    )
+    case, alerts = await evicted(containerd_node, pod, tmp_path, *API_THEN_CRI, port=port)
     assert case.outcome is EvictionOutcome.REFUSED
     assert [alert.kind for alert in alerts] == [AlertKind.EVICTION_PLANNED, AlertKind.EVICTION_REFUSED]
     with Subtree.open(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec)) as tree:
         assert any(tree.scan())
-    nursery.cancel_scope.cancel()
 
 
 async def test_by_the_runtime_where_the_api_server_hangs_and_online_pods_would_be_killed(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
-    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    pod, other = frozen_and_other(containerd_node, run_pod)
     server = HttpPeer([Reply(json.dumps(LISTED).encode()), Reply(hang_s=60)])
     port = await nursery.start(server.serve)
-    case, alerts = await evicted(
-        containerd_node,
-        pod,
-        tmp_path,
-        EvictionMethodName.API,
-        EvictionMethodName.CRI,
-        server=f"http://127.0.0.1:{port}",
-        critical=True,
-    )
+    case, alerts = await evicted(containerd_node, pod, tmp_path, *API_THEN_CRI, port=port, critical=True)
     check_ended(containerd_node, pod, other, case, alerts)
     assert (case.means, case.detail) == (EvictionMethodName.CRI, "containers stopped by the runtime")
     assert case.tried[0].startswith("api: ")
-    nursery.cancel_scope.cancel()
 
 
 async def test_no_method_ends_a_pod_that_the_api_server_does_not_have_and_the_kubelet_ends(
     containerd_node: Node, run_pod: PodFactory, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    pod, other = run_pod(crunching()), run_pod(best_effort("other"))
-    freeze(Hierarchy.detect(), containerd_node.cgroups.pod_group(pod.spec))
+    pod, other = frozen_and_other(containerd_node, run_pod)
     listed = Reply(json.dumps(LISTED).encode())
     server = HttpPeer([listed, Reply(GONE, status="404 Not Found")])
     port = await nursery.start(server.serve)
     nursery.start_soon(end_after, 2, server, containerd_node, pod)
-    case, alerts = await evicted(
-        containerd_node,
-        pod,
-        tmp_path,
-        EvictionMethodName.API,
-        EvictionMethodName.CRI,
-        server=f"http://127.0.0.1:{port}",
-    )
+    case, alerts = await evicted(containerd_node, pod, tmp_path, *API_THEN_CRI, port=port)
     check_ended(containerd_node, pod, other, case, alerts, EvictionOutcome.GONE)
     assert case.tried == ()
-    nursery.cancel_scope.cancel()

@@ -36,8 +36,8 @@ def test_be_work_has_no_quota_while_it_yields_and_one_as_soon_as_it_does_not(
     be = run_pod(best_effort("be", run=("burn", "1")))
 
     eventually("the harm law is at its top", lambda: besteffort_quota(containerd_node) in UNLIMITED, within_s=LONG_S)
-    assert "budget law harm" in daemon.control("explain", be.spec.uid).stdout
+    assert "budget law harm" in daemon.control("why", be.spec.uid).stdout
     daemon.write_config(config_for(containerd_node, directory, policies=policies(idle=False)))
     assert daemon.control("reload").returncode == 0
     eventually("the quota law decides", lambda: besteffort_quota(containerd_node) not in UNLIMITED, within_s=LONG_S)
-    assert "budget law quota" in daemon.control("explain", be.spec.uid).stdout
+    assert "budget law quota" in daemon.control("why", be.spec.uid).stdout

@@ -69,7 +69,7 @@ def test_running_containers_and_what_comes_from_outside_get_it_and_all_get_their
         file.write(str(visitor.pid))
     eventually("what came from outside is, too", lambda: os.sched_getscheduler(visitor.pid) == IDLE)
     assert policy(web["main"]) == OTHER
-    assert "thread.policy idle" in daemon.control("explain", earlier.spec.uid).stdout
+    assert "thread.policy idle" in daemon.control("why", earlier.spec.uid).stdout
     daemon.kill()
     assert policy(earlier["main"]) == IDLE
 

@@ -41,7 +41,7 @@ def test_full_has_the_idle_class_of_this_kernel_says_so_and_restores_everything(
     eventually("the pod is in the idle class", lambda: forms() == (groups, threads), within_s=LONG_S)
 
     def law() -> str:
-        return daemon.control("explain", pod.spec.uid).stdout
+        return daemon.control("why", pod.spec.uid).stdout
 
     eventually("which is effective", lambda: "budget law harm" in law(), within_s=LONG_S)
     assert forms() == (groups, threads)

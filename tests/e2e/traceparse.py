@@ -60,7 +60,6 @@ class Trace(Struct, kw_only=True):
         return next(e for e in self.execs if e.pid == pid and e.filename == filename)
 
     def made(self, group: str) -> Mkdir:
-        """The first mkdir of a group."""
         return min((m for m in self.mkdirs if m.path == group), key=lambda m: m.t_ns)
 
     def writes_to(self, group: str, *, pid: int | None = None) -> list[Write]:

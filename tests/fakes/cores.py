@@ -61,7 +61,6 @@ class FakeCores:
         os.makedirs(self.proc)
 
     def hierarchy(self) -> Hierarchy:
-        """Where its groups are."""
         names = ("cpuset", "cpu") if self.version == 1 else ("cpuset", "cpu", UNIFIED)
         mount = Mount(directory=self.mount, version=self.version, controllers=names)
         mode = HierarchyMode.V1 if self.version == 1 else HierarchyMode.V2
@@ -77,7 +76,6 @@ class FakeCores:
             path = path.rpartition("/")[0]
 
     def remove(self, path: str) -> None:
-        """Remove a group with all that is in it."""
         for tid in self.tids(path):
             self.exit(tid)
         shutil.rmtree(self.mount + path)
@@ -134,7 +132,6 @@ class FakeCores:
         return self._cookies[tid]
 
     def cookies(self, path: str) -> set[int]:
-        """The cookies in a group."""
         return {self._cookies[tid] for tid in self.tids(path)}
 
     @property

@@ -79,7 +79,6 @@ class DaemonProcess:
         return self._process is not None
 
     def start(self, *options: str) -> None:
-        """Start ``run``."""
         arguments = ["run", "--config", self.config_file, *options]
         variables, command = environment(), COMMAND
         if self.constants:
@@ -149,7 +148,6 @@ class DaemonProcess:
         return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:

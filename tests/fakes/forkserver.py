@@ -49,7 +49,6 @@ class Forked:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

@@ -69,7 +69,6 @@ class Group:
             yield from child.walk()
 
     def above(self) -> Iterator["Group"]:
-        """The group and its ancestors."""
         group: Group | None = self
         while group is not None:
             yield group

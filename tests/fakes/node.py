@@ -353,7 +353,6 @@ class DirectoryNode:
         return self.start(pod, old.name, old.resources)
 
     def remove(self, pod: NodePod) -> None:
-        """The pod is gone."""
         for box in list(pod.boxes):
             self.end(pod, box)
         self._kernel.remove_group(pod.group)

@@ -103,7 +103,6 @@ class ScriptedWay:
 
 
 def ends(pod: PlainPod) -> Callable[[EvictionWork], EvictionResult]:
-    """The way that works."""
 
     def act(_: EvictionWork) -> EvictionResult:
         pod.end()

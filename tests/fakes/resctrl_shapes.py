@@ -38,7 +38,6 @@ class CacheShape:
         return (1 << self.ways) - 1
 
     def amount(self, mask: int) -> int:
-        """Bytes."""
         return self.size // self.ways * mask.bit_count()
 
 

@@ -58,7 +58,6 @@ _FAILURES: Final = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
     top = argparse.ArgumentParser(prog="make run", description=(__doc__ or "").splitlines()[0])
     top.add_argument("--seconds", type=float, default=60.0, metavar="N", help="measured time of the demo (default 60)")
     top.add_argument(
@@ -82,7 +81,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(parts: Sequence[str] | None = None) -> int:
-    """The program."""
     options = parser().parse_args(parts)
     if not 3 <= options.seconds <= 86_400:
         parser().error("--seconds: from 3 to 86400")

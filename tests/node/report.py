@@ -98,7 +98,6 @@ def good(outcome: Outcome) -> bool:
 
 
 def show(screen: Screen, outcome: Outcome, *, label: str, node: str) -> None:
-    """Print it all."""
     console = screen.console
     title = "before and after" if not label else f"{label}: before and after"
     console.print()

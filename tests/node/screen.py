@@ -96,7 +96,6 @@ def screen_for(*, plain: bool = False) -> Screen:
 
 
 def line(frame: Frame) -> str:
-    """A frame as one line."""
     parts = [f"[{frame.elapsed_s:4.0f} s] {frame.phase}"]
     if frame.label:
         parts.insert(0, frame.label)

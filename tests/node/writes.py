@@ -26,7 +26,6 @@ class Written(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """Which file."""
         return self.group, self.file
 
 

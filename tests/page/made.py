@@ -31,8 +31,6 @@ def uid_of(number: int) -> str:
 
 @final
 class MadeNode:
-    """A `StatusProvider`."""
-
     sections: Sequence[str] = SECTIONS
     views: Sequence[str] = VIEWS
 

@@ -281,7 +281,6 @@ class Stage:
         number: int,
         pair: int = 0,
     ) -> Cell:
-        """Measure one."""
         with self.hog(hog, law) as done:
             time.sleep(0.2)
             running = self.start_load(rate, warmup_s=settle_s, seconds=seconds, seed=number + 1)

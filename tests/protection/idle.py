@@ -29,7 +29,6 @@ class Kernel(NamedTuple):
 
     @property
     def title(self) -> str:
-        """A heading."""
         return f"{self.series} {self.layout}"
 
 

@@ -48,12 +48,10 @@ class Outcome(NamedTuple):
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:
-    """All lines of a record."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def outcomes(rows: Iterable[Mapping[str, Any]]) -> list[Outcome]:
-    """The medians."""
     alone: dict[tuple[str, float, int, int], list[Mapping[str, Any]]] = {}
     machine: dict[tuple[str, str], float] = {}
     cells: dict[tuple[str, float, str, str], list[Mapping[str, Any]]] = {}

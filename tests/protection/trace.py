@@ -27,7 +27,6 @@ _EVERY_S: Final = 0.1
 
 
 def record(place: Stage, pid: int, seconds: float) -> list[list[float]]:
-    """The samples."""
     rows: list[list[float]] = []
     cgroups = place.node.cgroups
     usage = Path(cgroups.directory("cpuacct", cgroups.group("kubepods", "besteffort")), "cpuacct.usage")

@@ -145,8 +145,6 @@ class ForeignWrites:
             if now < history.until:
                 return ConflictDecision(history.last, history.until, f"written by {writer}")
             history.until = 0.0
-            if history.last is not ConflictAction.WAIT:
-                history.rounds.clear()
             history.last = ConflictAction.REASSERT
             return ConflictDecision(ConflictAction.REASSERT, None, "wait over; reasserted")
         if not fresh:

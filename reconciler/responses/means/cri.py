@@ -80,8 +80,9 @@ class CriEviction:
                 return EvictionResult(detail=_RESTARTED, returned=True)
             if await work.wait_empty(self._config.margin_s):
                 return EvictionResult(outcome=EvictionOutcome.DONE, detail="containers stopped by the runtime")
-            # The kubelet may have been so quick that the pod's groups were not seen empty.
-            if not set(chosen).issuperset(_ids(await client.pod(work.case.order.uid))):
+            # The kubelet may have been so quick that the pod's groups were not seen empty, or that what it has started
+            # has ended by now, and has kept others from being stopped.
+            if _RESTARTED in problems or not set(chosen).issuperset(_ids(await client.pod(work.case.order.uid))):
                 return EvictionResult(detail=_RESTARTED, returned=True)
         except (SourceError, CgroupError) as exc:
             return EvictionResult(detail=str(exc))
@@ -129,7 +130,7 @@ class CriEviction:
         try:
             while not problems and (now := await client.pod(pod.uid)) is not None and now.containers:
                 if not chosen.issuperset(_ids(now)):
-                    break  # the caller decides about what the kubelet has started again
+                    return [_RESTARTED]  # the caller decides about it
                 if trio.current_time() > (until if await work.wait_empty(0.0) else until + _STARTS_S):
                     break
                 for meta in now.containers:

@@ -56,7 +56,6 @@ async def test_every_sink_is_told_and_a_durable_alert_is_in_the_store_until_all_
     await trio.sleep(10)
     assert sorted(key for _, pairs in world.made["b"].log for key, _ in pairs) == ["k", "plain"]
     assert (world.rows(), world.teller.stored) == ([], 0)
-    nursery.cancel_scope.cancel()
 
 
 async def test_when_keep_returns_the_row_is_there_and_what_nobody_wants_needs_none(
@@ -70,7 +69,6 @@ async def test_when_keep_returns_the_row_is_there_and_what_nobody_wants_needs_no
     await nursery.start(world.teller.run)
     await settled(world)
     assert (world.made["a"].log[0][1], world.rows()) == ([("k", 1)], [])
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_staged_alert_is_stored_with_its_event_or_not_at_all(
@@ -88,7 +86,6 @@ async def test_a_staged_alert_is_stored_with_its_event_or_not_at_all(
     stored()
     await settled(world)
     assert (world.rows(), world.made["a"].log[0][1]) == ([], [("k", 1)])
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_alert_that_was_delivered_is_not_stored_when_it_is_staged_again(
@@ -105,7 +102,6 @@ async def test_an_alert_that_was_delivered_is_not_stored_when_it_is_staged_again
     await settled(world)
     assert (bool(batch), world.teller.stored, world.rows()) == (False, 0, [])
     assert len(world.made["a"].log) == 1
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_the_same(
@@ -133,7 +129,6 @@ async def test_a_store_that_takes_nothing_is_said_once_and_the_alert_told_all_th
     broken = False
     await trio.sleep(6)
     assert (len(world.rows()), world.teller.problems()) == (2, ["alerts to b: no"])
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_store_that_was_replaced_gets_all_rows_again(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -162,7 +157,6 @@ async def test_tries_wait_longer_and_longer_and_as_long_as_the_sink_asks(
         assert 0.5 * min(300, 2**number) <= wait <= 1.5 * min(300, 2**number) + 0.1
     assert waits[12] > 999.9
     assert (sink.log[0][1], world.teller.problems()) == ([("k", 1)], [])
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_sink_that_hangs_is_cut_off_and_holds_nobody_up(
@@ -177,7 +171,6 @@ async def test_a_sink_that_hangs_is_cut_off_and_holds_nobody_up(
     assert world.made["a"].log[0][1] == [("k", 1)]
     await trio.sleep(16)
     assert world.teller.problems() == ["alerts to b: no success within 15 s"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_the_store(
@@ -202,7 +195,6 @@ async def test_after_its_age_or_its_tries_an_alert_is_given_up_and_let_go_from_t
     assert await world.teller._queue.flush()
     await trio.sleep(300)
     assert (len(world.made["a"].tries) - before, world.rows()) == (3, [])
-    nursery.cancel_scope.cancel()
 
 
 async def test_of_a_batch_that_is_refused_for_good_only_the_guilty_one_is_given_up(
@@ -225,7 +217,6 @@ async def test_of_a_batch_that_is_refused_for_good_only_the_guilty_one_is_given_
     await trio.sleep(5)
     assert sorted(key for _, pairs in sink.log for key, _ in pairs) == ["x", "y"]
     assert world.teller.couriers()[0].outbox.tally.failed == 1
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_failing_sink_is_told_to_the_others_once_and_never_to_itself(
@@ -247,7 +238,6 @@ async def test_a_failing_sink_is_told_to_the_others_once_and_never_to_itself(
     about = [incident for incident in world.made["a"].notices if incident.alert.kind is AlertKind.SOURCE]
     assert [incident.has_ended for incident in about] == [False, True]
     assert [incident.alert.key for incident in world.made["b"].notices] == ["k"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting(
@@ -265,7 +255,6 @@ async def test_what_an_earlier_run_left_is_told_with_its_id_and_goes_on_counting
     await settled(world)
     (incident,) = world.made["a"].notices
     assert (f"{PREFIX}{incident.id}", incident.count, world.rows(), world.made["new"].notices) == (row, 1, [], [])
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_a_state_began_as_is_known_to_its_end_in_the_next_run(
@@ -280,7 +269,6 @@ async def test_what_a_state_began_as_is_known_to_its_end_in_the_next_run(
     await settled(world)
     end = world.made["a"].notices[-1]
     assert (end.has_ended, end.alert.severity, end.began_as) == (True, Severity.INFO, Severity.CRITICAL)
-    nursery.cancel_scope.cancel()
 
 
 async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version_left(
@@ -295,7 +283,6 @@ async def test_rows_that_cannot_be_read_are_removed_and_those_of_a_newer_version
     await nursery.start(world.teller.run)
     await settled(world)
     assert world.rows() == [f"{PREFIX}new"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_store_is_bounded_and_critical_rows_go_last(tmp_path: Path, autojump_clock: MockClock) -> None:
@@ -330,7 +317,6 @@ async def test_a_reload_adds_changes_and_takes_out_sinks_and_changed_ones_keep_w
     await settled(world)
     assert [world.made[name].notices[-1].alert.key for name in "ac"] == ["next", "next"]
     assert world.teller.sinks == ("a", "c")
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_test_tells_each_sink_around_its_filters_and_says_what_came_of_it(
@@ -353,7 +339,6 @@ async def test_a_test_tells_each_sink_around_its_filters_and_says_what_came_of_i
         {"by": "ana"},
     )
     assert [fields["sink"] for fields in await world.teller.test("a", "ana")] == ["a"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_words_that_no_sink_can_write_are_made_writable_and_bounded(
@@ -367,7 +352,6 @@ async def test_words_that_no_sink_can_write_are_made_writable_and_bounded(
     (incident,) = world.made["a"].notices
     assert (incident.alert.key, len(incident.alert.summary)) == (r"a\udcff", 4096)
     assert incident.alert.details == {r"comm\udc80\x1b": r"\udc80ü" + "\n" + r"<0>\u202e"}
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_teller_goes_on_with_everything_after_it_was_started_again(

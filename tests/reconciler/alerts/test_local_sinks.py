@@ -23,6 +23,7 @@ from reconciler.alerts.sinks.journal import MESSAGE_IDS, JournalSinkConfig
 from reconciler.alerts.sinks.table import SinkSection, build
 from tests.fakes.overtime import LIMIT_S, overtime
 from tests.reconciler.alerts.making import notice
+from tests.until import until
 
 
 def sink(section: Any, **more: Any) -> AlertSink:
@@ -185,11 +186,8 @@ async def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path:
             await made.send([notice()])
 
     await overtime(mock_clock, send, tmp_path / "child")
-    for name in ("pid", "child"):
-        pid = int((tmp_path / name).read_text())
-        with trio.fail_after(60):
-            while alive(pid):  # noqa: ASYNC110  (another's process has no event)
-                await trio.sleep(0.01)
+    pids = [int((tmp_path / name).read_text()) for name in ("pid", "child")]
+    await until(lambda: not any(map(alive, pids)))
 
 
 def alive(pid: int) -> bool:
@@ -204,15 +202,11 @@ async def test_a_command_ends_with_the_task_that_started_it(tmp_path: Path) -> N
     made = sink(script(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600"), timeout_s=600.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.send, [notice()])
-        with trio.fail_after(60):
-            while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         nursery.cancel_scope.cancel()
     pid = int((tmp_path / "pid").read_text())
     # Also where it had begun before its start was over: the thread of that ends it then.
-    with trio.fail_after(60):
-        while alive(pid):  # noqa: ASYNC110
-            await trio.sleep(0.01)
+    await until(lambda: not alive(pid))
 
 
 # A file

@@ -35,6 +35,7 @@ from tests.fakes.threadclock import thread_clock
 from tests.reconciler.alerts.durable import keep
 from tests.reconciler.alerts.making import alert
 from tests.reconciler.nodes import pod
+from tests.until import until
 
 PROJECT = Path(__file__).parents[3]
 
@@ -73,7 +74,6 @@ async def test_alerts_are_counted_with_and_without_sinks_and_early_ones_are_told
     numbers = service.numbers()
     assert numbers.counts == {("eviction-done", "warning"): 1, ("eviction-done", "critical"): 1}
     assert numbers.sinks["lines"].outcomes["told"] == 2
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nursery, autojump_clock: MockClock) -> None:
@@ -90,7 +90,6 @@ async def test_a_reload_brings_the_first_sink(tmp_path: Path, nursery: trio.Nurs
     (result,) = await service.test("lines", "ana")
     assert (result["sink"], result["kind"], result["ok"]) == ("lines", "file", True)
     assert "TEST alert from bypassd (ana@" in (tmp_path / "alerts").read_text()
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_is_staged_is_told_once_its_batch_is_stored(
@@ -107,7 +106,6 @@ async def test_what_is_staged_is_told_once_its_batch_is_stored(
     nothing = await telling(tmp_path, AlertsConfig()).stage(batch := StoreBatch(), alert(durable=True))
     nothing()
     assert not batch
-    nursery.cancel_scope.cancel()
 
 
 async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
@@ -122,7 +120,6 @@ async def test_alerts_left_for_sinks_that_are_gone_are_let_go_from_the_store(
     await trio.sleep(0.5)
     rows = await trio.to_thread.run_sync(after._store.rows, "meta", limiter=after._lane)
     assert [key for key, _ in rows if key.startswith("alert:")] == []
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_source_that_stays_down_is_told_and_its_return_too(
@@ -136,7 +133,6 @@ async def test_a_source_that_stays_down_is_told_and_its_return_too(
     assert not (tmp_path / "alerts").exists()
     await trio.sleep(60)
     assert '"cri: no answer"' in (tmp_path / "alerts").read_text()
-    nursery.cancel_scope.cancel()
 
 
 def test_each_outage_is_told_once_and_a_short_one_never() -> None:
@@ -256,9 +252,7 @@ async def test_the_link_is_in_what_a_sink_gets(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         service.send(replace(alert(), labels={"uid": "u1"}, severity=Severity.CRITICAL))
-        with trio.fail_after(60):
-            while not file.exists():  # noqa: ASYNC110  (a file has no event)
-                await trio.sleep(0.05)
+        await until(file.exists)
         nursery.cancel_scope.cancel()
     assert "http://localhost:9470/#pod=u1" in file.read_text()
 

@@ -117,7 +117,6 @@ async def test_what_a_server_answers_is_one_clear_error_without_the_urls_secrets
     assert f"http://127.0.0.1:{port}" in str(error)
     assert not [secret for secret in ("pass-word", "hook-key", "query-key") if secret in str(error)]
     assert (error.retry_after_s, error.permanent) == (wait_s, permanent)
-    nursery.cancel_scope.cancel()
 
 
 async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(
@@ -130,7 +129,6 @@ async def test_nobody_there_is_an_error_and_the_sink_works_when_there_is(
     assert error is not None
     assert "refused" in str(error)
     assert await sent(sink("webhook", WebhookSinkConfig(url=f"http://127.0.0.1:{port}/x")), notice()) is None
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_webhook_gets_our_document_and_the_configured_method_headers_and_credentials(
@@ -168,7 +166,6 @@ async def test_a_webhook_gets_our_document_and_the_configured_method_headers_and
         "first_s": 1000.0,
         "last_s": 1001.5,
     }
-    nursery.cancel_scope.cancel()
 
 
 async def test_files_with_secrets_are_read_at_each_request_and_a_missing_one_is_told(
@@ -187,7 +184,6 @@ async def test_files_with_secrets_are_read_at_each_request_and_a_missing_one_is_
         url.write_text(f"http://127.0.0.1:{port}{path}")
         assert await sent(made, notice()) is None
     assert [texts[""] for texts in server.requests] == ["POST /one HTTP/1.1", "POST /two HTTP/1.1"]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_the_words_are(
@@ -201,7 +197,6 @@ async def test_a_template_of_one_alert_takes_one_at_a_time_and_escapes_whatever_
     hostile = 'a "quote", a \\ and a\nline'
     assert await sent(made, notice(summary=hostile, labels=POD)) is None
     assert json.loads(server.bodies[0]) == {"text": f"${{x}} {hostile} on n1: web-0", "n": 1, "all": POD}
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -213,7 +208,6 @@ async def test_a_template_of_many_takes_them_together(nursery: trio.Nursery, idl
     assert await sent(made, notice("a"), notice("b", severity=Severity.CRITICAL, resolved=True)) is None
     assert server.bodies[0].decode() == "2:\nwarning: about a\ncritical: resolved: about b"
     assert server.requests[0]["content-type"] == "text/plain"
-    nursery.cancel_scope.cancel()
 
 
 # Alertmanager
@@ -280,7 +274,6 @@ async def test_all_instances_are_told_and_one_that_takes_it_is_enough(
     error = await sent(made, notice())
     assert error is not None
     assert ("HTTP 503" in str(error), "HTTP 500" in str(error), error.retry_after_s) == (True, True, 9.0)
-    nursery.cancel_scope.cancel()
 
 
 # Kubernetes

@@ -118,7 +118,7 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
     assert snapshot.settings[CORE_COOKIE, "in_force"] == 1
     assert snapshot.counters.writes[CORE_COOKIE, "written"] == 1
     with listening(FakeDaemon(document), str(tmp_path / "s")) as socket:
-        ran = run("explain", BATCH, "--socket", socket)
+        ran = run("why", BATCH, "--socket", socket)
     assert ran.code == Exit.OK
     lines = ran.out[ran.out.index(f"  {CORE_COOKIE}") :].splitlines()
     assert lines[0].startswith(f"  {CORE_COOKIE} reclaimed  written")

@@ -331,7 +331,6 @@ async def test_the_api_server_is_asked_whether_we_may_evict(
     assert server.requests[0][""] == "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews HTTP/1.1"
     wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
     assert json.loads(server.bodies[0])["spec"]["resourceAttributes"] == wanted
-    nursery.cancel_scope.cancel()
 
 
 async def test_no_way_to_the_api_server_is_a_reason_and_not_an_error(good: LiveNode) -> None:

@@ -85,7 +85,7 @@ def test_the_bound_of_the_command_line_is_the_daemons() -> None:
 
 def test_a_hold_without_an_end_is_shown_as_such_everywhere(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["holds"] = [{"target": "node", "reason": "debug", "by": "cy", "until": None}]
-    for command in (["status"], ["holds"], ["dump", "--section", "holds"], ["explain", "batch-7"]):
+    for command in (["status"], ["holds"], ["dump", "--section", "holds"], ["why", "batch-7"]):
         assert "release" in run(*command, "--socket", daemon.socket).out
 
 
@@ -306,7 +306,7 @@ def test_restore_where_nothing_was_ever_written_says_so(run: Run, tmp_path: Path
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("words", [("restore",), ("status",), ("dump",), ("diff",), ("explain", "batch-7")], ids=str)
+@pytest.mark.parametrize("words", [("restore",), ("status",), ("dump",), ("diff",), ("why", "batch-7")], ids=str)
 def test_without_permission_to_read_no_command_reports_an_empty_store(
     run: Run, offline: LiveNode, words: tuple[str, ...], nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
@@ -338,7 +338,7 @@ def _newer(path: str) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("words", [("restore",), ("status",), ("dump",), ("diff",), ("explain", "batch-7")], ids=str)
+@pytest.mark.parametrize("words", [("restore",), ("status",), ("dump",), ("diff",), ("why", "batch-7")], ids=str)
 @pytest.mark.parametrize("damage", [_damaged, _gone, _newer])
 def test_a_store_that_cannot_be_trusted_is_never_nothing(
     run: Run, offline: LiveNode, words: tuple[str, ...], damage: Callable[[str], None]

@@ -107,7 +107,6 @@ WORDS: dict[str, list[str]] = {
     "why": [BATCH, "--socket", "{socket}"],
     "pods": ["--interval", "0", "--socket", "{socket}"],
     "top": ["--once", "--interval", "0.1", "--socket", "{socket}"],
-    "explain": [BATCH, "--socket", "{socket}"],
     "events": ["--socket", "{socket}"],
     "report": ["--socket", "{socket}", "--gate"],
     "diff": ["--all", "--socket", "{socket}"],
@@ -278,9 +277,9 @@ def test_nor_on_a_terminal(
         assert r"\x1b[31m" in _SGR.sub("", out)
 
 
-@pytest.mark.parametrize("name", ["status", "explain", "diff", "dump", "holds", "headroom", "alerts", "restore"])
+@pytest.mark.parametrize("name", ["status", "why", "diff", "dump", "holds", "headroom", "alerts", "restore"])
 def test_nor_from_the_store_of_a_daemon_that_is_down(scene: Scene, run: Run, name: str) -> None:
-    pod = {"explain": [BATCH], "restore": ["--pod", "none"]}.get(name, [])
+    pod = {"why": [BATCH], "restore": ["--pod", "none"]}.get(name, [])
     for form in ("table", "json", "yaml"):
         ran = run(name, *pod, "--root", scene.live.root, "-o", form)
         assert ran.code in {Exit.OK, Exit.NOT_OK, Exit.NOT_FOUND}, ran.err
@@ -351,10 +350,10 @@ def test_a_long_value_does_not_fill_the_screen_and_is_whole_for_programs(scene: 
     for pod in scene.daemon.document["pods"]:
         pod["annotations"] = {"long": "x" * 250_000, "zz": "last"}
         pod["problems"] = ["y" * 250_000]
-    ran = run("explain", BATCH, "--socket", scene.daemon.socket)
+    ran = run("why", BATCH, "--socket", scene.daemon.socket)
     assert max(map(len, ran.out.splitlines())) < 10_000
     assert "zz=last" in ran.out
-    whole = json.loads(run("explain", BATCH, "-o", "json", "--socket", scene.daemon.socket).out)
+    whole = json.loads(run("why", BATCH, "-o", "json", "--socket", scene.daemon.socket).out)
     assert len(whole["pod"]["annotations"]["long"]) == 250_000
 
 

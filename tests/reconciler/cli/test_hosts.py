@@ -48,7 +48,6 @@ ROWS = {"host_workloads": list(host_rows(HOSTS, 12.0))}
 
 @pytest.fixture
 def hosts(daemon: FakeDaemon) -> FakeDaemon:
-    """A daemon that has two of them."""
     rows = list(host_rows(HOSTS, 12.0))
     daemon.document["hostlist"] = rows
     daemon.document["agent"]["host_workloads"] = rows

@@ -101,7 +101,7 @@ def test_status_dump_and_explain_show_every_kind(node: Path, run: Run) -> None:
     }
     shown = run("dump", *where, "--section", "files", "-o", "json")
     assert len(json.loads(shown.out)["files"]) == 4 + 3 + 5 + 4 + 3 + 2
-    shown = run("explain", UID, *where, "-o", "json")
+    shown = run("why", UID, *where, "-o", "json")
     assert shown.code == Exit.OK
     explained = json.loads(shown.out)
     assert {(row["kind"], row["file"], row["original"]) for row in explained["elsewhere"]} == {
@@ -116,7 +116,7 @@ def test_status_dump_and_explain_show_every_kind(node: Path, run: Run) -> None:
         "cpu.weight",
         "memory.max",
     }
-    text = run("explain", UID, *where).out
+    text = run("why", UID, *where).out
     lines = text[text.index("changed outside of cgroup files") :].splitlines()
     network = next(number for number, line in enumerate(lines) if line.split()[:1] == ["network"])
     assert "before none" in lines[network]

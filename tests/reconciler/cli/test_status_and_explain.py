@@ -166,13 +166,13 @@ def test_status_names_a_component_that_keeps_failing(run: Run, daemon: FakeDaemo
 
 @pytest.mark.parametrize("words", [["bbbb"], ["ci/batch-7"], ["batch-7"], [BATCH]])
 def test_explain_finds_a_pod_by_uid_its_start_and_both_names(run: Run, daemon: FakeDaemon, words: list[str]) -> None:
-    ran = run("explain", *words, "--socket", daemon.socket)
+    ran = run("why", *words, "--socket", daemon.socket)
     assert ran.code == Exit.OK
     assert ran.out.startswith("ci/batch-7: class reclaimed, from kubernetes QoS: BestEffort\n")
 
 
 def test_explain_shows_signal_decision_and_outcome(run: Run, daemon: FakeDaemon) -> None:
-    out = run("explain", "batch-7", "--socket", daemon.socket).out
+    out = run("why", "batch-7", "--socket", daemon.socket).out
     assert "signal   online 2.00, BE 0.70, system 0.30 CPU in use" in out
     assert "budget   BE 1.60 CPU: target 65 % of" in out
     setting = out[out.index("  cpu.set ") :].splitlines()
@@ -195,7 +195,7 @@ def test_explain_shows_times_in_their_order_and_whether_they_came_before_exec(ru
         "signal_to_last_write_s": 0.0005,
         "before_exec": True,
     }
-    out = run("explain", BATCH, "--socket", daemon.socket).out
+    out = run("why", BATCH, "--socket", daemon.socket).out
     assert "> prepared +2 ms > signal +20 ms > written +500 µs > verified +1.5 ms; signal to last write 500 µs" in out
     assert out.count("; before the program's exec") == 1
 
@@ -214,7 +214,7 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
         if file["path"] == pod["group"]:
             file |= {"foreign_count": 4, "process": "systemd[1]", "writer": "systemd", "yielded": True, "failures": 2}
             file["failed_errno"] = 22
-    out = run("explain", BATCH, "--socket", daemon.socket).out
+    out = run("why", BATCH, "--socket", daemon.socket).out
     assert "cpu.weight  1024 shares  yielded; actual 7 shares" in out
     assert "left to systemd" in out
     assert "changed by others 4 times, last at - by systemd[1]; given up" in out
@@ -227,15 +227,15 @@ def test_explain_shows_foreign_writes_refusals_holds_and_failures(run: Run, daem
 def test_explain_shows_a_pending_resize(run: Run, daemon: FakeDaemon) -> None:
     (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
     pod["resizes"] = {"main": "deferred: limits.cpu 400m -> 800m (node is full)"}
-    out = run("explain", BATCH, "--socket", daemon.socket).out
+    out = run("why", BATCH, "--socket", daemon.socket).out
     assert "main: deferred: limits.cpu 400m -> 800m (node is full)" in out
 
 
 def test_a_pod_with_nothing_wanted_says_so(run: Run, daemon: FakeDaemon) -> None:
-    out = run("explain", WEB, "--socket", daemon.socket).out
+    out = run("why", WEB, "--socket", daemon.socket).out
     assert "not managed: bypassd changes nothing here" in out
     assert "pool     shared: CPUs 1-6" in out
-    assert "pool     dedicated: CPUs 7" in run("explain", PINNED, "--socket", daemon.socket).out
+    assert "pool     dedicated: CPUs 7" in run("why", PINNED, "--socket", daemon.socket).out
 
 
 def test_explain_lists_the_pods_processes_sanitized(
@@ -257,8 +257,8 @@ def test_explain_lists_the_pods_processes_sanitized(
     monkeypatch.setattr(why, "_now", lambda *_: {"groups": [], "problem": "not read"})
     monkeypatch.setattr(explain, "_LONGEST_COMMAND", 300)
     try:
-        text = run("explain", BATCH, "--processes", "--socket", daemon.socket).out
-        (process,) = json.loads(run("explain", BATCH, "--processes", "-o", "json", "--socket", daemon.socket).out)[
+        text = run("why", BATCH, "--processes", "--socket", daemon.socket).out
+        (process,) = json.loads(run("why", BATCH, "--processes", "-o", "json", "--socket", daemon.socket).out)[
             "processes"
         ]
     finally:
@@ -273,23 +273,23 @@ def test_explain_lists_the_pods_processes_sanitized(
 
 
 def test_explain_as_json_joins_settings_with_their_files(run: Run, daemon: FakeDaemon) -> None:
-    facts = json.loads(run("explain", BATCH, "-o", "json", "--socket", daemon.socket).out)
+    facts = json.loads(run("why", BATCH, "-o", "json", "--socket", daemon.socket).out)
     knobs = {setting["knob"]: setting["file"]["original"] for group in facts["groups"] for setting in group["settings"]}
     assert knobs == {"cpu.weight": "1024", "cpu.set": "0-6"}
 
 
 def test_an_unknown_pod_and_two_of_one_name_are_different_mistakes(run: Run, daemon: FakeDaemon) -> None:
-    ran = run("explain", "nobody", "--socket", daemon.socket)
+    ran = run("why", "nobody", "--socket", daemon.socket)
     assert (ran.code, ran.out) == (Exit.NOT_FOUND, "")
     assert ran.err.startswith("bypassctl: no pod 'nobody' on this node")
     for pod in daemon.document["pods"]:
         pod["name"] = "same"
-    assert run("explain", "same", "--socket", daemon.socket).code == Exit.AMBIGUOUS
+    assert run("why", "same", "--socket", daemon.socket).code == Exit.AMBIGUOUS
 
 
 def test_a_pod_that_is_gone_is_explained_from_what_was_written(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["pods"] = [pod for pod in daemon.document["pods"] if pod["uid"] != BATCH]
-    out = run("explain", "bbbb", "--socket", daemon.socket).out
+    out = run("why", "bbbb", "--socket", daemon.socket).out
     assert out.startswith(f"ci/batch-7: this pod no longer exists; below is what was written for it\nuid {BATCH}\n")
     assert "no longer managed" in out or "last known" in out
 
@@ -370,7 +370,7 @@ def test_status_and_explain_work_from_the_store(run: Run, live: LiveNode) -> Non
     assert "in force" not in ran.out, "nothing was read back"
     assert "it has left 4 values (compare: bypassctl diff; undo: bypassctl restore)" in ran.out
     assert "pods     dedicated 1  shared 1  reclaimed 1" in ran.out
-    ran = run("explain", "batch-7", "--root", live.root)
+    ran = run("why", "batch-7", "--root", live.root)
     assert ran.code == Exit.OK
     assert "cpu.set     5-6  in place" in ran.out
     assert "decided  by bypassd (reclaimed): BE pool" in ran.out

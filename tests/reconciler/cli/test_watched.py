@@ -108,7 +108,7 @@ def section_of(out: str) -> list[str]:
 
 
 def test_explain_tells_what_rules_say_of_a_victim_and_what_is_done_for_it(run: Run, watching: FakeDaemon) -> None:
-    assert section_of(run("explain", WEB, "--socket", watching.socket).out) == [
+    assert section_of(run("why", WEB, "--socket", watching.socket).out) == [
         "  interfered by rule cpu  for 14 s, severity 4.81",
         "    waits 31 % of the time that it could run",
         "    top suspect: ci/batch-7, 0.94: used 2410 milli-CPU (and 1 more: bypassctl interference)",
@@ -118,7 +118,7 @@ def test_explain_tells_what_rules_say_of_a_victim_and_what_is_done_for_it(run: R
 
 
 def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run, watching: FakeDaemon) -> None:
-    assert section_of(run("explain", BATCH, "--socket", watching.socket).out) == [
+    assert section_of(run("why", BATCH, "--socket", watching.socket).out) == [
         "  suspected number 1 for victim shop/web-0 (interfered, cpu): 0.94: used 2410 milli-CPU",
         f"  in force for shop/web-0 (cpu): {SQUEEZED.describe}  12 s",
         "    limited to 1.79 CPU: for victim shop/web-0 (cpu)",
@@ -127,7 +127,7 @@ def test_explain_tells_of_a_suspect_what_is_in_force_on_it_and_for_whom(run: Run
 
 def test_a_squeeze_that_no_file_has_is_not_in_force(run: Run, watching: FakeDaemon) -> None:
     watching.document["interference"] = watched(SUFFERS, steps=(HELD, SQUEEZED), refused="cpu.quota: it is blocked")
-    out = run("explain", BATCH, "--socket", watching.socket).out
+    out = run("why", BATCH, "--socket", watching.socket).out
     assert section_of(out)[1:] == [
         f"  not in force for shop/web-0 (cpu): {SQUEEZED.describe} (of this cpu.quota: it is blocked)  12 s"
     ]
@@ -138,7 +138,7 @@ def test_a_squeeze_that_no_file_has_is_not_in_force(run: Run, watching: FakeDaem
 
 def test_what_a_rule_in_shadow_would_do_is_told_as_such(run: Run, watching: FakeDaemon) -> None:
     watching.document["interference"] = watched(SUFFERS, steps=(SQUEEZED,), shadow=True)
-    lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
+    lines = section_of(run("why", BATCH, "--socket", watching.socket).out)
     assert lines[1:] == [f"  would be for shop/web-0 (cpu): {SQUEEZED.describe}  12 s"]
     assert "0 actions, 1 in dry run" in run("status", "--socket", watching.socket).out
 
@@ -155,7 +155,7 @@ def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(
     run: Run, watching: FakeDaemon, step: ResponseStep, told: str, listed: str, counted: str
 ) -> None:
     watching.document["interference"] = watched(SUFFERS, steps=(step,))
-    lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
+    lines = section_of(run("why", BATCH, "--socket", watching.socket).out)
     assert lines[1:] == [f"  {told} shop/web-0 (cpu): evict ci/batch-7  10 s"]
     row = next(line for line in run("interference", "--socket", watching.socket).out.splitlines() if "evict ci" in line)
     assert row.split("  ")[-2].strip() == listed
@@ -165,8 +165,7 @@ def test_an_eviction_is_shown_as_asked_for_and_a_dry_run_as_what_it_would_do(
 def test_a_frozen_pod_says_why(run: Run, watching: FakeDaemon) -> None:
     watching.document["interference"]["measures"] = {"frozen": {BATCH: "for victim shop/web-0 (cpu)"}}
     assert (
-        section_of(run("explain", BATCH, "--socket", watching.socket).out)[-1]
-        == "    frozen: for victim shop/web-0 (cpu)"
+        section_of(run("why", BATCH, "--socket", watching.socket).out)[-1] == "    frozen: for victim shop/web-0 (cpu)"
     )
 
 
@@ -174,11 +173,11 @@ def test_an_online_pod_that_is_well_says_so_and_best_effort_work_without_a_part_
     run: Run, watching: FakeDaemon
 ) -> None:
     watching.document["interference"] = watched()
-    assert section_of(run("explain", WEB, "--socket", watching.socket).out) == ["  no interference found"]
-    assert "interference" not in run("explain", BATCH, "--socket", watching.socket).out
+    assert section_of(run("why", WEB, "--socket", watching.socket).out) == ["  no interference found"]
+    assert "interference" not in run("why", BATCH, "--socket", watching.socket).out
     watching.document["interference"] = {}
     watching.document["eviction"] = None
-    assert "interference" not in run("explain", WEB, "--socket", watching.socket).out
+    assert "interference" not in run("why", WEB, "--socket", watching.socket).out
 
 
 @pytest.mark.parametrize(
@@ -202,17 +201,17 @@ def test_explain_tells_of_an_eviction_of_the_pod(
 ) -> None:
     watching.document["interference"] = {}
     watching.document["eviction"] = evictions(state, **case)
-    lines = section_of(run("explain", BATCH, "--socket", watching.socket).out)
+    lines = section_of(run("why", BATCH, "--socket", watching.socket).out)
     assert lines[0].startswith(words)
     assert lines[1] == "    node_memory: 80 % used"
     if state == "open":
         assert lines[0].endswith("; before: api: 500")
-    assert "evict" not in run("explain", WEB, "--socket", watching.socket).out
+    assert "evict" not in run("why", WEB, "--socket", watching.socket).out
 
 
 def test_explain_as_json_has_all_of_it(run: Run, watching: FakeDaemon) -> None:
     watching.document["eviction"] = evictions("would")
-    message = json.loads(run("explain", BATCH, "-o", "json", "--socket", watching.socket).out)["interference"]
+    message = json.loads(run("why", BATCH, "-o", "json", "--socket", watching.socket).out)["interference"]
     assert [(entry["victim"], entry["place"], entry["score"]) for entry in message["blamed"]] == [
         (f"pod:{WEB}", 1, 0.94)
     ]
@@ -268,7 +267,7 @@ def test_status_says_nothing_of_it_while_nothing_is_watched(run: Run, daemon: Fa
 
 def test_without_a_daemon_nothing_is_said_of_it(run: Run, live: LiveNode) -> None:
     live.document(killed=True)
-    ran = run("explain", BATCH, "--root", live.root)
+    ran = run("why", BATCH, "--root", live.root)
     assert ran.code == Exit.OK
     assert "interference" not in ran.out
     assert "watched" not in run("status", "--root", live.root).out

@@ -221,7 +221,7 @@ def test_the_documentation_has_each_setting_with_its_default_and_bounds() -> Non
                 )
             rows = re.findall(rf"^- `{name}[:`].*$", text, re.MULTILINE)
             if not any(row.endswith(field.description) for row in rows):
-                if name in {"enabled", "dry_run"} and states[section]:
+                if (states[section] or "- `enabled: " in text) and name in {"enabled", "dry_run"}:
                     assert field.default is (states[section] == "on" if name == "enabled" else False)
                 else:
                     assert re.search(rf"^- (?:`.*`, )*`{name}[:`]", text, re.MULTILINE), path

@@ -21,7 +21,7 @@ from state.schema import META
 from state.store import StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.livenode import BATCH, LiveNode, container_id, group
-from tests.reconciler.responses.bench import until
+from tests.until import until
 
 HOUR = 480_000
 SECOND = 1_000_000_000

@@ -33,8 +33,6 @@ SYSTEM = NodeCpu(busy_milli=1500, online_milli=1000, reclaimed_milli=0, age_s=0.
 
 
 class Known(Struct):
-    """What is known of the node."""
-
     node_memory: NodeMemoryReading | None = NODE
     kubepods: str = "/kubepods"
     pods: dict[str, Pod] = {}

@@ -255,19 +255,17 @@ async def test_a_renewal_is_tried_again_before_the_token_ends_but_not_often(
 
 
 async def test_a_running_one_uses_what_appears_within_ten_seconds(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     """The kubeconfig's directory is made later than the daemon's start: nothing watches it yet."""
     node = Node(tmp_path)
     node.path.parent.rmdir()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(node.credentials().run)
-        await trio.sleep(3.3)
-        node.path.parent.mkdir()
-        node.give(token(100))
-        await trio.sleep(10.0)
-        assert node.changes == [True]
-        nursery.cancel_scope.cancel()
+    await nursery.start(node.credentials().run)
+    await trio.sleep(3.3)
+    node.path.parent.mkdir()
+    node.give(token(100))
+    await trio.sleep(10.0)
+    assert node.changes == [True]
 
 
 async def test_a_changed_file_is_used_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from reconciler.config.model import Config
 from reconciler.control.record import NodeRecord
 from reconciler.daemon.node_settings import UNUSED, NodeSettingsPart
 from state.store import Store
+from tests.until import until
 
 
 async def test_the_stored_settings_are_read_in_the_stores_lane(tmp_path: Path, nursery: trio.Nursery) -> None:
@@ -38,13 +39,9 @@ async def test_the_stored_settings_are_read_in_the_stores_lane(tmp_path: Path, n
         inner.start_soon(lambda: trio.to_thread.run_sync(flush, limiter=lane))
         await begun.wait()
         await inner.start(part.run)
-        with trio.fail_after(30):
-            while not lane.statistics().tasks_waiting:  # noqa: ASYNC110 - no event of another's waiting
-                await trio.sleep(0.001)
+        await until(lambda: lane.statistics().tasks_waiting)
         assert facts() is None
         ended.set()
-        with trio.fail_after(30):
-            while facts() is None:  # noqa: ASYNC110 - it has none
-                await trio.sleep(0.001)
+        await until(lambda: facts() is not None)
         inner.cancel_scope.cancel()
     store.close()

@@ -16,6 +16,7 @@ from reconciler.daemon import main
 from reconciler.runtime import malloc
 from reconciler.runtime.priority import LoopPriority, PriorityState
 from state.entry import RestoreResult
+from tests.until import until
 
 
 class NoCalls:
@@ -108,12 +109,6 @@ def place() -> Any:
     )
 
 
-async def until(question: Callable[[], object]) -> None:
-    with trio.fail_after(60):
-        while not question():  # noqa: ASYNC110  (of many objects, most of them without an event)
-            await trio.sleep(0.005)
-
-
 def loaded(config: Config) -> load.Loaded:
     return load.Loaded(config=config, files=())
 
@@ -132,7 +127,6 @@ async def test_the_agent_before_leaves_no_priority_of_its_own(
     await until(lambda: len(agents) == 2 and agents[1].priority.status.state is PriorityState.REAL_TIME)
     assert agents[0].closed
     assert agents[0].priority.status.state is PriorityState.OFF
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("on_stop", list(OnStop))
@@ -207,7 +201,6 @@ async def test_after_a_restore_by_command_the_next_agent_writes_nothing_until_a_
     agents[-1].renew("test")
     await until(lambda: len(agents) == 4)
     assert agents[-1].mode.enforce
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_window_that_begins_is_applied_and_a_restore_by_command_lasts_over_it(
@@ -243,4 +236,3 @@ async def test_a_window_that_begins_is_applied_and_a_restore_by_command_lasts_ov
     assert not (await daemon.reload()).problems
     assert limit() == 90
     assert agents[0].mode.enforce
-    nursery.cancel_scope.cancel()

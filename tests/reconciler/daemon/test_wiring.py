@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +37,7 @@ from tests.fakes.reloads import reloads
 from tests.fakes.web import FakePulse
 from tests.reconciler.actuators.resctrl_world import World
 from tests.reconciler.telemetry.rendered import render
+from tests.until import until
 
 PROJECT = Path(__file__).parents[3]
 MEMINFO = "MemTotal: 16777216 kB\nMemFree: 8388608 kB\nMemAvailable: 8388608 kB\n"
@@ -91,12 +92,6 @@ async def running(agent: Agent, *names: str) -> AsyncIterator[None]:
             await nursery.start(component(agent, name).run)
         yield
         nursery.cancel_scope.cancel()
-
-
-async def until(met: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not met():  # noqa: ASYNC110  # no event
-            await trio.sleep(0.01)
 
 
 def quantile(rank: float, buckets: Mapping[float, float]) -> float:

@@ -27,8 +27,6 @@ PLAN = NodePlan(
 
 
 class Known(Struct):
-    """What is known of the node."""
-
     node_memory: NodeMemoryReading | None = NodeMemoryReading(
         total_bytes=100 * GIGA, available_bytes=60 * GIGA, age_s=0.0
     )

@@ -140,33 +140,33 @@ async def test_a_fall_does_not_wait_for_a_rise(autojump_clock: trio.testing.Mock
         assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 0]
 
 
-async def test_nothing_is_published_before_something_was_written(autojump_clock: trio.testing.MockClock) -> None:
+async def test_nothing_is_published_before_something_was_written(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
     scene = Scene(ClusterTarget.NODE, None)
 
     async def unwritten(offer: Offer) -> Published:
         return Published(offer, "measuring", 30.0, written=False)
 
     scene.node.publish = unwritten  # type: ignore[method-assign]
-    async with trio.open_nursery() as nursery:
-        await nursery.start(scene.publisher.run)
-        await trio.sleep(40)
-        assert scene.publisher.status()["cpu_milli"] is None
-        assert scene.publisher.statuses()[0].age_s is None
-        nursery.cancel_scope.cancel()
+    await nursery.start(scene.publisher.run)
+    await trio.sleep(40)
+    assert scene.publisher.status()["cpu_milli"] is None
+    assert scene.publisher.statuses()[0].age_s is None
 
 
-async def test_a_control_plane_that_was_removed_has_nothing_to_withdraw(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_control_plane_that_was_removed_has_nothing_to_withdraw(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
     scene = Scene(ClusterTarget.NODE, ClusterTarget.KOORDINATOR)
 
     async def missing() -> None:
         raise PublishError("404", missing=True)
 
     scene.targets[ClusterTarget.KOORDINATOR].withdraw = missing  # type: ignore[method-assign]
-    async with trio.open_nursery() as nursery:
-        await nursery.start(scene.publisher.run)
-        await trio.sleep(1)
-        assert scene.journal == ["note None", "note node", "publish node"]
-        nursery.cancel_scope.cancel()
+    await nursery.start(scene.publisher.run)
+    await trio.sleep(1)
+    assert scene.journal == ["note None", "note node", "publish node"]
 
 
 async def test_writes_are_bounded_however_often_it_changes(autojump_clock: trio.testing.MockClock) -> None:
@@ -223,29 +223,28 @@ async def test_an_earlier_run_is_withdrawn_where_it_is_switched_off(autojump_clo
     ],
 )
 async def test_the_control_plane_that_knows_the_node_is_found(
-    autojump_clock: trio.testing.MockClock, missing: tuple[ClusterTarget, ...], found: ClusterTarget
+    autojump_clock: trio.testing.MockClock,
+    missing: tuple[ClusterTarget, ...],
+    found: ClusterTarget,
+    nursery: trio.Nursery,
 ) -> None:
     scene = Scene(ClusterTarget.AUTO, None)
     for name in missing:
         scene.targets[name].missing = True
-    async with trio.open_nursery() as nursery:
-        await nursery.start(scene.publisher.run)
-        await trio.sleep(1)
-        assert scene.journal == [f"note {found}", f"publish {found}"]
-        nursery.cancel_scope.cancel()
+    await nursery.start(scene.publisher.run)
+    await trio.sleep(1)
+    assert scene.journal == [f"note {found}", f"publish {found}"]
 
 
-async def test_unknown_is_not_absent(autojump_clock: trio.testing.MockClock) -> None:
+async def test_unknown_is_not_absent(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
     """A manager that cannot be queried may be there: writing another object would be beside it."""
     scene = Scene(ClusterTarget.AUTO, None)
     scene.targets[ClusterTarget.KOORDINATOR].error = PublishError("HTTP 403")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(scene.publisher.run)
-        await trio.sleep(1)
-        assert scene.journal == []
-        (status,) = scene.publisher.statuses()
-        assert (status.ok, status.detail) == (False, "HTTP 403")
-        nursery.cancel_scope.cancel()
+    await nursery.start(scene.publisher.run)
+    await trio.sleep(1)
+    assert scene.journal == []
+    (status,) = scene.publisher.statuses()
+    assert (status.ok, status.detail) == (False, "HTTP 403")
 
 
 @pytest.mark.parametrize(
@@ -310,23 +309,23 @@ async def test_an_object_that_disappears_while_it_is_published_is_tried_again_so
         assert [offer.cpu_milli for _, offer in scene.node.writes] == [2000, 1000]
 
 
-async def test_a_control_plane_that_is_installed_later_gets_it(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_control_plane_that_is_installed_later_gets_it(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
     scene = Scene(ClusterTarget.AUTO, None)
     koordinator = scene.targets[ClusterTarget.KOORDINATOR]
     koordinator.missing = scene.targets[ClusterTarget.KATALYST].missing = True
-    async with trio.open_nursery() as nursery:
-        await nursery.start(scene.publisher.run)
-        await trio.sleep(1)
-        assert scene.journal == ["note node", "publish node"]
-        koordinator.missing = False
-        await trio.sleep(SEARCH_S + 60)
-        assert [entry for entry in scene.journal if entry != "publish node"][1:5] == [
-            "withdraw node",
-            "note None",
-            "note koordinator",
-            "publish koordinator",
-        ]
-        nursery.cancel_scope.cancel()
+    await nursery.start(scene.publisher.run)
+    await trio.sleep(1)
+    assert scene.journal == ["note node", "publish node"]
+    koordinator.missing = False
+    await trio.sleep(SEARCH_S + 60)
+    assert [entry for entry in scene.journal if entry != "publish node"][1:5] == [
+        "withdraw node",
+        "note None",
+        "note koordinator",
+        "publish koordinator",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,6 @@ async def test_the_file_follows_each_change_and_never_runs_out(
     clock.now += 30
     await trio.sleep(31)
     assert json.loads(path.read_text())["at"] == clock.wall()
-    nursery.cancel_scope.cancel()
 
 
 def test_a_new_configuration_takes_hold_at_once() -> None:

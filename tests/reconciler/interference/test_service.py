@@ -1,6 +1,5 @@
 """When the observer runs: while pods are to be monitored, and while BE's share of the cache moves by misses."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.fakes.constants import varied
 from tests.fakes.livenode import WEB, LiveNode
 from tests.reconciler.actuators.resctrl_world import BATCH, World
 from tests.reconciler.nodes import online
+from tests.until import until
 
 MOVING = varied(CachePolicyConfig(enabled=True, mode=CacheMode.DYNAMIC, monitor=False), law=LevelControl(calm_s=2.0))
 
@@ -105,9 +105,3 @@ async def test_the_monitor_reads_the_store_in_the_stores_lane(tmp_path: Path) ->
 def level(world: World) -> tuple[int, int]:
     result: Any = world.side.status()["level"]
     return result["cache_percent"], result["mba_percent"]
-
-
-async def until(met: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not met():  # noqa: ASYNC110  # no event
-            await trio.sleep(0.01)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
+from reconciler.placement.estimate import EstimateConfig
 from reconciler.placement.provision import (
     USAGE,
     CpiGains,
@@ -23,6 +24,7 @@ from reconciler.placement.provision import (
     pool_indicators,
     signals_of,
     usage_ratio,
+    with_experience,
 )
 from reconciler.placement.sizes import SizeConfig, regulate
 from reconciler.policies.budget import BudgetConfig, budget_control
@@ -175,6 +177,13 @@ def test_a_change_shows_before_the_next_one(now: float, age: float, wanted: int)
 def test_a_size_that_is_cut_does_not_wind_up() -> None:
     cut = size(4, 50_000)
     assert pid_step({USAGE: PidIndicator(0.9, 0.6)}, cut, NOW, PID)[0] == 4000 + 1622
+
+
+@pytest.mark.parametrize(("asked", "small"), [(3, 0), (4, 0), (5, 4)])
+def test_a_size_that_grew_remembers_the_one_that_was_too_small(asked: int, small: int) -> None:
+    pods = [web()]
+    found = with_experience(size(asked), size(4), pods, using([(pods[0], 3900)]), EstimateConfig())
+    assert (found.cpus, found.small_cpus, found.small_milli > 0) == (asked, small, small > 0)
 
 
 def test_no_indicator_at_all_is_the_estimate_and_never_down() -> None:

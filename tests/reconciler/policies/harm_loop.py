@@ -203,7 +203,6 @@ def turns(moments: Sequence[Moment]) -> int:
 
 
 def turns_of(ceilings: Sequence[int]) -> int:
-    """The same, of ceilings."""
     rises = [after > before for before, after in pairwise(ceilings) if after != before]
     return sum(before != after for before, after in pairwise(rises))
 

@@ -23,6 +23,7 @@ from reconciler.policies.table import PoliciesConfig
 from state.model import Container, GroupRef, NodeView, Pod, PodClass, RuntimeSpec
 from tests.cgroupfs.kernelgroup import kernel_groups
 from tests.reconciler.nodes import container, kubelet, node, pod
+from tests.until import until
 
 LIMIT = 50_000
 LEAST = 1_000
@@ -116,9 +117,7 @@ async def test_a_busy_pinned_container_is_throttled_no_more(real: Real) -> None:
     try:
         REAL.write(real.hierarchy.directory("cpu", real.container), "cgroup.procs", str(busy.pid))
         first = _throttled(real)
-        with trio.fail_after(60):
-            while _throttled(real) == first:  # noqa: ASYNC110  # a counter has no event
-                await trio.sleep(0.05)
+        await until(lambda: _throttled(real) != first)
         await real.bring(real.view(PodClass.DEDICATED, QosClass.GUARANTEED, pinned=True), PoliciesConfig(), before)
         lifted = _throttled(real)
         await trio.sleep(0.3)

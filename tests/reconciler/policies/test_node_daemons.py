@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs.codecs import weight_to_shares
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.usage import UsageReader
 from reconciler.actuators.files.node_files import FileAccess
 from reconciler.control.planner import plan_node
-from reconciler.policies.node_daemons import NodeDaemonsConfig
+from reconciler.policies.node_daemons import NodeDaemonsConfig, parents
 from reconciler.policies.table import PoliciesConfig
 from reconciler.signals.root_groups import RootGroups
 from state.daemons import TURN_FILES, DaemonGroup, Daemons
@@ -69,6 +70,16 @@ def test_where_turns_cannot_be_shortened_the_weight_is_held_and_the_reason_says_
     assert planned.daemons == {"/system.slice": 114}
     assert "turns are not shortened: the scheduler's files" in planned.reasons["node_daemons"]
     assert "turns" not in plan(turns(2)).reasons["node_daemons"]
+
+
+@pytest.mark.parametrize(("version", "written"), [(1, 114), (2, weight_to_shares(114))])
+@pytest.mark.parametrize(("original", "reason"), [(1024, "200 % of what"), (114, "its own weight: a pod is")])
+def test_the_weight_is_a_setting_of_the_daemons_group(version: int, written: int, original: int, reason: str) -> None:
+    group = DaemonGroup(weight=original, original=original, wanted=114)
+    view = node(daemons=Daemons(groups={"/system.slice": group}, turns={}), versions={"cpu": version})
+    (setting,) = parents(view, plan({}, group), NodeDaemonsConfig(enabled=True))
+    assert (setting.path, setting.knob, setting.value) == ("/system.slice", "cpu.weight", written)
+    assert setting.reason.startswith(reason)
 
 
 def test_a_dry_run_of_the_policy_counts_for_the_files_too() -> None:

@@ -20,6 +20,7 @@ from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.plainpod import PlainNode, PlainPod, order_for
+from tests.until import until
 
 CONFIG = varied(EvictionMeans(), margin_s=1.0, restarts=RestartRules(watch_s=0.0), at_once=2)
 
@@ -78,14 +79,6 @@ class Bench:
 
     def kinds(self) -> list[AlertKind]:
         return [alert.kind for alert in self.told]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while True:
-            if condition():
-                return
-            await trio.sleep(0.01)
 
 
 async def carried_out(evictor: Evictor, *orders: EvictionOrder) -> tuple[EvictionCase, ...]:

@@ -82,7 +82,6 @@ class Tree:
         qos: QosClass = QosClass.BURSTABLE,
         requests: Resources | None = None,
     ) -> Pod:
-        """A pod with its directories."""
         path = f"{KUBEPODS}/{qos.directory}/pod{uid}"
         made = []
         for index in range(containers + sandbox):
@@ -100,7 +99,6 @@ class Tree:
         )
 
     def ref(self, path: str) -> GroupRef:
-        """A group with its inode."""
         return GroupRef(path=path, inode=os.stat(self.hierarchy.trigger_directory(path)).st_ino)
 
 
@@ -120,12 +118,10 @@ def scene(
 
 
 def read(reader: Reader, context: SampleContext, now: float = 100.0, sheet: SampleSheet | None = None) -> SampleSheet:
-    """One pass of one reader."""
     filled = sheet or SampleSheet()
     trio.run(reader.read, context, filled, now)
     return filled
 
 
 def values(sheet: SampleSheet, subject: str = "pod:a") -> dict[str, float]:
-    """The samples of one subject."""
     return {signal: sample.value for signal, sample in sheet.samples.get(subject, {}).items()}

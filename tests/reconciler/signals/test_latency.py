@@ -291,4 +291,3 @@ async def test_a_real_program_feeds_a_real_sheet(nursery: trio.Nursery, tmp_path
             )
             await trio.sleep(0.02)
     assert sheet.samples["pod:web-1"][SIGNAL].value == 7.5
-    nursery.cancel_scope.cancel()

@@ -19,6 +19,7 @@ from reconciler.signals.probe_config import CommandProbe, LatencyUnit, Probe
 from reconciler.signals.probe_source import ProbeResult, number_in
 from reconciler.signals.probe_targets import ProbeTarget, ProbeTargetKey
 from tests.fakes.overtime import LIMIT_S, overtime
+from tests.until import until
 
 ROOT = os.geteuid() == 0
 
@@ -140,9 +141,7 @@ async def test_one_that_hangs_is_killed_and_one_that_cannot_be_killed_is_told_an
     )
     monkeypatch.undo()
     os.kill(spared[0], signal.SIGKILL)
-    with trio.fail_after(60):
-        while Path(f"/proc/{spared[0]}/stat").read_text().rpartition(")")[2].split()[0] != "Z":  # noqa: ASYNC110
-            await trio.sleep(0.01)
+    await until(lambda: Path(f"/proc/{spared[0]}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
     assert await late() == "probe p: P: it did not end within 60 s and was killed"
 
 

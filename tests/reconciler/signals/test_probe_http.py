@@ -80,7 +80,6 @@ async def test_the_time_of_an_answer_is_measured_on_a_kept_connection(
     assert second.ms == 0
     assert (first.confidence, server.connections) == (1.0, 1)
     assert server.requests[0][""] == "GET /x HTTP/1.1"
-    nursery.cancel_scope.cancel()
 
 
 async def test_with_connect_each_request_makes_a_connection_and_that_counts(
@@ -92,7 +91,6 @@ async def test_with_connect_each_request_makes_a_connection_and_that_counts(
         assert (await source.measure()).ms == pytest.approx(50)
     assert server.connections == 3
     assert server.requests[-1]["connection"] == "close"
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,6 @@ async def test_a_bad_answer_is_unknown_and_said_and_the_next_good_one_counts(
     assert said.startswith(f"probe p: http://127.0.0.1:{server.port}")
     assert words in said.lower() or words in said
     assert (await source.measure()).confidence == 1.0
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_refused_connection_is_said(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -130,7 +127,6 @@ async def test_a_late_answer_counts_where_that_is_asked_for_and_a_refused_one_ne
     server = await peer(nursery, Reply(hang_s=60))
     source = http(server, count_late=True)
     assert await source.measure() == ProbeResult(500.0, 0.5)
-    nursery.cancel_scope.cancel()
 
 
 async def test_only_the_statuses_that_count_count(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -138,7 +134,6 @@ async def test_only_the_statuses_that_count_count(nursery: trio.Nursery, idle_cl
     assert (await http(server).measure()).ms is not None
     assert (await http(server, statuses=(404,)).measure()).ms is not None
     assert "HTTP 404" in await words_of(http(server, statuses=(200,)))
-    nursery.cancel_scope.cancel()
 
 
 # Numbers
@@ -152,7 +147,6 @@ async def test_a_number_is_read_from_the_answer(nursery: trio.Nursery, idle_cloc
     source = http(server, path="/x", measure="value", field="a")
     assert await words_of(source) == f"{url}: no 'a' in the JSON: 'a' is missing"
     assert await words_of(http(server, measure="value")) == f"{url}: the answer is larger than 64 KiB"
-    nursery.cancel_scope.cancel()
 
 
 # Secrets and trust
@@ -182,7 +176,6 @@ async def test_tokens_and_headers_come_from_files_and_are_in_no_message(
     assert "expected one line of plain ASCII text" in await words_of(source)
     (tmp_path / "key").unlink()
     assert "No such file" in await words_of(source)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_certificate_is_checked_unless_told_otherwise(
@@ -197,7 +190,6 @@ async def test_a_certificate_is_checked_unless_told_otherwise(
     for more in ({"ca_file": str(tmp_path / "ca.pem")}, {"insecure_skip_verify": True}):
         source = http(server, scheme="https", **more)
         assert (await source.measure()).ms is not None
-    nursery.cancel_scope.cancel()
 
 
 # Metrics
@@ -249,7 +241,6 @@ async def test_a_quantile_is_of_what_came_since_the_last_scrape(
     # Nothing arrived: nothing is reported, and nothing is wrong.
     assert (await source.measure()).ms is None
     assert service.server.requests[0]["accept"].startswith("text/plain;version=0.0.4")
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_restarted_service_begins_anew(nursery: trio.Nursery, service: Service, idle_clock: MockClock) -> None:
@@ -261,7 +252,6 @@ async def test_a_restarted_service_begins_anew(nursery: trio.Nursery, service: S
     service.observe("/a", *[0.3] * 500)
     service.publish()
     assert (await source.measure()).ms == pytest.approx(300.0)
-    nursery.cancel_scope.cancel()
 
 
 async def test_few_requests_and_the_last_bucket_are_believed_less(
@@ -279,7 +269,6 @@ async def test_few_requests_and_the_last_bucket_are_believed_less(
     service.observe("/a", *[5.0] * 1000)
     service.publish()
     assert await source.measure() == ProbeResult(800.0, 0.5)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_mean_is_of_what_came_since_the_last_scrape(
@@ -300,7 +289,6 @@ async def test_a_mean_is_of_what_came_since_the_last_scrape(
         observe(0.1, 0.3)
         assert (await source.measure()).ms == pytest.approx(200.0)
         assert (await source.measure()).ms is None
-    nursery.cancel_scope.cancel()
 
 
 async def test_of_gauges_the_highest_counts_and_one_without_a_value_does_not(
@@ -319,7 +307,6 @@ async def test_of_gauges_the_highest_counts_and_one_without_a_value_does_not(
     service.gauge.labels("/c").set(-1)
     service.publish()
     assert "last_seconds is -1, not a time" in await words_of(source)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_summarys_own_quantile_is_taken(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -329,7 +316,6 @@ async def test_a_summarys_own_quantile_is_taken(nursery: trio.Nursery, idle_cloc
     assert await metrics(server, 's{path="/a"}').measure() == ProbeResult(500.0)
     said = await words_of(metrics(server, "s", quantile=0.9))
     assert said.endswith("s is neither a histogram nor a summary with the quantile 0.9")
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -347,7 +333,6 @@ async def test_what_is_no_metric_is_told(
 ) -> None:
     server = await peer(nursery, reply)
     assert words in await words_of(metrics(server, "m"))
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -355,10 +340,8 @@ async def test_a_histogram_without_its_last_bucket_is_told(nursery: trio.Nursery
     source = metrics(server, "m")
     await source.measure()
     assert 'no bucket le="+Inf"' in await words_of(source)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_long_text_is_read_in_a_thread(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = await peer(nursery, Reply(b'noise{a="b"} 1\n' * 10_000 + b"m 0.5\n"))
     assert await metrics(server, "m", read="gauge").measure() == ProbeResult(500.0)
-    nursery.cancel_scope.cancel()

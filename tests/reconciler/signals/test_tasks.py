@@ -27,8 +27,6 @@ class Plain:
 
 
 class Busy(Plain):
-    """One with a task."""
-
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.title = log, name
 

@@ -6,7 +6,7 @@ import pytest
 
 from cgroupfs.errors import InputError, SourceError
 from cgroupfs.naming import QosClass
-from reconciler.sources.bundles import Bundle, parse_bundle, parse_state, read_bundle, read_state
+from reconciler.sources.bundles import Bundle, parse_bundle, parse_state, read_bundle
 from state.model import ContainerKind, RuntimeSpec
 from tests.fakes.marks import MARKS
 
@@ -143,14 +143,13 @@ def test_a_bundle_of_no_pod_tells_no_pod() -> None:
 
 
 def test_runcs_state_tells_what_is_wanted_now() -> None:
-    state = read_state(str(FIXTURES / "state.guaranteed-int-node1.main.json"))
+    state = parse_state((FIXTURES / "state.guaranteed-int-node1.main.json").read_bytes())
     assert state.container_id == "31eab97dfbff83fcd86f2dee49a2deff9982a4a6b1776e89d64fd31bd2603700"
-    assert state.init_pid == 10284
     assert state.group == f"/kubepods/pod{GUARANTEED}/{state.container_id}"
     assert state.groups["cpuset"] == f"/sys/fs/cgroup/cpuset{state.group}"
     assert state.bundle == f"/run/containerd/io.containerd.runtime.v2.task/k8s.io/{state.container_id}"
     assert state.spec == bundle("guaranteed-int-node1.main").spec
-    pause = read_state(str(FIXTURES / "state.guaranteed-int-node1.SANDBOX.json"))
+    pause = parse_state((FIXTURES / "state.guaranteed-int-node1.SANDBOX.json").read_bytes())
     assert pause.spec == RuntimeSpec(shares=2)
 
 
@@ -206,8 +205,6 @@ def test_wrong_content_is_one_clear_message(text: bytes) -> None:
 def test_a_bundle_that_is_gone_is_a_source_that_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="ENOENT"):
         read_bundle(str(tmp_path / ID))
-    with pytest.raises(SourceError, match="EISDIR"):
-        read_state(str(tmp_path))
 
 
 def test_the_directorys_name_is_the_containers_id(tmp_path: Path) -> None:

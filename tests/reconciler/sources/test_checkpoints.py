@@ -17,6 +17,7 @@ from state import checksum
 from state.kubelet import CheckpointError, CheckpointFault
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass, Resources
 from tests.fakes.kubelet.cpu_manager import checkpoint as cpu_state
+from tests.until import until
 
 KUBELET = "var/lib/kubelet"
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kubelet"
@@ -51,12 +52,6 @@ def rename_in(root: Path, content: str, name: str = "cpu_manager_state") -> None
     directory.mkdir(parents=True, exist_ok=True)
     (directory / ".1234567").write_text(content)
     os.rename(directory / ".1234567", directory / name)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not true():  # noqa: ASYNC110  (what is waited for has no event)
-            await trio.sleep(0.005)
 
 
 def test_without_a_loop_the_files_are_read_once(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from reconciler.sources.criapi import cri_pb2
 from state.model import ContainerKind, PodMeta
 from tests.fakes.cri_runtime import FakeRuntime
 from tests.fakes.http2_peer import Peer, Peers, framed
+from tests.until import until
 
 BURSTABLE = "33333333-3333-4333-8333-333333333333"
 MAIN = "3a0df93a9a6d150560c1e2aa4fe9258cd11ca5e74d77b6c77326681d9ad523fc"
@@ -173,9 +174,7 @@ async def test_a_socket_nobody_listens_on_is_one_clear_error(place: Path) -> Non
 
 async def asked(runtime: FakeRuntime, name: str) -> None:
     """Wait until this was requested."""
-    with trio.fail_after(60):
-        while not any(each.endswith(name) for each in runtime.asked):  # noqa: ASYNC110  (by threads of gRPC)
-            await trio.sleep(0.01)
+    await until(lambda: any(each.endswith(name) for each in runtime.asked))
 
 
 async def test_a_runtime_that_hangs_is_one_clear_error_in_time(runtime: FakeRuntime, mock_clock: MockClock) -> None:

@@ -13,6 +13,7 @@ from cgroupfs.errors import SourceError
 from reconciler.sources.hotplug import CpuChange, HotplugSource, open_uevents
 from state.topology import Topology
 from state.topology_sysfs import read_topology
+from tests.until import until
 
 
 def cpus(text: str) -> CpuSet:
@@ -30,13 +31,6 @@ def uevent(action: str, device: str = "cpu/cpu3", *more: str) -> bytes:
     path = f"/devices/system/{device}"
     lines = [f"{action}@{path}", f"ACTION={action}", f"DEVPATH={path}", "SUBSYSTEM=cpu", *more, "SEQNUM=814", ""]
     return "\0".join(lines).encode()
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    """Real sockets and threads are in play: real time."""
-    with trio.fail_after(60):
-        while not holds():  # noqa: ASYNC110  (no event is set here)
-            await trio.sleep(0.01)
 
 
 class Watching:
@@ -59,7 +53,7 @@ class Watching:
         self.told.append(change)
 
     async def until(self, count: int) -> list[CpuChange]:
-        await eventually(lambda: len(self.told) >= count)
+        await until(lambda: len(self.told) >= count)
         return self.told
 
     def close(self) -> None:
@@ -144,7 +138,7 @@ async def test_an_event_that_changes_nothing_tells_nothing(
 ) -> None:
     await nursery.start(watching.source.run)
     watching.kernel.send(message)
-    await eventually(lambda: bool(watching.source.events))
+    await until(lambda: bool(watching.source.events))
     # What follows it is reported first.
     set_online(tmp_path, "0-2")
     watching.source.check()
@@ -175,7 +169,7 @@ async def test_a_topology_that_cannot_be_read_keeps_the_last_one_until_it_can(
     await nursery.start(watching.source.run)
     set_online(tmp_path, "0-2")
     watching.kernel.send(uevent("offline"))
-    await eventually(lambda: not watching.source.status().ok)
+    await until(lambda: not watching.source.status().ok)
     assert watching.source.topology.online == cpus("0-3")
     failing = False
     watching.source.check()

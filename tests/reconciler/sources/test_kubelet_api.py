@@ -57,7 +57,6 @@ async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nurs
         with suppress(SourceError):
             await pods.refresh()
     assert recovered == [3]
-    nursery.cancel_scope.cancel()
 
 
 async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tuple[KubeletPods, SourceError | None]:
@@ -106,7 +105,6 @@ async def test_each_failure_is_one_clear_error(
     assert "\n" not in str(error)
     status = pods.status(trio.current_time())
     assert (status.ok, status.age_s, status.detail) == (False, None, str(error))
-    nursery.cancel_scope.cancel()
 
 
 async def test_nobody_listening_is_one_clear_error(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -114,7 +112,6 @@ async def test_nobody_listening_is_one_clear_error(nursery: trio.Nursery, idle_c
     await nursery.start(pods.run)
     assert pods.status(0).detail.startswith("kubelet: http://127.0.0.1:9: /pods: ")
     assert "refused" in pods.status(0).detail.lower()
-    nursery.cancel_scope.cancel()
 
 
 async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -148,7 +145,6 @@ async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.
     assert set(pods.known) == {"a"}
     assert changes == [frozenset("ab"), frozenset("a")]
     assert server.connections == 1
-    nursery.cancel_scope.cancel()
 
 
 BE = {"koordinator.sh/qosClass": "BE"}
@@ -179,7 +175,6 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
     assert len(known["a"].problems[0]) < 500
     assert set(known) == {"a", "b"}
     assert pods.status(trio.current_time()).ok
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -191,7 +186,6 @@ async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery, idle_clo
         await pods.refresh()
     assert pods.known["a"].labels == BE
     assert not pods.status(trio.current_time()).ok
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -204,7 +198,6 @@ async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.
     await nursery.start(pods.run)
     assert {meta.labels["koordinator.sh/qosClass"] for meta in pods.known.values() if meta.labels} == {"BE"}
     assert len(pods.known) == 70
-    nursery.cancel_scope.cancel()
 
 
 class Steps(trio.abc.Instrument):
@@ -245,7 +238,6 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery, idle_clock
     # Less than 10 ms where nothing else runs.
     assert 0 < steps.longest < 0.1
     assert {uid: meta.labels for uid, meta in pods.known.items()} == {"a": BE, "b": BE, "c": BE, "d": {}}
-    nursery.cancel_scope.cancel()
 
 
 async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -262,7 +254,6 @@ async def test_questions_that_come_together_are_one_question(nursery: trio.Nurse
     known = await pods.refresh()
     assert len(server.requests) == 3
     assert set(known) == {"a"}
-    nursery.cancel_scope.cancel()
 
 
 async def answered(pods: KubeletPods, server: HttpPeer, count: int) -> None:
@@ -284,7 +275,6 @@ async def test_it_is_asked_again_after_the_period(nursery: trio.Nursery, mock_cl
         assert len(server.requests) == count
         mock_clock.jump(1)
     await answered(pods, server, 4)
-    nursery.cancel_scope.cancel()
 
 
 async def test_pods_around_those_that_cost_the_most_are_known_in_the_same_round(
@@ -299,7 +289,6 @@ async def test_pods_around_those_that_cost_the_most_are_known_in_the_same_round(
     assert error is None
     assert {"before", "after"} <= pods.known.keys()
     assert len(pods.known) == 10
-    nursery.cancel_scope.cancel()
 
 
 async def test_the_more_a_list_costs_the_later_comes_the_next(
@@ -319,7 +308,6 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     assert len(server.requests) == 1
     mock_clock.jump(1)
     await answered(pods, server, 2)
-    nursery.cancel_scope.cancel()
 
 
 async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -341,7 +329,6 @@ async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery, idle_clock
         runner.cancel_scope.cancel()
     await trio.sleep(0.05)
     assert texts == ["kubelet: is no longer used", "kubelet: is no longer used"]
-    nursery.cancel_scope.cancel()
 
 
 # TLS and credentials
@@ -386,7 +373,6 @@ async def test_a_token_is_sent_and_read_again_when_its_file_changes(
             await session.get("/pods")
     assert [request.get("authorization") for request in server.requests] == ["Bearer first", "Bearer second"]
     assert server.connections == 1
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
@@ -406,7 +392,6 @@ async def test_a_refused_token_is_named_by_its_file_never_by_its_value(
         with pytest.raises(SourceError, match=f"{status[:3]}.*token of {tmp_path}/token") as caught:
             await session.get("/pods")
     assert "very-secret" not in str(caught.value)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_client_certificate_is_shown(
@@ -426,7 +411,6 @@ async def test_a_client_certificate_is_shown(
     )
     async with HttpSession(peer) as session:
         assert await session.get("/pods") == EMPTY
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("insecure", "good"), [(False, False), (True, True)])
@@ -440,7 +424,6 @@ async def test_an_unknown_certificate_is_refused_unless_the_operator_says_otherw
         else:
             with pytest.raises(SourceError, match="its certificate is not trusted"):
                 await session.get("/pods")
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_certificate_of_another_name_is_refused(
@@ -454,7 +437,6 @@ async def test_a_certificate_of_another_name_is_refused(
     async with HttpSession(peer) as session:
         with pytest.raises(SourceError, match="Hostname mismatch"):
             await session.get("/pods")
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_renewed_authority_opens_a_new_connection(
@@ -472,7 +454,6 @@ async def test_a_renewed_authority_opens_a_new_connection(
         new.cert_pem.write_to_path(str(tmp_path / "ca.new"))
         os.rename(tmp_path / "ca.new", tmp_path / "ca.crt")
         assert await session.get("/pods") == EMPTY
-    nursery.cancel_scope.cancel()
 
 
 async def test_certificate_files_that_cannot_be_used_are_named(tmp_path: Path, idle_clock: MockClock) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from reconciler.sources.kubelet_config import KubeletConfig
 from reconciler.sources.kubelet_watch import SETTLE_S, KubeletChange, KubeletWatch, changes_between, kubelet_facts
+from tests.until import until
 
 STANDARD = KubeletConfig(config_path="/var/lib/kubelet/config.yaml", sources={"port": "file:1:1"})
 OWN = replace(STANDARD, pid=7, started=70, root_dir="/data/kubelet", node_name="n1", reserved_cpus=CpuSet([0]))
@@ -42,18 +43,14 @@ class Kubelet:
     async def start(self, nursery: trio.Nursery) -> None:
         """Run, until the first reading is over."""
         await nursery.start(self.watch.run)
-        with trio.fail_after(1000):
-            while not self.readings:  # noqa: ASYNC110  # no event
-                await trio.sleep(0.01)
+        await until(lambda: self.readings, within_s=1000)
         await trio.sleep(0.01)
 
     async def becomes(self, found: KubeletConfig, for_s: float = 0.0) -> None:
         """The node is so from now on; a sign makes the watch read it."""
         self.found, before = found, self.readings
         self.watch.check()
-        with trio.fail_after(1000):
-            while self.readings == before:  # noqa: ASYNC110  # no event
-                await trio.sleep(0.01)
+        await until(lambda: self.readings != before, within_s=1000)
         await trio.sleep(for_s + 0.01)
 
 
@@ -194,9 +191,7 @@ async def test_the_end_of_the_process_is_seen_at_once(
     await kubelet.start(nursery)
     kubelet.found = STANDARD
     process.kill()
-    with trio.fail_after(60):
-        while kubelet.watch.current.pid is not None:  # noqa: ASYNC110  # no event
-            await trio.sleep(0.01)
+    await until(lambda: kubelet.watch.current.pid is None)
     assert kubelet.watch.current.root_dir == "/data/kubelet"
 
 

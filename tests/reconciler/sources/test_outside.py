@@ -10,6 +10,7 @@ from cgroupfs.hierarchy import Hierarchy
 from reconciler.alerts.agent_alerts import SourceHealth, source_states
 from reconciler.sources.outside import NAME, groups_outside, outside_status
 from tests.fakes.livenode import LiveNode
+from tests.until import until
 
 CONTAINER = f"kubepods-besteffort-pod1.slice:cri-containerd:{'a' * 64}"
 
@@ -41,9 +42,7 @@ async def test_the_daemon_has_a_problem_and_an_alert_of_them_until_they_are_gone
         async with trio.open_nursery() as nursery:
             (files,) = (each for layer in agent.components() for each in layer if each.name == "operator's files")
             await nursery.start(files.run)
-            with trio.fail_after(60):
-                while not agent.sources.outside:  # noqa: ASYNC110  # a thread's result
-                    await trio.sleep(0.01)
+            await until(lambda: agent.sources.outside)
             nursery.cancel_scope.cancel()
         (status,) = (item for item in agent.statuses() if item.name == NAME)
         assert not status.ok

@@ -18,6 +18,7 @@ from state.model import PodMeta
 from tests.fakes.api_server import FakeApiServer
 from tests.fakes.constants import varied
 from tests.fakes.marks import MARKS
+from tests.until import until
 
 BE = {"koordinator.sh/qosClass": "BE"}
 LS = {"koordinator.sh/qosClass": "LS"}
@@ -50,12 +51,6 @@ class Watched:
     @property
     def ok(self) -> bool:
         return self.watch.status(trio.current_time()).ok
-
-
-async def until(true: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not true():  # noqa: ASYNC110  (of many objects, most of them without an event)
-            await trio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from cgroupfs.errors import InputError
 from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs, find_runtime_dirs
 from reconciler.sources.runtime_signal import RuntimeEvent, RuntimeEvents
+from tests.until import until
 
 TIMELINES: Final = Path(__file__).parents[2] / "fixtures" / "timeline"
 STATE, INIT_PID, FOUND, ABSENT = RuntimeEvent.STATE, RuntimeEvent.INIT_PID, RuntimeEvent.FOUND, RuntimeEvent.ABSENT
@@ -93,12 +93,6 @@ def runtime(tmp_path: Path) -> Runtime:
 def make(runtime: Runtime, tmp_path: Path, *, updates: bool = False) -> tuple[RuntimeEvents, Handler]:
     handler = Handler()
     return RuntimeEvents(runtime.dirs, handler, updates=lambda: updates, root=str(tmp_path)), handler
-
-
-async def until(check: Callable[[], bool], seconds: float = 60) -> None:
-    with trio.fail_after(seconds):
-        while not check():  # noqa: ASYNC110 - nothing to wait for: the events come from the kernel
-            await trio.sleep(0.005)
 
 
 async def test_creation_and_update_end_in_a_signal_and_removal_in_gone(

@@ -1,7 +1,7 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -16,6 +16,7 @@ from reconciler.runtime.workqueue import DirtyKeys
 from reconciler.sources import tree as sources_tree
 from reconciler.sources.tree import TreeSource
 from tests.real_cgroups import make_root, remove_tree
+from tests.until import until
 
 TIMELINES: Final = Path(__file__).parents[2] / "fixtures" / "timeline"
 UID: Final = "11111111-1111-4111-8111-111111111111"
@@ -81,13 +82,6 @@ def make_pod(
     for number in range(containers):
         tree.make(layout.container(qos, uid, container_id(number)))
     return path
-
-
-async def until(check: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait, in real time, until the source has caught up."""
-    with trio.fail_after(seconds):
-        while not check():  # noqa: ASYNC110 - nothing to wait for: the events come from the kernel
-            await trio.sleep(0.005)
 
 
 def watches(source: TreeSource) -> int:
@@ -444,7 +438,7 @@ async def test_a_thousand_pods_made_and_removed_at_full_speed_leave_nothing_behi
     nursery.start_soon(collect)
     await trio.to_thread.run_sync(storm)
     pods = {f"pod:uid-{number}" for number in range(1000)}
-    await until(lambda: pods <= keys and not source.pods(), seconds=20)
+    await until(lambda: pods <= keys and not source.pods(), within_s=20)
     # Those that lived long enough to be listed: half of the containers; the others were gone with their pods.
     lasting = {f"container:{container_id(number)}" for number in range(0, 1000, 2)}
     await until(lambda: lasting <= keys)

@@ -415,6 +415,7 @@ async def test_a_runtime_in_the_middle_of_its_update_is_left_to_finish_it(acting
     assert acting.judge.next_check() is not None
     await acting.actuator.apply([acting.target(GROUP, wanted, signalled=True)])
     assert acting.read(GROUP, "cpu.weight") == "3"
+    assert not acting.judge.foreign_writes.is_waiting((GROUP, "cpu.weight"), time.monotonic())
 
 
 async def test_an_update_without_an_event_is_corrected_and_is_the_value_to_restore(

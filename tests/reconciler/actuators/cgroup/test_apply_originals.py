@@ -1,24 +1,16 @@
 """The original is the value that bypassd's first write replaces, however long after its record that write is."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from cgroupfs.errors import StoreError
 from state.entry import LedgerEntry
-from tests.reconciler.actuators.acting import BE, GROUP, Acting, make_node
+from tests.reconciler.actuators.acting import BE, GROUP, Acting
 
 LIMIT = 1 << 30
 USED = 2 * LIMIT
-
-
-@pytest.fixture
-def acting(tmp_path: Path) -> Iterator[Acting]:
-    kernel, hierarchy = make_node(tmp_path)
-    life = Acting(kernel, hierarchy, tmp_path)
-    yield life
-    life.close()
 
 
 async def limited(acting: Acting) -> str | None:

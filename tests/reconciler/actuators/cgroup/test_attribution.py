@@ -50,7 +50,6 @@ async def test_a_writer_is_known_as_soon_as_the_kernel_has_told_it(tmp_path: Pat
     assert witness.last_writer(directory, "cpu.shares") == ("runtime", str(runc))
     assert (witness.writes, set(dirty.take_nowait().keys)) == (1, {files_key(UID)})
     assert witness.last_writer(directory, "cpu.shares") == ("runtime", str(runc))
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_person_who_wrote_is_described_in_the_log_once(
@@ -81,4 +80,3 @@ async def test_a_person_who_wrote_is_described_in_the_log_once(
     assert (fields["pid"], fields["uid"]) == (os.getpid(), os.getuid())
     assert fields["command"]
     assert fields["age_s"] > 0
-    nursery.cancel_scope.cancel()

@@ -50,6 +50,12 @@ def test_a_persons_change_is_a_hold_and_not_reverted() -> None:
     assert book.decide(KEY, "bash (pid 7)", 320, person=True, expected=False).action is ConflictAction.HOLD
 
 
+def test_after_a_hold_the_rounds_are_counted_from_the_first() -> None:
+    book = ForeignWrites(varied(RULES, hold_person_s=60))
+    assert [ask(book, 0), ask(book, 1, person=True)] == [ConflictAction.REASSERT, ConflictAction.HOLD]
+    assert [ask(book, 61), ask(book, 62)] == [ConflictAction.REASSERT, ConflictAction.WAIT]
+
+
 def test_a_value_that_could_not_be_set_again_at_once_is_no_further_write() -> None:
     book = ForeignWrites(RULES)
     assert ask(book, 0) is ConflictAction.REASSERT

@@ -1,27 +1,17 @@
 """A tenant's groups inside a container whose quotas v1 compares with those above them (docker, kind, systemd)."""
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from reconciler.actuators.cgroup import control_files
 from state.cpu import QuotaFloor
 from tests.fakes.kernel import FakeKernel
-from tests.reconciler.actuators.acting import BE, GROUP, POD, UID, Acting, make_node
+from tests.reconciler.actuators.acting import BE, GROUP, POD, UID, Acting
 
 DOCKER = f"{GROUP}/docker"
 INNER = f"{DOCKER}/{'cd' * 32}"
 UNIT = f"{GROUP}/system.slice/build.service"
-
-
-@pytest.fixture
-def acting(tmp_path: Path) -> Iterator[Acting]:
-    kernel, hierarchy = make_node(tmp_path)
-    life = Acting(kernel, hierarchy, tmp_path)
-    yield life
-    life.close()
 
 
 def make_inner(acting: Acting, path: str, quota: int) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from tests.reconciler.actuators.acting import GROUP, POD, Acting, make_node
 DOCKER = f"{GROUP}/docker"
 INNER = f"{DOCKER}/{'cd' * 32}"
 UNIT = f"{GROUP}/system.slice/build.service"
-
-
-@pytest.fixture
-def acting(tmp_path: Path) -> Iterator[Acting]:
-    kernel, hierarchy = make_node(tmp_path)
-    life = Acting(kernel, hierarchy, tmp_path)
-    yield life
-    life.close()
 
 
 def make_inner(acting: Acting, path: str, cpus: str | None = None) -> None:

@@ -303,7 +303,6 @@ async def test_it_acts_when_its_wish_changes_and_each_minute(
     assert side.problems() == [], "a look at the pods is no reason"
     await trio.sleep(60)
     assert "another program" in side.problems()[0]
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("name", [".tmp.w.file", "../w", "vm/../../w", "w", ""])

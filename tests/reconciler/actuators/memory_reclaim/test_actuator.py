@@ -19,6 +19,7 @@ from reconciler.policies.table import PoliciesConfig
 from state.model import Container, GroupRef, Hold, NodeView, PodClass, Resources
 from tests.fakes.kernel import FakeKernel, Mode
 from tests.reconciler.nodes import container, node, pod
+from tests.until import until
 
 MEGA = 1 << 20
 ON = MemoryReclaimConfig(enabled=True)
@@ -290,17 +291,11 @@ async def test_an_action_that_is_no_longer_wanted_ends_at_its_next_chunk(tmp_pat
     machine.plan("a")
     async with trio.open_nursery() as nursery:
         await nursery.start(machine.reclaimer.run)
-        with trio.fail_after(60):
-            while not machine.inside:  # noqa: ASYNC110  # a thread's progress has no event
-                await trio.sleep(0.01)
+        await until(lambda: machine.inside)
         machine.plan("a", config=MemoryReclaimConfig())
-        with trio.fail_after(60):
-            while not machine.actuator.counts["relief cancelled"]:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await until(lambda: machine.actuator.counts["relief cancelled"])
         machine.block.set()
-        with trio.fail_after(60):
-            while machine.inside:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await until(lambda: not machine.inside)
         nursery.cancel_scope.cancel()
     assert machine.asked() == [("a", 16)]
     assert list(await machine.reclaimer.restore()) == []

@@ -40,6 +40,7 @@ from state.store import Store, StoreBatch
 from tests.reconciler.actuators.acting import context
 from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
 from tests.reconciler.nodes import node
+from tests.until import until
 
 pytestmark = pytest.mark.kernel
 BATCH, FIFO = 3, 1
@@ -216,9 +217,7 @@ async def test_a_chain_of_short_forks_gets_the_class_in_one_sweep(live: Idle, ow
         assert policies_inside(live, 100) == {IDLE}
     finally:
         on.unlink()
-        with trio.fail_after(60):
-            while REAL.read(live.hierarchy.trigger_directory(live.main), "cgroup.procs"):  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await until(lambda: not REAL.read(live.hierarchy.trigger_directory(live.main), "cgroup.procs"))
 
 
 class Links:
@@ -302,9 +301,7 @@ async def test_what_enters_a_new_container_without_an_event_gets_the_class_at_on
     async with trio.open_nursery() as nursery:
         await nursery.start(live.actuator.run)
         live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
-        with trio.fail_after(60):
-            while live.actuator.sweeps <= before:  # noqa: ASYNC110
-                await trio.sleep(0.002)
+        await until(lambda: live.actuator.sweeps > before)
         pid = live.process()
         with trio.move_on_after(2) as waiting:
             while policies(pid) != [IDLE]:  # noqa: ASYNC110
@@ -338,9 +335,7 @@ async def test_only_a_plan_that_wants_something_else_causes_a_sweep(
     swept: list[int] = []
 
     async def wait_for_sweeps(number: int) -> None:
-        with trio.fail_after(60):
-            while live.actuator.sweeps < number:  # noqa: ASYNC110
-                await trio.sleep(0.01)
+        await until(lambda: live.actuator.sweeps >= number)
         swept.append(live.actuator.sweeps)
 
     async with trio.open_nursery() as nursery:
@@ -598,9 +593,7 @@ async def test_a_normal_thread_beside_an_idle_one_gets_nearly_all_of_the_cpu(liv
     await live.sweep()
     assert policies(usual, idle) == [OTHER, IDLE]
     before = cpu_ticks(usual), cpu_ticks(idle)
-    with trio.fail_after(60):
-        while cpu_ticks(usual) - before[0] < 150:  # noqa: ASYNC110  # a process has no event
-            await trio.sleep(0.1)
+    await until(lambda: cpu_ticks(usual) - before[0] >= 150)
     assert cpu_ticks(idle) - before[1] < (cpu_ticks(usual) - before[0]) / 5
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
@@ -26,6 +25,7 @@ from state.store import Store, StoreBatch
 from tests.reconciler.actuators.acting import context
 from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
 from tests.reconciler.nodes import node
+from tests.until import until
 
 # All raise their number only: this machine's root may not be allowed to lower one below where it began.
 ON = OomScoreConfig(enabled=True)
@@ -79,9 +79,7 @@ async def test_a_child_born_under_our_number_gets_its_containers_back(live: Scor
     popen.stdin.write(b"\n")
     popen.stdin.flush()
     children = Path(f"/proc/{parent}/task/{parent}/children")
-    with trio.fail_after(60):
-        while not children.read_text().split():  # noqa: ASYNC110  # a process has no event
-            await trio.sleep(0.02)
+    await until(lambda: children.read_text().split())
     child = int(children.read_text().split()[0])
     assert score(child) == 1000
     (done,) = await live.actuator.restore()

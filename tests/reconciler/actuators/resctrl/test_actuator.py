@@ -1,6 +1,5 @@
 """Cache and bandwidth of pods on a strict model of the kernel's resctrl: every refusal, counter and id is its own."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tests.fakes.resctrl_model import Deed
 from tests.fakes.resctrl_shapes import INTEL_L2, MPAM_SHAPES, NONE, SHAPES, Shape
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, WEB, World, annotated, wants
 from tests.reconciler.nodes import online
+from tests.until import until
 
 
 @pytest.fixture
@@ -316,7 +316,6 @@ async def test_it_runs_as_a_side_of_the_agent(world: World, nursery: trio.Nurser
     await nursery.start(side.run)
     side.planned(world.situation(BATCH))
     await until(lambda: world.places(batch)[0] != MOUNT)
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nursery: trio.Nursery) -> None:
@@ -329,10 +328,3 @@ async def test_a_look_that_changes_nothing_does_not_wake_it(world: World, nurser
     assert world.side.status()["sweeps"] == 1
     world.side.planned(world.situation(BATCH, WEB))
     await until(lambda: world.side.status()["sweeps"] == 2)
-    nursery.cancel_scope.cancel()
-
-
-async def until(met: Callable[[], bool]) -> None:
-    with trio.fail_after(60):
-        while not met():  # noqa: ASYNC110  # the model has no event
-            await trio.sleep(0.01)

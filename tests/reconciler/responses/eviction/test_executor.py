@@ -20,7 +20,8 @@ from state.schema import EVICTIONS
 from state.store import Store, StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.plainpod import ScriptedWay, ends, fails, order_for
-from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, until
+from tests.reconciler.responses.bench import CONFIG, Bench, carried_out
+from tests.until import until
 
 
 async def test_each_act_stands_in_the_journal_before_it_and_the_end_is_told_once(bench: Bench) -> None:
@@ -132,7 +133,9 @@ async def test_a_withdrawn_order_is_given_up_only_while_nothing_has_been_done(be
     assert [pods["a"].alive, pods["b"].alive] == [True, False]
 
 
-async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(bench: Bench) -> None:
+async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(
+    bench: Bench, nursery: trio.Nursery
+) -> None:
     pods = {uid: bench.node.add(uid) for uid in "abc"}
     go = trio.Event()
 
@@ -152,19 +155,17 @@ async def test_one_that_waits_for_its_turn_ends_at_once_when_it_is_withdrawn(ben
     def outcome(uid: str) -> EvictionOutcome | None:
         return next(case.outcome for case in evictor.cases() if case.order.uid == uid)
 
-    async with trio.open_nursery() as nursery:
-        await nursery.start(evictor.run)
-        for uid in "abc":
-            evictor.submit(order_for(uid))
-            await until(lambda: len(bench.told) == len(evictor.cases()))
-        evictor.withdraw("1-a", "the shortage has ended")
-        evictor.withdraw("1-b", "the shortage has ended")
-        await until(lambda: outcome("b") is EvictionOutcome.ABANDONED)
-        assert (outcome("a"), outcome("c"), pods["b"].alive) == (None, None, True)
-        go.set()
-        await until(lambda: outcome("c") is EvictionOutcome.DONE)
-        assert outcome("a") is EvictionOutcome.DONE, "what has begun to end goes on ending"
-        nursery.cancel_scope.cancel()
+    await nursery.start(evictor.run)
+    for uid in "abc":
+        evictor.submit(order_for(uid))
+        await until(lambda: len(bench.told) == len(evictor.cases()))
+    evictor.withdraw("1-a", "the shortage has ended")
+    evictor.withdraw("1-b", "the shortage has ended")
+    await until(lambda: outcome("b") is EvictionOutcome.ABANDONED)
+    assert (outcome("a"), outcome("c"), pods["b"].alive) == (None, None, True)
+    go.set()
+    await until(lambda: outcome("c") is EvictionOutcome.DONE)
+    assert outcome("a") is EvictionOutcome.DONE, "what has begun to end goes on ending"
 
 
 async def test_a_store_that_takes_nothing_for_a_while_takes_nothing_off_the_pods_grace(

@@ -12,7 +12,8 @@ from reconciler.responses.means.config import NoticeConfig, NoticeKind
 from state.eviction import EvictionMethodName, EvictionOutcome, EvictionStep
 from tests.fakes.constants import varied
 from tests.fakes.plainpod import ScriptedWay, ends, fails, order_for
-from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at, until
+from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at
+from tests.until import until
 
 
 def volume(bench: Bench, uid: str, name: str = "eviction-notice") -> Path:

@@ -17,7 +17,8 @@ from state.schema import EVICTIONS
 from state.store import StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.plainpod import ScriptedWay, ends, fails, order_for
-from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at, until
+from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at
+from tests.until import until
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from state.eviction import EvictionCase, EvictionMethodName, EvictionOrder, Evic
 from state.store import StoreBatch
 from tests.fakes.constants import varied
 from tests.fakes.plainpod import PlainPod, ScriptedWay, ends, fails, order_for
-from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at, until
+from tests.reconciler.responses.bench import CONFIG, Bench, carried_out, left_at
+from tests.until import until
 
 WHY = "HTTP 401: Unauthorized"
 API, CRI, SIGNAL = EvictionMethodName.API, EvictionMethodName.CRI, EvictionMethodName.SIGNAL

@@ -120,7 +120,6 @@ async def test_a_pods_own_grace_is_not_spoken_of_where_nothing_shortens_it(
     await ApiEviction(CONFIG, api).terminate(FakeWork(case, pod.tree, grace_s=9.0))
     await api.aclose()
     assert json.loads(server.bodies[1])["deleteOptions"] == {"preconditions": {"uid": UID}}
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_accepted_one_that_lives_on_is_left_to_the_next_means(
@@ -218,7 +217,6 @@ async def test_a_budgets_refusal_to_an_earlier_run_is_obeyed_when_nobody_answers
         outcomes.append((result.outcome, len(server.requests) > 2))
     # Failures are borne for their time again, for they begin now; the budget's time was over long ago.
     assert outcomes == [(None, True), (EvictionOutcome.REFUSED, False), (None, False)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_budget_that_gives_way_in_the_end_has_not_refused(
@@ -257,7 +255,6 @@ async def test_only_a_hard_trigger_that_was_allowed_to_passes_over_a_budget(
             )
         outcomes.append(result.outcome)
     assert outcomes == [EvictionOutcome.REFUSED, EvictionOutcome.REFUSED, None]
-    nursery.cancel_scope.cancel()
 
 
 async def test_several_budgets_for_one_pod_refuse_at_once(

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from reconciler.responses.means.cri import CriEviction
 from reconciler.sources.cri import CriClient
 from reconciler.sources.criapi import cri_pb2
 from state.eviction import EvictionCase, EvictionOrder, EvictionOutcome, EvictionStep, EvictionTarget
+from state.model import ContainerKind, ContainerMeta, PodMeta
 from tests.fakes.constants import varied
 from tests.fakes.cri_runtime import FakeRuntime
 from tests.fakes.work import FakeWork
@@ -157,6 +159,21 @@ async def test_a_container_that_was_being_started_is_stopped_when_it_runs_in_the
         result = await CriEviction(CONFIG, lambda: cri).terminate(FakeWork(EvictionCase(order=order()), tree))
     assert (result.outcome, result.detail) == (EvictionOutcome.DONE, "containers stopped by the runtime")
     assert (late.state, stops[-2:]) == (cri_pb2.CONTAINER_EXITED, [(SANDBOX, -1), (late.id, 2)])
+
+
+async def test_a_container_that_the_kubelet_adds_to_the_ended_sandbox_for_a_moment_is_reported(tree: Subtree) -> None:
+    """While it is there, nothing else is stopped: what still runs is the next round's."""
+    one = PodMeta(
+        uid=UID,
+        source="cri",
+        containers=(ContainerMeta(name="a", id="a", kind=ContainerKind.APP),),
+        sandbox_ids=(SANDBOX,),
+    )
+    more = replace(one, containers=(*one.containers, ContainerMeta(name="b", id="b", kind=ContainerKind.APP)))
+    client = mock.create_autospec(CriClient, instance=True)
+    client.pod.side_effect = [one, one, more, one]
+    result = await CriEviction(CONFIG, lambda: client).terminate(FakeWork(EvictionCase(order=order()), tree))
+    assert (result.outcome, result.returned) == (None, True)
 
 
 async def test_taken_up_again_what_the_kubelet_has_started_since_the_first_read_is_not_stopped(
