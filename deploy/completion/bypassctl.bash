@@ -5,12 +5,13 @@
 #    source ~/.local/share/bash_completion/bypassctl
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bypassctl_subparsers=(status pods top why events report diff dump interference evictions alerts alert headroom owners protect reload hold release holds off restore thaw init config doctor capture plan simulate)
+_shtab_bypassctl_subparsers=(status pods top why explain events report diff dump interference evictions alerts alert headroom owners protect reload hold release holds off restore thaw init config doctor capture plan simulate)
 
 _shtab_bypassctl_status_option_strings=(-h --help --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_pods_option_strings=(-h --help -n --namespace --class --pool --sort --watch -w --interval --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_top_option_strings=(-h --help -n --namespace --class --pool --sort --interval --once --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_why_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
+_shtab_bypassctl_explain_option_strings=(-h --help -n --namespace --history --processes --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_events_option_strings=(-h --help --follow -f --since --pod -n --namespace --type --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_report_option_strings=(-h --help --since --gate --output -o --no-headers --config --socket --store --root)
 _shtab_bypassctl_diff_option_strings=(-h --help --all -n --namespace --output -o --no-headers --config --socket --store --root)
@@ -64,6 +65,13 @@ _shtab_bypassctl_why___config_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___socket_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___store_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_why___root_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_explain_pos_0_COMPGEN=_bypassctl_workloads
+_shtab_bypassctl_explain__n_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_explain___namespace_COMPGEN=_bypassctl_namespaces
+_shtab_bypassctl_explain___config_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_explain___socket_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_explain___store_COMPGEN=_shtab_compgen_files
+_shtab_bypassctl_explain___root_COMPGEN=_shtab_compgen_files
 _shtab_bypassctl_events___pod_COMPGEN=_bypassctl_pods
 _shtab_bypassctl_events__n_COMPGEN=_bypassctl_namespaces
 _shtab_bypassctl_events___namespace_COMPGEN=_bypassctl_namespaces
@@ -205,6 +213,8 @@ _shtab_bypassctl_top___output_choices=(table wide json yaml)
 _shtab_bypassctl_top__o_choices=(table wide json yaml)
 _shtab_bypassctl_why___output_choices=(table wide json yaml)
 _shtab_bypassctl_why__o_choices=(table wide json yaml)
+_shtab_bypassctl_explain___output_choices=(table wide json yaml)
+_shtab_bypassctl_explain__o_choices=(table wide json yaml)
 _shtab_bypassctl_events___type_choices=(action alert daemon eviction failed foreign gap hold mode off plan settings verdict window write)
 _shtab_bypassctl_events___output_choices=(table wide json yaml)
 _shtab_bypassctl_events__o_choices=(table wide json yaml)
@@ -255,7 +265,7 @@ _shtab_bypassctl_plan___output_choices=(table wide json yaml)
 _shtab_bypassctl_plan__o_choices=(table wide json yaml)
 _shtab_bypassctl_simulate___output_choices=(table wide json yaml)
 _shtab_bypassctl_simulate__o_choices=(table wide json yaml)
-_shtab_bypassctl_pos_0_choices=(status pods top why events report diff dump interference evictions alerts alert headroom owners protect reload hold release holds off restore thaw init config doctor capture plan simulate)
+_shtab_bypassctl_pos_0_choices=(status pods top why explain events report diff dump interference evictions alerts alert headroom owners protect reload hold release holds off restore thaw init config doctor capture plan simulate)
 
 _shtab_bypassctl_status__h_nargs=0
 _shtab_bypassctl_status___help_nargs=0
@@ -273,6 +283,10 @@ _shtab_bypassctl_why__h_nargs=0
 _shtab_bypassctl_why___help_nargs=0
 _shtab_bypassctl_why___processes_nargs=0
 _shtab_bypassctl_why___no_headers_nargs=0
+_shtab_bypassctl_explain__h_nargs=0
+_shtab_bypassctl_explain___help_nargs=0
+_shtab_bypassctl_explain___processes_nargs=0
+_shtab_bypassctl_explain___no_headers_nargs=0
 _shtab_bypassctl_events__h_nargs=0
 _shtab_bypassctl_events___help_nargs=0
 _shtab_bypassctl_events___follow_nargs=0

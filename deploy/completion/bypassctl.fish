@@ -72,7 +72,7 @@ function _shtab_bypassctl_using
   test "$_shtab_bypassctl_cmdpath" = "$argv"
 end
 
-set -g _shtab_bypassctl_commands status pods top why events report diff dump interference evictions alerts alert headroom owners protect reload hold release holds off restore thaw init config doctor capture plan simulate
+set -g _shtab_bypassctl_commands status pods top why explain events report diff dump interference evictions alerts alert headroom owners protect reload hold release holds off restore thaw init config doctor capture plan simulate
 set -g _shtab_bypassctl_opts_with_value --against --by --ca --class --config --days --for --from --gate --history --interval --machine --namespace --output --pod --pods --pool --reason --record --root --section --server --since --sink --socket --sort --store --to --token-file --type --use -n -o
 
 complete -c bypassctl -e
@@ -130,6 +130,18 @@ complete -c bypassctl -n '_shtab_bypassctl_using why' -l socket -xka "(__fish_co
 complete -c bypassctl -n '_shtab_bypassctl_using why' -l store -xka "(__fish_complete_path (commandline -ct))" -d 'the state file (default: as configured)'
 complete -c bypassctl -n '_shtab_bypassctl_using why' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'root of a copied node, instead of this node'
 complete -c bypassctl -n '_shtab_bypassctl_using why; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_workloads)" -d 'pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path'
+complete -c bypassctl -n '_shtab_bypassctl_using; and test $_shtab_bypassctl_npos -eq 0' -a explain -d 'The same as why.'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -s h -l help -d 'show this help message and exit'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -s n -l namespace -xka "(_bypassctl_namespaces)" -d 'namespace of the pod'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -l history -x -d 'lines of history (default: 20)'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -l processes -d 'list the pod'"'"'s processes with age and memory'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -l output -s o -xka "table wide json yaml" -d 'table, wide, json or yaml (default: table)'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -l no-headers -d 'tables without their headings'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration (default: /etc/bypassd/config.yaml)'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -l socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: as configured)'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -l store -xka "(__fish_complete_path (commandline -ct))" -d 'the state file (default: as configured)'
+complete -c bypassctl -n '_shtab_bypassctl_using explain' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'root of a copied node, instead of this node'
+complete -c bypassctl -n '_shtab_bypassctl_using explain; and test $_shtab_bypassctl_npos -eq 0' -ka "(_bypassctl_workloads)" -d 'pod: name, its start, NAMESPACE/NAME[/CONTAINER], pod/NAME, uid, container id, PID or cgroup path'
 complete -c bypassctl -n '_shtab_bypassctl_using; and test $_shtab_bypassctl_npos -eq 0' -a events -d 'Writes, foreign writes, plans, verdicts, actions, evictions, holds.'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -s h -l help -d 'show this help message and exit'
 complete -c bypassctl -n '_shtab_bypassctl_using events' -l follow -s f -d 'print events as they happen, until Ctrl-C'

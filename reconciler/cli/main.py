@@ -30,6 +30,7 @@ COMMANDS: Final = (
     CliCommand(
         "why", "one pod: where it runs and why, its use and wait, what throttles it, what to do", "why:run", opts.why
     ),
+    CliCommand("explain", "the same as why", "why:run", opts.why),
     CliCommand(
         "events", "writes, foreign writes, plans, verdicts, actions, evictions, holds", "events:run", opts.events
     ),

@@ -24,6 +24,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("why web-0", "why this pod runs where it does, and what throttles it"),
         ("why 4242", "the pod of a process"),
     ),
+    "explain": (("explain shop/web-0", "the same as why shop/web-0"),),
     "events": (
         ("events --since 10m", "what happened in the last ten minutes"),
         ("events --follow --pod web-0", "what happens to a pod from now on, until Ctrl-C"),

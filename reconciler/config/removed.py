@@ -107,7 +107,6 @@ _GONE: Final = ("policies.shared.provision.estimate", "interference.perf", "evic
 REMOVED: Final[Mapping[str, str]] = {
     "interference.rules.*.mode": _SWITCHES,
     "interference.rules.*.when.expression": _CONDITIONS,
-    "interference.rules.*.when.idle_cores": "write threshold: {signal: cpu.idle, of: pool, below: 250m}",
     "interference.responses.squeeze": "the sizes of steps and what a pod keeps are fixed",
     "interference.responses.partition": "always to 50, 25 and 10 % of BE's share",
     "policies.exclusive.placement.combinations": "always 16",

@@ -18,6 +18,7 @@ DETECTORS: Final[Registry[AnyDetector]] = Registry(
     ("pressure", "reconciler.detectors.pressure:DETECTOR"),
     ("run_queue", "reconciler.detectors.run_queue:DETECTOR"),
     ("cpi", "reconciler.detectors.cpi:DETECTOR"),
+    ("idle_cores", "reconciler.detectors.idle_cores:DETECTOR"),
     ("memory_events", "reconciler.detectors.memory_events:DETECTOR"),
     ("cache", "reconciler.detectors.cache:DETECTOR"),
     ("bandwidth", "reconciler.detectors.bandwidth:DETECTOR"),

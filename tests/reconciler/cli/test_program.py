@@ -393,7 +393,7 @@ def test_a_long_line_is_wrapped_under_its_indent_and_a_long_word_stays_whole() -
 def test_a_terminal_has_the_same_words_within_the_width(daemon: FakeDaemon, columns: int) -> None:
     master, slave = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "reconciler.cli", "why", "batch-7", "--socket", daemon.socket]
+    command = [sys.executable, "-m", "reconciler.cli", "explain", "batch-7", "--socket", daemon.socket]
     with subprocess.Popen(command, stdout=slave, stderr=subprocess.PIPE, env=environ, cwd=PROJECT) as child:
         os.close(slave)
         shown = bytearray()

@@ -43,6 +43,13 @@ def facts_of(run: Run, daemon: FakeDaemon, target: str, *words: str) -> dict[str
     return facts
 
 
+def test_explain_is_the_same_command(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
+    both = [run(name, "batch-7", "--socket", daemon.socket) for name in ("why", "explain")]
+    assert both[0] == both[1]
+    assert both[0].code == Exit.OK
+
+
 @pytest.mark.parametrize(
     ("groups", "by", "ours", "command"),
     [
