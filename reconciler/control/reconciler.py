@@ -49,7 +49,7 @@ _FIRST_LABELS_S: Final = 1.0
 _NO_EVENT: Final = frozenset({RuntimeEvent.FOUND, RuntimeEvent.ABSENT})
 _VERIFY_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0)
 _ERROR_S: Final = 1.0
-_WRITTEN_S: Final = 0.1
+_WRITTEN_S: Final = 0.03
 """From the runtime's signal to the pass that compares the written files. A removal, and the end of a start's allowance,
 have one by then, too."""
 _TICK: Final = frozenset({TICK})
@@ -225,6 +225,7 @@ class Reconciler:
                 self.problem = str(exc)
                 heapq.heappush(self._later, (trio.current_time() + _ERROR_S, ""))
             self.busy_since = None
+            self.dirty.passed()
             if not started and self.problem is None:
                 started = True
                 # Events from now on were sent after the loss, if there was one.

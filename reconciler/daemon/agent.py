@@ -85,7 +85,10 @@ class Agent:
         )
         self.keeper = StateWriter(record, control.reconciler, headroom, alerts.alert)
         urgent, starting, kubepods = sources.is_urgent, sources.signal.awaits_any, place.layout.kubepods
-        self.process = OwnProcess(place.hierarchy, kubepods, config.node, urgent=urgent, starting=starting, files=files)
+        waited_s = base.hub.changed.waited_s
+        self.process = OwnProcess(
+            place.hierarchy, kubepods, config.node, urgent=urgent, starting=starting, waited_s=waited_s, files=files
+        )
         self.problems = NodeProblems(record, sources, writes, control, alerts, process=self.process, keeper=self.keeper)
         self.node_settings = NodeSettingsPart(config, record, node_name(place.kubelet), api, settings)
         rooms = (sources, writes, accounts, headroom, watching, control, record, self.node_settings)

@@ -115,7 +115,12 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until a signal or the end of an essential part. Errors: `EssentialError`, `SourceError`."""
-        trio.lowlevel.add_instrument(LoopTimer(lambda: self.agent is not None and self.agent.process.urgent()))
+        trio.lowlevel.add_instrument(
+            LoopTimer(
+                lambda: self.agent is not None and self.agent.process.urgent(),
+                lambda: self.agent is not None and self.agent.process.may_pace(),
+            )
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(self._signals, nursery.cancel_scope)
             if self._stops is not None and self._stops.received is not None:

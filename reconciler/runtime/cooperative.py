@@ -70,11 +70,7 @@ class TimeSlice:
         now, timer = time.monotonic(), self._timer
         if now - self._since <= _SLICE_S:
             return
-        if (
-            not (timer.installed or timer.paces_creation)
-            or time.thread_time() - self._turn > _TURN_S
-            or timer.is_urgent(now, _SLICE_S)
-        ):
+        if not timer.installed or time.thread_time() - self._turn > _TURN_S or timer.is_urgent(now, _SLICE_S):
             await trio.lowlevel.checkpoint()
             self._turn = time.thread_time()
         self._since = time.monotonic()

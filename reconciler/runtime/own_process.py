@@ -5,13 +5,16 @@ at rest when every part has started.
 """
 
 from collections.abc import Callable
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.runtime.own_group import OwnGroup
 from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.stints import OncePerPass, Stints
+
+LATE_S: Final = 0.06
+"""Of the work for a container in creation. On busy CPUs the runtime needs twice that to make one."""
 
 
 class CpuShare(Protocol):
@@ -39,14 +42,23 @@ class OwnProcess:
         *,
         urgent: Callable[[], bool],
         starting: Callable[[], bool],
+        waited_s: Callable[[], float],
         files: FileOps = REAL,
     ) -> None:
-        """``urgent``: whether a container is in creation, or an event of one may wait. ``starting``: the former."""
+        """``urgent``: whether a container is in creation, or an event of one may wait. ``starting``: the former.
+
+        ``waited_s``: for how long what a creation needs has been waiting; 0: it needs nothing.
+        """
+        self._waited_s = waited_s
         self.urgent = OncePerPass(urgent)
         """The same, as of this pass of the loop."""
         self.priority = LoopPriority(nice=share.nice, slice_s=share.realtime_ms / 1000, starting=self.urgent)
         self.group = OwnGroup(hierarchy, kubepods, shares=share.own_shares, starting=starting, files=files)
         self.stints = Stints()
+
+    def may_pace(self) -> bool:
+        """Whether the work for a container in creation is to be paced: with the priority; if late, without a budget."""
+        return self.priority.is_real_time and (self._waited_s() < LATE_S or not self.priority.has_budget)
 
     def prepare(self) -> None:
         """Make the group, before any other part runs."""

@@ -9,10 +9,10 @@ priority remains only as long as a container waits for it:
 - without a container in creation, and without an unread event that may be of one, it ends with the wait. Ordinary work
   also lets others have the CPU after each stint of a tenth of a millisecond (`reconciler.runtime.stint_timer`); where
   the kernel has no use for that timer it sleeps for a moment after each 0.3 ms, between two steps;
-- with one, work is paced where every CPU is busy, and has a budget of CPU time, which grows with time (`SHARE`) up to
-  one slice. When it is used up, the work continues at the nice value. Long work yields each millisecond
-  (`reconciler.runtime.cooperative`), so this is the usual end. Neither a long pass nor starts without end keep a CPU
-  from the pods;
+- with one, work is paced where every CPU is busy: two fifths of a CPU, and nothing waits longer than for a stint. Else
+  it has a budget of CPU time, which grows with time (`SHARE`) up to one slice. When it is used up, the work continues
+  at the nice value. Long work yields each millisecond (`reconciler.runtime.cooperative`), so this is the usual end.
+  Neither a long pass nor starts without end keep a CPU from the pods;
 - by the kernel, for a step that does not yield: RLIMIT_RTTIME sends SIGXCPU, whose handler does the same;
 - by the kernel again: SIGKILL when not even the handler runs, and the share of each CPU that it keeps from real-time
   tasks (kernel.sched_rt_runtime_us).
@@ -159,6 +159,16 @@ class LoopPriority(trio.abc.Instrument):
             state=state, nice=self._nice, lowered=self._lowered, overruns=self._overruns, problem=self._problem
         )
 
+    @property
+    def is_real_time(self) -> bool:
+        """Whether the loop has the real-time priority now."""
+        return self._urgent
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether work at this priority may go on without pauses."""
+        return self._budget_s > 0
+
     def start(self) -> None:
         """Take the configured priorities. A refusal is logged and in `status`; the best that is allowed remains."""
         try:
@@ -218,7 +228,7 @@ class LoopPriority(trio.abc.Instrument):
         if starting and not self._urgent and TIMER.installed:
             self._account()
         if self._urgent:
-            if starting and self._budget_s <= 0:
+            if starting and self._budget_s <= 0 and not TIMER.paces_creation:
                 self._lowered += 1
                 self._spent = True
                 self._lower()
@@ -239,8 +249,10 @@ class LoopPriority(trio.abc.Instrument):
     def _account(self) -> None:
         now, used = self._calls.now(), self._calls.used()
         grown = min(self._slice_s, self._budget_s + SHARE * (now - self._at))
-        # A step may overdraw it: paid back, or steps without end would have more than the share.
-        self._budget_s = max(-self._slice_s, grown - (used - self._used)) if self._urgent else grown
+        if self._urgent and not TIMER.paces_creation:
+            # A step may overdraw it: paid back, or steps without end would have more than the share.
+            grown = max(-self._slice_s, grown - (used - self._used))
+        self._budget_s = grown
         self._at, self._used = now, used
 
     def _raise(self) -> None:

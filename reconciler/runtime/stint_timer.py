@@ -24,12 +24,14 @@ of sleeps is in that, which would join them with the timers that wake up online 
 
 While a container is in creation the loop has a real-time priority, and where every CPU is busy it is paced in the same
 way: one stint in each `CREATION_PACE_S`, two fifths of a CPU, which neither a weight nor other work delays. Unpaced the
-work before a container's signal is some milliseconds at once, in which no online task runs. In the fast path's writes
-(`reconciler.actuators.cgroup.fastpath`) no stint ends.
+work before a container's signal is some milliseconds at once, in which no online task runs. It is unpaced when it is
+late (`reconciler.runtime.own_process`). In the fast path's writes (`reconciler.actuators.cgroup.fastpath`) no stint
+ends.
 
-With EEVDF there are no other stints: a task that yields forfeits the rest of its slice and has next to nothing of a
-busy CPU (more than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for
-a new deadline, 60 ms at 50 shares, for each stint.
+With EEVDF there is none: a task that yields forfeits the rest of its slice and has next to nothing of a busy CPU (more
+than 100 s for 0.3 s of work beside eight busy processes on 6.18), and one that sleeps instead waits for a new deadline,
+60 ms at 50 shares, for each stint. There a paced creation was late, too: on 6.18 at a load of 16 the settings of 43 of
+50 containers were in place at the first instruction, unpaced 49.
 
 Where it cannot be paced, nothing ends a stint while a container is in creation. Interrupted system calls begin again
 (SA_RESTART, and PEP 475); jobs that may wait in the kernel have no timer (`reconciler.runtime.stints`).
@@ -245,7 +247,6 @@ class StintTimer:
         """By the kernel's id of the thread."""
         self._held = False
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._yields = False
         self._may_pace = False
         self.paced = False
         """At the daemon's start and end: after a stint the threads sleep, instead of a yield."""
@@ -253,7 +254,9 @@ class StintTimer:
         """The same while a container is in creation."""
         self._each_s = 0.0
         """After a stint the threads sleep to the next multiple; 0: they yield."""
-        self._busy_at = -math.inf
+        self._loop = 0
+        """The thread whose work is paced meanwhile, by its kernel's id; 0: none."""
+        self._busy, self._busy_at = False, -math.inf
         self._unread: Callable[[], bool] = lambda: True
         self._asked_at = -math.inf
 
@@ -275,15 +278,14 @@ class StintTimer:
         """
         if self._make is not None:
             return ""
-        self._yields = not has_eevdf(release or os.uname().release)
+        if has_eevdf(release or os.uname().release):
+            return ""
         try:
             self._handle("sched_yield")
             timer = self._own(_makes_event())
             with suppress(AttributeError):
                 self._may_pace = self._makes_pace()
         except (OSError, AttributeError) as exc:
-            if not self._yields:
-                return ""
             self.refused = str(exc)
             try:
                 timer = self._own(_makes_timer())
@@ -298,25 +300,30 @@ class StintTimer:
 
         Only with perf events: a timer would go on during the sleep. An idle CPU needs no pauses.
         """
-        self.paced = on and self._yields and self._may_pace and _is_busy()
+        self.paced = on and self._may_pace and _is_busy()
         self._use_handler()
         return self.paced
 
-    def follow_creation(self, *, creating: bool) -> None:
-        """Called in each pass of the loop: whether a container is in creation, or an event of one waits."""
-        if not creating:
-            if self.paces_creation or self._held:
-                self.paces_creation = False
-                self._use_handler()
-                self.hold(held=False)
-                if not self._yields:
-                    self._stop_all()
-            return
-        now = time.monotonic()
-        if not self.paces_creation and self._may_pace and now - self._busy_at > _BUSY_AGAIN_S:
-            self._busy_at, self.paces_creation = now, _is_busy()
+    def follow_creation(self, *, creating: bool, paces: bool) -> None:
+        """Called in each pass of the loop: whether a container is in creation, or an event of one waits.
+
+        ``paces``: whether the work for it may sleep. Without a real-time priority it would wait for a CPU each time.
+        """
+        paces = creating and paces and self._may_pace and self._was_busy()
+        if paces != self.paces_creation:
+            self._stop_all()
+            # Of the threads only this one has the priority: a sleep of another one ends when it gets a CPU again.
+            self._loop = threading.get_native_id() if paces else 0
+            self.paces_creation = paces
             self._use_handler()
-        self.hold(held=not self.paces_creation)
+        self.hold(held=creating and not paces)
+
+    def _was_busy(self) -> bool:
+        """Whether every CPU was busy at the last look."""
+        now = time.monotonic()
+        if now - self._busy_at > _BUSY_AGAIN_S:
+            self._busy_at, self._busy = now, _is_busy()
+        return self._busy
 
     def _use_handler(self) -> None:
         each_s = CREATION_PACE_S if self.paces_creation else PACE_S if self.paced else 0.0
@@ -352,15 +359,14 @@ class StintTimer:
 
     @property
     def installed(self) -> bool:
-        """Whether ordinary work leaves the CPU after each stint."""
-        return self._make is not None and self._yields
+        return self._make is not None
 
     def run(self) -> None:
         """The calling thread works from now on, and leaves its CPU after each stint."""
         timer = self._locals.timer
         if self._make is None or self._held or (timer is not None and timer.running):
             return
-        if not (self._yields or self.paces_creation):
+        if self._loop not in {0, threading.get_native_id()}:
             return
         try:
             timer = self._own(self._make)

@@ -153,9 +153,10 @@ class OncePerPass(trio.abc.Instrument):
 class LoopTimer(trio.abc.Instrument):
     """Runs the loop thread's stint timer while it works."""
 
-    def __init__(self, starting: Callable[[], bool], timer: StintTimer = TIMER) -> None:
-        """``starting``: whether a container is in creation, or an event of one waits."""
+    def __init__(self, starting: Callable[[], bool], may_pace: Callable[[], bool], timer: StintTimer = TIMER) -> None:
+        """``starting``: whether a container is in creation, or an event of one waits; ``may_pace``: slowly, then."""
         self._starting = starting
+        self._may_pace = may_pace
         self._timer = timer
 
     def before_io_wait(self, timeout: float) -> None:
@@ -164,7 +165,8 @@ class LoopTimer(trio.abc.Instrument):
             self._timer.rest()
 
     def after_io_wait(self, timeout: float) -> None:  # noqa: ARG002 - trio calls it so
-        self._timer.follow_creation(creating=self._starting())
+        starting = self._starting()
+        self._timer.follow_creation(creating=starting, paces=starting and self._may_pace())
         self._timer.run()
 
 

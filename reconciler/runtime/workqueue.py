@@ -10,6 +10,7 @@ next pass, or has one of its own a little later (`mark` with ``within_s``).
 """
 
 import math
+import time
 from typing import NamedTuple, final
 
 import trio
@@ -59,6 +60,9 @@ class DirtyKeys:
         self._wake = WakeUp()
         self._due = math.inf
         """When what is marked is to be taken (trio's clock); -inf: now."""
+        self._marked_at: float | None = None
+        self._taken_at: float | None = None
+        """When the first key that may not wait was marked (monotonic): of those to be taken, and of the pass's."""
         self.marks = 0
         self.resyncs: dict[str, int] = {}
 
@@ -67,6 +71,8 @@ class DirtyKeys:
         self.marks += 1
         self._keys.add(key)
         due = trio.current_time() + within_s if within_s else -math.inf
+        if not within_s and self._marked_at is None:
+            self._marked_at = time.monotonic()
         if due < self._due:
             self._due = due
             self._wake.set()
@@ -97,4 +103,16 @@ class DirtyKeys:
         self._keys.clear()
         self._everything.clear()
         self._due = math.inf
+        if self._taken_at is None:
+            self._taken_at = self._marked_at
+        self._marked_at = None
         return batch
+
+    def passed(self) -> None:
+        """The pass with the keys that were taken is over."""
+        self._taken_at = None
+
+    def waited_s(self) -> float:
+        """How long the oldest key that may not wait has been waiting for the end of its pass; 0: there is none."""
+        since = self._marked_at if self._taken_at is None else self._taken_at
+        return 0.0 if since is None else time.monotonic() - since

@@ -69,7 +69,7 @@ async def test_with_a_stint_timer_a_turn_of_others_is_longer_unless_an_event_is_
     clock = [0.0]
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    timer: Any = SimpleNamespace(installed=installed, paces_creation=False, is_urgent=lambda *_: urgent)
+    timer: Any = SimpleNamespace(installed=installed, is_urgent=lambda *_: urgent)
     turns = 0
 
     async def other() -> None:

@@ -78,7 +78,7 @@ def started(calls: FakeCalls, check: Callable[[LoopPriority], None], *, slice_s:
 def has_timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """With the timer the CPU time is read only where a decision depends on it."""
     installed: bool = request.param
-    monkeypatch.setattr(priority_module, "TIMER", SimpleNamespace(installed=installed))
+    monkeypatch.setattr(priority_module, "TIMER", SimpleNamespace(installed=installed, paces_creation=False))
     return installed
 
 
@@ -142,6 +142,28 @@ def test_events_without_end_get_no_more_than_the_share() -> None:
             calls.work(0.0005)
         assert realtime <= SHARE * (calls.wall - began) + 2 * SLICE_S
         assert realtime >= SHARE * (calls.wall - began) / 2
+
+    started(calls, check)
+
+
+def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, timer = FakeCalls(), SimpleNamespace(installed=True, paces_creation=True)
+    monkeypatch.setattr(priority_module, "TIMER", timer)
+
+    def check(priority: LoopPriority) -> None:
+        priority.before_io_wait(1.0)
+        calls.sleep(1.0)
+        priority.after_io_wait(1.0)
+        for _ in range(100):
+            calls.work(0.001)
+            priority.before_io_wait(0.0)
+            priority.after_io_wait(0.0)
+            assert (priority.is_real_time, priority.has_budget) == (True, True)
+        timer.paces_creation = False
+        calls.work(2 * SLICE_S)
+        priority.before_io_wait(0.0)
+        priority.after_io_wait(0.0)
+        assert (priority.is_real_time, priority.has_budget) == (False, False)
 
     started(calls, check)
 

@@ -1,3 +1,6 @@
+import time
+
+import pytest
 import trio
 import trio.testing
 
@@ -65,3 +68,25 @@ async def test_what_may_wait_joins_the_next_pass_or_has_one_in_time(
     await trio.sleep(1)
     nursery.cancel_scope.cancel()
     assert got == [(0.07, ["a", "b", "c"]), (1.15, ["d", "node"])]
+
+
+async def test_how_long_the_oldest_urgent_key_waits_is_known_until_its_pass_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    dirty = DirtyKeys()
+    dirty.mark("a", within_s=5)
+    now += 1
+    assert dirty.waited_s() == 0
+    dirty.mark("b")
+    now += 1
+    dirty.take_nowait()
+    dirty.mark("c")
+    now += 1
+    assert dirty.waited_s() == 2
+    dirty.passed()
+    assert dirty.waited_s() == 1
+    dirty.take_nowait()
+    dirty.passed()
+    assert dirty.waited_s() == 0
