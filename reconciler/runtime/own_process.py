@@ -13,8 +13,8 @@ from reconciler.runtime.own_group import OwnGroup
 from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.stints import OncePerPass, Stints
 
-LATE_S: Final = 0.06
-"""Of the work for a container in creation. On busy CPUs the runtime needs twice that to make one."""
+LATE_S: Final = 0.1
+"""Of the work for a container in creation. On busy CPUs the runtime needs that to make one."""
 
 
 class CpuShare(Protocol):

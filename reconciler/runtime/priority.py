@@ -161,8 +161,8 @@ class LoopPriority(trio.abc.Instrument):
 
     @property
     def is_real_time(self) -> bool:
-        """Whether the loop has the real-time priority now."""
-        return self._urgent
+        """Whether the loop may have the real-time priority: it has it while it waits."""
+        return self._wanted and not self._problem
 
     @property
     def has_budget(self) -> bool:

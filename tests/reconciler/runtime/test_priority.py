@@ -158,12 +158,13 @@ def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pytest.Mo
             calls.work(0.001)
             priority.before_io_wait(0.0)
             priority.after_io_wait(0.0)
-            assert (priority.is_real_time, priority.has_budget) == (True, True)
+            assert (calls.policy, priority.has_budget) == (os.SCHED_FIFO, True)
         timer.paces_creation = False
         calls.work(2 * SLICE_S)
         priority.before_io_wait(0.0)
         priority.after_io_wait(0.0)
-        assert (priority.is_real_time, priority.has_budget) == (False, False)
+        assert (calls.policy, priority.has_budget) == (os.SCHED_OTHER, False)
+        assert priority.is_real_time
 
     started(calls, check)
 
