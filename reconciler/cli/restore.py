@@ -158,5 +158,5 @@ def run_thaw(options: Namespace) -> int:
     from reconciler.cli.ledger import thaw_without_daemon  # the loop and the models
 
     done, failed = thaw_without_daemon(places.find(options).store, options.root)
-    show([line(text) for text in (*(f"{path}: unfrozen" for path in done), *failed)] or [line("nothing is frozen")])
+    show([line(text) for text in (*(f"{path}: unfrozen" for path in done), *failed)])
     return Exit.NOT_OK if failed else Exit.OK

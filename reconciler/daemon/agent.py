@@ -84,11 +84,7 @@ class Agent:
             config, base, record, control, headroom=headroom, watching=watching, alerts=alerts, conditions=conditions
         )
         self.keeper = StateWriter(record, control.reconciler, headroom, alerts.alert)
-        urgent, starting, kubepods = sources.is_urgent, sources.signal.awaits_any, place.layout.kubepods
-        waited_s = base.hub.changed.waited_s
-        self.process = OwnProcess(
-            place.hierarchy, kubepods, config.node, urgent=urgent, starting=starting, waited_s=waited_s, files=files
-        )
+        self.process = OwnProcess(place.hierarchy, place.layout.kubepods, config.node, sources.creations(), files)
         self.problems = NodeProblems(record, sources, writes, control, alerts, process=self.process, keeper=self.keeper)
         self.node_settings = NodeSettingsPart(config, record, node_name(place.kubelet), api, settings)
         rooms = (sources, writes, accounts, headroom, watching, control, record, self.node_settings)

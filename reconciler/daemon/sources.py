@@ -25,6 +25,7 @@ from reconciler.pods.classify import merge_rules
 from reconciler.pods.marks import MarkReader, ReadKeys
 from reconciler.pods.metadata import Metadata
 from reconciler.pods.selectors import ClassOverride, ClassRules
+from reconciler.runtime.own_process import Creations
 from reconciler.runtime.safe_files import FileRule
 from reconciler.runtime.stints import in_worker
 from reconciler.runtime.supervisor import Component, at_once
@@ -204,6 +205,10 @@ class NodeSources:
         Asked at each wake-up: the step that reads the event must not wait for a CPU, either.
         """
         return self.signal.awaits_any() or bool(self._unread)
+
+    def creations(self) -> Creations:
+        """What the daemon's priority and pauses follow."""
+        return Creations(self.is_urgent, self.signal.awaits_any, self._hub.changed.waited_s)
 
     def has_unread(self) -> bool:
         """Whether an event of a group or of the runtime waits to be read."""

@@ -5,7 +5,7 @@ at rest when every part has started.
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol, final
+from typing import Final, NamedTuple, Protocol, final
 
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
@@ -30,6 +30,17 @@ class CpuShare(Protocol):
     def own_shares(self) -> int: ...
 
 
+class Creations(NamedTuple):
+    """Of containers. ``urgent``: whether one is in creation, or an event of one may wait. ``starting``: the former.
+
+    ``waited_s``: for how long what one needs has been waiting; 0: nothing is needed.
+    """
+
+    urgent: Callable[[], bool]
+    starting: Callable[[], bool]
+    waited_s: Callable[[], float]
+
+
 @final
 class OwnProcess:
     """Priority, weight and stints of this process. Only one of a process may have been started: two undo each other."""
@@ -39,21 +50,14 @@ class OwnProcess:
         hierarchy: Hierarchy,
         kubepods: str,
         share: CpuShare,
-        *,
-        urgent: Callable[[], bool],
-        starting: Callable[[], bool],
-        waited_s: Callable[[], float],
+        creations: Creations,
         files: FileOps = REAL,
     ) -> None:
-        """``urgent``: whether a container is in creation, or an event of one may wait. ``starting``: the former.
-
-        ``waited_s``: for how long what a creation needs has been waiting; 0: it needs nothing.
-        """
-        self._waited_s = waited_s
-        self.urgent = OncePerPass(urgent)
+        self._waited_s = creations.waited_s
+        self.urgent = OncePerPass(creations.urgent)
         """The same, as of this pass of the loop."""
         self.priority = LoopPriority(nice=share.nice, slice_s=share.realtime_ms / 1000, starting=self.urgent)
-        self.group = OwnGroup(hierarchy, kubepods, shares=share.own_shares, starting=starting, files=files)
+        self.group = OwnGroup(hierarchy, kubepods, shares=share.own_shares, starting=creations.starting, files=files)
         self.stints = Stints()
 
     def may_pace(self) -> bool:

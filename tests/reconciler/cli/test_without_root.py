@@ -81,11 +81,6 @@ def test_doctor_guesses_no_fault_from_its_own_lack_of_rights(run: Run, monkeypat
     assert doctor._OF_ROOT & rows.keys() >= {"fanotify", "store"}
 
 
-def test_thaw_says_that_nothing_is_frozen(run: Run, tmp_path: Path) -> None:
-    ran = run("thaw", "--store", str(tmp_path / "none"), "--root", str(tmp_path))
-    assert (ran.code, ran.out) == (Exit.OK, "nothing is frozen\n")
-
-
 def test_thaw_does_not_take_a_store_of_root_for_a_frozen_pod(run: Run, tmp_path: Path, nobody: Nobody) -> None:
     (tmp_path / "lib").mkdir(mode=0o700)
     store = tmp_path / "lib/state.db"
