@@ -14,7 +14,7 @@ from reconciler.runtime.priority import LoopPriority
 from reconciler.runtime.stints import OncePerPass, Stints
 
 LATE_S: Final = 0.1
-"""Of the work for a container in creation. On busy CPUs the runtime needs that to make one."""
+"""Seconds that what a container in creation needs may wait. At a load of 16 the runtime makes one in 0.13 s."""
 
 
 class CpuShare(Protocol):
@@ -55,7 +55,7 @@ class OwnProcess:
     ) -> None:
         self._waited_s = creations.waited_s
         self.urgent = OncePerPass(creations.urgent)
-        """The same, as of this pass of the loop."""
+        """`Creations.urgent`, as of this pass of the loop."""
         self.priority = LoopPriority(nice=share.nice, slice_s=share.realtime_ms / 1000, starting=self.urgent)
         self.group = OwnGroup(hierarchy, kubepods, shares=share.own_shares, starting=creations.starting, files=files)
         self.stints = Stints()

@@ -154,7 +154,7 @@ class LoopTimer(trio.abc.Instrument):
     """Runs the loop thread's stint timer while it works."""
 
     def __init__(self, starting: Callable[[], bool], may_pace: Callable[[], bool], timer: StintTimer = TIMER) -> None:
-        """``starting``: whether a container is in creation, or an event of one waits; ``may_pace``: slowly, then."""
+        """``starting``: whether a container is in creation, or an event of one waits; ``may_pace``: that work."""
         self._starting = starting
         self._may_pace = may_pace
         self._timer = timer
