@@ -4,6 +4,8 @@ The only module that imports the HTTP library, and only when a session opens: wi
 needs no HTTP does not pay. It is httpcore2 and not httpx2 above it: its additions (redirects, cookies, forms, decoding)
 are not needed here, and it takes 2 MiB more. Every failure becomes one `SourceError` that names the peer and the
 reason.
+
+Longer than other modules because a session, its connections and the errors of both share one library and its limits.
 """
 
 import logging
