@@ -44,6 +44,8 @@ from state.setting_state import SettingState
 FILE: Final = "scheduling policy"
 """In place of a file name, in the ledger and in the results of a restore."""
 _NAME: Final = "idle_threads"
+_EARLY_S: Final = (0.03, *(0.08 * number for number in range(1, 8)), 0.8, 1.3, 2.3, 4.3)
+"""In the first half second no thread stays outside for longer than 80 ms."""
 _KIND: Final = ProcessValueKind(
     ledger=THREAD,
     file=FILE,
@@ -57,6 +59,7 @@ _KIND: Final = ProcessValueKind(
     pinned=lambda policy: policy not in {*USUAL, IDLE},
     unrecorded=frozenset({BATCH}),
     at_once=USUAL,
+    early_s=_EARLY_S,
 )
 CODEC: Final = codec_of(_KIND)
 
@@ -120,6 +123,8 @@ class IdleThreads(ProcessValueActuator):
         """Those whose signal came before they were prepared."""
         self._done: set[str] = set()
         """Containers whose init has been handled."""
+        self._inheriting: set[str] = set()
+        """Those of them whose init has the class, which all processes inherit but for what ``exec`` starts."""
         self._settled: set[str] | None = None
         """The containers that the runtime had finished by the last reconciliation; None before the first."""
         self._prepare_soon = WakeUp()
@@ -128,6 +133,7 @@ class IdleThreads(ProcessValueActuator):
     def planned(self, situation: PlanSnapshot) -> None:
         """A reconciliation is over: the containers in creation are prepared, by a task of its own."""
         super().planned(situation)
+        self._inheriting &= self._done
         settled = self._settled
         self._settled = {
             container.id
@@ -208,11 +214,16 @@ class IdleThreads(ProcessValueActuator):
     def _on_init(self, container_id: str, path: str, init: InitClass) -> None:
         """The fast path has set an init's class, within the task that read the signal."""
         self._done.add(container_id)
+        if init.errno == 0:
+            self._inheriting.add(container_id)
         refused = init.errno not in {0, errno.ESRCH}
         self.counts[errno_name(init.errno) if refused else "at the signal"] += 1
         self._writes[THREAD_POLICY, "refused" if refused else "hot"] += 1
         if not init.changed:
             self._unused.add(path)
+
+    def _enters_unseen(self, container_id: str) -> bool:
+        return container_id not in self._inheriting
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
         if unused := self._unused:

@@ -32,6 +32,8 @@ _KIND: Final = ProcessValueKind(
     policy=_NAME,
     members="processes",
     part=attrgetter("oom_scores"),
+    # It counts when memory runs out, which takes longer than some processes take to enter.
+    early_s=(0.1, 0.5, 2.0),
 )
 CODEC: Final = codec_of(_KIND)
 

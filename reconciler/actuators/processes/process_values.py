@@ -1,11 +1,11 @@
 """Brings one value of every process, or of every thread, of BE containers to the plan, and restores it.
 
-The base of the auxiliary actuators of this package. After a reconciliation that has changed something, and periodically
-for processes that ``exec`` started in a container: list the members of every wanted container, including those of
-groups that it has made below its own, compare, write, and repeat until nothing differs. A child has its parent's value,
-so most members never need a write and have no original of their own: each container has one original, and each member
-with another value has its own recorded (it is odd). Both are in the store before the first write. A restore leaves
-values that are not ours unchanged.
+The base of the auxiliary actuators of this package. After a reconciliation the containers for which it wants something
+else are swept, periodically all of them, as ``exec`` starts processes in a container. A sweep: list the members,
+including those of groups that the container has made below its own, compare, write, and repeat until nothing differs.
+A child has its parent's value, so most members never need a write and have no original of their own: each container has
+one original, and each member with another value has its own recorded (it is odd). Both are in the store before the
+first write. A restore leaves values that are not ours unchanged.
 
 Members may exist for less time than such a round takes, each forked by the one before. So where a round has found a
 member to write, the others are set as they are listed (`ProcessValueKind.at_once`), until listings find none: what
@@ -18,6 +18,7 @@ Longer than other modules because a sweep and its undoing are read together: bot
 originals, a container's and an odd member's, and on the order in which these become durable.
 """
 
+import math
 import os
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, Protocol, TypeVar, final
 
 import trio
 from msgspec.structs import replace
@@ -37,6 +38,7 @@ from reconciler.actuators.base import ActuatorContext, OfflineContext, PeriodicA
 from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState, undo_rows
 from reconciler.actuators.holds import holding
+from reconciler.actuators.processes.early_sweeps import EarlySweeps
 from reconciler.actuators.processes.value_records import (
     ContainerRecord,
     ContainerRecords,
@@ -51,12 +53,10 @@ from state.model import GroupRef, Phase, Setting
 from state.plan import ProcessValuePlan
 from state.setting_state import SettingState
 
+T = TypeVar("T")
+
 _ROUNDS: Final = 4
 """Of one sweep, and of one restore: what is forked after a listing is found by the next."""
-_EARLY_S: Final = (0.03, 0.05, *(0.08,) * 6, 0.25, 0.5, 1.0, 2.0)
-"""Between the sweeps after a container is new. Its processes may enter later than its directory appears, without an
-event, where no runtime's signal shows when: the next periodic sweep would be seconds away. In the first half second no
-delay exceeds 80 ms."""
 _MOST_READ: Final = 20_000
 """Members that one sweep reads: 15 ms for policies, 0.3 s for files of /proc, and 0.5 s more where all are new."""
 _MOST_ODD: Final = 1_000
@@ -283,6 +283,15 @@ class _Due(NamedTuple):
     record: ContainerRecord | None
 
 
+class _Demand(NamedTuple):
+    """What the plan wants of one container. ``complete``: the runtime has created it."""
+
+    group: GroupRef
+    container_id: str
+    complete: bool
+    setting: Setting
+
+
 class _Comparison(NamedTuple):
     """One reading of containers. ``room``: the members that may still be read; ``stopped``: where that ended."""
 
@@ -304,49 +313,54 @@ class ProcessValueActuator(PeriodicActuator):
         self._kept: dict[str, int] = {}
         self._members_of: dict[str, int] = {}
         """How many members a container had when it was last read."""
-        self._known: frozenset[GroupRef] = frozenset()
-        self._early = len(_EARLY_S)
-        """The number of sweeps since the last new container."""
-        self._fresh: set[str] = set()
-        """The containers that early sweeps read."""
+        self._demanded: Mapping[str, _Demand] = {}
+        self._early = EarlySweeps(kind.early_s)
+        self._changed: set[str] = set()
+        """The containers for which the plan wants something else than at the last sweep."""
         self._whole = False
-        """The next sweep reads every container: the plan wants something else."""
-        self._swept_at = 0.0
-        """Of the last such sweep (monotonic seconds)."""
+        """The next sweep reads every container."""
+        self._swept_at = -math.inf
+        """Of the last such sweep (trio's clock)."""
         self._first = ""
         """The container with which the next sweep begins: those before it have used up the last one."""
 
     # The interface of an auxiliary actuator
 
     def planned(self, situation: PlanSnapshot) -> None:
-        """A reconciliation is over: sweep now if it wants anything else than the last one."""
-        before = self._worker.situation
-        changed = before is None or self._demand(before) != self._demand(situation)
-        self._whole = self._whole or changed
-        finished = self._finished(situation) if changed else self._known
-        if new := finished - self._known:
-            # Without those that no longer exist: containers may appear faster than the early sweeps end.
-            self._fresh = (self._fresh | {group.path for group in new}) & {group.path for group in finished}
-            self._early = 0
-        self._known = finished
+        """A reconciliation is over: sweep the containers now for which it wants anything else than the last one."""
+        before, then = self._worker.situation, self._demanded
+        self._demanded = now = self._demand(situation)
+        whole = before is None or self._general(before) != self._general(situation)
+        changed = {path for path in then.keys() | now.keys() if then.get(path) != now.get(path)}
+        if changed or whole:
+            self._changed |= changed
+            self._whole |= whole
+            complete = {want.group: self._enters_unseen(want.container_id) for want in now.values() if want.complete}
+            self._early.follow(complete, trio.current_time())
         concerned = self._kind.part(situation.plan) is not None or bool(self._containers)
-        self._worker.planned(situation, wake=changed and concerned)
+        self._worker.planned(situation, wake=concerned and (whole or bool(changed)))
 
-    def _finished(self, situation: PlanSnapshot) -> frozenset[GroupRef]:
-        plan = self._kind.part(situation.plan) or ProcessValuePlan()
-        return frozenset(
-            container.group
+    def _enters_unseen(self, container_id: str) -> bool:
+        """Whether processes of a new container may be without the value and no event shows when they enter."""
+        del container_id
+        return True
+
+    def _demand(self, situation: PlanSnapshot) -> Mapping[str, _Demand]:
+        """By path: the containers with a setting."""
+        plan = self._kind.part(situation.plan)
+        if plan is None or not plan.settings:
+            return {}
+        return {
+            container.group.path: _Demand(container.group, container.id, container.phase is not Phase.CREATING, setting)
             for pod in situation.view.pods.values()
             for container in pod.containers
-            if container.group.path in plan.settings and container.phase is not Phase.CREATING
-        )
-
-    def _demand(self, situation: PlanSnapshot) -> object:
-        part = self._kind.part(situation.plan)
-        phases = {
-            container.group: container.phase for pod in situation.view.pods.values() for container in pod.containers
+            if (setting := plan.settings.get(container.group.path)) is not None
         }
-        return part, situation.enforce, situation.holds, phases if part is not None else None
+
+    def _general(self, situation: PlanSnapshot) -> object:
+        """What concerns every container."""
+        plan = self._kind.part(situation.plan)
+        return situation.enforce, situation.holds, (plan.sweep_s, plan.dry_run) if plan is not None else None
 
     async def sweep(self) -> None:
         """Bring all members to the newest plan's values; one sweep at a time."""
@@ -387,47 +401,50 @@ class ProcessValueActuator(PeriodicActuator):
 
     def _period_s(self, situation: PlanSnapshot) -> float | None:
         period_s = self._plan_period_s(situation)
-        if period_s is None or self._early >= len(_EARLY_S):
-            return period_s
-        return min(period_s, _EARLY_S[self._early])
+        if period_s is None:
+            return None
+        due = min(self._swept_at + period_s, self._early.next_at())
+        return max(0.0, due - trio.current_time())
 
     async def _sweep(self, situation: PlanSnapshot) -> None:
-        wanted, left = self._wanted(situation)
-        if not self._is_whole(situation):
+        if self._is_whole(situation):
+            await self._sweep_some(situation, None)
+        elif some := self._changed.union(self._early.take(trio.current_time())):
+            self._changed = set()
             first, problems = self._first, self._problems
-            self._problems = []
-            await self._bring({path: wanted[path] for path in self._fresh & wanted.keys()}, {}, whole=False)
-            self._first, self._problems = first, list(dict.fromkeys([*problems, *self._problems]))
-            return
+            await self._sweep_some(situation, some)
+            self._first, self._problems = first or self._first, list(dict.fromkeys([*problems, *self._problems]))
+
+    async def _sweep_some(self, situation: PlanSnapshot, only: AbstractSet[str] | None) -> None:
+        """``only``: these containers; None: all."""
         self._problems = []
+        wanted, left = self._wanted(situation, only)
         # The records of this moment: a later one may be of a container that this situation does not have yet.
-        unmanaged = {path: self._containers[path] for path in self._containers.keys() - {*wanted, *left}}
+        recorded = self._containers.keys() if only is None else self._containers.keys() & only
+        unmanaged = {path: self._containers[path] for path in recorded - {*wanted, *left}}
         if unmanaged:
             await self._restore(await self._worker.work(partial(self._unwanted, situation, unmanaged)))
-        await self._bring(wanted, left, whole=True)
+        await self._bring(wanted, left, only)
 
     def _is_whole(self, situation: PlanSnapshot) -> bool:
-        """Whether this sweep reads every container; what is not new need not be read as often as the early ones."""
-        now, period_s = time.monotonic(), self._plan_period_s(situation)
-        early = self._early < len(_EARLY_S)
-        self._early = min(self._early + 1, len(_EARLY_S))
-        if early and not self._whole and period_s is not None and now - self._swept_at < period_s:
+        """Whether this sweep reads every container."""
+        now, period_s = trio.current_time(), self._plan_period_s(situation)
+        if not self._whole and period_s is not None and now < self._swept_at + period_s:
             return False
         self._whole, self._swept_at = False, now
-        if not early:
-            self._fresh.clear()
+        self._changed = set()
+        self._early.take(now)
         return True
 
     async def _bring(
         self,
         wanted: Mapping[str, tuple[Setting, int]],
         left: Mapping[str, SettingStatus | None],
-        *,
-        whole: bool,
+        only: AbstractSet[str] | None,
     ) -> None:
         """Bring the members of these containers to the plan, and note the status of both.
 
-        ``whole``: they are all; else the status of the others remains.
+        ``only``: the containers concerned, whose former status ends; None: all.
         """
         outcomes: dict[str, _Outcome] = {}
         order = sorted(wanted, key=lambda path: (path < self._first, path))
@@ -449,12 +466,13 @@ class ProcessValueActuator(PeriodicActuator):
             order = [path for path, counts in written.items() if not any(counts)]
             if not order:
                 break
-        if whole:
+        if only is None:
             self._members_of = {path: count for path, count in self._members_of.items() if path in wanted}
-        others = {} if whole else {path: count for path, count in self._kept.items() if path not in wanted}
-        self._kept = others | {path: outcome.kept for path, outcome in outcomes.items() if outcome.kept}
+        self._kept = _others(self._kept, only) | {
+            path: outcome.kept for path, outcome in outcomes.items() if outcome.kept
+        }
         self._standings = {
-            **({} if whole else self._standings),
+            **_others(self._standings, only),
             **{path: {self._kind.knob: status} for path, status in left.items() if status is not None},
             **{path: {self._kind.knob: self._status(wanted[path][0], outcomes.get(path))} for path in wanted},
         }
@@ -487,15 +505,20 @@ class ProcessValueActuator(PeriodicActuator):
         return f"{hold.reason} (by {hold.by})" if hold is not None else ""
 
     def _wanted(
-        self, situation: PlanSnapshot
+        self, situation: PlanSnapshot, only: AbstractSet[str] | None
     ) -> tuple[dict[str, tuple[Setting, int]], dict[str, SettingStatus | None]]:
-        """By container: the wanted setting and the inode; and the status of those that are left unchanged."""
+        """By container: the wanted setting and the inode; and the status of those that are left unchanged.
+
+        ``only``: of these; None: of all.
+        """
         plan = self._kind.part(situation.plan) or ProcessValuePlan()
         wanted: dict[str, tuple[Setting, int]] = {}
         left: dict[str, SettingStatus | None] = {}
         for uid, pod in sorted(situation.view.pods.items()):
             for container in pod.containers:
                 path = container.group.path
+                if only is not None and path not in only:
+                    continue
                 setting = plan.settings.get(path)
                 if held := self._held(situation, path, uid):
                     left[path] = self._unchanged(setting, SettingState.HELD, held)
@@ -656,6 +679,11 @@ class ProcessValueActuator(PeriodicActuator):
     def _text(self, setting: Setting) -> str:
         assert isinstance(setting.value, int)
         return self._kind.text(setting.value)
+
+
+def _others(values: Mapping[str, T], only: AbstractSet[str] | None) -> dict[str, T]:
+    """What is known of the containers that a sweep does not read."""
+    return {} if only is None else {path: value for path, value in values.items() if path not in only}
 
 
 def _plain(kind: ProcessValueKind, value: int) -> int | str:

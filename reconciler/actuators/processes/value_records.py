@@ -44,7 +44,8 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
     oldest first. ``pinned``: a value that is never changed. ``unrecorded``: values that are changed without an original
     of their own where a container has too many: else a tenant's many members would keep themselves out.
     ``at_once``: values that are also changed as members are listed, without an original of their own: else members
-    that exit sooner than a round takes would remain out. Empty: never.
+    that exit sooner than a round takes would remain out. Empty: never. ``early_s``: the sweeps of a new container (s
+    after it was complete), whose processes may enter it later without an event.
     """
 
     ledger: str
@@ -59,6 +60,7 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
     pinned: Callable[[int], bool] = lambda _: False
     unrecorded: frozenset[int] = frozenset()
     at_once: frozenset[int] = frozenset()
+    early_s: tuple[float, ...]
 
     @property
     def of_member(self) -> str:

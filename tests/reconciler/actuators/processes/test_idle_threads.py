@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -311,43 +312,84 @@ async def test_what_enters_a_new_container_without_an_event_gets_the_class_at_on
 
 
 def test_what_enters_within_half_a_second_waits_for_no_more_than_80_ms() -> None:
-    ends = [sum(process_values._EARLY_S[: step + 1]) for step in range(len(process_values._EARLY_S))]
-    delays = [delay for delay, end in zip(process_values._EARLY_S, ends, strict=True) if end - delay < 0.5]
-    assert max(delays) <= 0.08
+    times = (0.0, *idle_threads._EARLY_S)
+    assert max(after - before for before, after in pairwise(times) if before < 0.5) <= 0.0801
 
 
-async def test_containers_that_are_gone_are_not_searched_early(live: Idle) -> None:
-    live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
-    before = live.main
-    live.names[:] = []
-    live.add("next")
-    live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
-    assert before not in live.actuator._fresh
-    assert live.actuator._fresh == {live.group("next")}
+@contextmanager
+def listed(live: Idle) -> Iterator[list[str]]:
+    """The containers whose threads are listed within the block."""
+    seen: list[str] = []
+    access = live.actuator._members._access
+    listing = access.ids
+
+    def ids(path: str) -> Iterable[int]:
+        seen.append(path)
+        return listing(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(access, "ids", ids)
+        yield seen
 
 
-async def test_only_a_plan_that_wants_something_else_causes_a_sweep(
-    live: Idle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_values, "_EARLY_S", ())
-    live.process()
-    same = partial(live.situation, PoliciesConfig(idle_class=ON))
-    swept: list[int] = []
-
-    async def wait_for_sweeps(number: int) -> None:
-        await until(lambda: live.actuator.sweeps >= number)
-        swept.append(live.actuator.sweeps)
-
+@asynccontextmanager
+async def sweeping(live: Idle) -> AsyncIterator[None]:
+    """The actuator runs and has swept once."""
     async with trio.open_nursery() as nursery:
         await nursery.start(live.actuator.run)
-        live.actuator.planned(same())
-        await wait_for_sweeps(1)
-        live.actuator.planned(same())
-        await trio.sleep(0.1)
-        live.actuator.planned(same(holds={"node": Hold(target="node", reason="r", by="b")}))
-        await wait_for_sweeps(2)
+        live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
+        await until(lambda: live.actuator.sweeps >= 1)
+        yield
         nursery.cancel_scope.cancel()
-    assert swept == [1, 2]
+
+
+async def test_only_the_containers_that_a_plan_changes_are_swept(live: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IdleThreads, "_enters_unseen", lambda *_: False)
+    live.process()
+    same = partial(live.situation, PoliciesConfig(idle_class=ON))
+    async with sweeping(live):
+        with listed(live) as seen:
+            live.actuator.planned(same())
+            await trio.sleep(0.1)
+            assert not seen, "the plan wants the same"
+            live.add("next")
+            pid = live.process(name="next")
+            live.actuator.planned(same())
+            await until(lambda: policies(pid) == [IDLE])
+            assert set(seen) == {live.group("next")}
+            assert live.standing() == ("written", "idle", "idle"), "the others keep their status"
+            live.actuator.planned(same(holds={"node": Hold(target="node", reason="r", by="b")}))
+            await until(lambda: live.standing()[0] == "held")
+            assert live.standing("next")[0] == "held", "a hold concerns all"
+
+
+async def test_what_a_plan_no_longer_wants_is_restored_at_once_and_has_no_status(live: Idle) -> None:
+    pid = live.process()
+    live.add("next")
+    other = live.process(name="next")
+    async with sweeping(live):
+        await until(lambda: policies(pid, other) == [IDLE, IDLE])
+        live.names.remove("main")  # as a container whose pod is not BE any more
+        live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
+        await until(lambda: policies(pid) == [OTHER])
+        assert policies(other) == [IDLE]
+        assert live.actuator.standings.keys() == {live.group("next")}
+
+
+async def test_a_container_whose_init_had_the_class_at_the_signal_is_not_swept_again_and_again(live: Idle) -> None:
+    """Every process of it inherits the class; one sweep looks at what its threads have."""
+    async with sweeping(live):
+        live.names.remove("main")
+        live.add("late")
+        live.create()
+        await until(lambda: live.fastpath.is_init_prepared("id-late"))
+        pid = live.process(name="late")
+        assert live.fastpath.execute("id-late", 0.0)
+        assert policies(pid) == [IDLE]
+        with listed(live) as seen:
+            live.actuator.planned(live.situation(PoliciesConfig(idle_class=ON)))
+            await trio.sleep(0.3)
+        assert seen == [live.group("late")]
 
 
 async def test_a_sweep_that_writes_nothing_needs_no_thread_unless_there_are_many_members(
