@@ -27,11 +27,13 @@ class RowCodec(Struct, Generic[S], frozen=True, kw_only=True):
     """One kind. ``load`` skips rows that it cannot decode; it never raises.
 
     A state is a value that can be compared; without rows it is the state of an actuator that has changed nothing.
+    ``differing``: of two states the parts whose rows may differ; without it all of both.
     """
 
     kind: str
     load: Callable[[Iterable[LedgerEntry]], S]
     dump: Callable[[S], Iterable[LedgerEntry]]
+    differing: Callable[[S, S], tuple[S, S]] | None = None
 
 
 def read_rows(ledger: Ledger, codec: RowCodec[S]) -> S:
@@ -105,7 +107,15 @@ class LedgerState(Generic[S]):
         return list(done)
 
     def _write(self, state: S, dropped: str) -> None:
-        write_rows(self._ledger, self._codec, state, dropped=dropped)
+        """In the store's thread. As `write_rows`, by the state that the ledger has."""
+        differing = self._codec.differing
+        was, now = differing(self.now, state) if differing is not None else (self.now, state)
+        before = {row.key for row in self._codec.dump(was)}
+        after = {row.key: row for row in self._codec.dump(now)}
+        changed = [
+            row for key, row in after.items() if (known := self._ledger.get(key)) is None or not _same(known, row)
+        ]
+        self._ledger.record(changed, sorted(before - after.keys()), kind=dropped)
 
 
 class ValueAccess(Protocol):

@@ -69,7 +69,17 @@ class ProcessValueKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def codec_of(kind: ProcessValueKind) -> RowCodec[ContainerRecords]:
-    return RowCodec(kind=kind.ledger, load=partial(_load, kind), dump=partial(_dump, kind))
+    return RowCodec(kind=kind.ledger, load=partial(_load, kind), dump=partial(_dump, kind), differing=_differing)
+
+
+def _differing(before: ContainerRecords, after: ContainerRecords) -> tuple[ContainerRecords, ContainerRecords]:
+    """A container starts or ends; there may be hundreds of others."""
+    was, now = before.containers, after.containers
+    paths = {path for path in was.keys() | now.keys() if was.get(path) != now.get(path)}
+    return (
+        ContainerRecords(containers={path: was[path] for path in paths & was.keys()}),
+        ContainerRecords(containers={path: now[path] for path in paths & now.keys()}),
+    )
 
 
 def _load(kind: ProcessValueKind, rows: Iterable[LedgerEntry]) -> ContainerRecords:

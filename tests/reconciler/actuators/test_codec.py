@@ -1,6 +1,7 @@
 """Rows of the ledger for values in no control file: what an actuator records is read back, also after a crash."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,22 @@ def test_whatever_was_saved_last_is_known_after_a_crash(
         assert (undone, ledger.of_kind(codec.kind)) == ([], [])
     finally:
         store.close()
+
+
+@CODECS
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_an_actuator_that_saves_what_has_changed_leaves_the_rows_of_the_whole(
+    codec: RowCodec[Any], states: st.SearchStrategy[Any], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = str(tmp_path_factory.mktemp("s") / "state.db")
+    with closing(Store(path, boot="b")) as store:
+        ledger = Ledger(store)
+        rows = LedgerState(codec, ledger, trio.CapacityLimiter(1))
+        for state in data.draw(st.lists(states, min_size=1, max_size=4)):
+            trio.run(rows.save, state)
+            assert read_rows(ledger, codec) == state
+            assert read_rows(Ledger(store), codec) == state, "what the store has"
 
 
 # Saving
