@@ -42,6 +42,7 @@ def lines(outcome: Outcome) -> Iterator[str]:
             f"DISTURBED: beside the pods this machine used {min(beside):.2f} to {max(beside):.2f} CPUs (the agent and "
             "the client use a little of it): compare these phases with care"
         )
+    yield from multiples(outcome.phases)
     yield from outcome.changes
     yield from (f"not as requested: {text}" for text in outcome.squeezed)
     if outcome.phases[0].latency is not None:
@@ -50,6 +51,21 @@ def lines(outcome: Outcome) -> Iterator[str]:
     yield f"written: {outcome.writes} writes; last held {outcome.files} files ({knobs})"
     yield from _others(outcome)
     yield from _undone(outcome)
+
+
+def multiples(phases: tuple[Measured, ...]) -> Iterator[str]:
+    """Each phase's p99 beside that of the first one, and the last one's BE work beside that of the one before."""
+    alone, *others = phases
+    if alone.latency is None or not alone.latency.p99:
+        return
+    times = [
+        f"{measured.latency.p99 / alone.latency.p99:.1f} ({measured.name})" for measured in others if measured.latency
+    ]
+    if times:
+        yield f"online p99, multiples of alone: {', '.join(times)}"
+    rates = [measured.be_rate for measured in others if measured.be_rate]
+    if len(rates) > 1:
+        yield f"BE work with the agent: {rates[-1] / rates[-2]:.0%} of without"
 
 
 def _times(outcome: Outcome) -> Iterator[str]:

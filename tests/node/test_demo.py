@@ -200,3 +200,21 @@ def test_the_whole_demo_on_the_fake_kernel_bounds_and_puts_everything_back(capsy
     shown = [row for row in text.splitlines() if row.startswith(LABEL)]
     assert len([row for row in shown if "agent enforcing" in row]) >= 1
     assert {name for name in glob.glob(f"{tempfile.gettempdir()}/bypassd-fake-*") if os.path.isdir(name)} <= before
+
+
+def test_the_phases_are_compared_with_alone_and_be_work_with_what_it_was_without_the_agent() -> None:
+    phases = tuple(
+        Measured(name=name, seconds=1.0, latency=Latency(requests=1, p50=1.0, p99=p99), be_rate=rate)
+        for name, p99, rate in (("alone", 4.0, None), ("without", 40.0, 200.0), ("with", 5.0, 190.0))
+    )
+    assert list(report.multiples(phases)) == [
+        "online p99, multiples of alone: 10.0 (without), 1.2 (with)",
+        "BE work with the agent: 95% of without",
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_nothing_is_compared_with_what_was_not_measured(count: int) -> None:
+    phase = Measured(name="alone", seconds=1.0, latency=Latency(requests=0, p50=0.0, p99=0.0), be_rate=None)
+    fake = Measured(name="fake", seconds=1.0, latency=None, be_rate=None)
+    assert not list(report.multiples(((phase, fake)[count], fake)))
