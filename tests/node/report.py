@@ -55,15 +55,12 @@ def lines(outcome: Outcome) -> Iterator[str]:
 
 def multiples(phases: tuple[Measured, ...]) -> Iterator[str]:
     """Each phase's p99 beside that of the first one, and the last one's BE work beside that of the one before."""
-    alone, *others = phases
-    if alone.latency is None or not alone.latency.p99:
-        return
-    times = [
-        f"{measured.latency.p99 / alone.latency.p99:.1f} ({measured.name})" for measured in others if measured.latency
-    ]
+    p99s = [(measured.name, measured.latency.p99 if measured.latency else None) for measured in phases]
+    alone = p99s[0][1]
+    times = [f"{p99 / alone:.1f} ({name})" for name, p99 in p99s[1:] if alone and p99]
     if times:
         yield f"online p99, multiples of alone: {', '.join(times)}"
-    rates = [measured.be_rate for measured in others if measured.be_rate]
+    rates = [measured.be_rate for measured in phases if measured.be_rate]
     if len(rates) > 1:
         yield f"BE work with the agent: {rates[-1] / rates[-2]:.0%} of without"
 
