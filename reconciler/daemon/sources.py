@@ -208,7 +208,11 @@ class NodeSources:
 
     def creations(self) -> Creations:
         """What the daemon's priority and pauses follow."""
-        return Creations(self.is_urgent, self.signal.awaits_any, self._hub.changed.waited_s)
+        return Creations(self.is_urgent, self.signal.awaits_any, self._waited_s)
+
+    def _waited_s(self) -> float:
+        # A key that is older than the container was not marked for it.
+        return min(self._hub.changed.waited_s(), self.signal.longest_s())
 
     def has_unread(self) -> bool:
         """Whether an event of a group or of the runtime waits to be read."""

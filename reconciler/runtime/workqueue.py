@@ -23,6 +23,7 @@ TICK = "tick"
 
 LOAN = "loan:"
 FILES = "files:"
+_CREATED = ("pod:", "container:")
 
 
 def pod_key(uid: str) -> str:
@@ -62,7 +63,10 @@ class DirtyKeys:
         """When what is marked is to be taken (trio's clock); -inf: now."""
         self._marked_at: float | None = None
         self._taken_at: float | None = None
-        """When the first key that may not wait was marked (monotonic): of those to be taken, and of the pass's."""
+        """When the first key of a pod or container that may not wait was marked (monotonic).
+
+        Of those to be taken, and of the pass's.
+        """
         self.marks = 0
         self.resyncs: dict[str, int] = {}
 
@@ -71,7 +75,7 @@ class DirtyKeys:
         self.marks += 1
         self._keys.add(key)
         due = trio.current_time() + within_s if within_s else -math.inf
-        if not within_s and self._marked_at is None:
+        if not within_s and self._marked_at is None and key.startswith(_CREATED):
             self._marked_at = time.monotonic()
         if due < self._due:
             self._due = due
@@ -113,6 +117,9 @@ class DirtyKeys:
         self._taken_at = None
 
     def waited_s(self) -> float:
-        """How long the oldest key that may not wait has been waiting for the end of its pass; 0: there is none."""
+        """How long the oldest key of a pod or container that may not wait has been waiting for the end of its pass.
+
+        What a creation needs has such a key; a tick of the clock may take its time. 0: there is none.
+        """
         since = self._marked_at if self._taken_at is None else self._taken_at
         return 0.0 if since is None else time.monotonic() - since

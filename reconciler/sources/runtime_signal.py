@@ -205,6 +205,11 @@ class RuntimeEvents:
         """Whether a container is in creation, or appeared or was finished a moment ago: its values may be late."""
         return bool(self._silent_at) or time.monotonic() < self._fresh_until
 
+    def longest_s(self) -> float:
+        """For how long the container whose creation takes the longest has been in creation; 0: none is."""
+        began = min((self._began.get(name, math.inf) for name in self._silent_at), default=math.inf)
+        return max(0.0, trio.current_time() - began) if began < math.inf else 0.0
+
     def evidence(self, container_id: str) -> RuntimeEvent:
         """The file that showed the end of the container's creation; ABSENT: none did."""
         return self._evidence.get(container_id, RuntimeEvent.ABSENT)

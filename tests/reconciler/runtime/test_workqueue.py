@@ -70,19 +70,34 @@ async def test_what_may_wait_joins_the_next_pass_or_has_one_in_time(
     assert got == [(0.07, ["a", "b", "c"]), (1.15, ["d", "node"])]
 
 
+@pytest.mark.parametrize("key", ["node", "tick", "files:a", "loan:a"])
+async def test_a_key_of_no_creation_makes_nothing_late(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    dirty = DirtyKeys()
+    dirty.mark(key)
+    dirty.take_nowait()
+    now += 1
+    dirty.mark(key)
+    assert dirty.waited_s() == 0
+    dirty.mark("container:a")
+    now += 0.25
+    assert dirty.waited_s() == 0.25
+
+
 async def test_how_long_the_oldest_urgent_key_waits_is_known_until_its_pass_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     dirty = DirtyKeys()
-    dirty.mark("a", within_s=5)
+    dirty.mark("pod:a", within_s=5)
     now += 1
     assert dirty.waited_s() == 0
-    dirty.mark("b")
+    dirty.mark("pod:b")
     now += 1
     dirty.take_nowait()
-    dirty.mark("c")
+    dirty.mark("container:c")
     now += 1
     assert dirty.waited_s() == 2
     dirty.passed()

@@ -190,6 +190,7 @@ async def test_a_creation_that_a_file_proves_is_awaited_beyond_the_usual_time(
     await trio.sleep(21)
     assert source.awaits(CID)
     assert source.awaits_any()
+    assert 21 <= source.longest_s() < 22
     assert 40 <= len(handler.long) <= 42
     assert set(handler.long) == {CID}
     assert handler.log == [(CID, RuntimeEvent.ABSENT)]
@@ -198,6 +199,7 @@ async def test_a_creation_that_a_file_proves_is_awaited_beyond_the_usual_time(
     await until(lambda: len(handler.log) == 2)
     assert handler.log[1] == (CID, RuntimeEvent.STATE)
     assert not source.awaits(CID)
+    assert source.longest_s() == 0
 
 
 async def test_a_creation_that_does_not_end_is_given_up(
