@@ -173,12 +173,13 @@ class DiskPolicyConfig(PolicyConfig, frozen=True, kw_only=True, forbid_unknown_f
 def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, config: DiskPolicyConfig) -> NodePlan:
     """Count the takers that share the limits, and report which limits this node supports."""
     index = index_of(view.pods)
-    be, pure = index.reclaimed, not index.beside
-    if view.versions.get("io") == 2:
-        inside = len(index.inside) if pure and config.share is DiskShare.NODE else 0
-        disk = DiskPlan(takers=len(be), in_directory=inside, weighed=pure)
-    else:
-        disk = DiskPlan(takers=sum(len(pod.workload) for pod in be), weighed=pure)
+    disk = DiskPlan(weighed=not index.beside)
+    # Without limits to share there is no count: with each container that starts it differs, for all BE pods.
+    if config.share is DiskShare.NODE and any(rule.limits() for rule in config.devices):
+        if view.versions.get("io") == 2:
+            disk = replace(disk, takers=len(index.reclaimed), in_directory=len(index.inside) if disk.weighed else 0)
+        else:
+            disk = replace(disk, takers=sum(len(pod.workload) for pod in index.reclaimed))
     return replace(plan, disk=disk, reasons={**plan.reasons, NAME: _reason(view, config, disk)})
 
 

@@ -27,7 +27,7 @@ mode: enforce
 policies:
   cache: {enabled: true}
   core_sched: {enabled: true}
-  disk: {enabled: true}
+  disk: {enabled: true, devices: [{name: sda, write_bps: 100000000}]}
   memory_reclaim: {enabled: true}
   network: {enabled: true, interfaces: [{name: eth0, link_mbit: 1000}]}
   oom_score: {enabled: true, lowest: 950}

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -6,6 +8,8 @@ from msgspec.structs import replace
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
+from reconciler.config.load import load
+from reconciler.config.model import Protection
 from reconciler.control.planner import plan, plan_node, plan_parents, plan_pod, plan_pools
 from reconciler.policies.base import Policy
 from reconciler.policies.budget import BudgetConfig
@@ -29,7 +33,7 @@ from state.plan import Desired, NodePlan
 from state.topology import Topology, uniform
 from tests.cputime import least_cpu_s
 from tests.examples import examples
-from tests.reconciler.nodes import container, cpu, cpus, kubelet, node, online, pod
+from tests.reconciler.nodes import V1, V2, container, cpu, cpus, kubelet, node, online, pod
 
 CONFIG = PoliciesConfig()
 
@@ -400,3 +404,21 @@ def test_the_default_pools_of_an_idle_node_are_these() -> None:
     )
     memory = MemoryPlan(batch_limits=True)
     assert plan == NodePlan(pools=pools, memory=memory, reasons=plan.reasons)
+
+
+@pytest.mark.parametrize("level", [level for level in Protection if level is not Protection.OBSERVE])
+@pytest.mark.parametrize("versions", [V1, V2], ids=["v1", "v2"])
+def test_a_be_pod_that_starts_changes_no_part_of_the_plan_from_which_the_settings_of_others_follow(
+    tmp_path: Path, level: Protection, versions: dict[str, int]
+) -> None:
+    """Else each start plans, and compares, every BE pod of the node again. A divided quota has to follow."""
+    file = tmp_path / "config.yaml"
+    file.write_text(f"protect: {level}\nkubelet: {{enabled: false}}\n")
+    policies = load(str(file)).config.policies
+    pods = [online("web"), pod("a"), pod("b")]
+    before = plan_node(node(*pods, versions=versions), None, policies)
+    after = plan_node(node(*pods, pod("c"), versions=versions), before, policies)
+    parts = {name for name in NodePlan.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+    per_container = {"cookies", "oom_scores", "idle_threads"}
+    assert parts <= {"pools", *per_container}
+    assert replace(before.pools, quota_milli=after.pools.quota_milli) == after.pools
