@@ -9,6 +9,7 @@ Longer than other modules because it is one vocabulary: each value here is made 
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
+from typing import Final
 
 from msgspec import Struct
 
@@ -181,6 +182,9 @@ class PodMeta(Struct, frozen=True, kw_only=True):
     """What of this pod could not be used, as messages for a person; the rest is good."""
 
 
+_SHARES_MIN: Final = 2
+
+
 class Container(Struct, frozen=True, kw_only=True):
     """One container directory that exists now.
 
@@ -197,6 +201,17 @@ class Container(Struct, frozen=True, kw_only=True):
     requests: Resources = Resources()
     limits: Resources = Resources()
     resize: str | None = None
+
+    @property
+    def request_milli(self) -> int | None:
+        """Its CPU request in thousandths; if unreported, derived from its shares (1024 a CPU), None from the least."""
+        if (milli := self.requests.cpu_milli) is not None:
+            return milli
+        shares = self.spec.shares if self.spec is not None else None
+        if shares is None or shares <= _SHARES_MIN:
+            return None
+        # The kubelet rounds down when it turns thousandths into shares.
+        return -(-shares * 1000 // 1024)
 
 
 class LastClass(Struct, frozen=True, kw_only=True):
@@ -282,6 +297,11 @@ class Pod(Struct, frozen=True, kw_only=True, dict=True):
     def workload(self) -> tuple[Container, ...]:
         """Its containers, without the pause container."""
         return tuple(item for item in self.containers if item.kind is not ContainerKind.SANDBOX)
+
+    @cached_property
+    def request_milli(self) -> int:
+        """Its request, in thousandths of a CPU: the sum of its app containers; 0 where it is unknown."""
+        return sum(item.request_milli or 0 for item in self.members if item.kind is not ContainerKind.INIT)
 
     @cached_property
     def members(self) -> tuple[Container, ...]:

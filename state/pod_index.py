@@ -1,7 +1,8 @@
 """What follows from the pods only: computed when one of them changes, and not with each plan.
 
 The node is planned each second, and its pods change some times an hour. `derived` keeps results for a table that
-does not change; `PodIndex` is the one that most policies use: the pods by class and place, by uid.
+does not change; `PodIndex` is the one that most policies use: the pods by class and place, by uid. `of_each` keeps what
+follows from one pod: while a container starts, the other pods of the node are not looked at again.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,10 +21,15 @@ _RECLAIMED: Final = PodClass.RECLAIMED
 
 @final
 class FixedTable(dict[K, V]):
-    """A mapping that does not change after it was made, with what was derived from it."""
+    """A mapping that does not change after it was made, with what was derived from it, and from each of its items."""
 
-    def __init__(self, content: Mapping[K, V]) -> None:
+    def __init__(self, content: Mapping[K, V], before: "FixedTable[K, V] | None" = None) -> None:
+        """``before``: the table that this one follows; results of the items that both have are kept."""
         super().__init__(content)
+        self.each: dict[Callable[..., Any], tuple[tuple[object, ...], FixedTable[K, V], Any]] = (
+            before.each if before is not None else {}
+        )
+        """The last results of each rule by key, with what it was given, and of which table. One for all tables."""
         # Any: each rule has a result type of its own; `derived` ties them together.
         self.results: dict[Callable[..., Any], tuple[tuple[object, ...], Any]] = {}
         """The last result of each rule, with what it was given."""
@@ -46,6 +52,25 @@ def derived(table: Mapping[K, V], rule: Callable[[Mapping[K, V], *G], T], *given
     result = rule(table, *given)
     table.results[rule] = values, result
     return result
+
+
+def of_each(table: Mapping[K, V], rule: Callable[[V, *G], T], *given: *G) -> Mapping[K, T]:
+    """``rule(item, *given)`` of each item, by key; where that is known of the same item (`FixedTable`) the last result.
+
+    ``rule`` as in `derived`.
+    """
+    if not isinstance(table, FixedTable):
+        return {key: rule(item, *given) for key, item in table.items()}
+    values: tuple[object, ...] = given
+    known = table.each.get(rule)
+    same = known is not None and known[0] == values
+    items: Mapping[K, V] = known[1] if known is not None and same else {}
+    before: Mapping[K, T] = known[2] if known is not None and same else {}
+    if items is table:
+        return before
+    results = {key: before[key] if items.get(key) is item else rule(item, *given) for key, item in table.items()}
+    table.each[rule] = values, table, results
+    return results
 
 
 class PodIndex(NamedTuple):

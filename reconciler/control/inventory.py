@@ -259,7 +259,7 @@ class Inventory:
         """The pods as of now: the same object until one of them differs."""
         before, now = self._table, self.pods
         if len(before) != len(now) or not all(map(is_, before.values(), now.values())):
-            self._table = FixedTable(now)
+            self._table = FixedTable(now, self._table)
         return self._table
 
     def command(self, container_id: str, at: float | None) -> bool:

@@ -17,7 +17,7 @@ from reconciler.policies.table import POLICIES, PoliciesConfig, is_excluded
 from reconciler.runtime.format import plural
 from state.model import NodeView, Pod, Pools, Refusal, Setting
 from state.plan import Desired, NodePlan
-from state.pod_index import derived
+from state.pod_index import derived, of_each
 
 Planned = tuple[tuple[Setting, ...], tuple[Refusal, ...]]
 
@@ -220,7 +220,7 @@ def _requesting(policy: AnyPolicy, pods: Mapping[str, Pod], config: PoliciesConf
     section: PolicyConfig = getattr(config, policy.name)
     if policy.requested is None or section.enabled or is_excluded(policy.name, config):
         return 0
-    return sum(policy.requested(pod, section) for pod in pods.values())
+    return sum(of_each(pods, policy.requested, section).values())
 
 
 def _resolve(wishes: Iterable[tuple[int, Setting]]) -> Mapping[tuple[str, str], Setting]:

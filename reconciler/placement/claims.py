@@ -10,7 +10,7 @@ from msgspec import Struct, to_builtins
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.churn import by_pool
-from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_milli, request_milli
+from reconciler.placement.pool_members import DEFAULT, bound_nodes
 from reconciler.runtime.format import first_of, plural
 from state.cpu import OwnerCpus
 from state.model import ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, SourceStatus
@@ -91,7 +91,7 @@ def _own(view: NodeView, pools: Pools) -> Iterator[CpuClaim]:
         if pod.pod_class is not PodClass.DEDICATED or not wanted:
             continue
         for container in pod.members:
-            milli = container_milli(container) or 0
+            milli = container.request_milli or 0
             if container.kind in (ContainerKind.APP, ContainerKind.UNKNOWN) and milli >= _CPU:
                 asked[f"{uid}/{container.name or container.id}"] = milli
     for key in sorted({*asked, *pools.dedicated}):
@@ -157,7 +157,7 @@ def _members(
         name = bound.get(pod.uid, DEFAULT if in_default else "")
         if name not in ("", "dedicated", "reclaimed") and pod.uid not in owners:
             result.setdefault(name, []).append(pod)
-    return {name: _PoolPods(tuple(pods), sum(map(request_milli, pods))) for name, pods in result.items()}
+    return {name: _PoolPods(tuple(pods), sum(pod.request_milli for pod in pods)) for name, pods in result.items()}
 
 
 def _pool(name: str, members: _PoolPods, view: NodeView, pools: Pools) -> CpuClaim:

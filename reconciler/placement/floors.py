@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.demand import CpuDemand
-from reconciler.placement.pool_members import PoolMembers, base_of, members, owners_of, pool_on, request_milli
+from reconciler.placement.pool_members import PoolMembers, base_of, members, owners_of, pool_on
 from reconciler.placement.seats import NodeRivals, SeatRequest, cpus_of
 from state.cpu import PoolTerms
 from state.model import NodeView, Pools
@@ -49,11 +49,11 @@ class PoolNeeds(NamedTuple):
 def needs(found: PoolMembers, terms: PoolTerms) -> PoolNeeds:
     """What the pools will request: their pods' requests, or a size of their own where that is larger or fixed."""
     if not terms.own:
-        return PoolNeeds({}, cpus_of(sum(request_milli(pod) for pods in found.pods.values() for pod in pods)))
+        return PoolNeeds({}, cpus_of(sum(pod.request_milli for pods in found.pods.values() for pod in pods)))
     bound: dict[tuple[int, ...], dict[str, int]] = {}
     loose, least = terms.leave, int(terms.leave > 0)
     for key, pods in found.pods.items():
-        cpus = max(terms.cpus.get(key, 0), cpus_of(sum(map(request_milli, pods))))
+        cpus = max(terms.cpus.get(key, 0), cpus_of(sum(pod.request_milli for pod in pods)))
         if key in found.nodes:
             bound.setdefault(found.nodes[key], {})[key] = cpus
         else:
@@ -159,7 +159,7 @@ def _fixed(found: PoolMembers, terms: PoolTerms) -> dict[int, dict[str, tuple[in
     for key, nodes in found.nodes.items():
         pods = [pod for pod in found.pods[key] if pod.uid not in waiting]
         if pods and len(nodes) == 1:
-            milli = sum(map(request_milli, pods))
+            milli = sum(pod.request_milli for pod in pods)
             cpus = max(terms.cpus.get(key, 0), cpus_of(milli))
             fixed.setdefault(nodes[0], {})[base_of(key)] = milli, cpus
     return fixed

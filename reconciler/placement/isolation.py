@@ -18,7 +18,6 @@ from typing import Annotated, ClassVar, Final, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from reconciler.placement.pool_members import request_milli
 from reconciler.placement.seats import cpus_of
 from state.cpu import PodIndicators, PodIsolation
 from state.model import ContainerKind, Pod
@@ -93,7 +92,7 @@ def observe(
     states: dict[str, PodIsolation] = {}
     for pod in pods:
         measured, state = indicators.get(pod.uid), before.get(pod.uid)
-        request, runnable = request_milli(pod), runnable_milli(measured)
+        request, runnable = pod.request_milli, runnable_milli(measured)
         if not request:
             continue
         limit = max(config.minimum_milli, min(request * config.over_percent // 100, request + config.over_milli))
@@ -147,7 +146,7 @@ def admit(
     for uid in sorted(
         (uid for uid, state in states.items() if state.isolated), key=lambda uid: (uid not in first, uid)
     ):
-        for size in sorted({cpus_of(limit_milli(pods[uid])), cpus_of(request_milli(pods[uid]))}, reverse=True):
+        for size in sorted({cpus_of(limit_milli(pods[uid])), cpus_of(pods[uid].request_milli)}, reverse=True):
             following = {**sizes, uid: size}
             if len(following) <= most_pods and sum(following.values()) <= most and fits(following):
                 sizes = following
@@ -160,7 +159,7 @@ def admit(
 def limit_milli(pod: Pod) -> int:
     """A pod's limit in thousandths of a CPU, at least its request; its request where some container has none."""
     limits = [container.limits.cpu_milli for container in pod.workload if container.kind is not ContainerKind.INIT]
-    request = request_milli(pod)
+    request = pod.request_milli
     if any(limit is None for limit in limits):
         return request
     return max(request, sum(limit for limit in limits if limit is not None))

@@ -11,16 +11,13 @@ from cgroupfs.cpuset import EMPTY, CpuSet
 from reconciler.placement.demand import NumaOccupancy
 from reconciler.placement.seats import NO_RIVALS, NodeRivals, NodeSeats, SeatRequest
 from state.cpu import SHARED_POOL
-from state.model import Container, ContainerKind, NodeView, Pod, PodClass
+from state.model import NodeView, Pod, PodClass
 from state.pod_index import derived
 from state.topology import Topology
 
 DEFAULT: Final = "shared"
 _BOUND: Final = "-NUMA"
 _AND: Final = "+"
-_CPU: Final = 1000
-_SHARES_PER_CPU: Final = 1024
-_SHARES_MIN: Final = 2
 
 
 class PoolMembers(NamedTuple):
@@ -76,7 +73,7 @@ def members(
             company.assign_pod(pod.uid, CpuSet(on))
             here = [node for node in on if node in usable]
             for node in here:
-                seats.join(node, base_of(key) if len(on) == 1 else key, request_milli(pod) // len(here))
+                seats.join(node, base_of(key) if len(on) == 1 else key, pod.request_milli // len(here))
 
     for uid in sorted(pods):
         pod = pods[uid]
@@ -94,7 +91,7 @@ def members(
         else:
             later.append(pod)
     waiting = [
-        SeatRequest(pod.uid, _pool(_base(pod) or DEFAULT), request_milli(pod), pod.wish.numa_share is False)
+        SeatRequest(pod.uid, _pool(_base(pod) or DEFAULT), pod.request_milli, pod.wish.numa_share is False)
         for pod in later
     ]
     chosen_nodes = seats.choose(waiting, company) if waiting else {}
@@ -140,30 +137,13 @@ def pool_on(base: str, nodes: tuple[int, ...]) -> str:
     return f"{_pool(base)}{_BOUND}{_AND.join(map(str, nodes))}"
 
 
-def request_milli(pod: Pod) -> int:
-    """A pod's request, in thousandths of a CPU: the sum of its app containers; 0 where it is unknown."""
-    return sum(container_milli(container) or 0 for container in pod.members if container.kind is not ContainerKind.INIT)
-
-
 def requests_of(pods: Mapping[str, Pod]) -> Mapping[str, int]:
-    """`request_milli` of each of these pods, by uid."""
+    """`Pod.request_milli` of each of these pods, by uid."""
     return derived(pods, _requests)
 
 
 def _requests(pods: Mapping[str, Pod]) -> Mapping[str, int]:
-    return {uid: request_milli(pod) for uid, pod in pods.items()}
-
-
-def container_milli(container: Container) -> int | None:
-    """A container's CPU request in thousandths; if unreported, derived from its shares (1024 a CPU)."""
-    milli = container.requests.cpu_milli
-    if milli is not None:
-        return milli
-    shares = container.spec.shares if container.spec is not None else None
-    if shares is None or shares <= _SHARES_MIN:
-        return None
-    # The kubelet rounds down when it turns thousandths into shares.
-    return -(-shares * _CPU // _SHARES_PER_CPU)
+    return {uid: pod.request_milli for uid, pod in pods.items()}
 
 
 def _base(pod: Pod) -> str | None:

@@ -19,7 +19,7 @@ from reconciler.runtime.format import cpu, plural
 from state.cpu import GroupUse, QuotaFloor
 from state.model import Container, NodeView, Pod, Pools
 from state.owners import AS_IS
-from state.pod_index import derived, index_of
+from state.pod_index import derived, index_of, of_each
 
 _CPU: Final = 1000
 _THROTTLED: Final = 0.05
@@ -142,7 +142,8 @@ def _taker_of(pod: Pod, view: NodeView) -> _Taker:
 
 
 def _weight_inside(pods: Mapping[str, Pod], most: int, bonus: Mapping[str, int]) -> int:
-    return sum(_with_bonus(pod_asks(pod, most), pod, bonus) for pod in index_of(pods).inside)
+    asks = of_each(pods, pod_asks, most)
+    return sum(_with_bonus(asks[pod.uid], pod, bonus) for pod in index_of(pods).inside)
 
 
 def _with_bonus(weight: int, pod: Pod, bonus: Mapping[str, int]) -> int:

@@ -24,7 +24,6 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.pool_members import container_milli
 from reconciler.policies.base import MILLI_MIN
 from reconciler.policies.harm import HarmConfig, top_of
 from reconciler.policies.yielding import obstacle
@@ -109,7 +108,7 @@ def arriving_milli(view: NodeView, owns: Callable[[Pod, Container], bool], confi
     if not recent:
         return 0
     return sum(
-        container_milli(container) or 0
+        container.request_milli or 0
         for pod in index_of(view.pods).online
         for container in pod.workload
         if container.id in recent and not owns(pod, container)

@@ -29,7 +29,6 @@ from reconciler.placement.claims import REFUSED
 from reconciler.placement.config import PlacementConfig
 from reconciler.placement.demand import CpuDemand
 from reconciler.placement.floors import PoolFloors
-from reconciler.placement.pool_members import container_milli
 from reconciler.policies.base import OWN_CPUS, Policy, PolicyConfig, placed_cpus, whole_pod
 from state.cpu import TopologyPolicy
 from state.model import Container, ContainerKind, CpuPolicy, NodeView, Pod, PodClass, Pools, Setting
@@ -184,7 +183,7 @@ def for_pod(pod: Pod, view: NodeView, plan: NodePlan, config: ExclusiveConfig) -
 
 def whole_cpus(container: Container) -> int:
     """How many CPUs a container is to own: its request, rounded up; 0 for less than one CPU, or an unknown one."""
-    milli = container_milli(container)
+    milli = container.request_milli
     return -(-milli // _CPU) if milli is not None and milli >= _CPU else 0
 
 

@@ -27,6 +27,7 @@ Thread side: `reconciler.actuators.processes.idle_threads` sets it and records t
 which sleeps.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
@@ -38,7 +39,7 @@ from reconciler.policies.yielding import weight_suffices
 from state.cpu import THREAD_POLICY
 from state.model import NodeView, Pod, PodClass, Pools, Setting
 from state.plan import NodePlan, ProcessValuePlan
-from state.pod_index import in_order
+from state.pod_index import in_order, of_each
 
 NAME: Final = "idle_class"
 KNOB: Final = "cpu.idle"
@@ -88,14 +89,19 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     """The idle class for the threads of every BE container, those in creation too."""
     if not _threads(view, config):
         return plan
-    settings = {
-        container.group.path: setting_of(pod, container, THREAD_POLICY, IDLE, policy=NAME, reason=_REASON)
-        for pod in in_order(view.pods)
-        if _is_idle(pod, plan.pools)
-        for container in pod.workload
-    }
+    each, settings = of_each(view.pods, _thread_settings), dict[str, Setting]()
+    for pod in in_order(view.pods):
+        if _is_idle(pod, plan.pools):
+            settings.update(each[pod.uid])
     part = ProcessValuePlan(settings=settings, sweep_s=config.sweep_s, dry_run=config.dry_run)
     return replace(plan, idle_threads=part)
+
+
+def _thread_settings(pod: Pod) -> Mapping[str, Setting]:
+    return {
+        container.group.path: setting_of(pod, container, THREAD_POLICY, IDLE, policy=NAME, reason=_REASON)
+        for container in pod.workload
+    }
 
 
 def _threads(view: NodeView, config: IdleClassConfig) -> bool:

@@ -24,7 +24,7 @@ from reconciler.policies.base import Policy, PolicyConfig, setting_of
 from state.memory import OOM_SCORE
 from state.model import Container, NodeView, Phase, Pod, PodClass, Setting
 from state.plan import NodePlan, ProcessValuePlan
-from state.pod_index import derived, in_order
+from state.pod_index import derived, in_order, of_each
 
 NAME: Final = "oom_score"
 HIGHEST: Final = 1000
@@ -85,10 +85,17 @@ def _reason(pod: Pod) -> str:
 
 
 def _settings(pods: Mapping[str, Pod], config: OomScoreConfig) -> Mapping[str, Setting]:
+    each, every = of_each(pods, _settings_of, config), dict[str, Setting]()
+    for pod in in_order(pods):
+        every.update(each[pod.uid])
+    return every
+
+
+def _settings_of(pod: Pod, config: OomScoreConfig) -> Mapping[str, Setting]:
+    if pod.pod_class.online and not config.online:
+        return {}
     return {
         container.group.path: setting_of(pod, container, OOM_SCORE, score, policy=NAME, reason=_reason(pod))
-        for pod in in_order(pods)
-        if config.online or not pod.pod_class.online
         for container in pod.workload
         if container.phase is Phase.SETTLED and (score := score_of(pod, container, config)) is not None
     }

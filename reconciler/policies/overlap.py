@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.pool_members import DEFAULT, request_milli
+from reconciler.placement.pool_members import DEFAULT
 from state.cpu import Uses
 from state.model import NodeView, Pod, PodClass, Pools
 from state.pod_index import derived
@@ -80,7 +80,7 @@ def _members(
             members[key if key in keys else DEFAULT].append(pod)
         elif pod.pod_class in _DEFAULT_CLASSES and uid not in owners:
             members[DEFAULT].append(pod)
-    return members, {key: sum(map(request_milli, pool)) for key, pool in members.items()}
+    return members, {key: sum(pod.request_milli for pod in pool) for key, pool in members.items()}
 
 
 def pool_uses(members: Mapping[str, Sequence[Pod]], view: NodeView, dedicated: CpuSet) -> dict[str, int | None]:

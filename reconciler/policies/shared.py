@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from cgroupfs.cpuset import CpuSet
 from reconciler.placement.isolation import SIGNALS as ISOLATION_SIGNALS
 from reconciler.placement.isolation import IsolatedPods, IsolationConfig, admit, isolation_pool, observe
-from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, request_milli, requests_of
+from reconciler.placement.pool_members import DEFAULT, PoolMembers, members, owners_of, requests_of
 from reconciler.placement.provision import ProvisionConfig, ProvisionPolicy, demand, with_experience
 from reconciler.placement.provision import signals_of as provision_signals
 from reconciler.placement.seats import cpus_of
@@ -366,10 +366,8 @@ def _with_isolated(found: PoolMembers, uids: Collection[str]) -> PoolMembers:
 
 
 def _isolated_reason(pod: Pod, cpus: int) -> str:
-    base = "limit" if cpus > cpus_of(request_milli(pod)) else "request"
-    return (
-        f"isolated: more runnable threads than it requests ({cpu(request_milli(pod))}); {base}: {plural(cpus, 'CPU')}"
-    )
+    base = "limit" if cpus > cpus_of(pod.request_milli) else "request"
+    return f"isolated: more runnable threads than it requests ({cpu(pod.request_milli)}); {base}: {plural(cpus, 'CPU')}"
 
 
 def _isolation_text(admitted: IsolatedPods) -> str:
@@ -407,7 +405,7 @@ def _expanded(
         others = sum(size for key, size in sizes.items() if key not in here and on[0] in nodes.get(key, ()))
         cpus = len(view.topology.node_cpus(on[0]) & pools.shared) - others
         rooms.append(NodeRoom(here, max(cpus, sum(sizes[key] for key in here))))
-    weights = {key: max(1, sum(map(request_milli, found.pods[key]))) for key in growing}
+    weights = {key: max(1, sum(pod.request_milli for pod in found.pods[key])) for key in growing}
     mean = sum(weights[key] for key in growing if key != DEFAULT) // max(1, len(growing) - 1)
     weights[DEFAULT] = max(weights[DEFAULT], mean)
     uses = pool_uses(found.pods, view, pools.dedicated_cpus)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from cgroupfs.naming import QosClass
 from state.model import Classification, GroupRef, Pod, PodClass
-from state.pod_index import FixedTable, derived, in_order, index_of
+from state.pod_index import FixedTable, derived, in_order, index_of, of_each
 
 CALLS: list[tuple[str, ...]] = []
 
@@ -41,6 +41,26 @@ def test_another_table_has_results_of_its_own_and_a_plain_one_has_none() -> None
     for table in (FixedTable({"a": 1}), FixedTable({"b": 1}), {"c": 1}, {"c": 1}):
         derived(table, joined, "-")
     assert CALLS == [("-", "a"), ("-", "b"), ("-", "c"), ("-", "c")]
+
+
+def doubled(item: str, times: int) -> str:
+    CALLS.append((item,))
+    return item * times
+
+
+def test_only_the_items_that_differ_from_the_table_before_are_computed() -> None:
+    CALLS.clear()
+    a, b, other = "a", "b", "bb"
+    first = FixedTable({"x": a, "y": b})
+    assert of_each(first, doubled, 2) == of_each(first, doubled, 2) == {"x": "aa", "y": "bb"}
+    second = FixedTable({"x": a, "y": other, "z": b}, first)
+    assert of_each(second, doubled, 2) == {"x": "aa", "y": "bbbb", "z": "bb"}
+    assert CALLS == [("a",), ("b",), ("bb",), ("b",)]
+    third = FixedTable({"z": b}, second)
+    assert of_each(third, doubled, 3) == {"z": "bbb"}, "what was given differs"
+    assert of_each(second, doubled, 3) == {"x": "aaa", "y": "bbbbbb", "z": "bbb"}, "an older table, too"
+    assert of_each({"x": "c"}, doubled, 1) == {"x": "c"}
+    assert CALLS[4:] == [("b",), ("a",), ("bb",), ("c",)]
 
 
 def test_pods_by_class_and_place_whatever_the_order_of_the_table() -> None:

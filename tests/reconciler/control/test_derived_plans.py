@@ -29,11 +29,11 @@ def changed(view: NodeView, step: int) -> dict[str, Pod]:
 
 
 def compare(config: PoliciesConfig) -> None:
-    view = node(machine(16), 24)
+    view, table = node(machine(16), 24), FixedTable[str, Pod]({})
     plain, kept = plan_node(view, None, config), plan_node(replace(view, pods=FixedTable(view.pods)), None, config)
     for step in range(30):
         pods = changed(view, step)
-        table = FixedTable(pods)
+        table = FixedTable(pods, table)
         for _ in range(3):
             view = replace(view, pods=pods, now=view.now + 1.0)
             wanted, got = plan(view, plain, config), plan(replace(view, pods=table), kept, config)

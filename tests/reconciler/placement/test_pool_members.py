@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from reconciler.placement.pool_members import DEFAULT, bound_nodes, container_milli, members, request_milli
+from reconciler.placement.pool_members import DEFAULT, bound_nodes, members
 from state.cpu import CpuPreferences
 from state.model import ContainerKind, Pod, PodClass, Resources, RuntimeSpec
 from state.topology import uniform
@@ -115,13 +115,13 @@ def test_a_pod_asks_for_what_its_app_containers_ask_for() -> None:
         container("told-by-shares", spec=RuntimeSpec(shares=512)),
         container("pause", kind=ContainerKind.SANDBOX, spec=RuntimeSpec(shares=1024)),
     )
-    assert request_milli(item) == 2000
+    assert item.request_milli == 2000
 
 
 @pytest.mark.parametrize("milli", [10, 100, 333, 1000, 1001, 1500, 63_999])
 def test_a_request_is_found_again_in_the_shares_that_the_kubelet_makes_of_it(milli: int) -> None:
-    assert container_milli(container("main", spec=RuntimeSpec(shares=milli * 1024 // 1000))) == milli
+    assert container("main", spec=RuntimeSpec(shares=milli * 1024 // 1000)).request_milli == milli
 
 
 def test_the_least_shares_tell_of_no_request() -> None:
-    assert container_milli(container("main", spec=RuntimeSpec(shares=2))) is None
+    assert container("main", spec=RuntimeSpec(shares=2)).request_milli is None
