@@ -1,7 +1,7 @@
 """``python -m tests.bench``: what the daemon costs and how fast it is, measured on this machine's real cgroups.
 
     idle N      N pods of two containers: time from start to all right, then CPU and memory while nothing happens
-                (--tops T: beside as many `bypassctl top`)
+                (--tops T: beside as many `bypassctl top`; --protect full: under this level)
     starts N    N containers started one at a time, and in bursts of 15: signal to last write, beside a bare C loop, and
                 the daemon's CPU time for each of the former (--protect full: under this level)
     instructions N  N real containers started one at a time and in bursts of 15, under load: bounded before the first
@@ -67,8 +67,7 @@ def bench_pod(node: DirectoryNode, number: int, *, qos: str = "besteffort", cont
 @contextlib.contextmanager
 def running(node: DirectoryNode, protect: str = "", **more: object) -> Iterator[tuple[Agent, float]]:
     """The agent on this node, and how long it took from exec to ready (s). ``more``: of the section ``http``."""
-    level = {"protect": protect} if protect else {}
-    config = node.daemon_config(http={"port": HTTP_PORT, **more}, **level)
+    config = node.daemon_config(http={"port": HTTP_PORT, **more}, **_level(protect))
     agent = Agent(config, f"{node.root}/agent", http_socket=node.socket)
     began = time.monotonic()
     agent.start()
@@ -77,6 +76,10 @@ def running(node: DirectoryNode, protect: str = "", **more: object) -> Iterator[
         yield agent, time.monotonic() - began
     finally:
         agent.stop()
+
+
+def _level(protect: str) -> dict[str, str]:
+    return {"protect": protect} if protect else {}
 
 
 def state(agent: Agent, *sections: str) -> dict[str, object]:
@@ -108,13 +111,14 @@ def cpu_and_rss(pid: int) -> tuple[float, float]:
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGESIZE") / 2**20
 
 
-def idle(node: DirectoryNode, count: int, seconds: float, tops: int = 0) -> dict[str, object]:
+def idle(node: DirectoryNode, count: int, seconds: float, tops: int, protect: str) -> dict[str, object]:
     """Start to all right, then CPU and memory, while ``tops`` live views run."""
     watched = []
     for number in range(count):
         pod = bench_pod(node, number, qos="besteffort" if number % 2 else "burstable")
         watched += [pod.main.group] if number % 2 else []
-    agent = Agent(node.daemon_config(http={"port": HTTP_PORT}), f"{node.root}/agent", http_socket=node.socket)
+    config = node.daemon_config(http={"port": HTTP_PORT}, **_level(protect))
+    agent = Agent(config, f"{node.root}/agent", http_socket=node.socket)
     began = time.monotonic()
     agent.start()
     try:
@@ -421,7 +425,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--bursts", type=int, default=2, help="of instructions: in each round")
     options.add_argument("--node", nargs="+", type=json.loads, default=[{}], help="of instructions: variants, as JSON")
     options.add_argument("--tops", type=int, default=0, help="of idle: live views that run meanwhile")
-    options.add_argument("--protect", default="", help="of starts: the level; without it mode enforce")
+    options.add_argument("--protect", default="", help="of idle and starts: the level; without it mode enforce")
     options.add_argument("--seconds", type=float, default=20.0)
     return options
 
@@ -463,7 +467,7 @@ def main() -> int:
         DirectoryNode(directory, kernel, kernel.mounts, cgroup_root="/bypassd-bench") as node,
     ):
         if given.what == "idle":
-            fields = idle(node, given.count, given.seconds, given.tops)
+            fields = idle(node, given.count, given.seconds, given.tops, given.protect)
         elif given.what == "starts":
             fields = starts(node, given.count, given.protect)
         elif given.what == "page":
