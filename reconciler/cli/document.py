@@ -26,11 +26,15 @@ _UNUSABLE: Final = frozenset({400, 404, 405, 413})
 
 
 class Unreachable(CliError):
-    """No daemon answers on the socket; the text is a clause such as "no such socket". ``path`` None: there is none."""
+    """No daemon answers on the socket; the text is a clause such as "no such socket". ``path`` None: there is none.
 
-    def __init__(self, path: str | None, why: str) -> None:
+    ``silent``: a process listens on it, which is hung or stopped (SIGSTOP), not gone.
+    """
+
+    def __init__(self, path: str | None, why: str, *, silent: bool = False) -> None:
         super().__init__(why if path is None else f"no answer on {path}: {why}", Exit.UNREACHABLE)
         self.why = why
+        self.silent = silent
 
 
 class Denied(CliError):
@@ -52,7 +56,7 @@ class DaemonRefused(CliError):
 
 
 def ask(
-    path: str, method: str, target: str, body: object = None, *, timeout_s: float = ANSWER_S
+    path: str, method: str, target: str, body: object = None, *, timeout_s: float | None = None
 ) -> Any:  # what a JSON answer holds has no static type
     """One exchange; the decoded body of a 2xx. ``target`` is a path in its form on the wire (`quoted`).
 
@@ -72,9 +76,10 @@ def ask(
 
 
 def exchange(
-    path: str, method: str, target: str, body: object = None, *, timeout_s: float = ANSWER_S
+    path: str, method: str, target: str, body: object = None, *, timeout_s: float | None = None
 ) -> tuple[int, bytes]:
-    """Status and body of one exchange. Errors: `Unreachable`, `Denied`."""
+    """Status and body of one exchange. ``timeout_s`` None: `ANSWER_S`. Errors: `Unreachable`, `Denied`."""
+    timeout_s = ANSWER_S if timeout_s is None else timeout_s
     content = b"" if body is None else json.dumps(body).encode()
     head = (
         f"{method} {target} HTTP/1.1\r\nHost: bypassd\r\nConnection: close\r\n"
@@ -94,7 +99,9 @@ def exchange(
     except PermissionError as exc:
         raise Denied(path) from exc
     except TimeoutError as exc:
-        raise Unreachable(path, f"no answer within {duration(timeout_s)}") from exc
+        raise Unreachable(path, f"no answer within {duration(timeout_s)}", silent=True) from exc
+    except BlockingIOError as exc:
+        raise Unreachable(path, "the queue of its socket is full", silent=True) from exc
     except OSError as exc:
         raise Unreachable(path, exc.strerror or str(exc)) from exc
     return _parsed(path, received)
@@ -140,10 +147,11 @@ Row = dict[str, Any]
 
 
 class FetchedDocument(NamedTuple):
-    """The document. ``down``: why it is not the daemon's; None when it is."""
+    """The document. ``down``: why it is not the daemon's; None when it is. ``silent``: as of `Unreachable`."""
 
     body: Row
     down: str | None
+    silent: bool = False
 
     @property
     def live(self) -> bool:
@@ -164,11 +172,11 @@ def fetch(options: Namespace, sections: Sequence[str] = (), *, say: bool = True,
     try:
         return FetchedDocument(get(where, "/state" + (f"?{'&'.join(asked)}" if asked else "")), None)
     except Unreachable as exc:
-        down = str(exc)
+        down, silent = str(exc), exc.silent
     body = _stored(where.store, down, pod)
     if say:
         complain(f"{down}; showing the state file {where.store}")
-    return FetchedDocument(body, down)
+    return FetchedDocument(body, down, silent)
 
 
 def fetch_live(options: Namespace, sections: Sequence[str], what: str) -> Row:
@@ -184,7 +192,7 @@ def fetch_named(options: Namespace, sections: Sequence[str] = (), *, say: bool =
     return fetch(options, (*sections, "podnames"), say=say)
 
 
-def get(where: places.AgentPaths, target: str, *, timeout_s: float = ANSWER_S) -> Row:
+def get(where: places.AgentPaths, target: str, *, timeout_s: float | None = None) -> Row:
     """GET over root's socket, else the readers'. Errors: as of `ask`."""
     reader = where.reader
     try:
@@ -200,11 +208,14 @@ def get(where: places.AgentPaths, target: str, *, timeout_s: float = ANSWER_S) -
 
 
 def send(
-    where: places.AgentPaths, method: str, target: str, body: object = None, *, timeout_s: float = ANSWER_S
+    where: places.AgentPaths, method: str, target: str, body: object = None, *, timeout_s: float | None = None
 ) -> Any:  # as of ask
     """A request over root's socket; the decoded answer. Errors: as of `ask`; `Unreachable` where there is none."""
     if where.socket is None:
         raise Unreachable(None, where.absent)
+    if timeout_s is not None and timeout_s > ANSWER_S:
+        # The work may take minutes; a daemon that does not answer is found in seconds.
+        exchange(where.socket, "GET", "/healthz")
     return ask(where.socket, method, target, body, timeout_s=timeout_s)
 
 

@@ -168,8 +168,9 @@ def _blocks(document: FetchedDocument, facts: Row) -> Iterator[Block]:
 def _title(document: FetchedDocument, facts: Row) -> Iterator[Cell]:
     yield StyledText(f"bypassd {facts['version']} on {facts['node']}: ", "head")
     if not document.live:
-        yield StyledText("daemon stopped", "bad")
-        yield f" (started {fmt.clock(document.body['agent']['opened_at'])}); {_left(document.body)}"
+        started = f" (started {fmt.clock(document.body['agent']['opened_at'])})"
+        yield StyledText("daemon does not answer" if document.silent else "daemon stopped", "bad")
+        yield f"{started}: systemctl restart bypassd" if document.silent else f"{started}; {_left(document.body)}"
         return
     observing = facts["mode"] != "enforce"
     yield StyledText(str(facts["mode"]), "warn" if observing else "ok")

@@ -7,6 +7,7 @@ response.
 """
 
 import re
+import select
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
@@ -38,6 +39,7 @@ ANSWER_S: Final = 60.0
 """From a request's header to its whole answer."""
 
 RETRY_S: Final = 2
+_READS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _NO_REQUEST: Final = "not an HTTP/1.1 request"
 _END: Final = re.compile(rb"\n\r?\n")
 
@@ -100,6 +102,10 @@ class Connection:
                 await self._refuse(429, "rate", "too many requests", retry_after_s=RETRY_S)
             elif wait_s:
                 await trio.sleep(wait_s)
+            if request.method not in _READS and self._has_hung_up():
+                # It waited while the daemon could not read it, and its sender has reported a failure: an order is done
+                # only while its sender waits for the outcome.
+                raise Aborted("given up")
             await self._answer(request)
             if self._last or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
@@ -145,6 +151,17 @@ class Connection:
         if not path.startswith(b"/"):
             await self._refuse(400, "malformed", "the request target is not a path")
         return request
+
+    def _has_hung_up(self) -> bool:
+        """Whether the peer has closed a unix socket. One that has only finished sending still waits for the answer.
+
+        TCP does not distinguish the two before an answer is sent; it serves no orders.
+        """
+        if self._socket.family != socket.AF_UNIX:
+            return False
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLHUP)
+        return any(events & select.POLLHUP for _, events in poll.poll(0))
 
     async def _answer(self, request: h11.Request) -> None:
         path, _, query = request.target.partition(b"?")

@@ -4,7 +4,9 @@ import fcntl
 import functools
 import json
 import os
+import socket
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reconciler.actuators.holds import LONGEST_S
-from reconciler.cli import ledger, options
+from reconciler.cli import document, ledger, options
 from reconciler.cli.exits import Exit
 from tests.fakes.livenode import BATCH, LiveNode, container_id, group
 from tests.reconciler.cli.conftest import Run
@@ -209,6 +211,31 @@ def test_an_order_without_a_daemon_says_what_to_do(run: Run, tmp_path: Path) -> 
         assert "this command needs the running daemon" in ran.err
 
 
+def test_a_daemon_that_does_not_answer_is_not_called_stopped(
+    run: Run, offline: LiveNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung daemon, or one under SIGSTOP: it has its lock, and files with its values."""
+    monkeypatch.setattr(document, "ANSWER_S", 0.2)
+    lock = f"{offline.root}/var/lib/bypassd/lock"
+    with socket.socket(socket.AF_UNIX) as silent, open(lock, "w") as file:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen(16)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        places = ("--socket", str(tmp_path / "s"), "--root", offline.root)
+        ran = run("status", *places)
+        assert "daemon does not answer" in ran.out
+        assert "stopped" not in ran.out
+        assert ran.code == Exit.NOT_OK
+        began = time.monotonic()
+        ran = run("restore", *places)
+        assert time.monotonic() - began < 20, "not the two minutes that a whole restore may take"
+        assert ran.code == Exit.REFUSED
+        assert "is running on this state directory, but does not answer; stop it first" in ran.err
+        ran = run("reload", *places)
+        assert "a daemon runs that does not answer (systemctl restart bypassd)" in ran.err
+        assert "systemctl start" not in ran.err
+
+
 def test_off_without_a_daemon_names_the_command_that_works(run: Run, offline: LiveNode, tmp_path: Path) -> None:
     places = ("--socket", str(tmp_path / "none"), "--store", offline.store)
     ran = run("off", "batch-7", "--for", "1h", "--reason", "x", *places)
@@ -229,7 +256,7 @@ def test_what_only_a_daemon_knows_is_one_line_without_it(
 def test_restore_through_the_daemon_shows_every_file(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers["POST /restore"] = (200, {"files": [UNDONE], "restored": 1, "left": 0, "mode": "observe"})
     ran = run("restore", "--socket", daemon.socket)
-    assert daemon.asked == [("POST /restore", {"pod_uid": None, "by": "ana"})]
+    assert daemon.asked == [("GET /healthz", None), ("POST /restore", {"pod_uid": None, "by": "ana"})]
     assert ran.code == Exit.OK
     assert ran.out.splitlines() == [
         "FILE              VALUE          OUTCOME   GROUP",

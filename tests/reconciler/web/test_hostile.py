@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from reconciler.web import connection
 from reconciler.web.answers import Answers
 from reconciler.web.app import control_app
+from reconciler.web.interface import RestoreRequest
 from reconciler.web.limits import ClientLimits, HttpCounts, Rate
 from reconciler.web.server import WebServer, listen_unix
 from tests.examples import examples
@@ -332,3 +333,29 @@ async def test_half_a_connection_gets_its_answer(tmp_path: Path) -> None:
         await stream.send_all(LIVES)
         await stream.send_eof()
         assert (await exchange(stream, b"", 3)).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_order_whose_sender_has_gone_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped daemon continues minutes later: ``bypassctl`` has reported by then that no daemon answers."""
+    order = b'POST /restore HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\n{"by":"ana"}'
+    async with serving(tmp_path) as site:
+        stopped = trio.Event()
+        original = WebServer._serve
+
+        async def later(self: WebServer, stream: trio.SocketStream, client: str) -> None:
+            await stopped.wait()
+            await original(self, stream, client)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(WebServer, "_serve", later)
+            gone = await trio.open_unix_socket(site.path)
+            await gone.send_all(order)
+            waiting = await trio.open_unix_socket(site.path)
+            await waiting.send_all(order.replace(b"ana", b"eve"))
+            # It sends no more, and waits for the answer.
+            await waiting.send_eof()
+            await gone.aclose()
+            stopped.set()
+            assert (await exchange(waiting, b"", 10)).startswith(b"HTTP/1.1 200")
+        await site.until('bypassd_http_connections_aborted_total{listener="socket",reason="given up"}')
+        assert site.control.told == [RestoreRequest(by="eve")]
