@@ -149,7 +149,9 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
     """What became of one step.
 
     ``before`` and ``after`` are the file's text without the newline, None where it could not be read; ``wrote`` is
-    False where the value was there already and where nothing may be written. ``at``: monotonic seconds.
+    False where the value was there already and where nothing may be written. It is True beside an ``error`` where the
+    kernel has accepted a write and the file reads otherwise, or has accepted the first of several. ``at``: monotonic
+    seconds.
     """
 
     step: WriteStep
@@ -202,13 +204,17 @@ class KernelWriter:
         if failed is not None:
             return StepOutcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
         path = f"{directory}/{step.file}"
-        text = step.text
+        text, wrote = step.text, False
         try:
             for text in _writes(step, seen or ""):
                 self._files.write(directory, step.file, text)
+                wrote = True
         except OSError as exc:
             failed = self._unwritten(step, directory, text, exc)
-            return StepOutcome(step=step, ok=False, at=self._clock(), before=before, after=before, error=failed)
+            after = self._text(directory, step.file) if wrote else before
+            return StepOutcome(
+                step=step, ok=False, at=self._clock(), before=before, after=after, wrote=wrote, error=failed
+            )
         try:
             after = self._files.read(directory, step.file)
         except OSError as exc:
@@ -218,6 +224,12 @@ class KernelWriter:
         shown = after.rstrip("\n")
         error = None if ok else CgroupRefusedError(path, f"write {step.text!r}: accepted, but the value is {shown!r}")
         return StepOutcome(step=step, ok=ok, at=self._clock(), before=before, after=shown, wrote=True, error=error)
+
+    def _text(self, directory: str, file: str) -> str | None:
+        try:
+            return self._files.read(directory, file).rstrip("\n")
+        except OSError:
+            return None
 
     def _unwritten(self, step: WriteStep, directory: str, text: str, exc: OSError) -> CgroupError:
         """Meaning of a refused write. ENODEV is a removed group, or, where disks are named, a removed disk."""

@@ -32,6 +32,7 @@ from reconciler.actuators.cgroup.compare import (
     FileAction,
     FileWrite,
     GroupTarget,
+    KnobFile,
     expected_after_runtime,
     intended,
     is_ours,
@@ -516,8 +517,9 @@ class CgroupActuator:
             reason = str(error) if error is not None else "reading it back failed"
             if (inside := self._inner.why_refused(work.place)) is not None:
                 reason += f"; inside it {inside}"
+            self._note_altered(outcome, work)
             self._ledger.failed(work.key, errno=error.errno if error is not None else 0, error=reason)
-            self.judge.statuses.refused(work, reason)
+            self.judge.statuses.refused(work, reason, actual=outcome.after)
             return
         self._under_way.pop(work.place, None)
         self._overtaken.pop(work.place, None)
@@ -536,6 +538,17 @@ class CgroupActuator:
         self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
         self.judge.statuses.record(work, SettingState.WRITTEN, actual=outcome.after)
 
+    def _note_altered(self, outcome: StepOutcome, work: FileWrite) -> None:
+        """A write left another value than the wanted one, or the first of several was accepted and a later one not.
+
+        What the file reads now is bypassd's value all the same: no other program's, and to be restored.
+        """
+        if not outcome.wrote or outcome.after is None or outcome.after == outcome.before:
+            return
+        self.judge.control_files.store(KnobFile(work.knob, work.version, work.directory, work.key), outcome.after)
+        if work.action is not FileAction.RELEASE:
+            self._ledger.wrote(work.key, before=outcome.before, after=outcome.after)
+
     def _record_inner(self, outcome: StepOutcome, work: FileWrite) -> None:
         if outcome.ok:
             self.judge.control_files.forget_unmanaged_group(work.key[1])
@@ -547,6 +560,7 @@ class CgroupActuator:
             gone = isinstance(outcome.error, CgroupGoneError)
             self.writes[work.knob.name, "gone" if gone else "refused"] += 1
             if outcome.error is not None and not gone:
+                self._note_altered(outcome, work)
                 self._ledger.failed(work.key, errno=outcome.error.errno, error=str(outcome.error))
             self._inner.refused(
                 (work.within, work.knob.name), "" if gone else str(outcome.error or "it could not be read back")

@@ -242,7 +242,7 @@ class ForeignWriteHandler:
         """
         now = time.monotonic()
         kind, process = self._writer_of(work)
-        if kind in _UPDATERS and self._mid_update(work, now):
+        if kind in _UPDATERS and not self._is_recorded(work, entry) and self._mid_update(work, now):
             return False
         events = self.systemd_events
         fresh = self.record(work, entry)
@@ -278,16 +278,14 @@ class ForeignWriteHandler:
 
     def record(self, work: FileWrite, entry: LedgerEntry | None) -> bool:
         """Record a foreign value; False if it was recorded before."""
+        if self._is_recorded(work, entry):
+            return False
         kind, process = self._writer_of(work)
         if entry is None:
-            if self._unrecorded.get(work.place) == work.actual:
-                return False
             self._unrecorded[work.place] = work.actual
-        elif entry.writer == US or entry.seen is None or work.knob.normal(entry.seen, work.version) != work.actual:
+        else:
             self._unrecorded.pop(work.place, None)
             self._ledger.saw(work.key, work.raw, writer=kind, process=process)
-        else:
-            return False
         self.writes[kind] += 1
         if kind == _SYSTEMD:
             now = time.monotonic()
@@ -307,6 +305,14 @@ class ForeignWriteHandler:
             # An update by crun ends in no event and no record: what it has written is the value to restore.
             self._ledger.rebase(work.key, work.raw)
         return True
+
+    def _is_recorded(self, work: FileWrite, entry: LedgerEntry | None) -> bool:
+        """Whether this foreign value was recorded before, and is unchanged: ours was refused, or a hold has ended."""
+        if entry is None:
+            return self._unrecorded.get(work.place) == work.actual
+        return (
+            entry.writer != US and entry.seen is not None and work.knob.normal(entry.seen, work.version) == work.actual
+        )
 
     def resolve(self, place: tuple[str, str]) -> None:
         """The file holds the wanted value again: the other writer has finished; the next write starts a new wait."""
