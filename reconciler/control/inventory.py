@@ -21,7 +21,7 @@ from reconciler.pods.marks import MarkReader
 from reconciler.pods.selectors import ClassRules
 from reconciler.runtime.object_errors import ObjectErrors
 from reconciler.runtime.workqueue import container_key
-from reconciler.sources.bundles import read_bundle
+from reconciler.sources.bundles import InitProcess, read_bundle
 from reconciler.sources.runtime_files import read_record
 from reconciler.sources.runtime_roots import RuntimeDirs
 from reconciler.sources.tree import PodDirs
@@ -152,6 +152,7 @@ class Inventory:
         self._bundles: dict[str, PodMeta] = {}
         self._owners: dict[str, str] = {}
         self._read_at: dict[str, float] = {}
+        self._inits: dict[str, InitProcess] = {}
         self._errors = errors if errors is not None else ObjectErrors()
         self._dirs: dict[str, PodDirs] = {}
         self._marks = marks
@@ -198,6 +199,10 @@ class Inventory:
         """The uid of a container's pod, as of the last reading."""
         return self._owners.get(container_id)
 
+    def init(self, container_id: str) -> InitProcess | None:
+        """A container's first process by the runtime's record; None: not known."""
+        return self._inits.get(container_id)
+
     def sample(self, uid: str, dirs: PodDirs | None) -> PodChange:
         """Take a fresh listing of one pod's directories (None: there are none) and assemble the pod again."""
         before = self.pods.get(uid)
@@ -213,6 +218,7 @@ class Inventory:
             self._owners.pop(cid, None)
             self._arrived.pop(cid, None)
             self._read_at.pop(cid, None)
+            self._inits.pop(cid, None)
             self._errors.passed(container_key(cid))
         if dirs is None:
             announced = uid not in self._dirs and any(not meta.deleting for meta in self._metas(uid))
@@ -386,6 +392,8 @@ class Inventory:
             if (path := self._runtime.state_file(cid)) is not None:
                 self._read_at[cid] = time.monotonic()
                 record = read_record(path)
+                if record.init is not None:
+                    self._inits[cid] = record.init
                 settled = record.finished or container_input.settled
                 container_input = replace(container_input, spec=record.spec or container_input.spec, settled=settled)
         except AgentError as exc:

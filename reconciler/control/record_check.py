@@ -14,6 +14,10 @@ unit's older value. A limit that the kubelet has admitted counts as recorded: cr
 difference in two checks in a row is a condition of the node, which names both values. Files that bypassd manages are
 compared by the reconciler, and are left out. Cost: up to four reads of some 10 µs a container, once a minute.
 
+A container's first process may be in other groups than the container's: moved by another program or a person, or by a
+program of the container that may write ``cgroup.procs``. Then no file of its groups bounds it, and every file reads as
+wanted. It is compared with the runtime's record, too; nothing is moved back. Cost: one read of some 15 µs a container.
+
 On v1 a CPU that was offline leaves every set but the root's for good, and neither the kubelet nor the runtime narrows
 the set of kubepods, of a QoS directory or of a pod, nor, under the CPU manager policy none, of a container whose record
 names no CPUs. What a group lacks of the group above was taken before bypassd's start (`reconciler.control.cpu_hotplug`
@@ -32,6 +36,8 @@ import trio
 from cgroupfs.codecs import DEFAULT_PERIOD_US
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.errors import CgroupError
+from cgroupfs.files import REAL
+from cgroupfs.lines import lines_of
 from cgroupfs.log import get_log
 from cgroupfs.naming import Layout, QosClass
 from cgroupfs.partitions import not_in_effect, partitions_beside, partitions_in
@@ -45,6 +51,7 @@ from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.format import first_of, size
 from reconciler.runtime.wakeup import next_beat
 from reconciler.runtime.workqueue import NODE
+from reconciler.sources.bundles import InitProcess
 from state.cpu import OwnerCpus
 from state.ledger import Ledger
 from state.model import Container, ContainerKind, CpuPolicy, Phase, Pod, PodClass, SourceStatus
@@ -57,6 +64,8 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _ROUNDED_MILLI: Final = 10
 """systemd rounds a quota up to 10 ms of CPU time in a second."""
 _CPU: Final = 1000
+_BOUNDING: Final = ("cpu", "cpuset", "memory")
+"""Controllers of which a process in another group is not bounded."""
 
 
 class _Difference(NamedTuple):
@@ -70,8 +79,16 @@ class _Difference(NamedTuple):
 class LimitCheck:
     """Compares records with files, and reports differences that last."""
 
-    def __init__(self, control_files: ControlFileCache, ledger: Ledger, layout: Layout) -> None:
+    def __init__(
+        self,
+        control_files: ControlFileCache,
+        ledger: Ledger,
+        layout: Layout,
+        init: Callable[[str], InitProcess | None] = lambda _: None,
+    ) -> None:
+        """``init``: the first process of a container, by its id."""
         self._layout = layout
+        self._init = init
         self._control_files = control_files
         self._ledger = ledger
         self._before: frozenset[_Difference] = frozenset()
@@ -101,7 +118,11 @@ class LimitCheck:
                         if policy is CpuPolicy.NONE and not item.spec.cpus
                         else set()
                     )
-                    texts = (self._memory(item, spec_known=spec_known), self._quota(item, spec_known=spec_known))
+                    texts = (
+                        self._memory(item, spec_known=spec_known),
+                        self._quota(item, spec_known=spec_known),
+                        self._outside(item),
+                    )
                     found |= {_Difference(name, text, pod.uid) for text in texts if text}
             await slices.checkpoint()
         self._lasting = tuple(sorted(found & self._before))
@@ -149,6 +170,31 @@ class LimitCheck:
                 why = f": {taken[0]}" if taken else ""
                 texts.append(f"its CPU set {wanted} is not in effect, it runs on CPU {have}{why}")
         return {_Difference(pod.title, text, pod.uid) for text in texts}
+
+    def _outside(self, container: Container) -> str:
+        """Where the container's first process is, if not in its groups; empty: in them, or not known."""
+        init = self._init(container.id)
+        if init is None:
+            return ""
+        hierarchy = self._control_files.hierarchy
+        directory = f"{hierarchy.root.rstrip('/')}/proc/{init.pid}"
+        name = container.group.path.rpartition("/")[2]
+        places: dict[str, list[str]] = {}
+        try:
+            for controllers, path in _groups_of(REAL.read(directory, "cgroup")):
+                bounding = [each for each in _BOUNDING if each in controllers] or (
+                    # All of v2 is one hierarchy, without a controller's name.
+                    [each for each in _BOUNDING if hierarchy.version(each) == 2] if controllers == {""} else []
+                )
+                # A container's name is its own; where the path begins depends on the namespace of the reader.
+                if bounding and name not in path.split("/"):
+                    places.setdefault(path, []).extend(bounding)
+            if not places or (init.start and _start_of(REAL.read(directory, "stat")) != init.start):
+                return ""
+        except (OSError, ValueError, IndexError):
+            return ""  # it has exited
+        where = "; ".join(f"{path} ({', '.join(sorted(each))})" for path, each in sorted(places.items()))
+        return f"its first process {init.pid} is in another group, which its settings do not bound: {where}"
 
     def _memory(self, container: Container, *, spec_known: bool) -> str:
         record = container.spec.memory_bytes if container.spec is not None else None
@@ -209,6 +255,20 @@ def _differ(what: str, recorded: Sequence[str], have: str | None) -> str:
     return f"the runtime's record has {record}, its file has {f'no {what}' if have is None else f'a {what} of {have}'}"
 
 
+def _groups_of(text: str) -> Iterator[tuple[set[str], str]]:
+    """The controllers of each hierarchy, and the group of a process there. Source: cgroups(7), /proc/PID/cgroup."""
+    for line in lines_of(text):
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon:
+            yield set(controllers.split(",")), path
+
+
+def _start_of(stat: str) -> int:
+    """Clock ticks from boot to a process's start. Source: proc(5). Errors: `ValueError`, `IndexError`."""
+    return int(stat.rpartition(")")[2].split()[19])
+
+
 NAME: Final = "owners of CPUs"
 _LOG: Final = get_log("owner_check")
 _MOST_SHOWN: Final = 4
@@ -234,7 +294,8 @@ class OwnerCheck:
         self._enforces = enforces
         self._since: dict[str, float] = {}
         judge = reconciler.actuator.judge
-        self.limits = LimitCheck(judge.control_files, judge.ledger, reconciler.inventory.layout)
+        inventory = reconciler.inventory
+        self.limits = LimitCheck(judge.control_files, judge.ledger, inventory.layout, inventory.init)
         self._limits_at = 0.0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -10,12 +10,12 @@ module's ``configs.Cgroup`` (flat keys; newer versions leave out what is zero, a
 
 import os
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
-from cgroupfs.bounded import decoded, read_file
+from cgroupfs.bounded import decoded, digits, read_file
 from cgroupfs.errors import InputError, SourceError, errno_name
 from cgroupfs.naming import QosClass, oci_cgroups_path, parse
 from reconciler.pods.marks import MarkReader
@@ -78,11 +78,23 @@ class Bundle(Struct, frozen=True, kw_only=True):
         )
 
 
+class InitProcess(NamedTuple):
+    """A container's first process. ``start``: clock ticks from boot to its start, as in /proc; 0: not recorded."""
+
+    pid: int
+    start: int = 0
+
+
+def init_process(pid: int | None, start: int = 0) -> InitProcess | None:
+    """As a record has it; None for what is no container's process: process 1 is the node's."""
+    return InitProcess(pid, max(start, 0)) if pid is not None and pid > 1 else None
+
+
 class RuntimeState(Struct, frozen=True, kw_only=True):
     """One container in the runtime's present state. ``groups``: absolute directory by controller (as runc has it).
 
     ``spec`` None: the record has no values (runtimes other than runc). ``finished`` False: the runtime is still
-    creating the container.
+    creating the container. ``init``: its first process; None: not recorded.
     """
 
     container_id: str
@@ -91,6 +103,7 @@ class RuntimeState(Struct, frozen=True, kw_only=True):
     bundle: str | None = None
     spec: RuntimeSpec | None = RuntimeSpec()
     finished: bool = True
+    init: InitProcess | None = None
 
 
 class _OciCpu(Struct):
@@ -155,6 +168,8 @@ class _Runc(Struct):
     init_process_pid: int
     config: _RuncConfig
     cgroup_paths: dict[str, str] | None = None
+    # Text before runc 1.0; what is none of these must not cost the record.
+    init_process_start: int | str | float | None = None
 
 
 _OCI_DECODER: Final = msgspec.json.Decoder(_Oci)
@@ -212,6 +227,7 @@ def parse_state(text: bytes, *, where: str = "state.json") -> RuntimeState:
         group=_group(written, where),
         groups=state.cgroup_paths or {},
         bundle=labels.get("bundle"),
+        init=init_process(state.init_process_pid, _ticks(state.init_process_start)),
         spec=RuntimeSpec(
             cpus=cgroup.cpuset_cpus or None,
             mems=cgroup.cpuset_mems or None,
@@ -224,6 +240,11 @@ def parse_state(text: bytes, *, where: str = "state.json") -> RuntimeState:
             pids=cgroup.pids_limit or None,
         ),
     )
+
+
+def _ticks(value: float | str | None) -> int:
+    """0: not recorded."""
+    return digits(str(value)) or 0
 
 
 def _oci_spec(resources: _OciResources) -> RuntimeSpec:

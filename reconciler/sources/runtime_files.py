@@ -45,7 +45,7 @@ from msgspec import Struct, field
 from cgroupfs.bounded import decoded, read_file
 from cgroupfs.errors import InputError, SourceError, errno_name
 from cgroupfs.naming import oci_cgroups_path
-from reconciler.sources.bundles import RuntimeState, parse_state
+from reconciler.sources.bundles import RuntimeState, init_process, parse_state
 
 _LARGEST: Final = 1 << 20
 """Bytes of a record: a ``status`` has 0.4 kB, a ``state.json`` 20."""
@@ -141,6 +141,7 @@ def parse_record(text: bytes, path: str) -> RuntimeState:
         bundle=youki.bundle or None,
         spec=None,
         finished=youki.status != _CREATING,
+        init=init_process(youki.pid),
     )
 
 
@@ -160,6 +161,7 @@ def _parse_crun(text: bytes, path: str) -> RuntimeState:
         group=group,
         bundle=crun.bundle or None,
         spec=None,
+        init=init_process(crun.pid),
     )
 
 

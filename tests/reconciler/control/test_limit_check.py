@@ -11,6 +11,7 @@ from cgroupfs.naming import QosClass
 from reconciler.control.record_check import LIMITS_NAME
 from reconciler.daemon.agent import Agent
 from reconciler.pods.classify import classification_input
+from reconciler.sources.bundles import InitProcess
 from state.model import CpuPolicy, PodMeta, Resources, RuntimeSpec
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import WEB, LiveNode, container_id, group
@@ -101,6 +102,35 @@ async def test_what_the_kubelet_has_admitted_is_no_contradiction_of_an_older_rec
 async def test_files_of_bypassds_own_are_not_compared(live: LiveNode) -> None:
     with live.agent() as agent:
         await live.look(agent)
+        assert not await looked(agent)
+
+
+def placed(live: LiveNode, pid: int, start: int, **groups: str) -> None:
+    """A process with its groups, by the text of the line's middle field (v2: empty)."""
+    lines = [f"{number}:{'' if name == 'v2' else name}:{path}" for number, (name, path) in enumerate(groups.items())]
+    live.put(f"proc/{pid}/cgroup", "\n".join(lines) + "\n")
+    live.put(f"proc/{pid}/stat", f"{pid} (a) b) S 1 {'0 ' * 17}{start} 0 0\n")
+
+
+async def test_a_process_that_left_its_containers_groups_is_a_condition(live: LiveNode) -> None:
+    """No file of the group bounds it, while each reads as wanted."""
+    v1 = live.kernel.mode == "v1"
+    with live.agent() as agent:
+        await live.look(agent)
+        recorded(agent)
+        agent.control.inventory._inits[container_id(WEB)] = InitProcess(4321, 77)
+        inside = {"cpuset": BOX, "cpu,cpuacct": f"{BOX}/inner", "memory": BOX} if v1 else {"v2": BOX}
+        placed(live, 4321, 77, pids="/", **inside)
+        assert not await looked(agent)
+        moved = inside | ({"cpu,cpuacct": "/"} if v1 else {"v2": "/system.slice"})
+        placed(live, 4321, 77, pids="/", **moved)
+        assert not await looked(agent, 1), "it may be at its start"
+        where = "/ (cpu)" if v1 else "/system.slice (cpu, cpuset, memory)"
+        detail = await looked(agent, 1)
+        assert f"/main: its first process 4321 is in another group, which its settings do not bound: {where}" in detail
+        placed(live, 4321, 78, pids="/", **moved)
+        assert not await looked(agent, 1), "another process has got the number of one that has exited"
+        placed(live, 4321, 77, pids="/", **inside)
         assert not await looked(agent)
 
 

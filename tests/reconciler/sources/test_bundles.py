@@ -6,7 +6,7 @@ import pytest
 
 from cgroupfs.errors import InputError, SourceError
 from cgroupfs.naming import QosClass
-from reconciler.sources.bundles import Bundle, parse_bundle, parse_state, read_bundle
+from reconciler.sources.bundles import Bundle, InitProcess, parse_bundle, parse_state, read_bundle
 from state.model import ContainerKind, RuntimeSpec
 from tests.fakes.marks import MARKS
 
@@ -169,6 +169,13 @@ def test_newer_runc_leaves_out_what_is_zero_and_systemd_has_no_path() -> None:
     )
     assert state.spec == RuntimeSpec(quota_us=-1)
     assert (state.bundle, state.groups) == (None, {})
+
+
+@pytest.mark.parametrize(("start", "known"), [(447390, 447390), ("447390", 447390), (None, 0), (-1, 0), (0.5, 0)])
+def test_the_first_process_is_known_by_number_and_start(start: object, known: int) -> None:
+    record = {"id": ID, "init_process_pid": 7, "init_process_start": start, "config": {"cgroups": {}}}
+    assert parse_state(json.dumps(record).encode()).init == InitProcess(7, known)
+    assert parse_state(json.dumps({**record, "init_process_pid": 1}).encode()).init is None
 
 
 @pytest.mark.parametrize("name", ["guaranteed-int-node1.main.config.json", "state.guaranteed-int-node1.main.json"])
