@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cgroupfs.bounded import whole
 from cgroupfs.errors import StoreError, errno_name
@@ -40,6 +41,7 @@ from state.setting_state import SettingState
 
 NAME: Final = "node_files"
 CHANGED: Final = "another program has written it just now"
+_ALTERED: Final = "accepted, but it reads "
 _PERIOD_S: Final = 60.0
 _COUNTED: Final = frozenset({SettingState.WRITTEN, SettingState.REFUSED})
 
@@ -132,7 +134,7 @@ class FileAccess:
         except ValueError as exc:
             return str(exc)
         result = self.value(name)
-        return "" if result == value else f"accepted, but it reads {result}"
+        return "" if result == value else f"{_ALTERED}{result}"
 
     def is_same(self, row: LedgerEntry) -> bool:
         """Always the same object while the kernel runs."""
@@ -285,10 +287,23 @@ class NodeFiles(PeriodicActuator):
                 return SettingState.NOT_RECORDED, str(exc)
             return SettingState.DUE, CHANGED
         if refused:
+            await self._note_altered(rows, name, refused)
             return SettingState.REFUSED, refused
         self._confirmed.add(name)
         self._values[name] = target
         return SettingState.WRITTEN, ""
+
+    async def _note_altered(self, rows: LedgerState[FileRows], name: str, refused: str) -> None:
+        """What the kernel has made of our value is ours, too: no other program's, and restored."""
+        if not refused.startswith(_ALTERED):
+            return
+        self._values[name] = after = await self._worker.work(partial(self._access.value, name))
+        state = rows.now.values[name]
+        if isinstance(after, int) and after not in state.ours:
+            altered = replace(state, ours=(*state.ours[:-1], after, state.ours[-1]))
+            # Where that cannot be recorded, the next sweep takes it for another program's value, which is left.
+            with suppress(StoreError):
+                await rows.save(FileRows(values={**rows.now.values, name: altered}))
 
     def _is_foreign(self, name: str, present: int, before: NodeFileState) -> bool:
         """True if the value is neither ours nor the original, which remains if a crash preceded the write."""

@@ -267,12 +267,16 @@ def _bounded(record: ContainerRecord, wanted: int) -> tuple[ContainerRecord, Abs
 
 
 class _Outcome(NamedTuple):
-    """One sweep of one container. ``written`` counts outcomes, by errno's name; the empty one is a write."""
+    """One sweep of one container. ``written`` counts outcomes, by errno's name; the empty one is a write.
+
+    ``restless``: members that had another value again when the last writes were read back.
+    """
 
     written: Counter[str]
     kept: int = 0
     total: int = 0
     problem: str = ""
+    restless: int = 0
 
 
 class _Due(NamedTuple):
@@ -449,11 +453,17 @@ class ProcessValueActuator(PeriodicActuator):
         outcomes: dict[str, _Outcome] = {}
         order = sorted(wanted, key=lambda path: (path < self._first, path))
         self._first, room = "", _MOST_READ
-        for number in range(_ROUNDS):
+        for number in range(_ROUNDS + 1):
             compared = await self._compared({path: wanted[path] for path in order}, room)
             room, found, writes = compared.room, compared.seen, compared.due
             if number == 0:
                 self._first = compared.stopped
+            if number == _ROUNDS:
+                # Only read back: what was written in the last round counts as far as it is there.
+                for path in found:
+                    restless = len(writes[path].keys) if path in writes else 0
+                    outcomes[path] = outcomes[path]._replace(total=found[path].total, restless=restless)
+                break
             records = {path: write.record for path, write in writes.items() if write.record is not None}
             if records and not await self._save(partial(with_records, records)):
                 found |= dict.fromkeys(records, _Outcome(Counter(), problem=f"{self._kind.knob} cannot be recorded"))
@@ -669,6 +679,11 @@ class ProcessValueActuator(PeriodicActuator):
         elif any(outcome.written):
             state = SettingState.REFUSED
             detail = ", ".join(f"{count} {members}: {code}" for code, count in sorted(outcome.written.items()) if code)
+        elif outcome.restless:
+            state = SettingState.WAITING
+            detail = f"{outcome.restless} of {outcome.total} {members} get another value as fast as it is set"
+        elif not outcome.total:
+            state, detail = SettingState.IN_PLACE, f"it has no {members} now"
         elif outcome.kept and outcome.kept >= outcome.total:
             state, detail = SettingState.YIELDED, f"all {outcome.kept} {members} keep their own"
         else:

@@ -52,6 +52,8 @@ class Kernel:
         self.vm.mkdir(parents=True)
         self.dies_at: int | None = None
         self.refuses = 0
+        self.keeps: dict[str, str] = {}
+        """What the kernel makes of a text that it accepts."""
         self.steps = 0
         for name, value in BEFORE.items():
             self.set(name, value)
@@ -72,7 +74,7 @@ class Kernel:
         if self.refuses:
             raise OSError(self.refuses, os.strerror(self.refuses))
         self.step()
-        REAL.write(directory, file, text)
+        REAL.write(directory, file, self.keeps.get(text, text))
 
     def __getattr__(self, name: str) -> Any:  # the rest of FileOps
         return getattr(REAL, name)
@@ -212,6 +214,21 @@ async def test_a_refusal_is_told_and_tried_again(kernel: Kernel, make: Make) -> 
     assert side.problems() == [f"{MIN_FREE}: EROFS", f"{SCALE}: EROFS"]
     kernel.refuses = 0
     assert await turn(side, situation()) == dict.fromkeys(OURS, "written")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_value_that_the_kernel_altered_is_no_other_programs(
+    kernel: Kernel, make: Make, *, restart: bool
+) -> None:
+    kernel.keeps = {"50": "45"}
+    side = make()
+    for _ in range(2):
+        assert (await turn(side, situation()))[SCALE] == "refused"
+        assert side.problems() == [f"{SCALE}: accepted, but it reads 45"]
+        assert side.standings["/"][SCALE].actual == "45"
+    side = make() if restart else side
+    assert {result.undo for result in await side.restore()} == {RestoreOutcome.RESTORED}
+    assert kernel.values() == BEFORE
 
 
 async def test_values_that_are_refused_one_after_another_lose_no_original(kernel: Kernel, make: Make) -> None:
