@@ -34,7 +34,7 @@ from reconciler.actuators.network.actuator import CODEC, NetworkActuator, restor
 from reconciler.actuators.network.namespaces import NetworkNamespaces, RealNetworkNamespaces
 from reconciler.actuators.network.netlink import Link, link_mbit
 from reconciler.actuators.network.pod_ceiling import PodCeiling, pods_of
-from reconciler.actuators.network.tc import NAME, ClassRates, RealTc, Tc
+from reconciler.actuators.network.tc import NAME, ClassRates, RealTc, Tc, TreeCounters
 from reconciler.actuators.network.tc_pods import PodTc, RealPodTc
 from reconciler.policies.network_control import limits_of, split, step, use
 from state.entry import RestoreResult
@@ -88,6 +88,8 @@ class NetworkLoop(PeriodicActuator):
         """By interface."""
         self.received = LinkState()
         """Of the interface through which pods leave: what it receives."""
+        self._altering: set[str] = set()
+        """Interfaces of which the kernel had other rates than those set last, in the last round."""
         self._clock = clock
         self._kept = LedgerState(CODEC, ledger, lane)
         super().__init__(PeriodicWorker(self._round, self._period_s), _wanted)
@@ -258,6 +260,12 @@ class NetworkLoop(PeriodicActuator):
             would=would,
         )
 
+    def _note_altered(self, name: str, *, altered: bool) -> None:
+        """Log the first of the rounds in which another program has set other rates."""
+        if altered and name not in self._altering:
+            _LOG.warning("another program has set the rates of BE's classes; set again", interface=name)
+        (self._altering.add if altered else self._altering.discard)(name)
+
     async def _line(
         self, wish: InterfaceRequest, line: LinkState, all_of_it: NetworkRequest, *, enforce: bool
     ) -> LinkState:
@@ -270,11 +278,11 @@ class NetworkLoop(PeriodicActuator):
         pods_here = all_of_it.pods_by == wish.name
         ceiling = min(max(line.ceiling, bounds.floor), bounds.ceiling)
         fresh = LinkState(link=bounds.link, floor=bounds.floor, ceiling=ceiling)
-        sent: tuple[int, int] | None = None
+        sent: TreeCounters | None = None
+        # The class begins with what it had; BE pods elsewhere may have the rest of the ceiling.
+        most = min(line.be_ceiling or bounds.floor, ceiling)
         if all_of_it.classes:
             try:
-                # The class begins with what it had; BE pods elsewhere may have the rest of the ceiling.
-                most = min(line.be_ceiling or bounds.floor, ceiling)
                 rates = ClassRates(link=bounds.link, floor=bounds.floor, ceiling=most)
                 tree = await self._trees.tree(device.index, wish.name, rates, enforce=enforce)
                 fresh, sent = replace(fresh, problem=tree.problem, would=tree.would), tree.sent
@@ -286,7 +294,7 @@ class NetworkLoop(PeriodicActuator):
         if sent is None and not pods_here:
             return fresh
         through = await self._pods.through() if pods_here else None
-        online, be = sent if sent is not None else (device.sent, 0)
+        online, be = (sent.online, sent.be) if sent is not None else (device.sent, 0)
         counted = ByteCounters(at=self._clock(), online=online, be=be, pods=through or 0)
         used = use(line.counted, counted)
         after = step(ceiling, used.online if used is not None else None, bounds) if enforce else ceiling
@@ -294,9 +302,13 @@ class NetworkLoop(PeriodicActuator):
         if sent is not None and pods_here and self._pods.statuses and self._pods.in_host:
             mine, theirs = split(after, used.be if used is not None else 0, used.pods if used is not None else 0)
         same = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, mine)
-        if enforce and sent is not None and not same:
-            rates = ClassRates(link=bounds.link, floor=bounds.floor, ceiling=mine)
-            await self._trees.change(device.index, rates)
+        if enforce and sent is not None:
+            known = (line.link, line.floor, line.be_ceiling) == (bounds.link, bounds.floor, most)
+            altered = known and not sent.as_set
+            self._note_altered(wish.name, altered=altered)
+            if altered or not same:
+                rates = ClassRates(link=bounds.link, floor=bounds.floor, ceiling=mine)
+                await self._trees.change(device.index, rates)
         if enforce and pods_here:
             await self._pods.limit(theirs)
         mine = mine if sent is not None else 0

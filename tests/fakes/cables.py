@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from cgroupfs.errors import SourceError
 from reconciler.actuators.network.namespaces import NetworkNamespace
 from reconciler.actuators.network.netlink import Link
-from reconciler.actuators.network.tc_pods import IfbState, VethFilters
+from reconciler.actuators.network.tc_pods import IfbCounters, IfbState, VethFilters
 from state.model import Pod
 from state.network import Direction
 
@@ -215,12 +215,9 @@ class FakePodTc:
         self._act()
         self.rates.append(rate)
 
-    def sent_bytes(self, index: int) -> int | None:
-        return (
-            self.gone_through
-            if self.classed and self.gather in self.links and self._name(index) == self.gather
-            else None
-        )
+    def counted(self, index: int) -> IfbCounters | None:
+        there = self.classed and self.gather in self.links and self._name(index) == self.gather
+        return IfbCounters(self.gone_through, self.rates[-1]) if there else None
 
     def unmake(self) -> bool:
         if self.gather not in self.links or self.links[self.gather].kind != "ifb":

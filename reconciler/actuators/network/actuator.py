@@ -19,7 +19,7 @@ from cgroupfs.errors import SourceError
 from reconciler.actuators.base import PeriodicWorker
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
 from reconciler.actuators.network.netlink import Link, link_mbit
-from reconciler.actuators.network.tc import FILE, NAME, ClassRates, Tc
+from reconciler.actuators.network.tc import FILE, NAME, ClassRates, Tc, TreeCounters
 from reconciler.actuators.network.tc_pods import PodTc
 from state.entry import LedgerEntry, OriginalSource, RestoreOutcome, RestoreResult
 from state.kinds import NETWORK
@@ -226,12 +226,13 @@ def restore_result(name: str, file: str, undo: RestoreOutcome, message: str = ""
 class TreeReading(Struct, frozen=True, kw_only=True):
     """The tree of one interface. ``problem``: why there is none; ``would``: the change that observe mode does not make.
 
-    ``sent``: bytes of online work and of BE's class since the tree was created; None without one.
+    ``sent``: bytes of online work and of BE's class since the tree was created, and whether its rates are the ones that
+    were set last; None without a tree.
     """
 
     problem: str = ""
     would: str = ""
-    sent: tuple[int, int] | None = None
+    sent: TreeCounters | None = None
 
 
 @final
@@ -286,7 +287,7 @@ class NetworkActuator:
         return device, self._speed(name) if device is not None and ask_speed else None
 
     async def tree(self, index: int, name: str, rates: ClassRates, *, enforce: bool) -> TreeReading:
-        """Install a tree at the interface, with ``rates`` to start with, and read its counters.
+        """Install a tree at the interface, with ``rates`` to start with, and read its counters and rates.
 
         Without ``enforce`` only report the change. Errors: `SourceError`, `StoreError`.
         """
@@ -304,7 +305,7 @@ class NetworkActuator:
             await self._rows.save(replace(state, roots={**state.roots, name: kind}))
         if not root.complete:
             await self._worker.work(partial(self._tc.install, index, rates))
-        return TreeReading(sent=await self._worker.work(partial(self._tc.counted, index)))
+        return TreeReading(sent=await self._worker.work(partial(self._tc.counted, index, rates)))
 
     async def change(self, index: int, rates: ClassRates) -> None:
         """Set the rates of an interface's tree. Errors: `SourceError`."""

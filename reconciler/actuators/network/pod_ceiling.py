@@ -323,17 +323,26 @@ class PodCeiling:
         self._counted.clear()
 
     async def through(self) -> int | None:
-        """Bytes that our IFB has sent; None without it, and then the next round reads again."""
+        """Bytes that our IFB has sent; None without it, and then the next round reads again.
+
+        Where the kernel has another rate than `limit` has set, the next `limit` sets it again.
+        """
         if self._ifb is None:
             return None
         try:
-            count = await self._worker.work(partial(self._tc.sent_bytes, self._ifb.index))
+            counters = await self._worker.work(partial(self._tc.counted, self._ifb.index))
         except SourceError:
-            count = None
-        if count is None:
+            counters = None
+        if counters is None:
             # A program that removed it has cut BE pods off: packets redirected to a removed device are dropped.
             self.forget_rates()
-        return count
+            return None
+        if self._rate is not None and counters.rate != self._rate:
+            _LOG.warning(
+                "another program has set the rate of BE pods' device; set again", direction=str(self.direction)
+            )
+            self._rate = None
+        return counters.sent
 
     async def limit(self, rate: int) -> None:
         """Set the rate of our IFB, bytes per second. Errors: `SourceError`; then the next round reads again."""

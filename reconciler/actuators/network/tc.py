@@ -15,7 +15,7 @@ import platform
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol, final
 
 from msgspec import Struct
 
@@ -76,6 +76,14 @@ class ClassRates(Struct, frozen=True, kw_only=True):
     ceiling: int
 
 
+class TreeCounters(NamedTuple):
+    """What the kernel has of our classes: bytes sent by online and by BE; whether their rates are the given ones."""
+
+    online: int
+    be: int
+    as_set: bool
+
+
 class Tc(Protocol):
     """The kernel calls of `actuators.network`. All raise `SourceError` if the kernel refuses."""
 
@@ -90,8 +98,8 @@ class Tc(Protocol):
 
     def change(self, index: int, rates: ClassRates) -> None: ...
 
-    def counted(self, index: int) -> tuple[int, int] | None:
-        """Bytes sent by online and by BE; None if our classes do not exist."""
+    def counted(self, index: int, rates: ClassRates) -> TreeCounters | None:
+        """The counters, and whether these rates are in force; None if our classes do not exist."""
 
     def remove(self, index: int) -> None:
         """Remove our tree; the kernel reinstalls its default. No error without a tree."""
@@ -157,14 +165,17 @@ class RealTc:
         with connected(self._connect, str(index)) as link:
             _classes(link, index, rates, "change-class")
 
-    def counted(self, index: int) -> tuple[int, int] | None:
+    def counted(self, index: int, rates: ClassRates) -> TreeCounters | None:
         with connected(self._connect, str(index)) as link:
-            sent = {
-                entry["handle"]: int(entry.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
-                for entry in link.get_classes(index=index)
-                if entry["handle"] in {ONLINE_CLASS, BE_CLASS}
-            }
-        return (sent[ONLINE_CLASS], sent[BE_CLASS]) if len(sent) == 2 else None
+            present = {entry["handle"]: entry for entry in link.get_classes(index=index)}
+        online, be = present.get(ONLINE_CLASS), present.get(BE_CLASS)
+        if online is None or be is None:
+            return None
+        as_set = all(
+            handle in present and rates_of(present[handle]) == (rate, ceiling)
+            for handle, _, rate, ceiling, _ in _shape(rates)
+        )
+        return TreeCounters(sent_of(online), sent_of(be), as_set)
 
     def remove(self, index: int) -> None:
         with connected(self._connect, str(index)) as link:
@@ -210,15 +221,35 @@ def burst(rate: int, ceiling: int) -> dict[str, int]:
     }
 
 
-def _classes(link: Any, index: int, rates: ClassRates, command: str) -> None:
-    """The tree: the root class, online (guaranteed the link's rate less BE's floor), BE. Parents first."""
+def sent_of(entry: Any) -> int:  # pyroute2 has no types
+    """Bytes that a class has sent."""
+    return int(entry.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+
+
+def rates_of(entry: Any) -> tuple[int, int]:
+    """Rate and ceiling of a class of HTB, bytes per second. Source: net/sched/sch_htb.c, htb_dump_class."""
+    options = entry.get_attr("TCA_OPTIONS")
+    short = options.get_attr("TCA_HTB_PARMS")
+    # Those of 4 GiB/s and more have an attribute of their own.
+    rate, ceiling = options.get_attr("TCA_HTB_RATE64"), options.get_attr("TCA_HTB_CEIL64")
+    return int(short["rate"] if rate is None else rate), int(short["ceil"] if ceiling is None else ceiling)
+
+
+def _shape(rates: ClassRates) -> tuple[tuple[int, int, int, int, int], ...]:
+    """The tree: the root class, online (guaranteed the link's rate less BE's floor), BE. Parents first.
+
+    Of each its handle, parent, rate, ceiling and priority.
+    """
     online = max(1_000, rates.link - rates.floor)
-    shape = (
+    return (
         (_TREE, HANDLE, rates.link, rates.link, 0),
         (ONLINE_CLASS, _TREE, online, rates.link, 0),
         (BE_CLASS, _TREE, min(rates.floor, rates.ceiling), rates.ceiling, 1),
     )
-    for handle, parent, rate, ceiling, priority in shape:
+
+
+def _classes(link: Any, index: int, rates: ClassRates, command: str) -> None:
+    for handle, parent, rate, ceiling, priority in _shape(rates):
         more = burst(rate, ceiling)
         link.tc(command, "htb", index, handle=handle, parent=parent, rate=rate, ceil=ceiling, prio=priority, **more)
 

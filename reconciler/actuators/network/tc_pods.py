@@ -29,13 +29,22 @@ net/core/net_namespace.c (Linux 4.0); clsact came with 4.5, before it there is `
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, NamedTuple, Protocol, final
 
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
 from reconciler.actuators.network.netlink import Link, Links, NotOfferedError
-from reconciler.actuators.network.tc import ALL_PROTOCOLS, NAME, Connect, burst, connected, open_socket
+from reconciler.actuators.network.tc import (
+    ALL_PROTOCOLS,
+    NAME,
+    Connect,
+    burst,
+    connected,
+    open_socket,
+    rates_of,
+    sent_of,
+)
 from state.network import BE_CLASS, HANDLE, PREFERENCE, Direction
 
 _INGRESS: Final = 0xFFFF_FFF1
@@ -86,6 +95,13 @@ class IfbState(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class IfbCounters(NamedTuple):
+    """Bytes that our IFB has sent, and its rate, bytes per second; None: its class has another ceiling than rate."""
+
+    sent: int
+    rate: int | None
+
+
 class PodTc(Protocol):
     """The kernel calls of `actuators.network.pod_ceiling`. All raise `SourceError` if the kernel refuses."""
 
@@ -132,8 +148,8 @@ class PodTc(Protocol):
     def rate(self, index: int, rate: int) -> None:
         """Set the rate of our IFB, bytes per second."""
 
-    def sent_bytes(self, index: int) -> int | None:
-        """Bytes that our IFB has sent; None if its class does not exist."""
+    def counted(self, index: int) -> IfbCounters | None:
+        """What the kernel has of the class of all in our IFB; None if it does not exist."""
 
     def unmake(self) -> bool:
         """Remove our IFB; whether it existed."""
@@ -277,11 +293,12 @@ class RealPodTc:
         with connected(self._connect, self._device) as link:
             _rate(link, index, rate, "change-class")
 
-    def sent_bytes(self, index: int) -> int | None:
+    def counted(self, index: int) -> IfbCounters | None:
         with connected(self._connect, self._device) as link:
             for entry in link.get_classes(index=index):
                 if entry["handle"] == _ALL:
-                    return int(entry.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"])
+                    rate, ceiling = rates_of(entry)
+                    return IfbCounters(sent_of(entry), rate if rate == ceiling else None)
         return None
 
     def unmake(self) -> bool:

@@ -13,7 +13,7 @@ from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.network.actuator import CODEC, restore_network
 from reconciler.actuators.network.netlink import Link, link_mbit
-from reconciler.actuators.network.tc import ClassRates, RootQdisc
+from reconciler.actuators.network.tc import ClassRates, RootQdisc, TreeCounters
 from reconciler.control.network_loop import NetworkLoop
 from state.entry import RestoreOutcome, RestoreResult
 from state.ledger import Ledger
@@ -73,8 +73,8 @@ class FakeTc:
         self._change()
         self.rates[index] = rates
 
-    def counted(self, index: int) -> tuple[int, int] | None:
-        return self.sent[index][0], self.sent[index][1]
+    def counted(self, index: int, rates: ClassRates) -> TreeCounters | None:
+        return TreeCounters(self.sent[index][0], self.sent[index][1], self.rates[index] == rates)
 
     def remove(self, index: int) -> None:
         self._change()
@@ -175,6 +175,22 @@ async def test_the_ceiling_follows_what_online_work_uses(tmp_path: Path) -> None
     assert tc.roots["eth0"] == RootQdisc(index=2, kind="mq", handle=0)
     assert roots(running.store) == {}
     assert running.network.problems() == []
+    running.store.close()
+
+
+async def test_rates_that_another_program_has_set_are_set_again(tmp_path: Path) -> None:
+    """Its record says what BE may send; the kernel's classes decide."""
+    tc = FakeTc(eth0="mq")
+    running = Running(tc, tmp_path)
+    now = situation("eth0")
+    for _ in range(13):
+        await running.round(now)
+    ours, calls = tc.rates[2], tc.calls
+    await running.round(now)
+    assert (tc.calls, ours.ceiling) == (calls, 40 * MBIT), "the law's ceiling does not move any more"
+    tc.rates[2] = replace(ours, ceiling=100 * MBIT)
+    await running.round(now)
+    assert tc.rates[2] == ours
     running.store.close()
 
 

@@ -207,8 +207,17 @@ async def test_a_tree_of_which_only_a_part_was_made_is_completed_and_removed_wit
     await cable.network._round(wanted())
     again = cable.tc.root("v0")
     assert again == root
-    cable.tc.change(root.index, ClassRates(link=80 * MBIT, floor=8 * MBIT, ceiling=20 * MBIT))
-    assert cable.tc.counted(root.index) is not None
+    for rates in (
+        ClassRates(link=80 * MBIT, floor=8 * MBIT, ceiling=20 * MBIT),
+        ClassRates(link=100_000 * MBIT, floor=40_000 * MBIT, ceiling=50_000 * MBIT),
+    ):
+        cable.tc.change(root.index, rates)
+        counters = cable.tc.counted(root.index, rates)
+        assert counters is not None
+        assert counters.as_set, "also of more than 32 bits"
+        other = cable.tc.counted(root.index, replace(rates, ceiling=rates.ceiling + 1))
+        assert other is not None
+        assert not other.as_set
     done = restore_network(cable.tc, cable.both, Ledger(cable.store))
     assert [(result.path, result.undo) for result in done] == [("v0", RestoreOutcome.RESTORED)]
     assert restore_network(cable.tc, cable.both, Ledger(cable.store)) == []

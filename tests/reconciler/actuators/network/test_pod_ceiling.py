@@ -186,6 +186,17 @@ async def test_a_new_pod_is_led_at_the_look_that_shows_it_and_one_without_a_proc
     assert "veth-second" in world.pods.filters
 
 
+async def test_a_rate_that_another_program_has_set_is_set_again(world: World) -> None:
+    for _ in range(14):
+        await world.round()
+    count = len(world.pods.rates)
+    await world.round()
+    assert (len(world.pods.rates), world.pods.rates[-1]) == (count, 40 * MBIT)
+    world.pods.rates.append(100 * MBIT)
+    await world.round()
+    assert world.pods.rates[-1] == 40 * MBIT
+
+
 async def test_a_device_that_somebody_removes_is_made_anew_at_once(world: World) -> None:
     await world.round()
     before = world.pods.links[GATHER].index
