@@ -191,6 +191,10 @@ class Inventory:
         return self._besteffort
 
     @property
+    def burstable(self) -> str:
+        return self._burstable
+
+    @property
     def removed(self) -> int:
         """How many containers' groups have gone since the start."""
         return self._removed

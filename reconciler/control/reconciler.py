@@ -266,7 +266,9 @@ class Reconciler:
         same = {uid for uid, change in seen.items() if change.pod is not None and change.pod is change.before}
         touched = self._take_kubelet()
         looked = {uid for uid, change in seen.items() if change.pod is not None} | touched
-        if full or NODE in batch.keys:
+        if loaded := full or NODE in batch.keys:
+            # Before the plan, which rests on their periods: another program may have written them.
+            self._load_directories()
             cpus = self.actuator.judge.control_files.cpus_in_effect(self.inventory.layout.kubepods)
             self.inventory.take(kubepods_cpus=cpus)
         if full:
@@ -283,6 +285,8 @@ class Reconciler:
         above_before = self.wanted.get("", {})
         starts, self._starts = self._starts, set()
         if full or moved or starts or reweighted or NODE in batch.keys:
+            if not loaded:
+                self._load_directories()
             targets += self._plan_parents(view, plan)
         if starts & plan.starts.pods:
             # At once: what starts is throttled until then. It only loosens.
@@ -518,11 +522,14 @@ class Reconciler:
         self.plan, self.view = plan, view
         return view, plan, moved
 
-    def _plan_parents(self, view: NodeView, plan: NodePlan) -> list[GroupTarget]:
-        control_files = self.actuator.judge.control_files
-        for path in (view.kubepods, view.besteffort, view.burstable):
+    def _load_directories(self) -> None:
+        """Read what in the directories above the pods bounds them."""
+        control_files, inventory = self.actuator.judge.control_files, self.inventory
+        for path in (inventory.kubepods, inventory.besteffort, inventory.burstable):
             control_files.load(path)
-        control_files.load(view.besteffort, ("cpu.weight",))  # what of the harm law depends on it
+        control_files.load(inventory.besteffort, ("cpu.weight",))  # what of the harm law depends on it
+
+    def _plan_parents(self, view: NodeView, plan: NodePlan) -> list[GroupTarget]:
         settings, self.refusals[""] = plan_parents(view, plan, self.policies)
         wanted = _by_group(settings)
         levels = ("/", view.besteffort, view.burstable)

@@ -169,3 +169,19 @@ def test_a_stop_and_a_start_between_are_no_reason_to_forget_who_wrote(node: Dire
     item.up()
     wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
     assert item.metric("bypassd_foreign_writes_total") == {"unknown": 1.0}
+
+
+def test_a_period_that_another_program_writes_changes_no_share_of_a_cpu(node: DirectoryNode, daemon: Make) -> None:
+    """The quota reads as wanted, and would allow BE work twice its budget."""
+    resources = {"kubernetes.io/batch-cpu": "500"}
+    pod = node.add(
+        "batch", labels={"koordinator.sh/qosClass": "BE"}, requests=resources, limits=resources, containers=2
+    )
+    law = {"policies": {"reclaimed": {"budget": {"law": "quota"}}}}
+    item = daemon(**law).up()
+    wait_for(lambda: node.quota(pod.main.group) == "50000", told=item.tail)
+    wait_for(lambda: node.quota(node.besteffort) == "100000", told=item.tail)
+    with Scribe("tuned") as tuned:
+        for group, quota in ((node.besteffort, "60000"), (pod.main.group, "30000")):
+            tuned.write(node.path(group, "cpu", "cpu.cfs_period_us"), "60000")
+            wait_for(lambda group=group, quota=quota: node.quota(group) == quota, within_s=10, told=item.tail)  # type: ignore[misc]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, final
 
-from cgroupfs.codecs import Value
+from cgroupfs.codecs import DEFAULT_PERIOD_US, Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import CgroupError, CgroupGoneError
 from cgroupfs.files import FileOps
@@ -213,6 +213,7 @@ class ChangeDetector:
             self.gone(target, exc)
             return []
         self.statuses.readable(path, "")
+        self._check_period(target)
         work = [write for write in writes if write is not None]
         work += [after for write in work if (after := self._dependent_write(write)) is not None]
         if any(write.knob.name == "cpu.quota" for write in work):
@@ -220,6 +221,23 @@ class ChangeDetector:
         if any(write.knob.name in MEMORY_PAIR for write in work):
             self.control_files.load(path, MEMORY_PAIR)
         return work
+
+    def _check_period(self, target: GroupTarget) -> None:
+        """Read the period of a group with a wanted quota. With another one than the plan has used it is planned again.
+
+        The same quota is another share of a CPU then, and its file reads as wanted.
+        """
+        path, setting = target.group.path, target.settings.get("cpu.quota")
+        file = self.control_files.find(path, "cpu.period")
+        if setting is None or file is None or target.creating:
+            return
+        spec = target.container.spec if target.container is not None else None
+        default = spec.period_us if spec is not None and spec.period_us else DEFAULT_PERIOD_US
+        before = self.control_files.actual.get((path, "cpu.period"), default)
+        self.control_files.load(path, ("cpu.period",))
+        if self.control_files.actual.get((path, "cpu.period"), before) != before:
+            work = FileWrite(target, *file, setting, "", "", "", FileAction.NOTHING)
+            self.statuses.recheck(work, time.monotonic())
 
     def is_settled(self, target: GroupTarget) -> bool:
         """Whether each file of the group reads as when `detect` last found that nothing is to be done.
@@ -245,6 +263,7 @@ class ChangeDetector:
                     return False
             except CgroupError:
                 return False
+        self._check_period(target)
         self.statuses.compared_again(path)
         return True
 

@@ -1,6 +1,7 @@
 """Where the kernel's file differs from what was written, the file counts: in the status, the ledger and a restore."""
 
 import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from cgroupfs.files import Directory
 from reconciler.actuators.cgroup.restore import restore_all
 from state.entry import RestoreOutcome
 from tests.fakes.kernel import FakeKernel
-from tests.reconciler.actuators.acting import GROUP, POD, Acting, StoppingFiles, make_node
+from tests.reconciler.actuators.acting import GROUP, POD, UID, Acting, StoppingFiles, make_node
 
 WEIGHT = ("cpu", GROUP, "cpu.shares")
 
@@ -101,3 +102,20 @@ async def test_a_refused_correction_is_reported_once_and_names_no_runtime(alteri
     assert states == ["refused"] * 4
     assert [kind for kind, _ in altering.alerts] == ["refused"]
     assert altering.judge.foreign_writes.writes == {"unknown": 1}
+
+
+async def test_a_quota_is_planned_again_where_its_period_is_another_one(altering: Altering) -> None:
+    """It reads as wanted, and is another share of a CPU: the plan takes the period from what was read."""
+    target = altering.target(POD, {"cpu.quota": 50_000})
+    await altering.actuator.apply([target])
+    await altering.actuator.apply([target])
+    assert altering.judge.due(time.monotonic()) == set()
+    altering.kernel.write(altering.hierarchy.directory("cpu", POD), "cpu.cfs_period_us", "50000")
+    await altering.actuator.apply([target])
+    assert altering.judge.control_files.actual[POD, "cpu.period"] == 50_000
+    assert altering.judge.due(time.monotonic()) == {UID}
+    await altering.actuator.apply([target])
+    assert altering.judge.due(time.monotonic()) == set(), "once"
+    altering.kernel.write(altering.hierarchy.directory("cpu", POD), "cpu.cfs_period_us", "100000")
+    assert altering.judge.is_settled(target), "each of its files reads as before"
+    assert altering.judge.due(time.monotonic()) == {UID}
