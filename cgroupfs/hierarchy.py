@@ -153,6 +153,38 @@ class Hierarchy(Struct, frozen=True, kw_only=True, dict=True):
         return controller in _delegated(directory)
 
 
+def covered(hierarchy: Hierarchy) -> tuple[str, ...]:
+    """Files and directories of the hierarchies over which something else is mounted (``mount --bind``).
+
+    What is read and written there is not the kernel's control file. A mount of the very same file, for example
+    read-only, covers nothing. Empty where the mount table cannot be read.
+    """
+    try:
+        with open(os.path.join(hierarchy.root, "proc/self/mountinfo"), "rb") as file:
+            text = file.read()
+    except OSError:
+        return ()
+    prefix = hierarchy.root.rstrip("/")
+    directories = {mount.directory for mount in hierarchy.mounts()}
+    bases: dict[str, tuple[bytes, str]] = {}
+    """By directory: the device, and the group that the mount shows."""
+    inside: list[tuple[str, str, bytes, str]] = []
+    for line in lines_of(text):
+        fields = line.split(b" ")
+        if len(fields) < 5:
+            continue
+        shown, point = os.fsdecode(_unescape(fields[3])), os.fsdecode(_unescape(fields[4]))
+        point = point if not prefix or point.startswith(f"{prefix}/") else prefix + point
+        if point in directories:
+            bases[point] = fields[2], shown
+        inside += [(above, point, fields[2], shown) for above in directories if point.startswith(f"{above}/")]
+    return tuple(
+        point
+        for above, point, device, shown in inside
+        if above in bases and (device, shown) != (bases[above][0], bases[above][1].rstrip("/") + point[len(above) :])
+    )
+
+
 class _CgroupMount(Struct, frozen=True, kw_only=True):
     """A cgroup line of the mount table that nothing hides."""
 

@@ -17,6 +17,7 @@ import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import AgentError
+from cgroupfs.hierarchy import covered
 from cgroupfs.log import get_log
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
@@ -33,6 +34,7 @@ from reconciler.pods.metadata import Metadata
 from reconciler.policies.table import PoliciesConfig
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.runtime.counters import AgentCounters
+from reconciler.runtime.stints import in_worker
 from reconciler.runtime.workqueue import FILES, LOAN, NODE, TICK, DirtyBatch, DirtyKeys, container_key, pod_key
 from reconciler.sources.reassertion import Reassertion
 from reconciler.sources.runtime_signal import RuntimeEvent
@@ -272,6 +274,8 @@ class Reconciler:
             cpus = self.actuator.judge.control_files.cpus_in_effect(self.inventory.layout.kubepods)
             self.inventory.take(kubepods_cpus=cpus)
         if full:
+            judge = self.actuator.judge
+            judge.control_files.covered = await in_worker(covered, judge.hierarchy)
             if await self.controllers.check(self.inventory.pods):
                 # What the kernel offers here is probed again.
                 self.inventory.take(knobs=frozenset())

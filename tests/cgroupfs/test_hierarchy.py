@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import SourceError
-from cgroupfs.hierarchy import FREEZER, UNIFIED, Hierarchy, HierarchyMode
+from cgroupfs.hierarchy import FREEZER, UNIFIED, Hierarchy, HierarchyMode, covered
 from tests.cgroupfs.kernelgroup import kernel_groups
 
 GROUP = "/kubepods/burstable/pod1"
@@ -222,6 +222,30 @@ def test_a_live_node_under_a_prefix_is_told_from_the_agents_own_mounts(tmp_path:
         ],
     )
     assert Hierarchy.detect(root).directory("cpu", GROUP) == f"{tmp_path}/sys/fs/cgroup/cpu{GROUP}"
+
+
+def test_what_is_mounted_over_control_files_is_found(tmp_path: Path) -> None:
+    base = one_by_one("cpu", "cpuset", "memory")
+    cpu, place = base[0].split(" ", 3)[2], f"/sys/fs/cgroup/cpu{GROUP}"
+    same = f"60 40 {cpu} {GROUP}/cpu.shares {place}/cpu.shares ro,relatime - cgroup cgroup rw,cpu"
+    other = f"61 40 {cpu} /another {place}/a rw,relatime - cgroup cgroup rw,cpu"
+    lines = [
+        *base,
+        line(59, "/sys/fs/cgroup/cpu/kubepods/burstable/x\\040y/cpu.shares", "ext4", root="/tmp/fake"),
+        line(62, "/sys/fs/cgroup/memory/kubepods", "tmpfs"),
+        line(63, "/sys/fs/cgroup/memory-other", "tmpfs"),
+        same,
+        other,
+    ]
+    root = node(tmp_path, lines)
+    found = covered(Hierarchy.detect(root))
+    assert set(found) == {
+        f"{root}/sys/fs/cgroup/cpu/kubepods/burstable/x y/cpu.shares",
+        f"{root}/sys/fs/cgroup/memory/kubepods",
+        f"{root}{place}/a",
+    }, "not the same file once more, read-only"
+    (tmp_path / "proc/self/mountinfo").unlink()
+    assert covered(Hierarchy(root=root, mode=HierarchyMode.V1, controllers={})) == ()
 
 
 def test_no_cgroup_mount_at_all_is_one_message_that_says_what_was_looked_for(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Foreign writes: attributed by the kernel, answered by writer. Holds by an operator."""
 
 import signal
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -185,3 +187,24 @@ def test_a_period_that_another_program_writes_changes_no_share_of_a_cpu(node: Di
         for group, quota in ((node.besteffort, "60000"), (pod.main.group, "30000")):
             tuned.write(node.path(group, "cpu", "cpu.cfs_period_us"), "60000")
             wait_for(lambda group=group, quota=quota: node.quota(group) == quota, within_s=10, told=item.tail)  # type: ignore[misc]
+
+
+def test_a_file_that_is_mounted_over_is_not_in_force(node: DirectoryNode, daemon: Make, tmp_path: Path) -> None:
+    """What is read there is as wanted, and not the kernel's."""
+    pod = node.add("be")
+    item = daemon()
+    item.within = ("unshare", "--mount", "--propagation", "private")
+    item.up()
+    wait_for(lambda: bounded(node, pod.main), told=item.tail)
+    path, fake = node.path(pod.main.group, "cpu", "cpu.shares"), tmp_path / "fake"
+    fake.write_text("2\n")
+    enter = ["nsenter", f"--target={item.pid}", "--mount"]
+    subprocess.run([*enter, "mount", "--bind", str(fake), path], check=True)
+    node.write(pod.main.group, "cpu", "cpu.shares", "5000")
+    item.look_again(1)
+    standing = wait_for(lambda: _is(item, pod.main.group, "cpu.weight", "unreadable"), told=item.tail)
+    assert standing["detail"].endswith(f"something else is mounted over it: umount {path}")
+    assert any("mounted over it" in problem for problem in item.problems())
+    subprocess.run([*enter, "umount", path], check=True)
+    item.look_again(1)
+    wait_for(lambda: node.shares(pod.main) == "2", told=item.tail)

@@ -16,7 +16,7 @@ from typing import Final, final
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.errors import CgroupError, CgroupGoneError, cgroup_error
+from cgroupfs.errors import CgroupDeniedError, CgroupError, CgroupGoneError, cgroup_error
 from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG, SETS, Knob
@@ -105,6 +105,8 @@ class ControlFileCache:
         self._readings: dict[tuple[str, str], _Reading] = {}
         self.unplugged: dict[int, float] = {}
         """When each CPU was last seen to go offline (wall clock): on v1 it leaves every cpuset for good."""
+        self.covered: tuple[str, ...] = ()
+        """Files and directories that are not the kernel's now: something is mounted over them."""
         self.files = files
         self._forms = {
             knob.name: (knob, mount.version, mount, name)
@@ -334,10 +336,18 @@ class ControlFileCache:
         return last
 
     def _read(self, directory: str, file: str) -> str:
+        if self.covered:
+            self._check_uncovered(f"{directory}/{file}")
         try:
             return self.files.read(directory, file).rstrip("\n")
         except OSError as exc:
             raise cgroup_error(f"{directory}/{file}", exc, "read") from exc
+
+    def _check_uncovered(self, path: str) -> None:
+        """Errors: `CgroupDeniedError` where the kernel's file is out of reach: nothing can be said of its value."""
+        for place in self.covered:
+            if path == place or path.startswith(f"{place}/"):
+                raise CgroupDeniedError(path, f"something else is mounted over it: umount {place}")
 
 
 def masked(hierarchy: Hierarchy, ledger: Ledger, files: FileOps, path: str, wanted: Collection[str]) -> dict[str, str]:
