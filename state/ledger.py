@@ -234,9 +234,11 @@ class Ledger:
         Errors: `StoreError`; then nothing is changed, and nothing of it may be written.
         """
         put, gone = list(rows), list(dropped)
+        ended: list[LedgerEvent] = []
 
         def store() -> list[LedgerEntry]:
             self._sync()
+            ended.clear()
             now, order, made, batch = self._clock(), self._order, [], StoreBatch()
             for given in put:
                 known = self.get(given.key)
@@ -252,12 +254,15 @@ class Ledger:
                 if (known := self.get(key)) is not None:
                     batch.delete(FILES, row_key(key))
                     after = known.original if kind == "restored" else None
-                    batch.append(_encode(_event(known, kind, now, before=known.wanted, after=after)))
+                    ended.append(_event(known, kind, now, before=known.wanted, after=after))
             if batch:
                 self._store.apply(batch)
             return made
 
         made = self._twice(store)
+        for event in ended:
+            # Among the other events in the order of time, and with the pod's title.
+            self.note(event)
         with self._lock:
             for key in gone:
                 self._kinds.get(key[0], {}).pop(key, None)

@@ -41,7 +41,7 @@ from reconciler.actuators.resctrl import undo as resctrl
 from reconciler.actuators.resctrl.undo import ResctrlState
 from reconciler.actuators.restore import UndoKind, restore_ledger
 from reconciler.control import side_actuators
-from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
+from state.entry import LedgerEntry, LedgerEvent, RestoreOutcome, RestoreResult
 from state.kinds import NETWORK, SYSCTL
 from state.ledger import Ledger
 from state.store import Store
@@ -289,10 +289,14 @@ def test_the_history_has_the_first_touch_and_the_end(ledger: Ledger) -> None:
         node_files.CODECS[SYSCTL],
         FileRows(values={"a": NodeFileState(original=1, ours=(7, 8), policy="watermarks")}),
     )
+    ledger.note(LedgerEvent(at=1.0, kind="plan"))
     write_rows(ledger, node_files.CODECS[SYSCTL], FileRows(), dropped="restored")
+    assert [event.kind for event in ledger.events_after(0)] == ["plan", "restored"], "in the order of time, numbered"
+    ledger.flush()
     events = [msgspec.msgpack.decode(body) for _, body in reversed(ledger._store.history())]
-    assert [(event["kind"], event["file"], event["before"], event.get("after")) for event in events] == [
+    assert [(event["kind"], event.get("file"), event.get("before"), event.get("after")) for event in events] == [
         ("touch", "a", "1", None),
+        ("plan", None, None, None),
         ("restored", "a", "8", "1"),
     ]
 
