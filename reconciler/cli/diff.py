@@ -17,6 +17,8 @@ _STYLES: Final = {
     **{state.value: "dim" for state in SettingState if state.is_absent()},
 }
 """Of the states of settings; those of a plan that need no write have the same names."""
+_SHOWN: Final = 10
+"""Refusals on a screen."""
 
 
 def run(options: Namespace) -> int:
@@ -27,8 +29,19 @@ def run(options: Namespace) -> int:
         rows = [row for row in rows if row["place"].startswith(f"{options.namespace}/")]
     differing = [row for row in rows if not (_state(row).is_in_force() or _state(row).is_absent())]
     shown = rows if options.all else [row for row in rows if not _state(row).is_in_force()]
-    facts = {"source": document.body["source"], "differing": len(differing), "settings": shown}
-    present(options.output, facts, _blocks(rows, shown, differing))
+    refused = [
+        {"place": pod["title"], **refusal}
+        for pod in document.body["pods"]
+        for refusal in pod.get("refusals", ())
+        if options.namespace in {None, pod["namespace"]}
+    ]
+    facts = {
+        "source": document.body["source"],
+        "differing": len(differing),
+        "settings": shown,
+        "refused": refused,
+    }
+    present(options.output, facts, [*_blocks(rows, shown, differing), *_refused(refused)])
     return Exit.NOT_OK if differing else Exit.OK
 
 
@@ -59,6 +72,16 @@ def _blocks(rows: list[Row], shown: list[Row], differing: list[Row]) -> Iterator
         yield line(f"{fmt.plural(len(rows), 'setting')} in force, no differences")
     else:
         yield line("no settings")
+
+
+def _refused(rows: list[Row]) -> Iterator[Block]:
+    """What the planner left out or reduced, because the kernel would refuse it: no setting differs by it."""
+    if rows:
+        yield line(f"{fmt.plural(len(rows), 'setting')} refused by the planner:")
+    for row in rows[:_SHOWN]:
+        yield line(StyledText("! ", "bad"), f"{row['place']}: {row['knob']}: {row['reason']}")
+    if len(rows) > _SHOWN:
+        yield line(f"  and {len(rows) - _SHOWN} more: bypassctl diff -o json")
 
 
 def settings_table(rows: Iterable[Row], place: Callable[[Row], str]) -> Table:

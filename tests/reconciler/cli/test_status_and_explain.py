@@ -294,6 +294,26 @@ def test_a_pod_that_is_gone_is_explained_from_what_was_written(run: Run, daemon:
     assert "no longer managed" in out or "last known" in out
 
 
+def test_a_setting_that_the_planner_refused_is_not_hidden_by_no_differences(run: Run, daemon: FakeDaemon) -> None:
+    (pod,) = [pod for pod in daemon.document["pods"] if pod["uid"] == BATCH]
+    refusal = {"path": pod["group"], "knob": "cpu.set", "value": "0-1", "rule": "parent", "reason": "only CPU 0"}
+    pod["refusals"] = [refusal]
+    ran = run("diff", "--socket", daemon.socket)
+    assert (ran.code, ran.out.splitlines()) == (
+        Exit.OK,
+        [
+            "4 settings in force, no differences",
+            "1 setting refused by the planner:",
+            "! ci/batch-7: cpu.set: only CPU 0",
+        ],
+    )
+    facts = json.loads(run("diff", "-o", "json", "--socket", daemon.socket).out)
+    assert facts["refused"] == [{"place": "ci/batch-7", **refusal}]
+    assert "refused" not in run("diff", "-n", "shop", "--socket", daemon.socket).out
+    pod["refusals"] = [refusal] * 12
+    assert run("diff", "--socket", daemon.socket).out.splitlines()[-1] == "  and 2 more: bypassctl diff -o json"
+
+
 def test_nothing_differs_is_0_and_a_difference_is_1(run: Run, daemon: FakeDaemon) -> None:
     ran = run("diff", "--socket", daemon.socket)
     assert (ran.code, ran.out) == (Exit.OK, "4 settings in force, no differences\n")
