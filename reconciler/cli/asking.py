@@ -168,8 +168,10 @@ def _ask_daemon(node: InspectedNode, results: QueryResults) -> None:
         state, problems = document["agent"], document.get("problems")
         results.daemon_state = state if isinstance(state, dict) else None
         results.daemon_problems = tuple(map(str, problems)) if isinstance(problems, list) else ()
-    except Unreachable:
-        results.daemon = None
+    except Unreachable as exc:
+        # One that is hung or stopped (SIGSTOP) has the socket and the lock all the same.
+        reasons = (f"a daemon runs and does not answer: {exc.why}",) if exc.silent else ()
+        results.daemon, results.daemon_reasons = None, reasons
     except Denied as exc:
         results.daemon_reasons = (str(exc),)
     except (ValueError, KeyError, TypeError):

@@ -86,7 +86,7 @@ class InitProcess(NamedTuple):
 
 
 def init_process(pid: int | None, start: int = 0) -> InitProcess | None:
-    """As a record has it; None for what is no container's process: process 1 is the node's."""
+    """As a record has it; None for process 1, which is the node's, and for no process."""
     return InitProcess(pid, max(start, 0)) if pid is not None and pid > 1 else None
 
 

@@ -229,6 +229,8 @@ def _daemon(node: InspectedNode, results: QueryResults) -> CheckResult:
         "run with sudo"
         if any("permission denied" in reason for reason in results.daemon_reasons)
         # That would be denied, too.
+        else "systemctl restart bypassd; journalctl -u bypassd"
+        if results.daemon is None
         else "bypassctl status; journalctl -u bypassd",
     )
 

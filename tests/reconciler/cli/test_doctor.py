@@ -15,6 +15,7 @@ from reconciler.cli.checks import CheckState, machine
 from reconciler.cli.checks import agent as checks
 from reconciler.cli.checks.kubelet import kubelet, runtime
 from reconciler.cli.doctor import examine
+from reconciler.cli.document import Unreachable
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import parser
 from reconciler.cli.nodeview import InspectedNode, inspect_node
@@ -491,3 +492,18 @@ def test_settings_of_a_control_plane_are_counted_and_a_failure_has_a_fix() -> No
         assert list(checks.node_settings(other)) == []
     (row,) = checks.node_settings({"node_settings": {"wanted": "katalyst", "taken": 1, "left_count": "x", "source": 7}})
     assert "0 settings in force, 0 values" in row.found
+
+
+def test_a_daemon_that_does_not_answer_is_not_called_stopped(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hung, or under SIGSTOP: it is started already."""
+    node = replace(view(good.root), socket="/run/s")
+
+    def exchange(path: str, *_rest: object, **_more: object) -> tuple[int, bytes]:
+        raise Unreachable(path, "no answer within 2 s", silent=True)
+
+    monkeypatch.setattr(asking, "exchange", exchange)
+    results = QueryResults()
+    asking._ask_daemon(node, results)
+    (check,) = [check for check in checks.agent(node, results) if check.name == "daemon"]
+    assert (check.state, check.found) == (CheckState.BAD, "a daemon runs and does not answer: no answer within 2 s")
+    assert "systemctl restart bypassd" in check.fix
