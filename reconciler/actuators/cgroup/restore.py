@@ -36,7 +36,7 @@ from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import AgentError, CgroupChangedError, CgroupGoneError, cgroup_error
 from cgroupfs.files import REAL, FileOps
-from cgroupfs.hierarchy import Hierarchy
+from cgroupfs.hierarchy import Hierarchy, covered
 from cgroupfs.knobs import CATALOG, SETS
 from cgroupfs.log import get_log
 from cgroupfs.naming import parse
@@ -118,7 +118,10 @@ class _InnerRows:
 
 
 class _RestoreContext(NamedTuple):
-    """``done``: the results until now. ``between``: lets a pass of the daemon run."""
+    """``done``: the results until now. ``between``: lets a pass of the daemon run.
+
+    ``covered``: files and directories over which something else is mounted.
+    """
 
     hierarchy: Hierarchy
     ledger: Ledger
@@ -127,6 +130,7 @@ class _RestoreContext(NamedTuple):
     writer: KernelWriter
     done: dict[FileKey, RestoreResult]
     between: Callable[[], Awaitable[None]]
+    covered: tuple[str, ...]
 
     def note(self, entry: LedgerEntry, result: RestoreResult) -> None:
         """A result that is final: a restored file leaves the ledger."""
@@ -160,7 +164,7 @@ async def restore_all(
     they leave a choice, the last touched file is restored first.
     """
     done: dict[FileKey, RestoreResult] = {}
-    scene = _RestoreContext(hierarchy, ledger, files, records, writer, done, between)
+    scene = _RestoreContext(hierarchy, ledger, files, records, writer, done, between, covered(hierarchy))
     todo: list[LedgerEntry] = []
     inside: dict[_Place, _InnerRows] = {}
     slices = TimeSlice()
@@ -417,6 +421,9 @@ def _compare(scene: _RestoreContext, entry: LedgerEntry) -> RestoreResult | _Pen
     version = hierarchy.version(entry.controller)
     if knob is None or version is None:
         return _result(entry, RestoreOutcome.GONE, "", f"no {entry.controller} controller on this node")
+    path = f"{hierarchy.directory(entry.controller, entry.path)}/{entry.file}"
+    if (place := next((place for place in scene.covered if f"{path}/".startswith(f"{place}/")), None)) is not None:
+        return _result(entry, RestoreOutcome.REFUSED, "", f"something else is mounted over it: umount {place}")
     try:
         inode = files.inode(hierarchy.identity_directory(entry.path))
         if not same_group(entry.inode, inode):

@@ -119,3 +119,22 @@ async def test_a_quota_is_planned_again_where_its_period_is_another_one(altering
     altering.kernel.write(altering.hierarchy.directory("cpu", POD), "cpu.cfs_period_us", "100000")
     assert altering.judge.is_settled(target), "each of its files reads as before"
     assert altering.judge.due(time.monotonic()) == {UID}
+
+
+async def test_a_file_that_is_mounted_over_is_not_called_restored(altering: Altering) -> None:
+    """What would be written and read back is another file."""
+    await altering.actuator.apply([altering.target(GROUP, {"cpu.weight": 500})])
+    path = f"{altering.hierarchy.directory('cpu', GROUP)}/cpu.shares"
+    table = Path(f"{altering.hierarchy.root}/proc/self/mountinfo")
+    text = table.read_text()
+    point = path.removeprefix(altering.hierarchy.root)
+    table.write_text(f"{text}90 40 8:1 /tmp/fake {point} rw - ext4 /dev/sda1 rw\n")
+    (done,) = await restore_all(altering.hierarchy, altering.ledger, altering.writer, files=altering.files)
+    assert (done.undo, done.detail) == (
+        RestoreOutcome.REFUSED,
+        f"something else is mounted over it: umount {path}",
+    )
+    assert altering.ledger.get(WEIGHT) is not None
+    table.write_text(text)
+    (done,) = await restore_all(altering.hierarchy, altering.ledger, altering.writer, files=altering.files)
+    assert (done.undo, altering.read(GROUP, "cpu.weight")) == (RestoreOutcome.RESTORED, "2")
