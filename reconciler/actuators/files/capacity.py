@@ -189,7 +189,7 @@ class CapacityFiles(PeriodicActuator):
             return await self._remove(sorted(place for place in self._rows.now.places if only in {None, place.uid}))
 
     def status(self) -> Mapping[str, object]:
-        """The files that were written, by pod uid; counts."""
+        """The files whose newest content was written, by pod uid; counts."""
         return {
             "pods": {
                 place.uid: {
@@ -199,6 +199,7 @@ class CapacityFiles(PeriodicActuator):
                     "next_state": capacity.next_state,
                 }
                 for place, (capacity, _) in sorted(self._written.items(), key=lambda item: item[0])
+                if place.uid not in self._problems
             },
             "counts": dict(sorted(self.counts.items())),
         }

@@ -164,6 +164,7 @@ async def test_a_link_in_its_place_is_replaced_and_a_link_on_the_way_is_refused(
     assert not live.file("a").is_symlink()
     assert not (tmp_path / "capacity.json").exists()
     assert [problem.split(":")[0] for problem in live.actuator.problems()] == ["capacity file of pod b"]
+    assert "b" not in live.actuator.status()["pods"], "only what was written"  # type: ignore[operator]
     (tmp_path / "capacity.json").write_text("of another")
     assert all(result.ok for result in await live.actuator.restore())
     assert (tmp_path / "capacity.json").read_text() == "of another"
