@@ -75,6 +75,8 @@ class _Difference(NamedTuple):
     text: str
     uid: str = ""
     """Of the pod; empty: of a directory above the pods."""
+    unbounded: bool = False
+    """No file of the container's groups bounds its first process."""
 
 
 @final
@@ -120,12 +122,10 @@ class LimitCheck:
                         if policy is CpuPolicy.NONE and not item.spec.cpus
                         else set()
                     )
-                    texts = (
-                        self._memory(item, spec_known=spec_known),
-                        self._quota(item, spec_known=spec_known),
-                        self._outside(item),
-                    )
+                    texts = (self._memory(item, spec_known=spec_known), self._quota(item, spec_known=spec_known))
                     found |= {_Difference(name, text, pod.uid) for text in texts if text}
+                    if text := self._outside(item):
+                        found.add(_Difference(name, text, pod.uid, unbounded=True))
             await slices.checkpoint()
         self._lasting = tuple(sorted(found & self._before))
         self._before = frozenset(found)
@@ -138,6 +138,10 @@ class LimitCheck:
 
     def problems(self, uid: str) -> list[str]:
         return [f"{item.title}: {item.text}" for item in self._lasting if item.uid == uid]
+
+    def unbounded(self) -> set[str]:
+        """Uids of the pods with a first process outside of its container's groups."""
+        return {item.uid for item in self._lasting if item.unbounded}
 
     def _narrowed(self, title: str, path: str, uid: str = "", spared: CpuSet = EMPTY) -> set[_Difference]:
         """What a v1 group lacks of the CPUs of the group above, unless bypassd manages the set of either."""

@@ -37,6 +37,7 @@ class PodProblems:
 
     def __init__(self, agent: Agent) -> None:
         self._limits = agent.control.owner_check.limits
+        self._unbounded = self._limits.unbounded()
         self._controllers = agent.control.reconciler.controllers
         self._earlier = agent.control.reconciler.earlier_run
         self._refusals = agent.control.reconciler.refusals
@@ -62,7 +63,7 @@ class PodProblems:
 
     def breaks(self, pod: Pod) -> bool:
         """Whether a bound of the pod, or its claim on exclusive CPUs, is not in force."""
-        return pod.uid in self._broken
+        return pod.uid in self._broken or pod.uid in self._unbounded
 
     def _texts(self, pod: Pod) -> Iterator[str]:
         yield from pod.classification.problems

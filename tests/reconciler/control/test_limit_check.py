@@ -10,6 +10,7 @@ from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.control.record_check import LIMITS_NAME
 from reconciler.daemon.agent import Agent
+from reconciler.daemon.podlist import PodProblems
 from reconciler.pods.classify import classification_input
 from reconciler.sources.bundles import InitProcess
 from state.model import CpuPolicy, PodMeta, Resources, RuntimeSpec
@@ -128,8 +129,10 @@ async def test_a_process_that_left_its_containers_groups_is_a_condition(live: Li
         where = "/ (cpu)" if v1 else "/system.slice (cpu, cpuset, memory)"
         detail = await looked(agent, 1)
         assert f"/main: its first process 4321 is in another group, which its settings do not bound: {where}" in detail
+        assert PodProblems(agent).breaks(agent.control.inventory.pods[WEB]), "where it has settings it is failing"
         placed(live, 4321, 78, pids="/", **moved)
         assert not await looked(agent, 1), "another process has got the number of one that has exited"
+        assert not PodProblems(agent).breaks(agent.control.inventory.pods[WEB])
         placed(live, 4321, 77, pids="/", **inside)
         assert not await looked(agent)
 
