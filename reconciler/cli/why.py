@@ -414,7 +414,8 @@ def _throttling(facts: Row) -> Iterator[Block]:
     stopped, groups = _causes(facts["throttled_by"]), facts["now"]["groups"]
     for number, group in enumerate(stopped):
         yield field("limits" if not number else "", *_throttled(group))
-    if stopped or not groups:
+    if stopped or not any(group["role"] == "pod" for group in groups):
+        # Of the groups above alone nothing follows for the pod.
         return
     quotas = [group for group in groups if group["quota_milli"] is not None]
     yield field(

@@ -414,6 +414,10 @@ def test_diff_reads_the_kernel_itself_when_the_daemon_is_down(run: Run, live: Li
     ran = run("diff", "--root", live.root)
     assert "its group is gone" in ran.out
     assert "1 setting of 4 not in force" in ran.out
+    live.kernel.write(directory, "cpu.cfs_quota_us", "160000")
+    ran = run("diff", "--root", live.root)
+    assert ran.code == Exit.OK
+    assert ran.out.endswith("\n1 setting in force, 3 without a file, no differences\n")
 
 
 def test_a_weight_beside_the_idle_class_is_no_difference_for_diff_without_a_daemon(run: Run, live: LiveNode) -> None:

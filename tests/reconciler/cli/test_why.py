@@ -43,6 +43,18 @@ def facts_of(run: Run, daemon: FakeDaemon, target: str, *words: str) -> dict[str
     return facts
 
 
+def test_of_a_pod_without_a_group_nothing_is_said_about_throttling(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended while no daemon ran: only the directories above it can be read."""
+    above = kernel_group("QoS class", ABOVE)
+    monkeypatch.setattr(why, "_now", lambda *_: now(above, wait=None))
+    out = run("why", "batch-7", "--socket", daemon.socket).out
+    assert "not known: its groups cannot be read here" in out
+    assert "not throttled" not in out
+    assert "no CPU quota on it" not in out
+
+
 def test_explain_is_the_same_command(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(why, "_now", lambda *_: now(FREE, POD))
     both = [run(name, "batch-7", "--socket", daemon.socket) for name in ("why", "explain")]
