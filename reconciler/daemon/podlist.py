@@ -229,8 +229,9 @@ def state_of(agent: Agent, pod: Pod, measures: Restrictions, *, broken: bool = F
         return "observe" if not agent.mode.enforce else "dry run"
     if broken or any(state.is_failing() for state in states):
         return "failing"
-    if any(state.is_left_to_others() for state in states):
-        return "yielded"
+    if left := {state for state in states if state.is_left_to_others()}:
+        # A hold may be of one file: that which a person has set manually.
+        return "held" if left == {SettingState.HELD} else "yielded"
     return "managed" if all(state.is_settled() for state in states) else "pending"
 
 

@@ -35,6 +35,8 @@ def test_a_persons_write_is_honoured_as_a_hold_until_it_is_released(node: Direct
         assert "set manually" in standing["detail"]
         assert f"pid {shell.pid}" in standing["detail"]
     assert (item.alerts("hold"), item.alerts("yield")) == (1, 0)
+    (row,) = item.state("podlist")["podlist"]
+    assert row["state"] == "held", "no program fights for it"
     item.look_again(2)
     assert node.cpus(pod.main) == "0-1", "a person's decision is not reverted"
     assert seen_as(item, "person") == "0-1"
