@@ -211,6 +211,11 @@ def _state(
         return SettingState.WAITING, outcome.unsettled[uid]
     if uid in outcome.foreign:
         return SettingState.YIELDED, f"{outcome.foreign[uid]} threads are in a group of another program"
+    if (home := outcome.homes.get(uid)) is None:
+        # The sweep has ended before this pod: of its threads nothing was read.
+        return SettingState.UNREADABLE, outcome.problem or "its threads were not read"
+    if (why := outcome.refused.get(home)) is not None:
+        return SettingState.YIELDED, f"{home or 'the default group'}: {why}"
     return SettingState.IN_PLACE, status.plan.crowded.get(uid) or plural(outcome.threads.get(uid, 0), "thread")
 
 
@@ -328,10 +333,18 @@ class ResctrlActuator:
         return problems(self._status(), titles)
 
     def failed(self, error: AgentError) -> None:
-        """A sweep ended early: the reason is among the problems until the next one."""
+        """A sweep ended early: the reason is among the problems until the next one, and nothing counts as in force."""
         if str(error) != self._problem:
             _LOG.warning("resctrl sweep failed", error=str(error))
         self._problem = str(error)
+        unread = {"state": SettingState.UNREADABLE, "actual": None, "detail": str(error), "at": time.time()}
+        self.standings = {
+            path: {
+                knob: status._replace(**unread) if status.state.is_in_force() else status
+                for knob, status in knobs.items()
+            }
+            for path, knobs in self.standings.items()
+        }
 
     def _status(self) -> ResctrlActuatorStatus:
         return ResctrlActuatorStatus(

@@ -6,8 +6,11 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from cgroupfs.errors import CgroupBusyError
 from reconciler.actuators.base import AuxiliaryActuator
+from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.policies.cache import CachePolicyConfig
+from resctrl.groups import ControlGroups
 from state.cache import RESCTRL_GROUP, ClassShare
 from state.model import Hold
 from tests.fakes.constants import varied
@@ -291,9 +294,36 @@ async def test_values_that_somebody_changes_are_put_back_and_in_the_end_left(wor
     await world.sweep(BATCH)
     assert "L3:0=fff" in world.model.read(BE, "schemata")
     assert any("changed 5 times by another program" in problem for problem in world.side.problems())
+    assert standing(world).state == "yielded", "its threads are in the group, which bounds nothing now"
     world.config = CachePolicyConfig(enabled=True, reclaimed=replace(world.config.reclaimed, cat_range_end_percent=50))
     await world.sweep(BATCH)
     assert "L3:0=03f" in world.model.read(BE, "schemata")
+    assert standing(world).state == "in place"
+
+
+def standing(world: World) -> SettingStatus:
+    return world.side.standings[BATCH.group.path][RESCTRL_GROUP]
+
+
+@pytest.mark.parametrize("at", ["the begin", "the groups"])
+async def test_nothing_is_in_force_where_the_kernel_does_not_answer(
+    world: World, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.spawn(BATCH)
+    await world.sweep(BATCH)
+    assert standing(world).state == "in place"
+
+    def broken(*_given: object) -> None:
+        raise CgroupBusyError("/sys/fs/resctrl", "read: EIO")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ControlGroups, "foreign" if at == "the begin" else "of_others", broken)
+        await world.sweep(BATCH)
+        status = standing(world)
+        assert (status.state, status.actual) == ("unreadable", None)
+        assert "EIO" in status.detail
+    await world.sweep(BATCH)
+    assert standing(world).state == "in place"
 
 
 async def test_a_mount_that_goes_away_is_a_problem_and_comes_back(world: World) -> None:
