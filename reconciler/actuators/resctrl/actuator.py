@@ -337,10 +337,12 @@ class ResctrlActuator:
         if str(error) != self._problem:
             _LOG.warning("resctrl sweep failed", error=str(error))
         self._problem = str(error)
-        unread = {"state": SettingState.UNREADABLE, "actual": None, "detail": str(error), "at": time.time()}
+        now, why = time.time(), str(error)
         self.standings = {
             path: {
-                knob: status._replace(**unread) if status.state.is_in_force() else status
+                knob: status._replace(state=SettingState.UNREADABLE, actual=None, detail=why, at=now)
+                if status.state.is_in_force()
+                else status
                 for knob, status in knobs.items()
             }
             for path, knobs in self.standings.items()
