@@ -14,7 +14,7 @@ from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences, GroupUse
 from state.model import NodeView, Pod, PodClass, Pools, Resources
 from state.topology import Topology, uniform
-from tests.reconciler.nodes import container, node, pod
+from tests.reconciler.nodes import container, node, online, pod
 from tests.reconciler.placement.shapes import without
 
 SMALL_NODE = without(uniform(sockets=2, nodes=2, cores=32, threads=1), range(13))
@@ -89,3 +89,14 @@ def test_a_claim_without_cpus_has_a_rule_too(cpus: int) -> None:
     view, pools = planned(topology, *bound(1), asking("c", 1))
     assert all(claim.rule for claim in cpu_claims(view, pools) if claim.asked)
     assert {"shared/b0-NUMA0", "shared/c"} <= pools.named.keys()
+
+
+@pytest.mark.parametrize("more", [[], [asking("c", 1)]], ids=["bound pools", "and a pool that may be anywhere"])
+def test_where_pools_of_nodes_have_every_cpu_the_shared_pool_has_the_same_ones(more: list[Pod]) -> None:
+    topology = without(uniform(sockets=2, nodes=2, cores=4, threads=1), (1, 3))
+    bound_to = [asking(f"b{on}", 1, numa_binding=True, nodes=(on,)) for on in (0, 1)]
+    _, pools = planned(topology, *bound_to, *more, online("web"))
+    assert pools.shared == topology.online
+    assert (pools.named["shared/b0-NUMA0"], pools.named["shared/b1-NUMA1"]) == (CpuSet([0]), CpuSet([2]))
+    assert without_cpus(pools) == [f"shared/{item.uid}" for item in more]
+    assert pools.reasons["shared"].startswith("fewer CPUs than pools")

@@ -143,11 +143,14 @@ def test_online_pods_of_a_pool_are_confined_at_their_directory() -> None:
     )
 
 
-def test_memory_protection_is_the_pods() -> None:
+@pytest.mark.parametrize("runtime", ["gVisor", "kata"])
+def test_memory_protection_is_the_pods(runtime: str) -> None:
     of = OnlineMemory(min_percent=50, low_percent=100, throttling_percent=80)
     config = PoliciesConfig(memory_qos=MemoryQosConfig(enabled=True, shared=of))
-    one = sandboxed(online("w", container("main")), meta("main", memory_bytes=100 * MIB), runtime="kata")
-    settings = settings_of(one, node(one, versions=V2), config)
+    one = sandboxed(online("w", container("main")), meta("main", memory_bytes=100 * MIB), runtime=runtime)
+    view = node(one, versions=V2)
+    settings = settings_of(one, view, config)
     assert settings[one.group.path, "memory.min"].value == 50 * MIB
     assert settings[one.group.path, "memory.low"].value == 100 * MIB
     assert {path for path, knob in settings if knob.startswith("memory.")} == {one.group.path}
+    assert plan_pod(one, view, plan_node(view, None, config), config)[1] == ()

@@ -526,6 +526,20 @@ async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(acting: 
     assert acting.read(GROUP, "cpu.weight") == "3"
 
 
+async def test_a_wait_for_the_runtime_ends_with_its_group(acting: Acting) -> None:
+    acting.names.writer = ("runtime", "runc (pid 5)")
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    acting.write(GROUP, "cpu.weight", "256")
+    await acting.actuator.apply([target])
+    waits = acting.judge.foreign_writes.is_waiting
+    assert waits((GROUP, "cpu.weight"), time.monotonic())
+    acting.judge.forget(POD)
+    assert waits((GROUP, "cpu.weight"), time.monotonic())
+    acting.judge.forget(GROUP)
+    assert not waits((GROUP, "cpu.weight"), time.monotonic())
+
+
 async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(acting: Acting) -> None:
     pod = GROUP.rpartition("/")[0]
     # Read between its mkdir and the kubelet's first write.
@@ -586,6 +600,25 @@ async def test_a_file_that_cannot_be_read_is_alone_with_it(
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, name) for name in WANTED} == {"in place", "written"}
     assert acting.judge.next_check() is None
+
+
+async def test_what_a_file_had_before_it_could_not_be_read_is_no_known_value(
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = acting.kernel.read
+
+    def read(directory: Directory, name: str) -> str:
+        if name == "cpu.shares":
+            raise OSError(errno.EIO, "refused", name)
+        return real(directory, name)
+
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    known = acting.judge.control_files.actual
+    assert known[GROUP, "cpu.weight"] == 3
+    monkeypatch.setattr(acting.kernel, "read", read)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert (GROUP, "cpu.weight") not in known
+    assert (GROUP, "cpu.set") in known
 
 
 async def test_a_group_that_only_seemed_gone_is_looked_at_again(
