@@ -12,10 +12,17 @@ from reconciler.placement.seats import NodeRivals, NodeSeats, SeatRequest
     [
         ({0: 4, 1: 5}, {0: 2, 1: 2}, [1, 0]),
         ({0: 4, 1: 6}, {0: 2, 1: 1}, [1, 0]),
-        ({0: 4, 1: 4}, {0: 2}, [1, 0]),
+        ({0: 4, 1: 3}, {0: 2, 1: 2}, [1, 0]),
+        ({0: 4, 1: 2}, {0: 2}, [1, 0]),
         ({0: 4, 1: 4}, {0: 2, 1: 2}, [0, 1]),
     ],
-    ids=["an odd CPU is free", "cores that are half used already", "no whole core is free", "equal"],
+    ids=[
+        "an odd CPU is free",
+        "cores that are half used already",
+        "fewer CPUs than the cores have",
+        "no whole core is free",
+        "equal",
+    ],
 )
 def test_a_pod_breaks_no_core_that_others_need_whole(
     cpus: Mapping[int, int], cores: Mapping[int, int], expected: list[int]

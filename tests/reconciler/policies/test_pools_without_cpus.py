@@ -1,5 +1,6 @@
 """More pools than CPUs: where the pods of a pool without CPUs of its own run, their requests count."""
 
+import re
 from typing import Any
 
 import pytest
@@ -65,6 +66,13 @@ def test_a_pool_that_may_be_anywhere_is_not_enlarged_while_others_have_no_cpu() 
     assert len(pools.named["shared/a"]) == 1
     assert len(pools.shared) == 2
     assert "requested by no pool" not in pools.reasons["shared"]
+
+
+@pytest.mark.parametrize(("cpus", "guests"), [(8, None), (4, "4 pools")], ids=["each has its own", "four have none"])
+def test_the_shared_pools_reason_counts_the_pools_that_it_runs(cpus: int, guests: str | None) -> None:
+    _, pools = planned(cpus, *(asking(f"n{number}", 1) for number in range(6)))
+    found = re.search(r"also runs (.*) cut to 0", pools.reasons["shared"])
+    assert (found and found[1]) == guests
 
 
 def test_one_that_may_be_anywhere_is_cut_before_those_bound_to_the_node() -> None:
