@@ -3,6 +3,7 @@
 For real documents, real stores, and trees to capture. The runtime has written what its spec has.
 """
 
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -162,6 +163,12 @@ class LiveNode(DirectoryNode):
             agent.control.inventory.take(cpu=sampler.sample(reading, CLASSES))
         await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         agent.control.reconciler.ready.set()
+
+    async def look_again(self, agent: Agent, passes: int = 1) -> None:
+        """Passes in which what was refused is tried again."""
+        for _ in range(passes):
+            agent.writes.judge.due(math.inf)
+            await self.look(agent)
 
     def document(self, *, killed: bool = False, mode: AgentMode = AgentMode.ENFORCE) -> dict[str, Any]:
         """What the daemon shows after two looks. ``killed``: it ends without a word, as by SIGKILL."""

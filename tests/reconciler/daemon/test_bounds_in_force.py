@@ -68,10 +68,7 @@ async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_p
     widened(live)
     with live.agent() as agent:
         with refusing(live, INNER, "cpuset.cpus"):
-            for _ in range(6):
-                for retries in agent.writes.judge.statuses._retries.values():
-                    retries.clear()
-                await live.look(agent)
+            await live.look_again(agent, 6)
             problems, reasons = shown(agent)
             assert live.read(CONTAINER, "cpuset", "cpuset.cpus") == "0-7"
             mine = [line for line in problems if line.startswith("ci/batch-7: cpu.set: ")]
@@ -80,10 +77,7 @@ async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_p
             (theirs,) = [line for line in problems if line.startswith("shop/db-0: CPU 7 of main is not exclusive")]
             assert "ci/batch-7 still runs there" in theirs
             assert reasons["cpuset"].startswith("1 of 1 BE containers are not limited to the BE pool: ci/batch-7: ")
-        for retries in agent.writes.judge.statuses._retries.values():
-            retries.clear()
-        for _ in range(3):
-            await live.look(agent)
+        await live.look_again(agent, 3)
         problems, reasons = shown(agent)
         assert [line for line in problems if "cpu.set" in line or "exclusive" in line] == []
         assert reasons["cpuset"] == "BE containers are limited to the BE pool"
@@ -132,10 +126,7 @@ async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -
 async def test_many_refused_bounds_hide_no_owners_broken_claim(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     widened(live)
     with live.agent() as agent, refusing(live, INNER, "cpuset.cpus"):
-        for _ in range(6):
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+        await live.look_again(agent, 6)
         many = [BoundProblem((BATCH,), f"ci/batch-7: cpu.quota: {number}") for number in range(500)]
         monkeypatch.setattr(bounds_in_force, "_of_pods", lambda _: iter(many))
         problems, _ = shown(agent)
@@ -162,10 +153,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
     )
     besteffort = os.path.dirname(group(BATCH))
     with live.agent(config) as agent:
-        for _ in range(5):
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+        await live.look_again(agent, 5)
         assert live.read(besteffort, "cpu", "cpu.cfs_quota_us") == "800000"
         problems, reasons = shown(agent)
         (line,) = [line for line in problems if line.startswith(f"{besteffort}: cpu.quota: ")]
@@ -175,10 +163,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
         assert "; planned: CPU quota per container: kubepods/besteffort takes no less than" in reasons["quota"]
         assert nothing_in_force(agent) is None
         live.kernel.remove_group(os.path.dirname(INNER))
-        for _ in range(5):
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+        await live.look_again(agent, 5)
         assert 0 < int(live.read(besteffort, "cpu", "cpu.cfs_quota_us")) < 800_000
         assert live.read(CONTAINER, "cpu", "cpu.cfs_quota_us") == "-1"
         problems, reasons = shown(agent)
@@ -240,10 +225,7 @@ async def test_a_squeeze_is_in_force_where_its_files_have_it(live: LiveNode) -> 
         assert response_problem(agent.control.reconciler, BATCH) == ""
         live.write(INNER, "cpu", "cpu.cfs_quota_us", "50000")
         agent.control.inventory.take(measures=Restrictions(squeezed={BATCH: replace(squeeze, cpu_milli=400)}))
-        for _ in range(3):
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+        await live.look_again(agent, 3)
         text = response_problem(agent.control.reconciler, BATCH)
         assert text.startswith("cpu.quota: ")
         assert INNER in text

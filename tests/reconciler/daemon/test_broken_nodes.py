@@ -294,9 +294,7 @@ class Scene:
         for _ in range(4):
             for uid in self.agent.control.inventory.pods:
                 self.agent.control.inventory.refresh(container_id(uid))
-            for retries in self.agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await self.live.look(self.agent)
+            await self.live.look_again(self.agent)
             self.agent.sources.outside = groups_outside(self.agent.place.hierarchy)
             await self.agent.control.owner_check.check()
             await self.agent.control.owner_check.limits.check(

@@ -149,9 +149,7 @@ async def test_each_is_an_alert_after_a_minute_and_until_its_end(
         if name == "single objects":
             agent.writes.judge.errors.passed("node")
         if name in {"unreadable files", "marks of pods"}:
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+            await live.look_again(agent)
         ended(watch, name, text)
 
 

@@ -26,9 +26,7 @@ def make_inner(acting: Acting, path: str, cpus: str | None = None) -> None:
 async def container_on(acting: Acting, cpus: str | None, *, passes: int = 1) -> tuple[str, str | None]:
     """The container's set and status after some passes; None: bypassd has no wish any more."""
     for _ in range(passes):
-        for retries in acting.judge.statuses._retries.values():
-            for knob, retry in retries.items():
-                retries[knob] = retry._replace(at=0.0)
+        acting.retry_now()
         wanted = {} if cpus is None else {"cpu.set": CpuSet.parse(cpus)}
         await acting.actuator.apply([acting.target(GROUP, wanted)])
     return acting.read(GROUP, "cpu.set"), acting.stood(GROUP, "cpu.set")
@@ -306,9 +304,7 @@ async def test_of_two_containers_each_has_its_turn(acting: Acting, monkeypatch: 
     wanted = {"cpu.set": CpuSet.parse("2-3")}
     left: list[tuple[int, int]] = []
     for _ in range(20):
-        for retries in acting.judge.statuses._retries.values():
-            for knob, retry in retries.items():
-                retries[knob] = retry._replace(at=0.0)
+        acting.retry_now()
         await acting.actuator.apply([acting.target(path, wanted) for path in (GROUP, other)])
         wide = [
             sum(acting.read(f"{path}/docker/{index:064x}", "cpu.set") == "0-3" for index in range(40))
