@@ -28,7 +28,6 @@ from reconciler.config.model import (
     StoreConfig,
 )
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.settings.schema import FeatureSwitch
@@ -43,8 +42,7 @@ from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.kubelet.cpu_manager import STATIC
 from tests.fakes.kubelet.fake import FakeKubelet
 from tests.fakes.node import Box, DirectoryNode, NodePod, mounts_of
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 WEB = "aaaaaaaa-1111-4111-8111-111111111111"
 BATCH = "bbbbbbbb-2222-4222-8222-222222222222"
@@ -182,7 +180,7 @@ class LiveNode(DirectoryNode):
                 await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
                 agent.alerts.alert("yield", "cpu.quota: left to systemd", None)
                 await agent.keeper.flush()
-                show = StatusReport(agent, FakePulse(), statuses=_components, reload=reloads)
+                show = status_report(agent, statuses=_components)
                 return _plain(show.state(()))
 
         # All of it at one moment: the document is the same on a machine that is busy.

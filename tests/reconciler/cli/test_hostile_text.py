@@ -36,7 +36,7 @@ from reconciler.web.limits import HttpCounts
 from state.printable import encodable
 from tests.fakes import livenode
 from tests.fakes.livenode import BATCH, USAGE, WEB, LiveNode
-from tests.fakes.reloads import reloads
+from tests.fakes.report import reloads
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon

@@ -15,15 +15,14 @@ from reconciler.config.model import AgentMode
 from reconciler.control import bounds_in_force
 from reconciler.control.bounds_in_force import BoundProblem, response_problem
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport, nothing_in_force
+from reconciler.daemon.status import nothing_in_force
 from reconciler.policies.budget import BudgetLaw
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.policies.shared import ConfineMode
 from state.measures import Restrictions, SqueezeLimit
 from state.model import Hold, PodMeta
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 CONTAINER = f"{group(BATCH)}/{container_id(BATCH)}"
 INNER = f"{CONTAINER}/docker/{'cd' * 32}"
@@ -53,7 +52,7 @@ def refusing(live: LiveNode, path: str, file: str, controller: str = "cpuset") -
 
 
 def shown(agent: Agent) -> tuple[list[str], dict[str, str]]:
-    document: Any = StatusReport(agent, FakePulse(), statuses=list, reload=reloads).state(("problems", "budget"))
+    document: Any = status_report(agent).state(("problems", "budget"))
     return list(document["problems"]), dict(document["budget"]["reasons"])
 
 

@@ -14,8 +14,7 @@ from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest
 from state.entry import LedgerEvent
 from tests.fakes.livenode import BATCH, LiveNode
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 Events = list[dict[str, Any]]
 
@@ -31,7 +30,7 @@ def on_a_node(path: Path, act: Callable[[LiveNode, Agent, StatusReport], Any]) -
 
 
 def report(agent: Agent) -> StatusReport:
-    return StatusReport(agent, FakePulse(), statuses=tuple, reload=reloads)
+    return status_report(agent)
 
 
 async def feed(shown: StatusReport, after: int | None, run: str, since: float | None) -> Mapping[str, object]:

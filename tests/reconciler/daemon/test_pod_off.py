@@ -12,12 +12,10 @@ from msgspec.structs import replace
 from cgroupfs.errors import InputError, StoreError
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.podlist import pod_quota_milli
-from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest, OffRequest, RestoreRequest
 from state.model import Hold, PodClass
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 POD = f"pod:{BATCH}"
 OFF = f"off:{BATCH}"
@@ -30,7 +28,7 @@ class OffScene:
 
     def __init__(self, node: LiveNode, agent: Agent) -> None:
         self.node, self.agent = node, agent
-        self.report = StatusReport(agent, FakePulse(), statuses=tuple, reload=reloads)
+        self.report = status_report(agent)
 
     def cpus(self) -> str:
         return self.node.kernel.read(self.agent.place.hierarchy.directory("cpuset", MAIN), "cpuset.cpus").strip()
