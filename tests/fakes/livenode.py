@@ -6,8 +6,8 @@ For real documents, real stores, and trees to capture. The runtime has written w
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -150,6 +150,13 @@ class LiveNode(DirectoryNode):
             yield agent
         finally:
             agent.close()
+
+    @asynccontextmanager
+    async def looked(self, config: Config | None = None) -> AsyncIterator[Agent]:
+        """The agent after its first pass."""
+        with self.agent(config) as agent:
+            await self.look(agent)
+            yield agent
 
     async def look(self, agent: Agent) -> None:
         """One whole look, with what is learnt made durable."""

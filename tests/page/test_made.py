@@ -16,8 +16,7 @@ WANTED = (*SECTIONS, *VIEWS)
 
 async def real_state(path: Path) -> Mapping[str, object]:
     node = LiveNode(path)
-    with node.agent() as agent:
-        await node.look(agent)
+    async with node.looked() as agent:
         return status_report(agent).state(WANTED)
 
 

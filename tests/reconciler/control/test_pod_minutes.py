@@ -50,8 +50,7 @@ def test_a_total_never_falls_and_what_is_never_measured_is_no_zero() -> None:
 def test_the_sum_of_a_class_keeps_what_pods_that_ended_have_used(tmp_path: Path) -> None:
     async def run() -> None:
         node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             pods = {BATCH: agent.control.inventory.pods[BATCH]}
             at = [0.0]
             minutes = PodMinutes(
@@ -80,8 +79,7 @@ def test_pods_are_read_again_only_if_something_ran_in_their_directory(
 ) -> None:
     async def run() -> None:
         node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             pod = agent.control.inventory.pods[BATCH]
             at = [0.0]
             minutes = PodMinutes(
@@ -123,8 +121,7 @@ def test_an_hour_is_kept_and_no_more() -> None:
 def test_pods_that_are_gone_are_forgotten_and_a_namesake_begins_anew(tmp_path: Path) -> None:
     async def run() -> None:
         node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             pods: dict[str, Pod] = dict(agent.control.inventory.pods)
             at = [0.0]
 

@@ -94,23 +94,20 @@ async def test_nothing_is_said_of_a_node_in_order(live: LiveNode) -> None:
 
 
 async def test_in_observe_mode_a_bound_is_planned(live: LiveNode) -> None:
-    with live.agent(replace(live.config, mode=AgentMode.OBSERVE)) as agent:
-        await live.look(agent)
+    async with live.looked(replace(live.config, mode=AgentMode.OBSERVE)) as agent:
         reasons = shown(agent)[1]
         assert reasons["cpuset"] == "planned: BE containers are limited to the BE pool"
         assert "enforced" not in reasons["quota"]
         quota = replace(live.config.policies.reclaimed, form=ReclaimedForm.QUOTA)
     config = replace(live.config, mode=AgentMode.OBSERVE, policies=replace(live.config.policies, reclaimed=quota))
-    with live.agent(config) as agent:
-        await live.look(agent)
+    async with live.looked(config) as agent:
         reasons = shown(agent)[1]
         assert reasons["quota"] == "planned: CPU quota on kubepods/besteffort"
         assert reasons["cpuset"].startswith("not used: ")
 
 
 async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         assert shown(agent)[1]["cpuset"] == "BE containers are limited to the BE pool"
         agent.record.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
         agent.record.holds.refresh()
@@ -173,8 +170,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
 async def test_online_pods_are_limited_to_their_pool_by_what_their_files_have(live: LiveNode) -> None:
     shared = replace(live.config.policies.shared, confine=ConfineMode.ALWAYS)
     web = f"{group(WEB)}/{container_id(WEB)}"
-    with live.agent(replace(live.config, policies=replace(live.config.policies, shared=shared))) as agent:
-        await live.look(agent)
+    async with live.looked(replace(live.config, policies=replace(live.config.policies, shared=shared))) as agent:
         assert shown(agent)[1]["shared"].endswith("; online pods are limited to it")
         agent.record.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
         agent.record.holds.refresh()

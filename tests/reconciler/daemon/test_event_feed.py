@@ -22,8 +22,7 @@ Events = list[dict[str, Any]]
 def on_a_node(path: Path, act: Callable[[LiveNode, Agent, StatusReport], Any]) -> None:
     async def run() -> None:
         node = LiveNode(path)
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             await act(node, agent, report(agent))
 
     trio.run(run)
@@ -82,8 +81,7 @@ def test_a_reader_gets_each_event_once(tmp_path: Path) -> None:
 def test_after_a_restart_the_reader_goes_on_and_known_holds_are_no_events(tmp_path: Path) -> None:
     async def run() -> None:
         node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             shown = report(agent)
             await shown.hold(HoldRequest(target="node", reason="INC-1", by="ana", until_released=True))
             before = await feed(shown, 0, agent.record.ledger.events.run, None)

@@ -54,8 +54,7 @@ class OffScene:
 def on_a_node(path: Path, act: Callable[[OffScene], Any]) -> None:
     async def run() -> None:
         node = LiveNode(path)
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             await act(OffScene(node, agent))
 
     trio.run(run)
@@ -136,8 +135,7 @@ def test_the_other_be_pods_stay_within_the_budget_while_one_is_outside_of_it(tmp
         other = "dddddddd-4444-4444-8444-444444444444"
         node.kernel.make_group(f"{ABOVE}/pod{other}")
         node.kernel.make_group(f"{ABOVE}/pod{other}/{'d' * 64}")
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             scene = OffScene(node, agent)
             await scene.off(budget=True)
             pools = agent.control.reconciler.pools
@@ -170,12 +168,10 @@ def test_a_second_off_takes_the_place_of_the_first(tmp_path: Path) -> None:
 def test_a_freed_pod_stays_free_over_a_restart(tmp_path: Path) -> None:
     async def run() -> None:
         node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             await OffScene(node, agent).off(budget=True)
             await agent.keeper.flush()
-        with node.agent() as agent:
-            await node.look(agent)
+        async with node.looked() as agent:
             scene = OffScene(node, agent)
             assert agent.control.inventory.pods[BATCH].pod_class is PodClass.SHARED
             assert (scene.quota(ABOVE), scene.quota(MAIN)) == (-1, -1)

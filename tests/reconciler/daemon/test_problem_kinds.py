@@ -133,8 +133,7 @@ async def test_each_is_an_alert_after_a_minute_and_until_its_end(
     live = LiveNode(tmp_path)
     live.least_weight(group(BATCH))
     text, make = KINDS[name]
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         watch = Watch(agent)
         assert not watch.lines(text)
         with monkeypatch.context() as patch:
@@ -154,8 +153,7 @@ async def test_each_is_an_alert_after_a_minute_and_until_its_end(
 async def test_an_error_of_a_pod_or_of_its_container_is_a_problem_of_that_pod_alone(tmp_path: Path) -> None:
     """The runbook sends its reader to `bypassctl why POD`."""
     live = LiveNode(tmp_path)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         errors = agent.writes.judge.errors
         errors.failed(container_key(container_id(WEB)), AgentError("bundle: gone wrong"))
         errors.failed(pod_key(WEB), AgentError("its directory cannot be listed"))
@@ -168,8 +166,7 @@ async def test_an_error_of_a_pod_or_of_its_container_is_a_problem_of_that_pod_al
 
 async def test_each_actuator_of_other_files_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveNode(tmp_path)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         for side in agent.sides.all:
             watch, name = Watch(agent), f"{ACTUATOR}{side.name}"
             with monkeypatch.context() as patch:
@@ -201,8 +198,7 @@ async def test_entries_of_every_list_of_pods_are_problems(
     tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = LiveNode(tmp_path)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         watch = Watch(agent)
         monkeypatch.setattr(agent.sources.pods, source, SimpleNamespace(problems=("item 7: no uid",)))
         (status,) = (status for status in agent.problems.conditions() if status.name == "pod list")
