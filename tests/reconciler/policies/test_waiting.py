@@ -115,9 +115,9 @@ def test_the_same_waiting_after_a_while_makes_what_was_learned_last_twice_as_lon
 ) -> None:
     known: OwnWaiting = {}
     for percent in first:
-        known = learn(known, waiting(percent), 0.0)
-    known = learn(known, waiting(later), after_s)
-    assert half_lives(known, after_s, 1) == pytest.approx(fades)
+        known = learn(known, waiting(percent), 1000.0)
+    known = learn(known, waiting(later), 1000.0 + after_s)
+    assert half_lives(known, 1000.0 + after_s, 1) == pytest.approx(fades)
 
 
 def test_what_was_learned_lasts_at_most_eight_times_as_long() -> None:

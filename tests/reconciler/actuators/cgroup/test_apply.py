@@ -526,12 +526,16 @@ async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(acting: 
     assert acting.read(GROUP, "cpu.weight") == "3"
 
 
-async def test_a_wait_for_the_runtime_ends_with_its_group(acting: Acting) -> None:
-    acting.names.writer = ("runtime", "runc (pid 5)")
+@pytest.mark.parametrize(("writer", "writes"), [(("runtime", "runc (pid 5)"), 1), (("other", "tuned (pid 7)"), 2)])
+async def test_a_wait_for_another_writer_ends_with_its_group(
+    acting: Acting, writer: tuple[str, str], writes: int
+) -> None:
+    acting.names.writer = writer
     target = acting.target(GROUP, {"cpu.weight": 3})
     await acting.actuator.apply([target])
-    acting.write(GROUP, "cpu.weight", "256")
-    await acting.actuator.apply([target])
+    for _ in range(writes):
+        acting.write(GROUP, "cpu.weight", "256")
+        await acting.actuator.apply([target])
     waits = acting.judge.foreign_writes.is_waiting
     assert waits((GROUP, "cpu.weight"), time.monotonic())
     acting.judge.forget(POD)
