@@ -54,16 +54,13 @@ async def test_a_second_look_at_a_node_that_is_right_writes_nothing(acting: Acti
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
 
 
-async def test_observe_mode_says_what_it_would_write_and_touches_nothing(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    before = snapshot(kernel, hierarchy)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_observe_mode_says_what_it_would_write_and_touches_nothing(acting: Acting) -> None:
+    before = snapshot(acting.kernel, acting.hierarchy)
     acting.mode.set_enforce(enforce=False)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"would write"}
-    assert snapshot(kernel, hierarchy) == before
+    assert snapshot(acting.kernel, acting.hierarchy) == before
     assert len(acting.ledger) == 0
-    acting.close()
 
 
 async def test_a_policy_that_only_practises_is_told_apart_from_the_others(acting: Acting) -> None:
@@ -72,15 +69,12 @@ async def test_a_policy_that_only_practises_is_told_apart_from_the_others(acting
     assert acting.files.count == 0
 
 
-async def test_what_is_no_longer_wanted_gets_its_old_value_back(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    before = snapshot(kernel, hierarchy)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_what_is_no_longer_wanted_gets_its_old_value_back(acting: Acting) -> None:
+    before = snapshot(acting.kernel, acting.hierarchy)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     await acting.actuator.apply([acting.target(GROUP, {})])
-    assert snapshot(kernel, hierarchy) == before
+    assert snapshot(acting.kernel, acting.hierarchy) == before
     assert len(acting.ledger) == 0
-    acting.close()
 
 
 async def test_a_held_file_is_left_as_it_is(acting: Acting) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cgroupfs.cpuset import CpuSet
 from reconciler.actuators.cgroup import inner_groups
 from reconciler.actuators.cgroup.inner_groups import InnerChange, InnerSet, ManagedSet, managed_above, plan_inner
-from tests.reconciler.actuators.acting import GROUP, POD, Acting, make_node
+from tests.reconciler.actuators.acting import GROUP, POD, Acting
 
 DOCKER = f"{GROUP}/docker"
 INNER = f"{DOCKER}/{'cd' * 32}"
@@ -193,10 +193,9 @@ async def test_a_refusal_by_a_group_that_appears_in_between_is_planned_anew(acti
     assert acting.alerts == []
 
 
-async def test_memory_nodes_of_groups_inside_follow(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
+async def test_memory_nodes_of_groups_inside_follow(acting: Acting) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     kernel.nodes = 2
-    acting = Acting(kernel, hierarchy, tmp_path)
     for tree in kernel.trees:
         if tree.controllers[0].name == "cpuset":
             tree.root.mems = 3
@@ -209,13 +208,11 @@ async def test_memory_nodes_of_groups_inside_follow(tmp_path: Path) -> None:
     assert kernel.read(hierarchy.directory("cpuset", INNER), "cpuset.mems").strip() == "1"
     await acting.actuator.apply([acting.target(GROUP, {})])
     assert kernel.read(hierarchy.directory("cpuset", INNER), "cpuset.mems").strip() == "0-1"
-    acting.close()
 
 
-async def test_an_old_kernels_v2_refuses_as_well_and_is_answered_the_same(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode="v2")
-    kernel.release = (5, 10)
-    acting = Acting(kernel, hierarchy, tmp_path)
+@pytest.mark.parametrize("mode", ["v2"])
+async def test_an_old_kernels_v2_refuses_as_well_and_is_answered_the_same(acting: Acting) -> None:
+    acting.kernel.release = (5, 10)
     make_inner(acting, INNER)
     acting.write(DOCKER, "cpu.set", "0-1")
     acting.write(INNER, "cpu.set", "0")
@@ -224,7 +221,6 @@ async def test_an_old_kernels_v2_refuses_as_well_and_is_answered_the_same(tmp_pa
     assert sets(acting, DOCKER, INNER) == ["2-3", "2-3"]
     await container_on(acting, None)
     assert sets(acting, DOCKER, INNER) == ["0-1", "0"]
-    acting.close()
 
 
 async def test_twelve_hundred_groups_take_many_passes_of_bounded_work(acting: Acting) -> None:
