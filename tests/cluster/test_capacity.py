@@ -418,15 +418,18 @@ async def test_printed_rights_are_for_no_other_node(plane: ControlPlane) -> None
         await api.aclose()
 
 
-async def test_a_killed_daemons_headroom_is_withdrawn_by_the_command(plane: ControlPlane, tmp_path: Path) -> None:
+def test_a_killed_daemons_headroom_is_withdrawn_by_the_command(plane: ControlPlane, tmp_path: Path) -> None:
     plane.add_node("killed")
     run(plane, ClusterTarget.NODE, RightsUse.NODE, "killed", Offer(cpu_milli=500))
     assert whole(allocatable(plane, "killed")[OWN_CPU]) == 500
 
-    for node in ("killed", "gone"):
-        api = api_of(plane, node, RightsUse.NODE)
-        await withdraw_from(ClusterTarget.NODE, api, node)
-        await api.aclose()
+    async def main() -> None:
+        for node in ("killed", "gone"):
+            api = api_of(plane, node, RightsUse.NODE)
+            await withdraw_from(ClusterTarget.NODE, api, node)
+            await api.aclose()
+
+    trio.run(main)
     assert OWN_CPU not in allocatable(plane, "killed")
 
 
