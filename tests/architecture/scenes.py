@@ -50,6 +50,9 @@ CGROUP_ROOT: Final = f"/bypassd-test-architecture-{os.getpid()}"
 _WITHIN_S: Final = 30.0
 _SETTLE_S: Final = 2.5
 _IDLE_S: Final = 0.5
+_PASS: Final = "reconciler/control/reconciler.py:Reconciler.reconcile"
+_VERIFY_S: Final = 0.2
+"""The last pass that no event causes comes so long after a container's first: sooner than `_IDLE_S` after another."""
 _QUIET_S: Final = 60.0
 """Between two samples: nothing but the scene's own events is entered."""
 _GI: Final = 1 << 30
@@ -100,14 +103,25 @@ def _foreign_cpuset(directory: str) -> EnteredFiles:
     ):
         pod = node.add("be")
         before = node.cpus(pod.main)
-        with _agent(node, entered, node={"sample_s": 60}, constants={"kubelet.period_s": 3600}):
+        constants = {"kubelet.period_s": 3600, "writes.verify_s": _VERIFY_S}
+        with _agent(node, entered, node={"sample_s": 60}, constants=constants):
             _wait(lambda: node.cpus(pod.main) != before)
             ours = node.cpus(pod.main)
-            time.sleep(_SETTLE_S)
+            _wait(lambda: _is_idle(entered))
             entered.until_written(lambda: node.cpus(pod.main) == ours)
             program.write(node.path(pod.main.group, "cpuset", "cpuset.cpus"), before)
             assert entered.finished.wait(_WITHIN_S), "the CPU set is not put back"
     return entered
+
+
+def _is_idle(entered: EnteredFiles) -> bool:
+    """Whether no pass has begun for a while.
+
+    One that is under way when the program writes may read the value before the kernel's event is read.
+    """
+    entered.until_ended()
+    time.sleep(_IDLE_S)
+    return _PASS not in entered.order
 
 
 def _wait(condition: Callable[[], bool]) -> None:

@@ -3,8 +3,8 @@
 The programs are those of the directory in KUBEBUILDER_ASSETS, the convention of Kubernetes' own test tools (etcd may be
 the machine's). All processes are this one's children, and end with `stop`.
 
-The nodes' objects are kept Ready here, and a pod that is scheduled there counts as running, as a kubelet reports it: so
-a scheduler that is the real one decides where replacements go.
+The nodes' objects are kept Ready here, and a pod that is scheduled there counts as running, as a kubelet reports it,
+and as ready after the delay of its probe: so a scheduler that is the real one decides where replacements go.
 """
 
 import contextlib
@@ -95,6 +95,8 @@ class ControlPlane:
         self._commands: dict[str, tuple[str, ...]] = {}
         self._nodes: set[str] = set()
         self._without_batch: set[str] = set()
+        self._started: dict[str, float] = {}
+        """When a pod began to run, by uid (monotonic seconds)."""
         self._ended = threading.Event()
         self._kubelets: threading.Thread | None = None
         self.bound: Callable[[Object], None] = lambda _: None
@@ -467,11 +469,27 @@ class ControlPlane:
                 self.call("DELETE", f"{path}?gracePeriodSeconds=0")
             elif phase == "Pending":
                 self.bound(pod)
-                # Without the time it is never available by minReadySeconds.
-                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                condition = {"type": "Ready", "status": "True", "lastTransitionTime": now}
-                status = {"phase": "Running", "conditions": [condition]}
-                self.call("PATCH", f"{path}/status", {"status": status}, MERGE_PATCH)
+                self._started[meta["uid"]] = time.monotonic()
+                self._report(path, ready=_unready_s(pod) == 0)
+            elif not _is_ready(pod) and time.monotonic() - self._started.get(meta["uid"], 0.0) >= _unready_s(pod):
+                self._report(path, ready=True)
+
+    def _report(self, path: str, *, ready: bool) -> None:
+        # Without the time it is never available by minReadySeconds.
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": now}
+        self.call("PATCH", f"{path}/status", {"status": {"phase": "Running", "conditions": [condition]}}, MERGE_PATCH)
+
+
+def _unready_s(pod: Object) -> float:
+    """How long no probe of the pod can have succeeded."""
+    probes = (container.get("readinessProbe", {}) for container in pod["spec"]["containers"])
+    return max(float(probe.get("initialDelaySeconds", 0)) for probe in probes)
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
 
 
 def _collection(item: Object) -> str:

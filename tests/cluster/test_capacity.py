@@ -177,31 +177,28 @@ def test_the_scheduler_uses_the_nodes_own_resources(plane: ControlPlane) -> None
     assert VALID_UNTIL not in node["metadata"].get("annotations", {})
 
 
-def test_an_edit_of_the_nodes_resources_is_named_and_restored(plane: ControlPlane) -> None:
+async def test_an_edit_of_the_nodes_resources_is_named_and_restored(plane: ControlPlane) -> None:
     """And the usual write is one request, whatever form the API server gives the amounts."""
     plane.add_node("edited")
     offer, more = Offer(cpu_milli=2000, memory_bytes=4 * GI), Offer(cpu_milli=3000, memory_bytes=GI)
     status = "/api/v1/nodes/edited/status"
     edits: list[str] = []
 
-    async def main() -> None:
-        async with api_of(plane, "edited", RightsUse.NODE) as api:
-            target = NodeTarget(api, "edited", valid_s=lambda: 240.0, wall=time.time)
-            for wanted in (offer, offer, more):
-                assert (await target.publish(wanted)).edit == ""
-            assert target.object.requests == 4  # the first reads the object before
-            for amounts in ({OWN_CPU: "9k"}, {OWN_MEMORY: None}):
-                patch = {"status": {"allocatable": amounts}}
-                assert plane.call("PATCH", f"{status}?fieldManager=kubectl-edit", patch, MERGE)[0] == 200
-                published = await target.publish(more)
-                edits.append(published.edit)
-                assert published.offer == more
-            patch = {"status": {"capacity": {OWN_CPU: "0"}}}
+    async with api_of(plane, "edited", RightsUse.NODE) as api:
+        target = NodeTarget(api, "edited", valid_s=lambda: 240.0, wall=time.time)
+        for wanted in (offer, offer, more):
+            assert (await target.publish(wanted)).edit == ""
+        assert target.object.requests == 4  # the first reads the object before
+        for amounts in ({OWN_CPU: "9k"}, {OWN_MEMORY: None}):
+            patch = {"status": {"allocatable": amounts}}
             assert plane.call("PATCH", f"{status}?fieldManager=kubectl-edit", patch, MERGE)[0] == 200
-            with pytest.raises(PublishError, match=r"3 changes in 10 minutes: left to it"):
-                await target.publish(more)
-
-    trio.run(main)
+            published = await target.publish(more)
+            edits.append(published.edit)
+            assert published.offer == more
+        patch = {"status": {"capacity": {OWN_CPU: "0"}}}
+        assert plane.call("PATCH", f"{status}?fieldManager=kubectl-edit", patch, MERGE)[0] == 200
+        with pytest.raises(PublishError, match=r"3 changes in 10 minutes: left to it"):
+            await target.publish(more)
     assert edits == [
         "kubectl-edit changed allocatable bypassd/batch-cpu from 3k to 9k",
         "another program changed allocatable bypassd/batch-memory from 1073741824 to none",
@@ -358,51 +355,45 @@ def test_another_writer_of_an_object_that_was_made_here_is_named(plane: ControlP
         run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "shared", offer)
 
 
-def test_objects_that_are_deleted_and_made_again_get_what_is_published(plane: ControlPlane) -> None:
+async def test_objects_that_are_deleted_and_made_again_get_what_is_published(plane: ControlPlane) -> None:
     define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
     plane.add_node("again")
     offer, less = Offer(cpu_milli=2000, memory_bytes=4 * GI), Offer(cpu_milli=1000, memory_bytes=GI)
     kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
 
-    async def main() -> None:
-        async with api_of(plane, "again", RightsUse.KATALYST) as api, api_of(plane, "again", RightsUse.NODE) as nodes:
-            katalyst = target_of(ClusterTarget.KATALYST, api, "again", Meter(), valid_s=lambda: 240.0)
-            assert (await katalyst.publish(offer)).offer == offer
-            assert plane.call("DELETE", f"{CNR}/again")[0] == 200
-            assert (await katalyst.publish(less)).offer == less
-            assert plane.call("DELETE", f"{CNR}/again")[0] == 200
-            assert plane.call("POST", CNR, {**kind, "metadata": {"name": "again"}})[0] == 201
-            assert (await katalyst.publish(offer)).offer == offer
-            node = target_of(ClusterTarget.NODE, nodes, "again", Meter(), valid_s=lambda: 240.0)
-            assert (await node.publish(offer)).offer == offer
-            assert plane.call("DELETE", "/api/v1/nodes/again")[0] == 200
-            with pytest.raises(PublishError) as caught:
-                await node.publish(offer)
-            assert caught.value.missing
-            plane.add_node("again")
-            assert (await node.publish(offer)).offer == offer
-
-    trio.run(main)
+    async with api_of(plane, "again", RightsUse.KATALYST) as api, api_of(plane, "again", RightsUse.NODE) as nodes:
+        katalyst = target_of(ClusterTarget.KATALYST, api, "again", Meter(), valid_s=lambda: 240.0)
+        assert (await katalyst.publish(offer)).offer == offer
+        assert plane.call("DELETE", f"{CNR}/again")[0] == 200
+        assert (await katalyst.publish(less)).offer == less
+        assert plane.call("DELETE", f"{CNR}/again")[0] == 200
+        assert plane.call("POST", CNR, {**kind, "metadata": {"name": "again"}})[0] == 201
+        assert (await katalyst.publish(offer)).offer == offer
+        node = target_of(ClusterTarget.NODE, nodes, "again", Meter(), valid_s=lambda: 240.0)
+        assert (await node.publish(offer)).offer == offer
+        assert plane.call("DELETE", "/api/v1/nodes/again")[0] == 200
+        with pytest.raises(PublishError) as caught:
+            await node.publish(offer)
+        assert caught.value.missing
+        plane.add_node("again")
+        assert (await node.publish(offer)).offer == offer
 
 
-def test_another_machines_node_of_the_same_name_gets_nothing(plane: ControlPlane) -> None:
+async def test_another_machines_node_of_the_same_name_gets_nothing(plane: ControlPlane) -> None:
     plane.add_node("twin")
     offer = Offer(cpu_milli=2000, memory_bytes=GI)
 
-    async def main() -> None:
-        async with api_of(plane, "twin", RightsUse.NODE) as api:
-            target = target_of(ClusterTarget.NODE, api, "twin", Meter(), valid_s=lambda: 240.0, boot="this")
-            for boot, words in (("another", "is of another machine: its kubelet reports boot another"), ("this", "")):
-                patch = {"status": {"nodeInfo": {"bootID": boot}}}
-                assert plane.call("PATCH", "/api/v1/nodes/twin/status", patch, MERGE)[0] == 200
-                if words:
-                    with pytest.raises(PublishError, match=words):
-                        await target.publish(offer)
-                    assert OWN_CPU not in allocatable(plane, "twin")
-                else:
-                    assert (await target.publish(offer)).offer == offer
-
-    trio.run(main)
+    async with api_of(plane, "twin", RightsUse.NODE) as api:
+        target = target_of(ClusterTarget.NODE, api, "twin", Meter(), valid_s=lambda: 240.0, boot="this")
+        for boot, words in (("another", "is of another machine: its kubelet reports boot another"), ("this", "")):
+            patch = {"status": {"nodeInfo": {"bootID": boot}}}
+            assert plane.call("PATCH", "/api/v1/nodes/twin/status", patch, MERGE)[0] == 200
+            if words:
+                with pytest.raises(PublishError, match=words):
+                    await target.publish(offer)
+                assert OWN_CPU not in allocatable(plane, "twin")
+            else:
+                assert (await target.publish(offer)).offer == offer
 
 
 def test_without_the_right_nothing_is_written(plane: ControlPlane) -> None:
@@ -412,22 +403,19 @@ def test_without_the_right_nothing_is_written(plane: ControlPlane) -> None:
     assert OWN_CPU not in allocatable(plane, "bare")
 
 
-def test_printed_rights_are_for_no_other_node(plane: ControlPlane) -> None:
+async def test_printed_rights_are_for_no_other_node(plane: ControlPlane) -> None:
     plane.add_node("mine")
     plane.add_node("others")
 
-    async def main() -> None:
-        api = api_of(plane, "mine", RightsUse.NODE)
-        try:
-            for path in ("/api/v1/nodes/others", "/api/v1/nodes/others/status"):
-                method = "PATCH" if path.endswith("status") else "GET"
-                answer = await api.request(method, path, {} if method == "PATCH" else None, content_type=MERGE)
-                assert answer.status == 403
-            assert (await api.request("GET", "/api/v1/nodes/mine")).status == 200
-        finally:
-            await api.aclose()
-
-    trio.run(main)
+    api = api_of(plane, "mine", RightsUse.NODE)
+    try:
+        for path in ("/api/v1/nodes/others", "/api/v1/nodes/others/status"):
+            method = "PATCH" if path.endswith("status") else "GET"
+            answer = await api.request(method, path, {} if method == "PATCH" else None, content_type=MERGE)
+            assert answer.status == 403
+        assert (await api.request("GET", "/api/v1/nodes/mine")).status == 200
+    finally:
+        await api.aclose()
 
 
 def test_a_killed_daemons_headroom_is_withdrawn_by_the_command(plane: ControlPlane, tmp_path: Path) -> None:
@@ -445,18 +433,15 @@ def test_a_killed_daemons_headroom_is_withdrawn_by_the_command(plane: ControlPla
     assert OWN_CPU not in allocatable(plane, "killed")
 
 
-def test_a_kubelets_own_credentials_are_enough_without_a_control_plane(plane: ControlPlane) -> None:
+async def test_a_kubelets_own_credentials_are_enough_without_a_control_plane(plane: ControlPlane) -> None:
     plane.add_node("kubelets")
     path = plane.node_kubeconfig("kubelets")
 
-    async def main() -> None:
-        async with KubeApi(varied(ApiServer(kubeconfig=str(path)), timeout_s=10.0)) as api:
-            target = target_of(ClusterTarget.NODE, api, "kubelets", Meter(), valid_s=lambda: 240.0)
-            offer = Offer(cpu_milli=1500, memory_bytes=GI)
-            assert (await target.publish(offer)).offer == offer
-            await target.withdraw()
-
-    trio.run(main)
+    async with KubeApi(varied(ApiServer(kubeconfig=str(path)), timeout_s=10.0)) as api:
+        target = target_of(ClusterTarget.NODE, api, "kubelets", Meter(), valid_s=lambda: 240.0)
+        offer = Offer(cpu_milli=1500, memory_bytes=GI)
+        assert (await target.publish(offer)).offer == offer
+        await target.withdraw()
     assert OWN_CPU not in allocatable(plane, "kubelets")
 
 
@@ -500,20 +485,17 @@ def test_what_the_api_server_does_not_have_is_named_and_is_used_when_it_is_there
     trio.run(main)
 
 
-def test_a_node_with_annotations_of_200_kib(plane: ControlPlane) -> None:
+async def test_a_node_with_annotations_of_200_kib(plane: ControlPlane) -> None:
     plane.add_node("large")
     annotations = {f"example.com/{number}": "x" * 20_000 for number in range(10)}
     assert plane.call("PATCH", "/api/v1/nodes/large", {"metadata": {"annotations": annotations}}, MERGE)[0] == 200
     offer = Offer(cpu_milli=1000, memory_bytes=GI)
 
-    async def main() -> None:
-        async with api_of(plane, "large", RightsUse.NODE, RightsUse.TAINT, RightsUse.SETTINGS_KOORDINATOR) as api:
-            target = target_of(ClusterTarget.NODE, api, "large", Meter(), valid_s=lambda: 240.0)
-            assert (await target.publish(offer)).offer == offer
-            client = NodeClient(api, "large")
-            taint = NodeTaint(key=CLOSED_KEY, effect="NoSchedule")
-            assert (await client.add_taint(await client.read(), taint)).taint(CLOSED_KEY, "NoSchedule") is not None
-            marks = await SettingsClient(api, "large").node(("example.com/",))
-            assert marks.content == annotations
-
-    trio.run(main)
+    async with api_of(plane, "large", RightsUse.NODE, RightsUse.TAINT, RightsUse.SETTINGS_KOORDINATOR) as api:
+        target = target_of(ClusterTarget.NODE, api, "large", Meter(), valid_s=lambda: 240.0)
+        assert (await target.publish(offer)).offer == offer
+        client = NodeClient(api, "large")
+        taint = NodeTaint(key=CLOSED_KEY, effect="NoSchedule")
+        assert (await client.add_taint(await client.read(), taint)).taint(CLOSED_KEY, "NoSchedule") is not None
+        marks = await SettingsClient(api, "large").node(("example.com/",))
+        assert marks.content == annotations

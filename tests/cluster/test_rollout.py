@@ -53,9 +53,8 @@ def test_the_old_pod_stays_until_the_new_one_is_available_only_with_surge(plane:
     item = manifest(surge=surge)
     assert plane.call("POST", PATH, item)[0] == 201
     try:
-        until(lambda: [pod["status"].get("phase") for pod in daemons(plane)] == ["Running"])
+        until(lambda: plane.call("GET", f"{PATH}/bypassd")[1]["status"].get("numberAvailable") == 1)
         (old,) = daemons(plane)
-        time.sleep(2.5)
         changed = copy.deepcopy(item["spec"]["template"])
         changed["metadata"]["annotations"]["example/restart"] = "1"
         code, answer = plane.call("PATCH", f"{PATH}/bypassd", {"spec": {"template": changed}}, MERGE_PATCH)

@@ -20,14 +20,12 @@ from reconciler.actuators.cgroup.conflict import WriteAttribution
 from reconciler.config.environment import wait_for_place
 from reconciler.config.model import AgentMode, Config
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import Supervisor
 from state.store import Store
 from tests.fakes.faults import Call, Fault, Faults
 from tests.fakes.livenode import BATCH, PINNED, QOS, WEB, LiveNode, container_id
 from tests.fakes.node import Box
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 LATE: Final = "dddddddd-4444-4444-8444-444444444444"
 """A best-effort pod that comes while the agent runs."""
@@ -127,7 +125,7 @@ async def _live(node: LiveNode, faults: Faults, fault: Fault, run: Run, expected
         place = await wait_for_place(config, print)
     agent = Agent(config, place, files=faults)
     supervisor = Supervisor(agent.components())
-    show = StatusReport(agent, FakePulse(), statuses=lambda: list(supervisor.statuses.values()), reload=reloads)
+    show = status_report(agent, statuses=lambda: list(supervisor.statuses.values()))
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)

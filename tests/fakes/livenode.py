@@ -3,10 +3,11 @@
 For real documents, real stores, and trees to capture. The runtime has written what its spec has.
 """
 
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +28,6 @@ from reconciler.config.model import (
     StoreConfig,
 )
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.runtime.workqueue import DirtyBatch
 from reconciler.settings.schema import FeatureSwitch
@@ -42,8 +42,7 @@ from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.kubelet.cpu_manager import STATIC
 from tests.fakes.kubelet.fake import FakeKubelet
 from tests.fakes.node import Box, DirectoryNode, NodePod, mounts_of
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 WEB = "aaaaaaaa-1111-4111-8111-111111111111"
 BATCH = "bbbbbbbb-2222-4222-8222-222222222222"
@@ -152,6 +151,13 @@ class LiveNode(DirectoryNode):
         finally:
             agent.close()
 
+    @asynccontextmanager
+    async def looked(self, config: Config | None = None) -> AsyncIterator[Agent]:
+        """The agent after its first pass."""
+        with self.agent(config) as agent:
+            await self.look(agent)
+            yield agent
+
     async def look(self, agent: Agent) -> None:
         """One whole look, with what is learnt made durable."""
         sampler, now = CpuSampler(), time.monotonic()
@@ -162,6 +168,12 @@ class LiveNode(DirectoryNode):
             agent.control.inventory.take(cpu=sampler.sample(reading, CLASSES))
         await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         agent.control.reconciler.ready.set()
+
+    async def look_again(self, agent: Agent, passes: int = 1) -> None:
+        """Passes in which what was refused is tried again."""
+        for _ in range(passes):
+            agent.writes.judge.due(math.inf)
+            await self.look(agent)
 
     def document(self, *, killed: bool = False, mode: AgentMode = AgentMode.ENFORCE) -> dict[str, Any]:
         """What the daemon shows after two looks. ``killed``: it ends without a word, as by SIGKILL."""
@@ -175,7 +187,7 @@ class LiveNode(DirectoryNode):
                 await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
                 agent.alerts.alert("yield", "cpu.quota: left to systemd", None)
                 await agent.keeper.flush()
-                show = StatusReport(agent, FakePulse(), statuses=_components, reload=reloads)
+                show = status_report(agent, statuses=_components)
                 return _plain(show.state(()))
 
         # All of it at one moment: the document is the same on a machine that is busy.

@@ -19,7 +19,7 @@ from reconciler.runtime.systemd import Heartbeat
 from reconciler.web.answers import to_json
 from reconciler.web.interface import RestoreRequest
 from tests.fakes.daemonprocess import DaemonFailed
-from tests.fakes.reloads import reloads
+from tests.fakes.report import reloads
 from tests.node.bypassd import SECTIONS, Undoing, View, numbers_of, undoing_of, view_of
 from tests.reconciler.telemetry.rendered import render
 

@@ -6,10 +6,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from reconciler.cli.events import _TYPES
-from reconciler.daemon.status import StatusReport
 from tests.fakes.livenode import BATCH, PINNED, LiveNode
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.page.made import SECTIONS, VIEWS, MadeNode
 from tests.reconciler.cli.test_watched import BLAME, HELD, SQUEEZED, SUFFERS, watched
 
@@ -18,9 +16,8 @@ WANTED = (*SECTIONS, *VIEWS)
 
 async def real_state(path: Path) -> Mapping[str, object]:
     node = LiveNode(path)
-    with node.agent() as agent:
-        await node.look(agent)
-        return StatusReport(agent, FakePulse(), statuses=list, reload=reloads).state(WANTED)
+    async with node.looked() as agent:
+        return status_report(agent).state(WANTED)
 
 
 async def test_every_key_of_the_made_node_is_one_of_a_daemon(tmp_path: Path) -> None:

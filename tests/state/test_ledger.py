@@ -278,6 +278,14 @@ def test_history_waiting_for_a_store_is_bounded_and_says_how_much_was_lost(tmp_p
     assert newest[1]["at"] == 19_999.0
 
 
+@pytest.mark.parametrize(("noted", "lost"), [(8_000, 0), (8_001, 2_000), (10_000, 2_000), (10_001, 4_000)])
+def test_of_too_many_events_that_wait_the_oldest_quarter_is_dropped(tmp_path: Path, noted: int, lost: int) -> None:
+    ledger = opened(tmp_path)
+    for number in range(noted):
+        ledger.note(LedgerEvent(at=float(number), kind="free"))
+    assert ledger.flush() == noted - lost + (lost > 0)
+
+
 def test_the_loop_may_note_and_ask_while_the_lane_commits(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     stop = threading.Event()

@@ -1,5 +1,6 @@
 """An actuator on the strict fake kernel, with a real ledger in a real store, and a way to stop after any write."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -186,6 +187,10 @@ class Acting:
     def stood(self, path: str, knob: str) -> str | None:
         standing = self.judge.statuses.get((path, knob))
         return None if standing is None else standing.state
+
+    def retry_now(self) -> None:
+        """What was refused is tried again in the next pass."""
+        self.judge.due(math.inf)
 
     def close(self) -> None:
         self.store.close()

@@ -16,7 +16,6 @@ from reconciler.cli.exits import Exit
 from reconciler.config.model import AgentMode
 from reconciler.control import side_actuators
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
 from reconciler.policies.core_sched import CoreSchedConfig
 from state.cache import CacheConsumption, CacheUsage
 from state.cpu import CORE_COOKIE
@@ -26,8 +25,7 @@ from state.store import boot_id
 from tests.fakes.cores import FakeCores
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
 from tests.fakes.no_api import no_api
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.actuators.acting import context
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon, listening
@@ -97,7 +95,7 @@ async def test_a_reload_a_hold_and_a_restore_reach_it_through_the_next_look(mach
 
 
 def _document(agent: Agent) -> dict[str, Any]:
-    show = StatusReport(agent, FakePulse(), statuses=tuple, reload=reloads)
+    show = status_report(agent)
     answer: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(show.state(()), enc_hook=str))
     return answer
 
@@ -109,7 +107,7 @@ async def test_it_is_shown_and_counted_like_a_control_file(machine: Machine, run
         await side.sweep()
         await agent.keeper.flush()
         document = _document(agent)
-        snapshot = StatusReport(agent, FakePulse(), statuses=tuple, reload=reloads).metrics()
+        snapshot = status_report(agent).metrics()
     [pod] = [pod for pod in document["pods"] if pod["uid"] == BATCH]
     [setting] = [entry for entry in pod["containers"][0]["settings"] if entry["knob"] == CORE_COOKIE]
     assert (setting["wanted"], setting["state"], setting["policy"]) == ("reclaimed", "written", "core_sched")
@@ -139,7 +137,7 @@ class Measuring:
 async def test_what_a_side_measures_of_caches_is_in_the_metrics(machine: Machine) -> None:
     with machine.live.agent(machine.config()) as agent:
         await machine.live.look(agent)
-        show = StatusReport(agent, FakePulse(), statuses=tuple, reload=reloads)
+        show = status_report(agent)
         assert (show.metrics().cache, show.metrics().cache_age_s) == (None, None)
         agent.sides.all = (Measuring(),)  # type: ignore[assignment]  # only what a scrape asks for
         snapshot = show.metrics()

@@ -113,8 +113,7 @@ def test_the_daemons_own_document_has_it(run: Run, daemon: FakeDaemon) -> None:
 
 def test_without_a_daemon_headroom_is_read_from_the_store_if_there_is_any(run: Run, live: LiveNode) -> None:
     async def measured(*, seconds: int) -> None:
-        with live.agent() as agent:
-            await live.look(agent)
+        async with live.looked() as agent:
             use = agent.control.inventory.readings.cpu
             for second in range(seconds):
                 agent.headroom.report.update(

@@ -36,7 +36,7 @@ from reconciler.web.limits import HttpCounts
 from state.printable import encodable
 from tests.fakes import livenode
 from tests.fakes.livenode import BATCH, USAGE, WEB, LiveNode
-from tests.fakes.reloads import reloads
+from tests.fakes.report import reloads
 from tests.fakes.web import FakePulse
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
@@ -363,8 +363,7 @@ def test_a_long_value_does_not_fill_the_screen_and_is_whole_for_programs(scene: 
 
 async def test_the_daemons_documents_are_safe_to_print(live: LiveNode) -> None:
     pulse: LoopHeartbeat = FakePulse()
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         pods = {
             uid: replace(pod, labels={HOSTILE: HOSTILE}, annotations={HOSTILE: HOSTILE}, name=HOSTILE)
             for uid, pod in agent.control.inventory.pods.items()

@@ -55,8 +55,7 @@ def lacks(live: LiveNode) -> set[str]:
 @pytest.mark.parametrize("mode", ["v1", "v2"])
 async def test_a_plan_of_full_sets_what_doctor_does_not_miss(tmp_path: Path, mode: Mode) -> None:
     live = LiveNode(tmp_path, mode)
-    with live.agent(load(write(live, "full")).config) as agent:
-        await live.look(agent)
+    async with live.looked(load(write(live, "full")).config) as agent:
         view, _ = agent.control.current()
         inspected = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
         assert inspected.knobs == view.knobs

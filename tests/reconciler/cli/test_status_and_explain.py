@@ -21,12 +21,10 @@ from reconciler.cli.document import standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
-from reconciler.daemon.status import StatusReport
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.cli.conftest import Run
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
@@ -120,7 +118,7 @@ def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> N
 
 def test_a_daemons_document_has_the_reasons_for_which_it_is_not_ready(live: LiveNode) -> None:
     with live.agent() as agent:
-        report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        report = status_report(agent)
         facts = report.state(("agent",))["agent"]
         assert isinstance(facts, dict)
         assert facts["ready"] is False

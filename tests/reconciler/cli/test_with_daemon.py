@@ -12,11 +12,9 @@ from reconciler.cli.document import DaemonRefused, ask, fetch
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main, parser
 from reconciler.config.model import HttpSection
-from reconciler.daemon.status import StatusReport
 from reconciler.web.components import components
 from tests.fakes.livenode import BATCH, LiveNode
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +29,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pytest.CaptureFixture[str]) -> None:
     with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
         socket = f"{directory}/s"
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        show = status_report(agent)
         await live.look(agent)
 
         async def run(*message: str) -> tuple[int, str]:
@@ -66,7 +64,7 @@ async def test_look_hold_release_restore_and_reload(live: LiveNode, capsys: pyte
 async def test_every_requested_section_exists(live: LiveNode) -> None:
     with tempfile.TemporaryDirectory() as directory, live.agent() as agent:
         socket = f"{directory}/s"
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        show = status_report(agent)
         await live.look(agent)
         async with trio.open_nursery() as nursery:
             (web,) = components(HttpSection(enabled=False, socket=socket), show, show)

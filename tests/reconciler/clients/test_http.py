@@ -32,7 +32,6 @@ async def test_an_exchange_gives_status_headers_and_body_and_keeps_the_connectio
     assert (second.status, second.ok) == (201, True)
     assert [texts[""] for texts in server.requests] == ["POST /a HTTP/1.1", "PATCH /b HTTP/1.1"]
     assert (server.bodies, server.connections) == ([b'{"b":1}', b"{}"], 1)
-    nursery.cancel_scope.cancel()
 
 
 async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(
@@ -44,7 +43,6 @@ async def test_of_a_long_answer_the_beginning_is_kept_and_the_connection_too(
         answers = [await session.exchange("GET", "/", most=100) for _ in range(2)]
     assert [len(response.body) for response in answers] == [100, 100]
     assert server.connections == 1
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waiting(
@@ -62,7 +60,6 @@ async def test_what_is_done_with_the_parts_of_an_answer_does_not_count_as_waitin
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}", timeout_s=0.4)) as session:
         await session.read("/", take)
     assert taken == 1_000_000
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,6 @@ async def test_an_answer_that_does_not_end_is_not_waited_for(
         with pytest.raises(SourceError) as caught:
             await session.read("/", take)
     assert str(caught.value) == f"x: http://127.0.0.1:{port}: /: {message}"
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -102,7 +98,6 @@ async def test_a_path_that_holds_a_secret_is_in_no_message(nursery: trio.Nursery
         with pytest.raises(SourceError) as caught:
             await session.exchange("POST", "/key-of-mine", b"", shown="")
     assert str(caught.value) == f"x: http://127.0.0.1:{port}: POST: no answer within 100 ms"
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nursery: trio.Nursery) -> None:
@@ -117,7 +112,6 @@ async def test_an_exchange_is_timed_apart_from_the_making_of_its_connection(nurs
     assert 0 < first.connect_s <= took_s - first.seconds
     assert second.connect_s == 0.0
     assert second.seconds > 0
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -134,7 +128,6 @@ async def test_what_is_asked_of_a_server_below_a_path_of_its_url(nursery: trio.N
     assert "content-length" not in first
     assert second[""] == "GET /k8s/c-1/with%20blank/%C3%A4 HTTP/1.1"
     assert (second["accept"], second["user-agent"]) == ("text/plain", "other")
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +164,6 @@ async def test_what_no_header_can_hold_is_an_error_of_its_asker(
             await session.exchange("GET", "/", None, headers)
         assert (await session.exchange("GET", "/")).ok
     assert len(server.requests) == 1
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nursery, idle_clock: MockClock) -> None:
@@ -180,7 +172,6 @@ async def test_a_field_that_comes_twice_is_one_with_both_values(nursery: trio.Nu
     async with HttpSession(HttpEndpoint(name="x", url=f"http://127.0.0.1:{port}")) as session:
         answer = await session.exchange("GET", "/")
     assert answer.headers["warning"] == "one, two"
-    nursery.cancel_scope.cancel()
 
 
 async def test_sessions_that_trust_the_same_share_one_context(
@@ -256,7 +247,6 @@ async def test_a_servers_own_certificate_is_trusted_without_its_issuers_and_no_o
         else:
             with pytest.raises(SourceError, match="not trusted"):
                 await session.exchange("GET", "/")
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -285,7 +275,6 @@ async def test_no_token_and_no_certificate_goes_to_a_server_that_is_not_verified
     assert (server.connections, server.requests) == (0, [])
     async with HttpSession(plain) as session:
         assert await session.get("/") == b"{}"
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_token_is_not_sent_before_the_server_is_verified(
@@ -304,7 +293,6 @@ async def test_a_token_is_not_sent_before_the_server_is_verified(
         with pytest.raises(SourceError, match="certificate is not trusted"):
             await session.get("/")
     assert server.requests == []
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_redirect_takes_nothing_to_another_server(
@@ -324,7 +312,6 @@ async def test_a_redirect_takes_nothing_to_another_server(
         with pytest.raises(SourceError, match="307"):
             await session.get("/")
     assert other.connections == 0
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("content", ["root:$6$hush:1\ndaemon:*:1\n", "hush\x1b[31m", "a hush b", "hushé"])
@@ -349,7 +336,6 @@ async def test_a_file_that_is_no_token_is_not_sent_and_not_shown(
         with pytest.raises(SourceError, match="cannot read the token"):
             await session.get("/")
     assert server.requests == []
-    nursery.cancel_scope.cancel()
 
 
 async def test_files_that_another_component_named_are_root_s(tmp_path: Path, idle_clock: MockClock) -> None:
@@ -398,7 +384,6 @@ async def test_a_token_that_no_header_can_hold_is_refused_and_in_no_message(
             await session.exchange("GET", "/")
     assert SECRET not in everything(caught.value)
     assert not server.requests
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
@@ -412,7 +397,6 @@ async def test_a_tokens_line_end_is_not_sent(
     async with HttpSession(peer) as session:
         await session.exchange("GET", "/")
     assert server.requests[0]["authorization"] == f"Bearer {SECRET}"
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_token_that_is_no_text_is_in_no_message(tmp_path: Path, idle_clock: MockClock) -> None:
@@ -437,7 +421,6 @@ async def test_a_header_that_cannot_be_sent_is_in_no_message(
             with pytest.raises(SourceError) as caught:
                 await session.exchange("GET", "/", None, headers)
             assert SECRET not in everything(caught.value)
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("path", ["", "/base", "/base?key=s3cr3tT0ken"])
@@ -460,4 +443,3 @@ async def test_a_server_that_quotes_the_token_in_its_refusal_does_not_get_it_sho
         with pytest.raises(SourceError, match=r"400 unknown token \*\*\*") as caught:
             await session.get("/")
     assert SECRET not in everything(caught.value)
-    nursery.cancel_scope.cancel()

@@ -167,7 +167,6 @@ async def test_over_tls_with_certificates_that_stand_in_the_kubeconfig_itself(
     await api.aclose()
     assert (answer.status, answer.ok) == (201, True)
     assert (server.bodies, server.requests[0]["content-type"]) == ([b'{"a":1}'], "application/json")
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_until_it_is_mended(
@@ -194,7 +193,6 @@ async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_unt
         ["GET /a HTTP/1.1"],
         ["GET /c HTTP/1.1"],
     ]
-    nursery.cancel_scope.cancel()
 
 
 async def test_one_that_hangs_is_an_error_after_the_deadline_and_is_asked_again(
@@ -207,7 +205,6 @@ async def test_one_that_hangs_is_an_error_after_the_deadline_and_is_asked_again(
         await api.request("GET", "/a", timeout_s=0.5)
     assert (await api.request("GET", "/b")).status == 200
     await api.aclose()
-    nursery.cancel_scope.cancel()
 
 
 def test_a_refusals_own_account_is_read_and_anything_else_is_none() -> None:
@@ -370,7 +367,6 @@ async def test_a_service_account_token_that_rotates_is_read_again(
     await api.request("GET", "/b")
     await api.aclose()
     assert [request["authorization"] for request in server.requests] == ["Bearer token-1", "Bearer token-2"]
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("kind", ["a user's", "a link", "a pipe"])

@@ -54,8 +54,7 @@ async def test_be_work_runs_on_no_cpu_that_the_kubelet_reserves(
     live = LiveNode(tmp_path)
     for name, text in files.items():
         live.put(name, text)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         directory = live.place().hierarchy.directory("cpuset", f"{group(BATCH)}/{container_id(BATCH)}")
         cpus = CpuSet.parse(live.kernel.read(directory, "cpuset.cpus").strip())
         assert agent.place.reserved == CpuSet.parse(reserved)

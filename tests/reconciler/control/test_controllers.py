@@ -52,8 +52,7 @@ def cpus(live: LiveNode) -> str:
 
 @pytest.mark.parametrize("where", ["pod", "kubepods"])
 async def test_a_controller_is_put_back_from_the_top_and_the_settings_follow(live: LiveNode, where: str) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         wanted = cpus(live)
         assert wanted not in {"", "0-7"}
         take_out(live, group(BATCH)) if where == "pod" else everywhere(live)
@@ -69,16 +68,14 @@ async def test_a_controller_is_put_back_from_the_top_and_the_settings_follow(liv
 
 @pytest.mark.parametrize("name", ["cpu", "memory"])
 async def test_it_is_the_same_with_the_other_controllers(live: LiveNode, name: str) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         take_out(live, group(BATCH), name=name)
         await live.look(agent)
         assert name in control(live, group(BATCH))
 
 
 async def test_a_setting_names_the_directory_and_where_nothing_may_be_written_it_is_an_alert(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         agent.mode.set_enforce(enforce=False)
         everywhere(live)
         await live.look(agent)
@@ -94,8 +91,7 @@ async def test_a_setting_names_the_directory_and_where_nothing_may_be_written_it
 
 
 async def test_a_directory_above_kubepods_is_reported_only(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         everywhere(live)
         take_out(live, "/")
         await live.look(agent)
@@ -105,8 +101,7 @@ async def test_a_directory_above_kubepods_is_reported_only(live: LiveNode) -> No
 
 
 async def test_what_is_taken_out_again_and_again_is_left_and_reported(live: LiveNode, mock_clock: MockClock) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         for _ in range(3):
             take_out(live, group(BATCH))
             await live.look(agent)

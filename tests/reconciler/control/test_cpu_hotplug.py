@@ -1,8 +1,6 @@
 """CPUs go offline and online under the real agent, on the strict fake kernel's v1 and v2."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,11 +37,6 @@ class Node:
     def main(self, uid: str) -> str:
         return f"{group(uid)}/{container_id(uid)}"
 
-    @contextmanager
-    def agent(self, mode: AgentMode = AgentMode.ENFORCE) -> Iterator[Agent]:
-        with self.live.agent(replace(self.live.config, mode=mode)) as agent:
-            yield agent
-
     async def switch(self, agent: Agent, *, off: str = "", on: str = "") -> None:
         """The kernel's part, then the agent's: what the source reports, and the pass that follows."""
         before = agent.control.inventory.readings.topology
@@ -67,8 +60,7 @@ def node(tmp_path: Path) -> Node:
 
 
 async def test_every_cpuset_gets_a_returned_cpu_back_on_v1(node: Node) -> None:
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, off="3")
         assert agent.control.inventory.readings.topology.online == agent.control.reconciler.pools.online_cpus  # type: ignore[union-attr]
         assert node.cpus(TOP) == node.cpus(group(WEB)) == "0-2,4-7"
@@ -82,8 +74,7 @@ async def test_every_cpuset_gets_a_returned_cpu_back_on_v1(node: Node) -> None:
 
 
 async def test_a_containers_settings_are_written_again_without_a_foreign_writer(node: Node) -> None:
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         wanted = node.cpus(node.main(BATCH))
         assert wanted not in {"0-7", "0-6"}
         first = wanted.split("-")[0].split(",")[0]
@@ -101,8 +92,7 @@ async def test_a_containers_settings_are_written_again_without_a_foreign_writer(
 
 
 async def test_a_cpu_unplugged_for_a_moment_is_restored_too(node: Node) -> None:
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, off="2", on="2")
         assert (node.cpus(TOP), node.cpus(node.main(WEB))) == ("0-7", "0-6")
 
@@ -111,8 +101,7 @@ async def test_whoever_was_kept_off_a_cpu_before_stays_off_it(node: Node) -> Non
     node.put(node.main(WEB), "0-2")
     node.put(group(WEB), "0-2")
     node.put("/kubepods/burstable", "0-2,4-7")
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, off="1,3")
         await node.switch(agent, on="1,3")
         assert node.cpus(TOP) == "0-7"
@@ -125,8 +114,7 @@ async def test_kubepods_itself_keeps_a_foreign_restriction(node: Node) -> None:
         node.put(path, "1-7")
     for path in (node.main(PINNED), group(PINNED), TOP):
         node.put(path, "1-7")
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, off="0,1")
         await node.switch(agent, on="0,1")
         assert node.cpus(TOP) == node.cpus(group(WEB)) == "1-7"
@@ -134,8 +122,7 @@ async def test_kubepods_itself_keeps_a_foreign_restriction(node: Node) -> None:
 
 async def test_a_container_gets_no_cpu_that_its_spec_does_not_name(node: Node) -> None:
     node.put(node.main(PINNED), "7")
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, off="3")
         await node.switch(agent, on="3")
         assert node.cpus(node.main(PINNED)) == "7"
@@ -149,8 +136,7 @@ async def test_groups_inside_an_unmanaged_container_get_the_cpu_with_it(node: No
         node.live.kernel.make_group(path)
     node.put(f"{pinned}/deep", "1-2")
     node.put(pinned, "1-2")
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, off="3")
         assert [node.cpus(path) for path in (docker, deep, pinned)] == ["0-2,4-6", "0-2,4-6", "1-2"]
         await node.switch(agent, on="3")
@@ -179,7 +165,7 @@ async def test_a_pinned_group_inside_a_managed_container_keeps_its_own_set_in_th
         assert entry.original == str(own)
         return container
 
-    with node.agent() as agent:
+    with node.live.agent() as agent:
         assert 6 in await check(agent)
         await node.switch(agent, off="6")
         assert 6 not in await check(agent)
@@ -195,8 +181,7 @@ async def test_many_groups_inside_are_widened_in_parts_with_passes_between(node:
     inside = [f"{node.main(WEB)}/g{number}" for number in range(100)]
     for path in inside:
         node.live.kernel.make_group(path)
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         passes: list[int] = []
 
         async def other() -> None:
@@ -216,8 +201,7 @@ async def test_many_groups_inside_are_widened_in_parts_with_passes_between(node:
 
 async def test_a_container_that_has_lost_its_last_cpu_is_named(node: Node) -> None:
     node.put(node.main(PINNED), "7")
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, off="7")
         await node.switch(agent, on="7")
         assert node.cpus(node.main(PINNED)) == "7"
@@ -232,16 +216,14 @@ async def test_a_new_cpu_is_handed_down_as_well(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.live.kernel.unplug(6)
     node.live.put("sys/devices/system/cpu/online", "0-5,7\n")
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, on="6")
         assert node.cpus(TOP) == node.cpus(group(WEB)) == "0-7"
 
 
 async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_restored(tmp_path: Path) -> None:
     node = Node(tmp_path, "v2")
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         before = {path: node.cpus(path) for path in (TOP, BE, group(WEB), node.main(WEB))}
         await node.switch(agent, off="3")
         await node.switch(agent, on="3")
@@ -251,7 +233,7 @@ async def test_on_v2_the_kernel_keeps_the_sets_and_nothing_is_restored(tmp_path:
 
 @pytest.mark.parametrize("mode", [AgentMode.OBSERVE, AgentMode.ENFORCE], ids=["observe", "hold on the node"])
 async def test_where_nothing_may_be_written_nothing_is_restored(node: Node, mode: AgentMode) -> None:
-    with node.agent(mode) as agent:
+    with node.live.agent(replace(node.live.config, mode=mode)) as agent:
         if mode is AgentMode.ENFORCE:
             agent.record.holds.all["node"] = Hold(target="node", reason="kernel upgrade", by="ana")
             agent.record.holds.refresh()
@@ -263,8 +245,7 @@ async def test_where_nothing_may_be_written_nothing_is_restored(node: Node, mode
 
 
 async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node: Node) -> None:
-    with node.agent() as agent:
-        await node.live.look(agent)
+    async with node.live.looked() as agent:
         await node.switch(agent, off="3")
         node.put(node.main(BATCH), "0-1")
         pools = agent.control.reconciler.pools
@@ -278,7 +259,7 @@ async def test_a_foreign_write_beside_the_kernels_is_still_a_foreign_write(node:
 
 
 async def test_the_ticker_notices_without_any_event(node: Node) -> None:
-    with node.agent() as agent:
+    with node.live.agent() as agent:
         seen: list[str] = []
         agent.control.hotplug._on_change = lambda change: _note(seen, change)
         agent.control.hotplug.check()

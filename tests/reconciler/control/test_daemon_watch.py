@@ -1,14 +1,13 @@
 """The node's other daemons: measured each second, their weight held near what they need, and restored."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import pytest
-import trio
 from msgspec.structs import replace
 
 from cgroupfs.errors import SourceError
@@ -103,14 +102,13 @@ class Node:
         if agent.hub.changed:
             await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
 
-    def play(self, scenario: Callable[[Agent], Awaitable[None]]) -> None:
-        async def played() -> None:
-            with self.agent() as agent:
-                await self.live.look(agent)
-                agent.hub.changed.take_nowait()
-                await scenario(agent)
-
-        trio.run(played)
+    @asynccontextmanager
+    async def played(self) -> AsyncIterator[Agent]:
+        """The agent after its first pass, with nothing left to reconcile."""
+        with self.agent() as agent:
+            await self.live.look(agent)
+            agent.hub.changed.take_nowait()
+            yield agent
 
 
 @pytest.fixture(params=["v1", "v2"])
@@ -130,11 +128,11 @@ def low(node: Node) -> str:
     return "114" if node.file == "cpu.shares" else "5"
 
 
-def test_the_weight_follows_the_need_and_is_in_the_ledger(node: Node) -> None:
+async def test_the_weight_follows_the_need_and_is_in_the_ledger(node: Node) -> None:
     original = node.weight
     weights: list[str] = []
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         for _ in range(60):
             await node.second(agent)
             weights.append(node.weight)
@@ -144,8 +142,6 @@ def test_the_weight_follows_the_need_and_is_in_the_ledger(node: Node) -> None:
         (row,) = agent.record.ledger.group(SLICE)
         assert (row.original, row.policy) == (original, "node_daemons")
         assert agent.control.reconciler.wanted[""][SLICE]["cpu.weight"].reason == "200 % of what its daemons need"
-
-    node.play(scenario)
     assert weights[:10] == [original] * 10
     assert weights[-1] == low(node)
     halves = [int(weight) for weight in dict.fromkeys(weights)]
@@ -153,20 +149,18 @@ def test_the_weight_follows_the_need_and_is_in_the_ledger(node: Node) -> None:
     assert all(after >= before // 2 - 1 or after == int(low(node)) for before, after in pairwise(halves))
 
 
-def test_an_idle_group_keeps_the_floor_which_is_a_part_of_what_a_service_has(node: Node) -> None:
-    async def scenario(agent: Agent) -> None:
+async def test_an_idle_group_keeps_the_floor_which_is_a_part_of_what_a_service_has(node: Node) -> None:
+    async with node.played() as agent:
         for _ in range(60):
             await node.second(agent, use_ns=0)
-
-    node.play(scenario)
     # 50 of the 1024 shares that a service has are 5 of its weight of 100 on v2.
     assert node.weight == ("50" if node.file == "cpu.shares" else "5")
 
 
-def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
+async def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
     original = node.weight
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         assert node.weight == low(node)
         pod = node.live.pods[BATCH]
@@ -176,15 +170,13 @@ def test_a_container_in_creation_raises_it_in_the_same_pass(node: Node) -> None:
         await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         assert node.weight == original
 
-    node.play(scenario)
-
 
 @pytest.mark.parametrize("announced", [False, True])
-def test_a_new_pod_raises_it_before_its_first_container(node: Node, *, announced: bool) -> None:
+async def test_a_new_pod_raises_it_before_its_first_container(node: Node, *, announced: bool) -> None:
     """``announced``: by the API server, before the kubelet has made its group."""
     original, uid = node.weight, "0e0e0e0e-0000-4000-8000-000000000009"
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         keys: frozenset[str] = frozenset({f"pod:{uid}"})
         await agent.control.reconciler.reconcile(DirtyBatch(keys, ()))
@@ -196,13 +188,11 @@ def test_a_new_pod_raises_it_before_its_first_container(node: Node, *, announced
         await agent.control.reconciler.reconcile(DirtyBatch(keys, ()))
         assert node.weight == original
 
-    node.play(scenario)
 
-
-def test_a_removed_container_raises_it_and_what_its_removal_uses_is_no_need(node: Node) -> None:
+async def test_a_removed_container_raises_it_and_what_its_removal_uses_is_no_need(node: Node) -> None:
     original = node.weight
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         node.live.kernel.remove_group(f"{group(BATCH)}/{container_id(BATCH)}")
         await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
@@ -212,13 +202,11 @@ def test_a_removed_container_raises_it_and_what_its_removal_uses_is_no_need(node
         await until_low(node, agent)
         assert node.weight == low(node)
 
-    node.play(scenario)
 
-
-def test_it_is_restored_by_off_by_a_restore_by_a_stop_and_after_a_killed_agent(node: Node) -> None:
+async def test_it_is_restored_by_off_by_a_restore_by_a_stop_and_after_a_killed_agent(node: Node) -> None:
     original = node.weight
 
-    async def off(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         off = replace(agent.config, policies=PoliciesConfig(node_daemons=NodeDaemonsConfig()))
         agent.reconfigure(off)
@@ -226,41 +214,34 @@ def test_it_is_restored_by_off_by_a_restore_by_a_stop_and_after_a_killed_agent(n
         assert node.weight == original
         assert agent.record.ledger.group(SLICE) == []
 
-    async def restore(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         await agent.commands.restore()
         assert node.weight == original
 
-    async def stopped(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         others = [row.key for row in agent.record.ledger.control_files() if row.path != SLICE]
         await agent.commands.restore_daemon_weights()
         assert node.weight == original
         assert [row.key for row in agent.record.ledger.control_files()] == others != []
 
-    async def killed(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         begin(agent)
         assert node.weight == low(node)
-
-    async def next_start(agent: Agent) -> None:
-        assert node.weight == original
-
-    node.play(off)
-    node.play(restore)
-    node.play(stopped)
-    node.play(killed)
     node.live.config = replace(node.live.config, policies=PoliciesConfig())
-    node.play(next_start)
+    async with node.played():
+        assert node.weight == original
 
 
 @pytest.mark.parametrize("kind", ["systemd", "kubelet"])
-def test_a_value_of_its_owner_becomes_the_original_and_ours_is_written_again(node: Node, kind: str) -> None:
+async def test_a_value_of_its_owner_becomes_the_original_and_ours_is_written_again(node: Node, kind: str) -> None:
     class Writers:
         def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
             return (kind, f"{kind} (pid 9)") if file == node.file else None
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         agent.writes.judge.foreign_writes._attribution = Writers()
         node.live.kernel.write(node.cpu + SLICE, node.file, "70")
@@ -271,15 +252,13 @@ def test_a_value_of_its_owner_becomes_the_original_and_ours_is_written_again(nod
         await agent.commands.restore()
         assert node.weight == "70"
 
-    node.play(scenario)
 
-
-def test_a_value_of_a_person_becomes_a_hold(node: Node) -> None:
+async def test_a_value_of_a_person_becomes_a_hold(node: Node) -> None:
     class Writers:
         def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
             return ("person", "bash (pid 7)") if file == node.file else None
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         agent.writes.judge.foreign_writes._attribution = Writers()
         node.live.kernel.write(node.cpu + SLICE, node.file, "700")
@@ -287,32 +266,28 @@ def test_a_value_of_a_person_becomes_a_hold(node: Node) -> None:
         assert node.weight == "700"
         assert [hold.by for hold in agent.mode.holds.values()] == ["bash (pid 7)"]
 
-    node.play(scenario)
-
 
 @pytest.mark.parametrize("mode", ["v1", "v2"])
-def test_without_the_policy_daemons_are_measured_and_nothing_is_written(tmp_path: Path, mode: KernelMode) -> None:
+async def test_without_the_policy_daemons_are_measured_and_nothing_is_written(tmp_path: Path, mode: KernelMode) -> None:
     node = Node(tmp_path, mode, NodeDaemonsConfig())
     node.add()
     original = node.weight
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await until_low(node, agent)
         daemons = agent.control.inventory.readings.daemons
         own, waits = int(original), daemons.groups[SLICE].waits
         assert daemons.groups == {SLICE: DaemonGroup(weight=own, original=own, use_milli=50, waits=waits)}
         assert agent.control.reconciler.plan is not None
         assert agent.control.reconciler.plan.reasons["node_daemons"] == "off"
-
-    node.play(scenario)
     assert node.weight == original
 
 
-def test_without_the_policy_they_are_read_each_five_seconds_from_the_third_on(tmp_path: Path) -> None:
+async def test_without_the_policy_they_are_read_each_five_seconds_from_the_third_on(tmp_path: Path) -> None:
     node = Node(tmp_path, "v1", NodeDaemonsConfig())
     node.add()
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         reads: list[float] = []
         watch = agent.accounts.sampler.daemons
         sample = watch._groups.sample
@@ -327,34 +302,28 @@ def test_without_the_policy_they_are_read_each_five_seconds_from_the_third_on(tm
             await node.second(agent)
         assert reads == [1, 2, 3, 8, 13, 18]
 
-    node.play(scenario)
 
-
-def test_where_services_have_no_group_the_reason_is_reported(tmp_path: Path) -> None:
+async def test_where_services_have_no_group_the_reason_is_reported(tmp_path: Path) -> None:
     node = Node(tmp_path)
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await agent.accounts.sampler.daemons.round(node.now + 1)
         await agent.control.reconciler.reconcile(DirtyBatch(frozenset(), ("test",)))
         assert agent.control.reconciler.plan is not None
         reason = agent.control.reconciler.plan.reasons["node_daemons"]
         assert reason.startswith("/system.slice: not here: no such group in the CPU hierarchy: without CPU accounting")
 
-    node.play(scenario)
 
-
-def test_the_pods_and_the_root_are_never_among_them(node: Node) -> None:
+async def test_the_pods_and_the_root_are_never_among_them(node: Node) -> None:
     node.add("/user.slice")
     node.add("/bypassd.slice")
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await node.second(agent)
         daemons = agent.control.inventory.readings.daemons
         assert set(daemons.groups) == {SLICE, "/user.slice"}
         view = agent.control.inventory.view(0.0, {})
         assert view.daemons is daemons
-
-    node.play(scenario)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/x.slice", "kubepods.slice", "bypassd.slice", "-x", "a b"])
@@ -363,7 +332,7 @@ def test_names_that_are_not_of_daemons_groups_are_refused(name: str) -> None:
         NodeDaemonsConfig(groups=(name,))
 
 
-def test_waiting_is_that_of_the_process_that_waited_most(tmp_path: Path) -> None:
+async def test_waiting_is_that_of_the_process_that_waited_most(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.add()
     kernel = node.live.kernel
@@ -380,7 +349,7 @@ def test_waiting_is_that_of_the_process_that_waited_most(tmp_path: Path) -> None
                 before.run_ns + round(used * 1e9), before.wait_ns + round(waited * 1e9), before.switches + 1
             )
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         await node.second(agent)
         assert agent.control.inventory.readings.daemons.groups[SLICE].waits is None
         pass_time((0.1, 0.9, 0.0), (0.05, 0.1, 0.0))
@@ -394,17 +363,15 @@ def test_waiting_is_that_of_the_process_that_waited_most(tmp_path: Path) -> None
         await node.second(agent)
         assert set(node.taskstats.asked[0]) == {pids[0], pids[1]}, "between two listings only those that ran"
 
-    node.play(scenario)
 
-
-def test_without_taskstats_waiting_is_unknown_and_the_rest_goes_on(tmp_path: Path) -> None:
+async def test_without_taskstats_waiting_is_unknown_and_the_rest_goes_on(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.add()
 
     def denied() -> DelaySource:
         raise SourceError("taskstats", "permission denied")
 
-    async def scenario(agent: Agent) -> None:
+    async with node.played() as agent:
         groups = RootGroups(
             agent.place.hierarchy,
             agent.usage,
@@ -419,5 +386,3 @@ def test_without_taskstats_waiting_is_unknown_and_the_rest_goes_on(tmp_path: Pat
         read = await groups.sample((SLICE,))
         assert read.groups[SLICE].waits is None
         assert read.groups[SLICE].use_milli == 0
-
-    node.play(scenario)

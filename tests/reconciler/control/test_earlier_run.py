@@ -68,8 +68,7 @@ def problem(agent: Agent) -> str:
 async def test_a_budget_without_a_record_is_not_the_nodes_own(live: LiveNode) -> None:
     limit(live, BE, 100)
     limit(live, BOX, 50)
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         assert not limited(live, BE)
         assert not limited(live, BOX)
         assert agent.alerts.raised["earlier run"] == 1
@@ -83,8 +82,7 @@ async def test_a_budget_without_a_record_is_not_the_nodes_own(live: LiveNode) ->
 
 async def test_the_original_of_a_planned_value_is_the_kubelets_not_the_leftover(live: LiveNode) -> None:
     limit(live, BE, 70)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         assert limited(live, BE)
         assert agent.alerts.raised["earlier run"] == 1
         assert all(result.ok for result in await agent.commands.restore())
@@ -112,19 +110,16 @@ async def test_where_nothing_may_be_written_it_is_a_problem(live: LiveNode, why:
 @pytest.mark.parametrize("then", [AgentMode.OBSERVE, AgentMode.ENFORCE])
 async def test_a_restart_in_between_makes_no_leftover_the_nodes_own(live: LiveNode, then: AgentMode) -> None:
     limit(live, BE, 100)
-    with live.agent(without_quota(live, AgentMode.OBSERVE)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live, AgentMode.OBSERVE)) as agent:
         await agent.keeper.flush()
-    with live.agent(without_quota(live, then)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live, then)) as agent:
         await agent.keeper.flush()
         assert limited(live, BE) is (then is AgentMode.OBSERVE)
         assert bool(problem(agent)) is (then is AgentMode.OBSERVE)
     if then is AgentMode.ENFORCE:
         # Looked for to the end: from now on another program's.
         limit(live, BE, 100)
-        with live.agent(without_quota(live)) as agent:
-            await live.look(agent)
+        async with live.looked(without_quota(live)) as agent:
             assert limited(live, BE)
 
 
@@ -147,8 +142,7 @@ async def test_a_pod_left_in_the_idle_class_gets_its_weight_back(live: LiveNode)
 async def test_a_container_whose_record_comes_later_is_examined_then(live: LiveNode) -> None:
     limit(live, BOX, 50)
     record = without_record(live)
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         await agent.keeper.flush()
         assert limited(live, BOX)
         assert BOX in waiting(agent)
@@ -164,22 +158,19 @@ async def test_a_container_whose_record_comes_later_is_examined_then(live: LiveN
 async def test_what_is_left_over_a_restart_is_what_was_not_examined(live: LiveNode) -> None:
     limit(live, BOX, 50)
     record = without_record(live)
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         await agent.keeper.flush()
         assert waiting(agent)
     record.with_name("away").rename(record)
     limit(live, BE, 300)
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         assert not limited(live, BOX)
         assert limited(live, BE), "examined by the run before: it is another program's"
 
 
 async def test_what_is_never_known_is_given_up_after_a_while(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     without_record(live)
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         assert BOX in waiting(agent)
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 601)
         monkeypatch.setattr("reconciler.control.earlier_run.time", later)
@@ -192,8 +183,7 @@ async def test_what_is_never_known_is_given_up_after_a_while(live: LiveNode, mon
 
 async def test_a_group_that_is_made_later_has_no_values_of_an_earlier_run(live: LiveNode) -> None:
     without_record(live)
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         assert agent.control.reconciler.earlier_run.is_open
         limit(live, BE, 300)
         await live.look(agent)
@@ -218,20 +208,17 @@ async def test_the_bound_of_memory_and_swap_is_taken_over_too(live: LiveNode) ->
 
 
 async def test_a_whole_run_whose_state_directory_is_lost_leaves_nothing_behind(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         assert limited(live, BE)
         await agent.keeper.flush()
     shutil.rmtree(os.path.dirname(live.store))
     os.makedirs(os.path.dirname(live.store))
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         assert not limited(live, BE)
 
 
 async def test_a_new_node_has_nothing_to_take_over(live: LiveNode) -> None:
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         assert not agent.alerts.raised["earlier run"]
         assert not agent.record.ledger.group(BE)
         # An online pod's quota is not left over: its runtime's record may be older than the file.
@@ -241,11 +228,9 @@ async def test_a_new_node_has_nothing_to_take_over(live: LiveNode) -> None:
 
 
 async def test_with_a_record_a_value_is_the_nodes_own(live: LiveNode) -> None:
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         await agent.keeper.flush()
     limit(live, BE, 100)
-    with live.agent(without_quota(live)) as agent:
-        await live.look(agent)
+    async with live.looked(without_quota(live)) as agent:
         assert limited(live, BE)
         assert not agent.alerts.raised["earlier run"]

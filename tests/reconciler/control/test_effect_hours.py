@@ -87,22 +87,19 @@ def test_a_minute_is_one_with_be_work_or_without(tmp_path: Path) -> None:
     assert (hour.without_be.samples, hour.without_be.wait_milli) == (1, 5.0)
 
 
-def test_broken_promises_are_counted_by_hour_and_survive_a_restart(tmp_path: Path) -> None:
-    async def run() -> None:
-        books = Books(tmp_path)
-        books.minute(0.0)
-        books.promises = NodePromises("histogram", PromiseMinute(4000, 1000), PromiseMinute(8 << 30, 9 << 30))
-        books.minute(0.0)
-        await books.effect.save()
-        books.effect = books.opened()
-        books.minute(0.0)
-        (hour,) = books.effect.hours.values()
-        cpu, memory = hour.promises.cpu, hour.promises.memory
-        assert hour.promises.laws == {"recent": 1, "histogram": 2}
-        assert (cpu.kept, cpu.broken, cpu.missing, cpu.most_missing) == (1, 2, 6000.0, 3000.0)
-        assert (memory.kept, memory.broken, memory.unknown) == (2, 0, 1)
-
-    trio.run(run)
+async def test_broken_promises_are_counted_by_hour_and_survive_a_restart(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    books.minute(0.0)
+    books.promises = NodePromises("histogram", PromiseMinute(4000, 1000), PromiseMinute(8 << 30, 9 << 30))
+    books.minute(0.0)
+    await books.effect.save()
+    books.effect = books.opened()
+    books.minute(0.0)
+    (hour,) = books.effect.hours.values()
+    cpu, memory = hour.promises.cpu, hour.promises.memory
+    assert hour.promises.laws == {"recent": 1, "histogram": 2}
+    assert (cpu.kept, cpu.broken, cpu.missing, cpu.most_missing) == (1, 2, 6000.0, 3000.0)
+    assert (memory.kept, memory.broken, memory.unknown) == (2, 0, 1)
 
 
 def test_counters_are_added_as_they_grow_also_after_they_began_again(tmp_path: Path) -> None:
@@ -116,23 +113,20 @@ def test_counters_are_added_as_they_grow_also_after_they_began_again(tmp_path: P
     assert hour.counts == {"evictions": 3}
 
 
-def test_rows_survive_a_restart_and_old_ones_are_deleted(tmp_path: Path) -> None:
-    async def run() -> None:
-        books = Books(tmp_path)
-        books.mode = ModeNow(enforces=False, on_hold=True, broken=True)
-        books.minute(1000.0, Minute(100.0, 1.0, 2.0))
-        await books.effect.save()
-        books.effect = books.opened()
-        books.minute(1000.0, Minute(100.0, 1.0, 2.0))
-        (hour,) = books.effect.hours.values()
-        assert (hour.minutes, hour.enforced, hour.held, hour.with_be.samples) == (2, 0, 2, 2)
-        assert hour.broken == 0, "without writing nothing is promised"
-        books.now += DAYS * 86400
-        books.minute(0.0)
-        await books.effect.save()
-        assert list(load_effect(books.store)) == [int(books.now) // HOUR_S]
-
-    trio.run(run)
+async def test_rows_survive_a_restart_and_old_ones_are_deleted(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    books.mode = ModeNow(enforces=False, on_hold=True, broken=True)
+    books.minute(1000.0, Minute(100.0, 1.0, 2.0))
+    await books.effect.save()
+    books.effect = books.opened()
+    books.minute(1000.0, Minute(100.0, 1.0, 2.0))
+    (hour,) = books.effect.hours.values()
+    assert (hour.minutes, hour.enforced, hour.held, hour.with_be.samples) == (2, 0, 2, 2)
+    assert hour.broken == 0, "without writing nothing is promised"
+    books.now += DAYS * 86400
+    books.minute(0.0)
+    await books.effect.save()
+    assert list(load_effect(books.store)) == [int(books.now) // HOUR_S]
 
 
 async def test_a_node_that_boots_with_its_clock_behind_keeps_its_hours_and_gets_the_new_ones_at_their_time(

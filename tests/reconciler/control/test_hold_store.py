@@ -12,14 +12,12 @@ from cgroupfs.errors import InputError
 from reconciler.actuators.holds import LONGEST_S, MOST
 from reconciler.control.persistence import encoded
 from reconciler.control.record import HoldManager, HoldRows
-from reconciler.daemon.status import StatusReport
 from reconciler.web.interface import HoldRequest, RestoreRequest
 from state.model import Hold
 from state.schema import HOLDS
 from state.store import Store, StoreBatch
 from tests.fakes.livenode import BATCH, LiveNode
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 
 class Rows:
@@ -221,7 +219,7 @@ async def test_holds_in_the_store_beyond_the_bound_are_not_in_force(world: World
 )
 async def test_an_order_without_sense_is_refused(live: LiveNode, asked: dict[str, object]) -> None:
     with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        show = status_report(agent)
         request = {"target": "node", "reason": "r", "by": "ana", **asked}
         with pytest.raises(InputError):
             await show.hold(msgspec.convert(request, HoldRequest))
@@ -229,9 +227,8 @@ async def test_an_order_without_sense_is_refused(live: LiveNode, asked: dict[str
 
 
 async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         made = await show.hold(HoldRequest(target=f"pod:{BATCH}", reason="INC-42 debugging", by="ana", seconds=600.0))
         answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
         assert agent.record.holds.all == {f"pod:{BATCH}": made}
@@ -239,9 +236,8 @@ async def test_restoring_a_pod_leaves_a_persons_hold_as_it_is(live: LiveNode) ->
 
 
 async def test_restoring_a_pod_that_is_not_held_holds_it_for_a_while(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         answer = await show.restore(RestoreRequest(pod_uid=BATCH, by="ben"))
         (hold,) = agent.record.holds.all.values()
         assert (hold.target, hold.by) == (f"pod:{BATCH}", "ben")

@@ -52,8 +52,7 @@ async def looked(agent: Agent, times: int = 2) -> str:
 
 
 async def test_a_limit_that_no_file_has_is_a_condition_with_both_values(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         title = agent.control.inventory.pods[WEB].title
         recorded(agent, memory_bytes=256 * MIB, quota_us=50_000, period_us=100_000)
         put(live, memory=256 * MIB, quota=50_000)
@@ -68,8 +67,7 @@ async def test_a_limit_that_no_file_has_is_a_condition_with_both_values(live: Li
 
 
 async def test_a_limit_that_no_record_has_is_a_condition_where_the_pods_spec_is_known(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         recorded(agent)
         put(live, memory=512 * MIB, quota=30_000)
         assert not await looked(agent), "a resize that only the spec shows may have added them"
@@ -84,16 +82,14 @@ async def test_a_limit_that_no_record_has_is_a_condition_where_the_pods_spec_is_
 
 @pytest.mark.parametrize(("quota", "differs"), [(12_345, False), (13_000, False), (14_000, True), (12_000, True)])
 async def test_a_quota_that_systemd_has_rounded_up_is_the_same(live: LiveNode, quota: int, differs: bool) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         recorded(agent, quota_us=12_345, period_us=100_000)
         put(live, quota=quota)
         assert bool(await looked(agent)) == differs
 
 
 async def test_what_the_kubelet_has_admitted_is_no_contradiction_of_an_older_record(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         limits = Resources(memory_bytes=512 * MIB, cpu_milli=800)
         recorded(agent, limits, memory_bytes=256 * MIB, quota_us=50_000, period_us=100_000)
         put(live, memory=512 * MIB, quota=80_000)
@@ -101,8 +97,7 @@ async def test_what_the_kubelet_has_admitted_is_no_contradiction_of_an_older_rec
 
 
 async def test_files_of_bypassds_own_are_not_compared(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         assert not await looked(agent)
 
 
@@ -144,8 +139,7 @@ async def test_a_v1_set_that_a_cpu_left_before_the_start_is_reported(tmp_path: P
         live.write(path, "cpuset", "cpuset.cpus", "0-2,4-7")
         if path == narrowed:
             break
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         recorded(agent, cpus=None)
         detail = await looked(agent)
         assert "its CPU set 0-2,4-7 lacks CPU 3 of the group above, which no record explains" in detail
@@ -158,8 +152,7 @@ async def test_a_cpu_that_was_offline_before_the_start_is_missed_in_kubepods(tmp
     live = LiveNode(tmp_path)
     live.kernel.unplug(3)
     live.kernel.plug(3)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         detail = await looked(agent)
         assert detail == ("/kubepods: its CPU set 0-2,4-7 lacks CPU 3 of the group above, which no record explains")
         check = agent.control.owner_check.limits

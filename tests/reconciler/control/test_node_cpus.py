@@ -54,8 +54,7 @@ def pools_of(agent: Agent) -> Pools:
 
 async def test_cpus_outside_of_kubepods_are_in_no_pool_until_they_are_given_back(live: LiveNode) -> None:
     give(live, SOME)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         pools = pools_of(agent)
         assert pools.online_cpus == cpus(SOME)
         assert pools.shared | pools.reclaimed | pools.reserved <= cpus(SOME)

@@ -68,8 +68,7 @@ async def test_a_container_that_runs_elsewhere_is_protected_there_after_one_peri
 ) -> None:
     """Kubernetes 120230: the checkpoint gives it CPU 7, its file has 1-6."""
     give(live, PINNED, "1-6")
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         assert cpus(has(live, BATCH)) & cpus("1-6")
         assert not (await checked(agent)).cut
         mock_clock.jump(9.9)
@@ -99,8 +98,7 @@ async def test_a_container_that_runs_elsewhere_is_protected_there_after_one_peri
 
 async def test_cpus_that_another_container_may_use_are_not_exclusive(live: LiveNode, mock_clock: MockClock) -> None:
     give(live, WEB, "0-7")
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         await checked(agent)
         mock_clock.jump(10.1)
         claim = await checked(agent)
@@ -113,8 +111,7 @@ async def test_cpus_that_another_container_may_use_are_not_exclusive(live: LiveN
 
 async def test_a_set_that_changes_while_it_is_wrong_is_followed(live: LiveNode, mock_clock: MockClock) -> None:
     give(live, PINNED, "1-6")
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         await checked(agent)
         mock_clock.jump(10.1)
         await checked(agent)

@@ -80,8 +80,7 @@ class Books:
 
 @pytest.fixture
 async def books(live: LiveNode) -> AsyncIterator[Books]:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         made = Books(agent, live)
         await made.sample()
         yield made

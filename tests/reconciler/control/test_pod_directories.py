@@ -26,8 +26,7 @@ async def test_a_pod_that_has_been_narrowed_and_widened_again_bounds_its_contain
     box = f"{group(BATCH)}/{container_id(BATCH)}"
     for path in (box, group(BATCH)):
         live.write(path, "cpuset", "cpuset.cpus", "0,5")
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         (refusal,) = agent.control.reconciler.refusals[BATCH]
         assert refusal.reason.endswith("has only CPU 0,5: of 5-6, CPU 5 is set")
         assert live.read(box, "cpuset", "cpuset.cpus") == "5"

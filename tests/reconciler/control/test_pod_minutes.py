@@ -5,7 +5,6 @@ from pathlib import Path
 from sys import getsizeof
 
 import pytest
-import trio
 from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
@@ -47,69 +46,61 @@ def test_a_total_never_falls_and_what_is_never_measured_is_no_zero() -> None:
     assert series.total == CpuSeconds(use=120.0)
 
 
-def test_the_sum_of_a_class_keeps_what_pods_that_ended_have_used(tmp_path: Path) -> None:
-    async def run() -> None:
-        node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            await node.look(agent)
-            pods = {BATCH: agent.control.inventory.pods[BATCH]}
-            at = [0.0]
-            minutes = PodMinutes(
-                Hierarchy.detect(node.root),
-                lambda: pods,
-                sampled=lambda _: None,
-                files=node.kernel,
-                clock=lambda: at[0],
-            )
-            used = [0.0]
-            for at[0] in (1.0, 2.0):
-                await minutes.sample()
-                used.append(minutes.by_class[PodClass.RECLAIMED].use or 0.0)
-            minutes.by_class[PodClass.RECLAIMED] = CpuSeconds(use=7.0)
-            pods.clear()
-            at[0] = 3.0
+async def test_the_sum_of_a_class_keeps_what_pods_that_ended_have_used(tmp_path: Path) -> None:
+    node = LiveNode(tmp_path)
+    async with node.looked() as agent:
+        pods = {BATCH: agent.control.inventory.pods[BATCH]}
+        at = [0.0]
+        minutes = PodMinutes(
+            Hierarchy.detect(node.root),
+            lambda: pods,
+            sampled=lambda _: None,
+            files=node.kernel,
+            clock=lambda: at[0],
+        )
+        used = [0.0]
+        for at[0] in (1.0, 2.0):
             await minutes.sample()
-            assert minutes.by_class == {PodClass.RECLAIMED: CpuSeconds(use=7.0)}
-            assert used == [0.0, 0.0, 0.0]
+            used.append(minutes.by_class[PodClass.RECLAIMED].use or 0.0)
+        minutes.by_class[PodClass.RECLAIMED] = CpuSeconds(use=7.0)
+        pods.clear()
+        at[0] = 3.0
+        await minutes.sample()
+        assert minutes.by_class == {PodClass.RECLAIMED: CpuSeconds(use=7.0)}
+        assert used == [0.0, 0.0, 0.0]
 
-    trio.run(run)
 
-
-def test_pods_are_read_again_only_if_something_ran_in_their_directory(
+async def test_pods_are_read_again_only_if_something_ran_in_their_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            await node.look(agent)
-            pod = agent.control.inventory.pods[BATCH]
-            at = [0.0]
-            minutes = PodMinutes(
-                Hierarchy.detect(node.root),
-                lambda: {BATCH: pod},
-                sampled=lambda _: None,
-                files=node.kernel,
-                clock=lambda: at[0],
-            )
-            read: list[str] = []
-            real = minutes._usage._read_cpu
+    node = LiveNode(tmp_path)
+    async with node.looked() as agent:
+        pod = agent.control.inventory.pods[BATCH]
+        at = [0.0]
+        minutes = PodMinutes(
+            Hierarchy.detect(node.root),
+            lambda: {BATCH: pod},
+            sampled=lambda _: None,
+            files=node.kernel,
+            clock=lambda: at[0],
+        )
+        read: list[str] = []
+        real = minutes._usage._read_cpu
 
-            def counted(path: str) -> UsageCounters:
-                read.append(path)
-                return real(path)
+        def counted(path: str) -> UsageCounters:
+            read.append(path)
+            return real(path)
 
-            monkeypatch.setattr(minutes._usage, "_read_cpu", counted)
-            counts = []
-            for at[0] in (0.0, 60.0, 120.0, 180.0):
-                if at[0] == 180.0:
-                    node.kernel.charge(f"{node.root}/sys/fs/cgroup/cpuacct{pod.group.path}", cpu_ns=STEP_NS)
-                read.clear()
-                await minutes.sample()
-                counts.append(sum(path.startswith(pod.group.path) for path in read))
-            assert counts == [2, 0, 0, 2]
-            assert minutes.hour(pod)["use_milli"] == [0, 0, 1000]
-
-    trio.run(run)
+        monkeypatch.setattr(minutes._usage, "_read_cpu", counted)
+        counts = []
+        for at[0] in (0.0, 60.0, 120.0, 180.0):
+            if at[0] == 180.0:
+                node.kernel.charge(f"{node.root}/sys/fs/cgroup/cpuacct{pod.group.path}", cpu_ns=STEP_NS)
+            read.clear()
+            await minutes.sample()
+            counts.append(sum(path.startswith(pod.group.path) for path in read))
+        assert counts == [2, 0, 0, 2]
+        assert minutes.hour(pod)["use_milli"] == [0, 0, 1000]
 
 
 def test_an_hour_is_kept_and_no_more() -> None:
@@ -120,37 +111,33 @@ def test_an_hour_is_kept_and_no_more() -> None:
     assert getsizeof(series._values) < 2048
 
 
-def test_pods_that_are_gone_are_forgotten_and_a_namesake_begins_anew(tmp_path: Path) -> None:
-    async def run() -> None:
-        node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            await node.look(agent)
-            pods: dict[str, Pod] = dict(agent.control.inventory.pods)
-            at = [0.0]
+async def test_pods_that_are_gone_are_forgotten_and_a_namesake_begins_anew(tmp_path: Path) -> None:
+    node = LiveNode(tmp_path)
+    async with node.looked() as agent:
+        pods: dict[str, Pod] = dict(agent.control.inventory.pods)
+        at = [0.0]
 
-            def clock() -> float:
-                at[0] += 1.0
-                return at[0]
+        def clock() -> float:
+            at[0] += 1.0
+            return at[0]
 
-            sampled: list[Sequence[tuple[Pod, Minute]]] = []
-            minutes = PodMinutes(
-                Hierarchy.detect(node.root), lambda: pods, sampled=sampled.append, files=node.kernel, clock=clock
-            )
-            await minutes.sample()
-            await minutes.sample()
-            pod = pods[BATCH]
-            hour = minutes.hour(pod)
-            assert hour["use_milli"] == [0]
-            assert [len(values) for values in sampled] == [len(pods)], "the first reading is no minute"
-            assert set(hour["above_milli"]) == {"/kubepods", "/kubepods/besteffort"}  # type: ignore[call-overload]
-            pods[BATCH] = replace(pod, group=replace(pod.group, inode=pod.group.inode + 1))
-            await minutes.sample()
-            assert minutes.hour(pods[BATCH])["use_milli"] == []
-            del pods[BATCH]
-            await minutes.sample()
-            assert pod.group.path not in minutes._groups
-            pods.clear()
-            await minutes.sample()
-            assert not minutes._groups
-
-    trio.run(run)
+        sampled: list[Sequence[tuple[Pod, Minute]]] = []
+        minutes = PodMinutes(
+            Hierarchy.detect(node.root), lambda: pods, sampled=sampled.append, files=node.kernel, clock=clock
+        )
+        await minutes.sample()
+        await minutes.sample()
+        pod = pods[BATCH]
+        hour = minutes.hour(pod)
+        assert hour["use_milli"] == [0]
+        assert [len(values) for values in sampled] == [len(pods)], "the first reading is no minute"
+        assert set(hour["above_milli"]) == {"/kubepods", "/kubepods/besteffort"}  # type: ignore[call-overload]
+        pods[BATCH] = replace(pod, group=replace(pod.group, inode=pod.group.inode + 1))
+        await minutes.sample()
+        assert minutes.hour(pods[BATCH])["use_milli"] == []
+        del pods[BATCH]
+        await minutes.sample()
+        assert pod.group.path not in minutes._groups
+        pods.clear()
+        await minutes.sample()
+        assert not minutes._groups

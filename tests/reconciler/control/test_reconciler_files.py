@@ -65,8 +65,7 @@ async def test_with_another_event_beside_it_the_node_is_planned(live: LiveNode, 
 
 
 async def test_files_of_a_pod_that_is_not_known_ask_for_a_look_at_the_pod(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         agent.hub.changed.take_nowait()
         agent.hub.changed.mark(files_key(OTHER))
         await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())

@@ -4,20 +4,18 @@ from pathlib import Path
 
 import trio
 
-from reconciler.daemon.status import StatusReport
 from reconciler.runtime.counters import CounterValues
 from reconciler.runtime.workqueue import NODE, TICK, DirtyBatch
 from tests.fakes.kubelet.cpu_manager import checkpoint
 from tests.fakes.livenode import PINNED, LiveNode
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 
 def test_cpus_that_change_pools_are_counted_by_event(tmp_path: Path) -> None:
     async def scenario() -> list[CounterValues]:
         node = LiveNode(tmp_path)
         with node.agent() as agent:
-            show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+            show = status_report(agent)
             seen = []
             await node.look(agent)
             seen.append(show.metrics().counters)

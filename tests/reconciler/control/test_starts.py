@@ -45,37 +45,34 @@ def agent(node: LiveNode) -> Iterator[Agent]:
         yield agent
 
 
-def test_a_command_of_the_runtime_lifts_the_quota_in_the_next_pass_and_its_end_lowers_it(
+async def test_a_command_of_the_runtime_lifts_the_quota_in_the_next_pass_and_its_end_lowers_it(
     node: LiveNode, agent: Agent
 ) -> None:
     seen: list[tuple[str, str]] = []
 
-    async def scenario() -> None:
-        def note() -> None:
-            seen.append((node.read(DIRECTORY, "cpu", "cpu.cfs_quota_us"), node.read(group(BATCH), "cpu", "cpu.shares")))
+    def note() -> None:
+        seen.append((node.read(DIRECTORY, "cpu", "cpu.cfs_quota_us"), node.read(group(BATCH), "cpu", "cpu.shares")))
 
-        await node.look(agent)
-        note()
-        assert agent.control.reconciler.view is not None
-        at = agent.control.reconciler.view.now
-        agent.hub.commanded(container_id(WEB), at + 0.3)
-        assert not agent.hub.changed, "an online pod's commands count for nothing"
-        agent.hub.commanded(container_id(BATCH), at + 0.3)
-        assert agent.hub.changed.take_nowait() == TICKED
-        agent.hub.commanded(container_id(BATCH), None)
-        assert agent.hub.changed.take_nowait() == TICKED, "it was an update"
-        assert agent.control.inventory.readings.commands == {}
-        agent.hub.commanded(container_id(BATCH), None)
-        assert not agent.hub.changed
-        agent.control.inventory.take(commands={container_id(BATCH): at})
-        await agent.control.reconciler.reconcile(TICKED)
-        note()
-        agent.control.inventory.take(commands={})
-        await agent.control.reconciler.reconcile(TICKED)
-        note()
-        await agent.control.reconciler.reconcile(TICKED)
-
-    trio.run(scenario)
+    await node.look(agent)
+    note()
+    assert agent.control.reconciler.view is not None
+    at = agent.control.reconciler.view.now
+    agent.hub.commanded(container_id(WEB), at + 0.3)
+    assert not agent.hub.changed, "an online pod's commands count for nothing"
+    agent.hub.commanded(container_id(BATCH), at + 0.3)
+    assert agent.hub.changed.take_nowait() == TICKED
+    agent.hub.commanded(container_id(BATCH), None)
+    assert agent.hub.changed.take_nowait() == TICKED, "it was an update"
+    assert agent.control.inventory.readings.commands == {}
+    agent.hub.commanded(container_id(BATCH), None)
+    assert not agent.hub.changed
+    agent.control.inventory.take(commands={container_id(BATCH): at})
+    await agent.control.reconciler.reconcile(TICKED)
+    note()
+    agent.control.inventory.take(commands={})
+    await agent.control.reconciler.reconcile(TICKED)
+    note()
+    await agent.control.reconciler.reconcile(TICKED)
     assert seen == [("16000", "1024"), ("100000", "262144"), ("16000", "1024")]
     assert agent.writes.actuator.writes["cpu.quota", "written"] == 3
     status = agent.writes.judge.statuses.get((DIRECTORY, "cpu.quota"))
@@ -100,24 +97,23 @@ def _online_pod_in_besteffort(node: LiveNode, agent: Agent) -> None:
     agent.reconfigure(replace(agent.config, classes=ClassRules(overrides=(online,))))
 
 
-def test_a_raised_pod_has_the_least_weight_as_soon_as_an_online_pod_is_beside_it(node: LiveNode, agent: Agent) -> None:
+async def test_a_raised_pod_has_the_least_weight_as_soon_as_an_online_pod_is_beside_it(
+    node: LiveNode, agent: Agent
+) -> None:
     seen: list[str] = []
 
-    async def scenario() -> None:
-        await node.look(agent)
-        assert agent.control.reconciler.view is not None
-        agent.control.inventory.take(commands={container_id(BATCH): agent.control.reconciler.view.now})
-        await agent.control.reconciler.reconcile(TICKED)
-        seen.append(_shares(node))
-        _online_pod_in_besteffort(node, agent)
-        await agent.control.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
-        seen.append(_shares(node))
-
-    trio.run(scenario)
+    await node.look(agent)
+    assert agent.control.reconciler.view is not None
+    agent.control.inventory.take(commands={container_id(BATCH): agent.control.reconciler.view.now})
+    await agent.control.reconciler.reconcile(TICKED)
+    seen.append(_shares(node))
+    _online_pod_in_besteffort(node, agent)
+    await agent.control.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
+    seen.append(_shares(node))
     assert seen == ["262144", "2"]
 
 
-def test_without_the_reclaimed_policy_a_request_still_yields_to_an_online_pod_at_once(node: LiveNode) -> None:
+async def test_without_the_reclaimed_policy_a_request_still_yields_to_an_online_pod_at_once(node: LiveNode) -> None:
     seen: list[str] = []
     meta = PodMeta(
         uid=BATCH,
@@ -125,17 +121,14 @@ def test_without_the_reclaimed_policy_a_request_still_yields_to_an_online_pod_at
         containers=(ContainerMeta(name="main", requests=Resources(batch_cpu_milli=8000)),),
     )
 
-    async def scenario() -> None:
-        off = replace(node.config, policies=PoliciesConfig(reclaimed=ReclaimedConfig(enabled=False)))
-        with node.agent(off) as agent:
-            agent.sources.metadata.set_manifests([meta])
-            await node.look(agent)
-            seen.append(_shares(node))
-            _online_pod_in_besteffort(node, agent)
-            await agent.control.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
-            seen.append(_shares(node))
-
-    trio.run(scenario)
+    off = replace(node.config, policies=PoliciesConfig(reclaimed=ReclaimedConfig(enabled=False)))
+    with node.agent(off) as agent:
+        agent.sources.metadata.set_manifests([meta])
+        await node.look(agent)
+        seen.append(_shares(node))
+        _online_pod_in_besteffort(node, agent)
+        await agent.control.reconciler.reconcile(DirtyBatch(frozenset({pod_key(ONLINE)}), ()))
+        seen.append(_shares(node))
     assert seen == ["8192", "2"]
 
 

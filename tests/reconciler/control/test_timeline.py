@@ -31,33 +31,27 @@ async def start(node: LiveNode, agent: Agent) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("mode", list(AgentMode))
-def test_nothing_is_called_written_that_was_not_and_planned_writes_have_their_own_metric(
+async def test_nothing_is_called_written_that_was_not_and_planned_writes_have_their_own_metric(
     tmp_path: Path, mode: AgentMode
 ) -> None:
-    async def run() -> None:
-        node = LiveNode(tmp_path)
-        with node.agent(replace(node.config, mode=mode)) as agent:
-            shown = await start(node, agent)
-            counted = agent.control.counters.values
-            enforced = mode is AgentMode.ENFORCE
-            assert bool(shown["written_at"]) == bool(shown["verified_at"]) == enforced
-            assert bool(shown["would_write_at"]) == (not enforced)
-            assert shown["signal_at"]
-            assert (shown["signal_to_last_write_s"] is not None) == enforced
-            assert (counted.signal_to_write.count, counted.signal_to_would_write.count) == (enforced, not enforced)
-            assert sum(counted.starts.values()) == enforced
-
-    trio.run(run)
+    node = LiveNode(tmp_path)
+    with node.agent(replace(node.config, mode=mode)) as agent:
+        shown = await start(node, agent)
+        counted = agent.control.counters.values
+        enforced = mode is AgentMode.ENFORCE
+        assert bool(shown["written_at"]) == bool(shown["verified_at"]) == enforced
+        assert bool(shown["would_write_at"]) == (not enforced)
+        assert shown["signal_at"]
+        assert (shown["signal_to_last_write_s"] is not None) == enforced
+        assert (counted.signal_to_write.count, counted.signal_to_would_write.count) == (enforced, not enforced)
+        assert sum(counted.starts.values()) == enforced
 
 
-def test_settings_on_hold_are_neither(tmp_path: Path) -> None:
-    async def run() -> None:
-        node = LiveNode(tmp_path)
-        with node.agent() as agent:
-            agent.record.holds.all["node"] = Hold(target="node", reason="x", by="ana")
-            agent.record.holds.refresh()
-            shown = await start(node, agent)
-            assert shown["written_at"] is shown["verified_at"] is shown["would_write_at"] is None
-            assert sum(agent.control.counters.values.starts.values()) == 0
-
-    trio.run(run)
+async def test_settings_on_hold_are_neither(tmp_path: Path) -> None:
+    node = LiveNode(tmp_path)
+    with node.agent() as agent:
+        agent.record.holds.all["node"] = Hold(target="node", reason="x", by="ana")
+        agent.record.holds.refresh()
+        shown = await start(node, agent)
+        assert shown["written_at"] is shown["verified_at"] is shown["would_write_at"] is None
+        assert sum(agent.control.counters.values.starts.values()) == 0

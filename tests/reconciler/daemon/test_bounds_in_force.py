@@ -15,15 +15,14 @@ from reconciler.config.model import AgentMode
 from reconciler.control import bounds_in_force
 from reconciler.control.bounds_in_force import BoundProblem, response_problem
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport, nothing_in_force
+from reconciler.daemon.status import nothing_in_force
 from reconciler.policies.budget import BudgetLaw
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.policies.shared import ConfineMode
 from state.measures import Restrictions, SqueezeLimit
 from state.model import Hold, PodMeta
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 
 CONTAINER = f"{group(BATCH)}/{container_id(BATCH)}"
 INNER = f"{CONTAINER}/docker/{'cd' * 32}"
@@ -53,7 +52,7 @@ def refusing(live: LiveNode, path: str, file: str, controller: str = "cpuset") -
 
 
 def shown(agent: Agent) -> tuple[list[str], dict[str, str]]:
-    document: Any = StatusReport(agent, FakePulse(), statuses=list, reload=reloads).state(("problems", "budget"))
+    document: Any = status_report(agent).state(("problems", "budget"))
     return list(document["problems"]), dict(document["budget"]["reasons"])
 
 
@@ -68,10 +67,7 @@ async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_p
     widened(live)
     with live.agent() as agent:
         with refusing(live, INNER, "cpuset.cpus"):
-            for _ in range(6):
-                for retries in agent.writes.judge.statuses._retries.values():
-                    retries.clear()
-                await live.look(agent)
+            await live.look_again(agent, 6)
             problems, reasons = shown(agent)
             assert live.read(CONTAINER, "cpuset", "cpuset.cpus") == "0-7"
             mine = [line for line in problems if line.startswith("ci/batch-7: cpu.set: ")]
@@ -80,10 +76,7 @@ async def test_a_container_that_cannot_leave_an_owned_cpu_is_a_problem_of_both_p
             (theirs,) = [line for line in problems if line.startswith("shop/db-0: CPU 7 of main is not exclusive")]
             assert "ci/batch-7 still runs there" in theirs
             assert reasons["cpuset"].startswith("1 of 1 BE containers are not limited to the BE pool: ci/batch-7: ")
-        for retries in agent.writes.judge.statuses._retries.values():
-            retries.clear()
-        for _ in range(3):
-            await live.look(agent)
+        await live.look_again(agent, 3)
         problems, reasons = shown(agent)
         assert [line for line in problems if "cpu.set" in line or "exclusive" in line] == []
         assert reasons["cpuset"] == "BE containers are limited to the BE pool"
@@ -101,23 +94,20 @@ async def test_nothing_is_said_of_a_node_in_order(live: LiveNode) -> None:
 
 
 async def test_in_observe_mode_a_bound_is_planned(live: LiveNode) -> None:
-    with live.agent(replace(live.config, mode=AgentMode.OBSERVE)) as agent:
-        await live.look(agent)
+    async with live.looked(replace(live.config, mode=AgentMode.OBSERVE)) as agent:
         reasons = shown(agent)[1]
         assert reasons["cpuset"] == "planned: BE containers are limited to the BE pool"
         assert "enforced" not in reasons["quota"]
         quota = replace(live.config.policies.reclaimed, form=ReclaimedForm.QUOTA)
     config = replace(live.config, mode=AgentMode.OBSERVE, policies=replace(live.config.policies, reclaimed=quota))
-    with live.agent(config) as agent:
-        await live.look(agent)
+    async with live.looked(config) as agent:
         reasons = shown(agent)[1]
         assert reasons["quota"] == "planned: CPU quota on kubepods/besteffort"
         assert reasons["cpuset"].startswith("not used: ")
 
 
 async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         assert shown(agent)[1]["cpuset"] == "BE containers are limited to the BE pool"
         agent.record.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
         agent.record.holds.refresh()
@@ -132,10 +122,7 @@ async def test_a_set_that_a_person_holds_is_not_called_limited(live: LiveNode) -
 async def test_many_refused_bounds_hide_no_owners_broken_claim(live: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     widened(live)
     with live.agent() as agent, refusing(live, INNER, "cpuset.cpus"):
-        for _ in range(6):
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+        await live.look_again(agent, 6)
         many = [BoundProblem((BATCH,), f"ci/batch-7: cpu.quota: {number}") for number in range(500)]
         monkeypatch.setattr(bounds_in_force, "_of_pods", lambda _: iter(many))
         problems, _ = shown(agent)
@@ -162,10 +149,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
     )
     besteffort = os.path.dirname(group(BATCH))
     with live.agent(config) as agent:
-        for _ in range(5):
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+        await live.look_again(agent, 5)
         assert live.read(besteffort, "cpu", "cpu.cfs_quota_us") == "800000"
         problems, reasons = shown(agent)
         (line,) = [line for line in problems if line.startswith(f"{besteffort}: cpu.quota: ")]
@@ -175,10 +159,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
         assert "; planned: CPU quota per container: kubepods/besteffort takes no less than" in reasons["quota"]
         assert nothing_in_force(agent) is None
         live.kernel.remove_group(os.path.dirname(INNER))
-        for _ in range(5):
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+        await live.look_again(agent, 5)
         assert 0 < int(live.read(besteffort, "cpu", "cpu.cfs_quota_us")) < 800_000
         assert live.read(CONTAINER, "cpu", "cpu.cfs_quota_us") == "-1"
         problems, reasons = shown(agent)
@@ -189,8 +170,7 @@ async def test_an_inner_quota_is_a_problem_with_its_pod_and_no_reason_to_be_unre
 async def test_online_pods_are_limited_to_their_pool_by_what_their_files_have(live: LiveNode) -> None:
     shared = replace(live.config.policies.shared, confine=ConfineMode.ALWAYS)
     web = f"{group(WEB)}/{container_id(WEB)}"
-    with live.agent(replace(live.config, policies=replace(live.config.policies, shared=shared))) as agent:
-        await live.look(agent)
+    async with live.looked(replace(live.config, policies=replace(live.config.policies, shared=shared))) as agent:
         assert shown(agent)[1]["shared"].endswith("; online pods are limited to it")
         agent.record.holds.all["node"] = Hold(target="node", reason="upgrade", by="ana")
         agent.record.holds.refresh()
@@ -240,10 +220,7 @@ async def test_a_squeeze_is_in_force_where_its_files_have_it(live: LiveNode) -> 
         assert response_problem(agent.control.reconciler, BATCH) == ""
         live.write(INNER, "cpu", "cpu.cfs_quota_us", "50000")
         agent.control.inventory.take(measures=Restrictions(squeezed={BATCH: replace(squeeze, cpu_milli=400)}))
-        for _ in range(3):
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+        await live.look_again(agent, 3)
         text = response_problem(agent.control.reconciler, BATCH)
         assert text.startswith("cpu.quota: ")
         assert INNER in text

@@ -27,7 +27,6 @@ from reconciler.cli.main import main, parser
 from reconciler.cli.nodeview import inspect_node
 from reconciler.config.model import AgentMode, Config, HttpSection
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
 from reconciler.policies.budget import BudgetLaw
 from reconciler.policies.reclaimed import ReclaimedForm
 from reconciler.sources.outside import groups_outside
@@ -35,8 +34,7 @@ from reconciler.web.components import components
 from state.model import ContainerMeta, PodMeta, Resources
 from tests.fakes.kernel import Mode
 from tests.fakes.livenode import BATCH, PINNED, WEB, LiveNode, container_id, group
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.telemetry.rendered import render
 
 OUTSIDE = f"kubepods-besteffort-pod{BATCH.replace('-', '_')}.slice:cri-containerd:{'a' * 64}"
@@ -274,7 +272,7 @@ class Scene:
 
     def __init__(self, live: LiveNode, agent: Agent, clock: MockClock, capsys: pytest.CaptureFixture[str]) -> None:
         self.live, self.agent, self.clock = live, agent, clock
-        self.report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        self.report = status_report(agent)
         self.health = SourceHealth(60)
         self.socket = ""
         self._capsys = capsys
@@ -294,9 +292,7 @@ class Scene:
         for _ in range(4):
             for uid in self.agent.control.inventory.pods:
                 self.agent.control.inventory.refresh(container_id(uid))
-            for retries in self.agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await self.live.look(self.agent)
+            await self.live.look_again(self.agent)
             self.agent.sources.outside = groups_outside(self.agent.place.hierarchy)
             await self.agent.control.owner_check.check()
             await self.agent.control.owner_check.limits.check(

@@ -22,14 +22,12 @@ from reconciler.alerts.sinks.file import FileSinkConfig
 from reconciler.alerts.sinks.table import SinkSection
 from reconciler.clients.kube_config import ApiServer
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
 from state.model import PodMeta
 from state.reader import read_history
 from tests.fakes.constants import varied
 from tests.fakes.livenode import LiveNode
 from tests.fakes.node import NodePod
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.daemon.test_wiring import component
 from tests.reconciler.telemetry.rendered import render
 
@@ -56,7 +54,7 @@ class Scene:
 
     def __init__(self, live: LiveNode, agent: Agent, clock: MockClock) -> None:
         self.live, self.agent, self.clock = live, agent, clock
-        self.report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        self.report = status_report(agent)
         self.sinks = len(agent.config.alerts.sinks)
         self.marks: dict[str, PodMeta] = {}
 

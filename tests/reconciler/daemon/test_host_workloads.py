@@ -16,7 +16,6 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import HttpSection
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
 from reconciler.signals.host_config import HostWorkloadConfig
 from reconciler.signals.host_meter import HostMeter
 from reconciler.web.components import components
@@ -25,8 +24,7 @@ from tests.fakes.kernel import IN_MODIFY, Event, FakeKernel
 from tests.fakes.kernel import Mode as KernelMode
 from tests.fakes.livenode import LiveNode
 from tests.fakes.node import mounts_of
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.signals.test_host_processes import V1, stat_text, status_text
 from tests.reconciler.signals.test_runqueue import Answers
 
@@ -144,7 +142,7 @@ async def test_what_is_beside_the_pods_is_read_shown_and_never_written(tmp_path:
         assert cpu.system_milli >= cpu.host_be_milli
 
         await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        show = status_report(agent)
         document: dict[str, Any] = dict(show.state(["agent", "hostlist", "budget", "settings"]))
         assert [row["name"] for row in document["hostlist"]] == ["ci", "db", "none", "scan"]
         assert document["agent"]["host_workloads"] == document["hostlist"]
@@ -166,7 +164,7 @@ async def test_each_command_shows_them_as_rows_of_their_own(tmp_path: Path, caps
             node.work()
             agent.control.inventory.take(hosts=await meter.read(node.now))
         await meter.aclose()
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        show = status_report(agent)
         with tempfile.TemporaryDirectory() as directory:
             socket = f"{directory}/s"
 

@@ -16,12 +16,10 @@ from reconciler.alerts.agent_alerts import _OF_ITS_OWN, RUNBOOKS, SourceHealth, 
 from reconciler.alerts.alert import Alert
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.problems import ACTUATOR
-from reconciler.daemon.status import StatusReport
 from reconciler.runtime.workqueue import container_key, pod_key
 from state.model import PodMeta
 from tests.fakes.livenode import BATCH, WEB, LiveNode, container_id, group
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.telemetry.rendered import render
 
 ROOT = Path(__file__).parents[3]
@@ -92,7 +90,7 @@ class Watch:
         return {alert.labels["source"]: alert for alert in alerts}
 
     def metric(self, name: str) -> str:
-        report = StatusReport(self.agent, FakePulse(), statuses=list, reload=reloads)
+        report = status_report(self.agent)
         rows = [
             line
             for line in render(report.metrics())[0].decode().splitlines()
@@ -101,7 +99,7 @@ class Watch:
         return rows[0].split()[-1] if rows else "not there"
 
     def lines(self, text: str) -> list[str]:
-        report = StatusReport(self.agent, FakePulse(), statuses=list, reload=reloads)
+        report = status_report(self.agent)
         problems: Any = report.state(("problems",))["problems"]
         return [line for line in problems if text in line]
 
@@ -135,8 +133,7 @@ async def test_each_is_an_alert_after_a_minute_and_until_its_end(
     live = LiveNode(tmp_path)
     live.least_weight(group(BATCH))
     text, make = KINDS[name]
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         watch = Watch(agent)
         assert not watch.lines(text)
         with monkeypatch.context() as patch:
@@ -149,21 +146,18 @@ async def test_each_is_an_alert_after_a_minute_and_until_its_end(
         if name == "single objects":
             agent.writes.judge.errors.passed("node")
         if name in {"unreadable files", "marks of pods"}:
-            for retries in agent.writes.judge.statuses._retries.values():
-                retries.clear()
-            await live.look(agent)
+            await live.look_again(agent)
         ended(watch, name, text)
 
 
 async def test_an_error_of_a_pod_or_of_its_container_is_a_problem_of_that_pod_alone(tmp_path: Path) -> None:
     """The runbook sends its reader to `bypassctl why POD`."""
     live = LiveNode(tmp_path)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         errors = agent.writes.judge.errors
         errors.failed(container_key(container_id(WEB)), AgentError("bundle: gone wrong"))
         errors.failed(pod_key(WEB), AgentError("its directory cannot be listed"))
-        report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        report = status_report(agent)
         pods: Any = report.state(("pods",))["pods"]
         problems = {pod["uid"]: pod["problems"] for pod in pods}
     assert problems[WEB] == ["main: bundle: gone wrong", "its directory cannot be listed"]
@@ -172,8 +166,7 @@ async def test_an_error_of_a_pod_or_of_its_container_is_a_problem_of_that_pod_al
 
 async def test_each_actuator_of_other_files_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveNode(tmp_path)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         for side in agent.sides.all:
             watch, name = Watch(agent), f"{ACTUATOR}{side.name}"
             with monkeypatch.context() as patch:
@@ -205,8 +198,7 @@ async def test_entries_of_every_list_of_pods_are_problems(
     tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = LiveNode(tmp_path)
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         watch = Watch(agent)
         monkeypatch.setattr(agent.sources.pods, source, SimpleNamespace(problems=("item 7: no uid",)))
         (status,) = (status for status in agent.problems.conditions() if status.name == "pod list")

@@ -15,7 +15,7 @@ from reconciler.cli.document import standings
 from reconciler.cli.targets import find_pod, sought
 from reconciler.config.model import AgentMode
 from reconciler.control.pod_minutes import CpuSeconds
-from reconciler.daemon.status import IDENTITY, StatusReport, distinct, nothing_in_force
+from reconciler.daemon.status import IDENTITY, distinct, nothing_in_force
 from reconciler.runtime.cooperative import all_steps
 from reconciler.sources.runtime_signal import RuntimeEvent
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
@@ -28,8 +28,7 @@ from state.model import Hold
 from state.setting_state import SettingState
 from tests.cputime import least_cpu_s
 from tests.fakes.livenode import BATCH, NAMES, WEB, LiveNode, container_id, group
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.telemetry.rendered import LibraryPods
 
 OF_PODS = ("pods", "settings", "files", "history")
@@ -38,9 +37,8 @@ MOVING = {"at", "agent", "sources", "headroom"}
 
 
 async def test_the_documents_parts_are_the_document(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         text = await Answers(show, HttpCounts()).state(list(show.sections), "json")
         whole = json.loads(text)
         at_once = json.loads(json.dumps(show.state([]), default=str))
@@ -51,9 +49,8 @@ async def test_the_documents_parts_are_the_document(live: LiveNode) -> None:
 
 
 async def test_long_lists_are_made_row_by_row_and_only_where_wanted(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         parts = dict((await show.parts(show.sections))[0])
         for name in ("pods", "settings", "files", "history"):
             assert iter(parts[name]) is parts[name], name  # type: ignore[call-overload]
@@ -61,9 +58,8 @@ async def test_long_lists_are_made_row_by_row_and_only_where_wanted(live: LiveNo
 
 
 async def test_lists_and_sums_are_only_made_by_name_and_agree_with_the_pods(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         assert not set(show.views) & set(show.state([]))
         body = json.loads(
             await Answers(show, HttpCounts()).state(["pods", "pools", "directories", "classes", "podlist"], "json")
@@ -88,9 +84,8 @@ async def test_lists_and_sums_are_only_made_by_name_and_agree_with_the_pods(live
 async def test_the_directories_above_the_pods_have_their_quota_its_row_of_the_ledger_and_their_counters(
     live: LiveNode,
 ) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         body = json.loads(await Answers(show, HttpCounts()).state(["podlist", "podparents", "files"], "json"))
         rows = {row["path"]: row for row in body["podparents"]}
         assert set(rows) == {"/kubepods", "/kubepods/besteffort", "/kubepods/burstable"}
@@ -116,9 +111,8 @@ async def test_names_of_pods_are_made_without_reading_the_kernel(
     def read(directory: object, file: str) -> str:
         raise AssertionError((directory, file))
 
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         monkeypatch.setattr(agent.base.files, "read", read)
         rows = show.state(["podnames"])["podnames"]
         with pytest.raises(AssertionError):
@@ -129,9 +123,8 @@ async def test_names_of_pods_are_made_without_reading_the_kernel(
 
 
 async def test_a_node_is_paused_from_a_restore_to_the_next_configuration(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         paused = [all_steps(show.metrics_steps()).paused]
         agent.commands.set_enforce(enforce=False)
         paused.append(all_steps(show.metrics_steps()).paused)
@@ -143,29 +136,26 @@ async def test_a_node_is_paused_from_a_restore_to_the_next_configuration(live: L
 
 
 async def test_the_metrics_have_a_step_for_every_pod_and_group(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         steps = sum(1 for _ in show.metrics_steps())
         assert steps >= len(agent.control.inventory.pods) + len(agent.writes.judge.statuses.by_group)
 
 
 async def test_the_metrics_of_a_live_node_count_holds_by_kind_and_have_online_pods_first(live: LiveNode) -> None:
     config = replace(live.config, http=replace(live.config.http, pod_metrics_limit=1))
-    with live.agent(config) as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked(config) as agent:
+        show = status_report(agent)
         agent.record.holds.all["node"] = Hold(target="node", reason="r", by="root")
         agent.record.holds.refresh()
         found = show.metrics()
         assert found.holds == {"node": 1}
         assert [pod.pod_class for pod in found.pods] != ["reclaimed"]
         assert found.pods_without_series == len(agent.control.inventory.pods) - 1 > 0
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         agent.control.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
         await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        show = status_report(agent)
         (batch,) = (pod for pod in show.metrics().pods if pod.uid == BATCH)
         reclaimed = show.metrics().pools["reclaimed"]
         assert (batch.cpus, batch.wanted_cpus) == (reclaimed, reclaimed)
@@ -178,8 +168,7 @@ async def test_the_metrics_of_a_live_node_count_holds_by_kind_and_have_online_po
 async def test_a_refusal_of_the_only_be_pod_is_its_own_and_a_failing_store_the_nodes(
     live: LiveNode, state: SettingState, *, ready: bool
 ) -> None:
-    with live.agent() as agent:
-        await live.look(agent)
+    async with live.looked() as agent:
         agent.control.reconciler.wait_idle(container_id(BATCH), trio.current_time(), RuntimeEvent.STATE)
         await agent.control.reconciler.reconcile(agent.hub.changed.take_nowait())
         assert nothing_in_force(agent) is None
@@ -260,9 +249,8 @@ FORMS = [
 @pytest.mark.parametrize("wanted", FORMS)
 async def test_an_answer_for_one_pod_has_no_other_and_all_that_is_of_it(live: LiveNode, wanted: str) -> None:
     live.put("proc/4242/cgroup", f"4:cpuset:{group(BATCH)}/{container_id(BATCH)}\n")
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         await agent.keeper.flush()
         answers = Answers(show, HttpCounts())
         whole = json.loads(await answers.state(OF_PODS, "json"))
@@ -276,9 +264,8 @@ async def test_an_answer_for_one_pod_has_no_other_and_all_that_is_of_it(live: Li
 
 
 async def test_requests_for_several_pods_share_a_build_and_get_each_their_own(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         answers = Answers(show, HttpCounts())
         uids: dict[str, list[str]] = {}
 
@@ -294,9 +281,8 @@ async def test_requests_for_several_pods_share_a_build_and_get_each_their_own(li
 
 
 async def test_a_removed_pod_is_found_by_the_start_of_its_uid(live: LiveNode) -> None:
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         await agent.keeper.flush()
         del agent.control.inventory.pods[BATCH]
         body = json.loads(await Answers(show, HttpCounts()).state(OF_PODS, "json", BATCH[:5]))
@@ -308,9 +294,8 @@ async def test_of_one_pod_the_history_reaches_further_back_and_of_a_removed_one_
     live: LiveNode,
 ) -> None:
     gone = "dddddddd-4444-4444-8444-444444444444"
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         agent.record.ledger.note(LedgerEvent(at=1.0, kind="alert:eviction-done", pod_uid=gone, pod="ci/train-0"))
         for number in range(300):
             agent.record.ledger.note(LedgerEvent(at=2.0, kind="plan", reason=f"plan {number}"))
@@ -329,9 +314,8 @@ async def test_of_one_pod_the_history_reaches_further_back_and_of_a_removed_one_
 
 async def test_of_one_pod_the_newest_rows_are_shown_and_a_text_in_rows_of_others_finds_none(live: LiveNode) -> None:
     gone, other = "dddddddd-4444-4444-8444-444444444444", "eeeeeeee-5555-4555-8555-555555555555"
-    with live.agent() as agent:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
-        await live.look(agent)
+    async with live.looked() as agent:
+        show = status_report(agent)
         for number in range(250):
             event = LedgerEvent(
                 at=float(number),

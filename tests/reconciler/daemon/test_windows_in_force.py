@@ -12,12 +12,12 @@ from reconciler.control.event_notes import EventNotes, WindowNow
 from reconciler.daemon.agent import Agent
 from reconciler.daemon.config_in_force import ConfigInForce
 from reconciler.daemon.numbers import snapshot
-from reconciler.daemon.status import ReloadResult, StatusReport
+from reconciler.daemon.status import ReloadResult
 from reconciler.runtime.cooperative import all_steps
 from reconciler.settings.binder import ConfigError, TextLayers
 from state.entry import LedgerEvent
 from tests.fakes.livenode import LiveNode
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.daemon.test_wiring import MEMINFO, WithProc
 
 NOON = 1_796_040_000.0
@@ -178,7 +178,7 @@ async def test_the_agent_shows_the_window_counts_its_minutes_and_a_change_is_an_
         return ReloadResult(needs_restart=await in_force.reload())
 
     try:
-        show = StatusReport(agent, FakePulse(), statuses=list, reload=reload)
+        show = status_report(agent, reload=reload)
         await live.look(agent)
         seen = []
         for step in (0.0, 10.5 * HOUR):

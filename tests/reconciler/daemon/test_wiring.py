@@ -18,7 +18,6 @@ from reconciler.config.model import Config
 from reconciler.control import side_actuators
 from reconciler.control.cache_loop import CacheLoop
 from reconciler.daemon.agent import Agent
-from reconciler.daemon.status import StatusReport
 from reconciler.detectors.config import InterferenceConfig
 from reconciler.headroom.cpu import HeadroomConfig, HeadroomLaw
 from reconciler.placement.provision import CpiGains, PidConfig, ProvisionConfig, ProvisionPolicy, WaitGains
@@ -33,8 +32,7 @@ from state.cache import CacheMode
 from state.evidence import pod_subject
 from tests.fakes.constants import varied
 from tests.fakes.livenode import WEB, LiveNode, group
-from tests.fakes.reloads import reloads
-from tests.fakes.web import FakePulse
+from tests.fakes.report import status_report
 from tests.reconciler.actuators.resctrl_world import World
 from tests.reconciler.telemetry.rendered import render
 from tests.until import until
@@ -109,7 +107,7 @@ def quantile(rank: float, buckets: Mapping[float, float]) -> float:
 
 def lag_buckets(agent: Agent) -> dict[float, float]:
     """The buckets of the loop's lag, as Prometheus reads them from the daemon's page."""
-    report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+    report = status_report(agent)
     text, _ = render(report.metrics())
     samples = [each for family in text_string_to_metric_families(text.decode()) for each in family.samples]
     return {float(each.labels["le"]): each.value for each in samples if each.name == "bypassd_loop_lag_seconds_bucket"}
@@ -147,7 +145,7 @@ async def test_memory_headroom_is_measured_by_a_component_of_its_own(live: LiveN
             assert agent.headroom.memory.status()["supply_bytes"] is None
             async with running(agent, "memory headroom"):
                 await until(lambda: agent.headroom.memory.status()["supply_bytes"] is not None)
-        report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        report = status_report(agent)
         headroom: Any = dict(report.state(("headroom",)))["headroom"]
     assert 0 < headroom["memory"]["supply_bytes"] <= 8 << 30
 
@@ -163,7 +161,7 @@ async def test_the_law_of_peaks_learns_from_the_pods_minutes_and_bounds_what_is_
                 await agent.accounts.minutes.sample()
             await until(lambda: sum(agent.headroom.peaks.workloads().values()) > 0)
             await until(lambda: agent.headroom.report.state.known_at is not None)
-        report = StatusReport(agent, FakePulse(), statuses=list, reload=reloads)
+        report = status_report(agent)
         state: Any = dict(report.state(("headroom", "budget", "effect")))
     assert agent.headroom.peaks.workloads() == {"known": 0, "cold": online}
     assert state["headroom"]["law"]["cold"] == online

@@ -125,6 +125,11 @@ class Stage:
             self.now += 1.0
             await self.observer.evaluate()
 
+    async def harmed(self, seconds: int) -> None:
+        """The victim waits from now on, and so many seconds are over."""
+        self.script.bad = True
+        await self.seconds(seconds)
+
     def quota(self) -> str:
         path = f"{self.live.root}/sys/fs/cgroup/cpu{group(BATCH)}/{container_id(BATCH)}"
         return self.live.kernel.read(path, "cpu.cfs_quota_us").strip()
@@ -245,8 +250,7 @@ async def test_a_suspect_is_squeezed_in_the_kernel_and_let_go_when_the_victim_is
 async def test_observing_nothing_is_asked_of_the_plan_but_all_of_it_is_told(live: LiveNode) -> None:
     with stage(live, replace(configured(live), mode=AgentMode.OBSERVE)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(20)
+        await scene.harmed(20)
         assert scene.agent.control.inventory.readings.measures == Restrictions()
         assert any("would do: squeeze ci/batch-7" in alert.summary for alert in scene.told)
 
@@ -255,8 +259,7 @@ async def test_a_held_pod_is_nobodys_to_squeeze(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
         await scene.agent.record.holds.put(Hold(target=f"pod:{BATCH}", reason="mine", by="ana"))
-        scene.script.bad = True
-        await scene.seconds(20)
+        await scene.harmed(20)
         assert scene.agent.control.inventory.readings.measures == Restrictions()
 
 
@@ -290,8 +293,7 @@ async def test_facts_that_have_not_changed_are_the_same_and_those_that_have_are_
 async def test_the_last_step_is_an_order_with_everything_that_led_to_it(live: LiveNode) -> None:
     with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(20)
+        await scene.harmed(20)
         (order,) = scene.orders.submitted
         assert (order.uid, order.title) == (BATCH, "ci/batch-7")
         assert "victim shop/web-0" in order.evidence
@@ -301,8 +303,7 @@ async def test_the_last_step_is_an_order_with_everything_that_led_to_it(live: Li
 async def test_an_order_whose_reason_is_gone_is_withdrawn(live: LiveNode) -> None:
     with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(20)
+        await scene.harmed(20)
         (order,) = scene.orders.submitted
         assert scene.orders.withdrawn == {}
         scene.script.bad = False
@@ -314,8 +315,7 @@ async def test_an_order_whose_reason_is_gone_is_withdrawn(live: LiveNode) -> Non
 async def test_a_hold_on_a_pods_directory_is_one_on_the_pod(live: LiveNode, inside: str) -> None:
     with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(20)
+        await scene.harmed(20)
         (order,) = scene.orders.submitted
         watching = scene.agent.interference
         assert watching._forbidden(order) is None
@@ -332,8 +332,7 @@ async def test_an_eviction_that_is_refused_says_nothing_and_one_under_way_is_jud
 ) -> None:
     with stage(live, configured(live, Response.EVICT, eviction=True)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(15)
+        await scene.harmed(15)
         scene.orders.step = step
         await scene.seconds(100)
         assert len(scene.observer.engine.ladder.useless) == useless
@@ -347,8 +346,7 @@ async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_e
     config = configured(live, Response.EVICT, eviction=True)
     with stage(live, replace(config, eviction=replace(config.eviction, dry_run=True))) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(20)
+        await scene.harmed(20)
         assert [order.title for order in scene.observer.decision.would] == ["ci/batch-7"]
         await scene.seconds(100)
         assert scene.orders.submitted == []
@@ -360,8 +358,7 @@ async def test_where_evictions_are_a_dry_run_nobody_is_asked_and_whom_it_would_e
 async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:
     with stage(live, configured(live, Response.FREEZE)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(10)
+        await scene.harmed(10)
         assert scene.agent.control.inventory.readings.measures.frozen.keys() == {BATCH}
         scene.orders.leaving = frozenset((BATCH,))
         await scene.seconds(1)
@@ -371,8 +368,7 @@ async def test_a_pod_that_is_being_ended_is_not_frozen(live: LiveNode) -> None:
 async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason_not_to_start(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(120)
+        await scene.harmed(120)
         assert scene.observer.engine.ladder.useless, "the script does not heed the quota"
         again = scene.another()
         assert again.engine.ladder.useless.keys() <= scene.observer.engine.ladder.useless.keys()
@@ -384,8 +380,7 @@ async def test_what_was_learned_is_there_after_a_restart_and_damage_is_no_reason
 async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_holds(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(10)
+        await scene.harmed(10)
         assert scene.agent.control.inventory.readings.measures.squeezed
         async with trio.open_nursery() as nursery:
             await nursery.start(scene.observer.run)
@@ -399,8 +394,7 @@ async def test_stopped_it_takes_back_what_it_asked_for_and_gives_back_what_it_ho
 async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_again(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(10)
+        await scene.harmed(10)
         scene.agent.interference.observer = scene.observer
         assert scene.agent.control.inventory.readings.measures.squeezed
         await scene.agent.commands.restore()
@@ -423,8 +417,7 @@ async def test_a_restore_takes_back_all_of_it_until_the_configuration_is_read_ag
 async def test_the_document_shows_victim_evidence_suspects_and_steps(live: LiveNode) -> None:
     with stage(live, configured(live)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(10)
+        await scene.harmed(10)
         scene.agent.interference.observer = scene.observer
         fields = scene.agent.interference.status()
         numbers = scene.agent.interference.numbers()
@@ -453,8 +446,7 @@ async def test_the_node_is_closed_by_an_enforced_step_and_opened_late_and_both_a
         await certain(scene)
         await scene.seconds(10)
         assert closed_of(scene) is None
-        scene.script.bad = True
-        await scene.seconds(30)
+        await scene.harmed(30)
         closed = closed_of(scene)
         assert closed is not None
         assert closed.reason == "victim shop/web-0 (cpu)"
@@ -478,8 +470,7 @@ async def test_a_closed_node_is_opened_by_a_person_at_once(live: LiveNode, how: 
     config = configured(live, Response.CLOSE)
     with stage(live, config) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(40)
+        await scene.harmed(40)
         assert closed_of(scene) is not None
         match how:
             case "off":
@@ -505,8 +496,7 @@ async def test_a_closed_node_is_opened_by_a_person_at_once(live: LiveNode, how: 
 async def test_a_node_that_is_closed_again_after_a_start_keeps_its_latest_end(live: LiveNode, how: str) -> None:
     with stage(live, configured(live, Response.CLOSE)) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(40)
+        await scene.harmed(40)
         before = closed_of(scene)
         assert before is not None
         with trio.move_on_after(0.1):
@@ -524,7 +514,6 @@ async def test_nothing_is_closed_in_observe_mode(live: LiveNode) -> None:
     config = replace(configured(live, Response.CLOSE), mode=AgentMode.OBSERVE)
     with stage(live, config) as scene:
         await certain(scene)
-        scene.script.bad = True
-        await scene.seconds(60)
+        await scene.harmed(60)
         assert closed_of(scene) is None
         assert AlertKind.CLOSED not in {alert.kind for alert in scene.told}

@@ -40,8 +40,7 @@ async def test_a_day_without_regret_makes_a_rule_enforcing_and_responses_without
     with stage(live, by_evidence(live)) as scene:
         await certain(scene)
         with_record(scene, RuleRecord(watched_s=DAY_S - 100))
-        scene.script.bad = True
-        await scene.seconds(60)
+        await scene.harmed(60)
         assert scene.agent.control.inventory.readings.measures == Restrictions(), "a dry run"
         scene.script.bad = False
         await scene.seconds(60)
@@ -50,8 +49,7 @@ async def test_a_day_without_regret_makes_a_rule_enforcing_and_responses_without
         assert (alert.key, alert.severity, alert.labels["mode"]) == ("rule cpu", Severity.INFO, "enforce")
         assert read_kept(scene.agent.record.store).brain.records["cpu"].enforcing, "kept at once"
         assert scene.another().engine.enforces("cpu"), "after a restart"
-        scene.script.bad = True
-        await scene.seconds(20)
+        await scene.harmed(20)
         assert scene.observer.changes["squeeze", "applied"], "the script does not heed the quota"
         await scene.seconds(40)
         assert not scene.observer.engine.enforces("cpu")
@@ -89,8 +87,7 @@ async def test_observing_a_rule_with_the_best_record_takes_no_step(live: LiveNod
     with stage(live, replace(by_evidence(live), mode=AgentMode.OBSERVE)) as scene:
         await certain(scene)
         with_record(scene, ENFORCING)
-        scene.script.bad = True
-        await scene.seconds(20)
+        await scene.harmed(20)
         assert scene.agent.control.inventory.readings.measures == Restrictions()
         assert not scene.observer.changes["squeeze", "applied"]
         assert scene.observer.changes["squeeze", "would-applied"]

@@ -57,6 +57,16 @@ class HardlyHigh(Plugin):
         return rejected.lowest(missing)
 
 
+class HardlyLow(Plugin):
+    """CPUs 0-3 only when the others do not do, and then all of them."""
+
+    def filter(self, demand: CpuDemand, context: PlacementContext, cpus: CpuSet) -> CpuSet:
+        return CpuSet.parse("0-3")
+
+    def post_filter(self, demand: CpuDemand, context: PlacementContext, rejected: CpuSet, missing: int) -> CpuSet:
+        return rejected
+
+
 class LastNameFirst(Plugin):
     def sort(self, demand: CpuDemand, context: PlacementContext) -> float:
         return float(ord(demand.key[0]))
@@ -166,6 +176,9 @@ CASES: dict[str, tuple[str, list[CpuDemand], dict[str, str]]] = {
     "pre_score, CPU by CPU": ("CpuByCpu", [demand("a", 2)], {"a/c": "6-7"}),
     "filter": ("NotFive", [demand("a", 3, nodes=(1,))], {"a/c": "4,6-7"}),
     "post_filter": ("HardlyHigh", [demand("a", 3), demand("b", 2)], {"a/c": "0-2", "b/c": "3-4"}),
+    "post_filter, more than missing": ("HardlyLow", [demand("a", 5)], {"a/c": "0-4"}),
+    "post_filter, none missing": ("HardlyLow", [demand("a", 4)], {"a/c": "4-7"}),
+    "post_filter, one to spare": ("HardlyLow", [demand("a", 3)], {"a/c": "4-6"}),
     "sort": ("LastNameFirst", [demand("a", 2, priority=5), demand("z", 1)], {"a/c": "1-2", "z/c": "0"}),
     "select": ("Ends", [demand("a", 2)], {"a/c": "0,7"}),
     "state": ("Counting", [demand("a", 1), demand("b", 1)], {"a/c": "0", "b/c": "7"}),

@@ -38,6 +38,26 @@ def missing(age_s: float = 1.0, **pods: float) -> dict[str, Sample]:
             "above the lower thresholds",
             id="the dead band",
         ),
+        pytest.param(
+            Contention(misses=missing(a=1.0, b=7.0), bandwidth={0: 10.0}, online=2),
+            *(35, 35, "above the lower thresholds"),
+            id="one of two pods in the dead band",
+        ),
+        pytest.param(
+            Contention(misses=missing(a=5.0), bandwidth={0: 10.0}),
+            *(35, 35, "above the lower thresholds"),
+            id="misses at the lower threshold",
+        ),
+        pytest.param(
+            Contention(bandwidth={0: 10.0, 1: 60.0}),
+            *(35, 35, "above the lower thresholds"),
+            id="one of two domains at the lower threshold",
+        ),
+        pytest.param(
+            Contention(misses=missing(a=1.0), bandwidth={0: 70.0}),
+            *(35, 35, "above the lower thresholds"),
+            id="no misses, and bandwidth in the dead band",
+        ),
         pytest.param(Contention(), 35, 35, "no increase", id="unknown"),
         pytest.param(Contention(bandwidth={0: 95.0}, age_s=60.0), 35, 35, "no increase", id="stale bandwidth"),
         pytest.param(Contention(misses=missing(500.0, a=90.0)), 35, 35, "no increase", id="stale misses"),

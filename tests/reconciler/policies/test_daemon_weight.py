@@ -71,6 +71,20 @@ def test_the_weight_assures_the_amount_on_as_few_cpus_as_can_have_it(milli: int,
     assert 1000 * spread * per_cpu >= milli * (1 - 1e-9)
 
 
+def test_a_group_that_has_used_nothing_needs_nothing() -> None:
+    assert WeightState(since=0.0).need_milli == 0
+    assert step(None, replace(IDLE, use_milli=0, waits=LATE), 0.0, RULES).need_milli == 0
+
+
+@pytest.mark.parametrize("uses", [(100, 50), (50, 100)])
+def test_the_need_is_the_largest_use_of_the_window(uses: tuple[int, int]) -> None:
+    state = None
+    for second, use in zip((0.0, 30.0), uses, strict=True):
+        state = step(state, replace(IDLE, use_milli=use), second, RULES)
+    assert state is not None
+    assert state.need_milli == 100
+
+
 def test_nothing_is_changed_before_a_whole_window_is_known() -> None:
     weights = run([IDLE] * 62)
     assert weights[:60] == [None] * 60

@@ -1,3 +1,4 @@
+import math
 import random
 from collections.abc import Mapping
 
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from reconciler.policies.harm import HarmSample, HarmState, interval_s, start, step, top_of
+from reconciler.policies.harm import Comparison, HarmSample, HarmState, interval_s, start, step, top_of
 from tests.reconciler.policies.harm_plant import CONFIG, FLOOR, TOP, Moment, harmed_share, mean_use, run
 
 NEAR = TOP * CONFIG.raise_percent // 100 // 4
@@ -289,3 +290,34 @@ def test_samples_are_rarer_after_a_calm_while_at_the_top_only() -> None:
     assert interval_s(waits, TOP, 3.0, CONFIG) == usual
     cut = step(step(state, CLEAR, 3.0, CONFIG), CALM, 3.1, CONFIG)
     assert interval_s(cut, TOP, 6.0, CONFIG) == usual
+
+
+@pytest.mark.parametrize(
+    ("pause", "since_last_s", "next_pause", "long_s"),
+    [
+        (1, math.inf, 1, 10.0),
+        (1, 60.0, 2, 10.0),
+        (1, 179.0, 2, 10.0),
+        (1, 180.0, 1, 10.0),
+        (2, 120.0, 4, 20.0),
+        (4, 240.0, 8, 30.0),
+        (4, 720.0, 1, 10.0),
+        (8, 480.0, 16, 30.0),
+        (16, 960.0, 16, 30.0),
+    ],
+)
+def test_a_comparison_soon_after_the_last_is_the_longer_before_the_next_one(
+    pause: int, since_last_s: float, next_pause: int, long_s: float
+) -> None:
+    now = 10_000.0
+    before = Comparison(pause=pause, ended_at=now - since_last_s)
+    state = HarmState(ceiling_milli=4000, wall_milli=4100, at=now - 0.1, cut_at=now - 5000, comparison=before)
+    found = step(state, SMALL, now, CONFIG)
+    assert (found.ceiling_milli, found.comparison.before) == (FLOOR, 4000)
+    assert (found.comparison.pause, found.comparison.until) == (next_pause, now + long_s)
+
+
+def test_no_comparison_begins_before_its_pause_is_over() -> None:
+    before = Comparison(pause=4, ended_at=0.0)
+    state = HarmState(ceiling_milli=4000, wall_milli=4100, at=239.8, comparison=before)
+    assert step(state, SMALL, 239.9, CONFIG).comparison.until is None

@@ -1,5 +1,6 @@
 """More pools than CPUs: where the pods of a pool without CPUs of its own run, their requests count."""
 
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from reconciler.policies.table import PoliciesConfig
 from state.cpu import CpuPreferences, GroupUse
 from state.model import NodeView, Pod, PodClass, Pools, Resources
 from state.topology import Topology, uniform
-from tests.reconciler.nodes import container, node, pod
+from tests.reconciler.nodes import container, node, online, pod
 from tests.reconciler.placement.shapes import without
 
 SMALL_NODE = without(uniform(sockets=2, nodes=2, cores=32, threads=1), range(13))
@@ -67,6 +68,13 @@ def test_a_pool_that_may_be_anywhere_is_not_enlarged_while_others_have_no_cpu() 
     assert "requested by no pool" not in pools.reasons["shared"]
 
 
+@pytest.mark.parametrize(("cpus", "guests"), [(8, None), (4, "4 pools")], ids=["each has its own", "four have none"])
+def test_the_shared_pools_reason_counts_the_pools_that_it_runs(cpus: int, guests: str | None) -> None:
+    _, pools = planned(cpus, *(asking(f"n{number}", 1) for number in range(6)))
+    found = re.search(r"also runs (.*) cut to 0", pools.reasons["shared"])
+    assert (found and found[1]) == guests
+
+
 def test_one_that_may_be_anywhere_is_cut_before_those_bound_to_the_node() -> None:
     _, pools = planned(4, *bound(5), asking("c", 4))
     own = [key for key, cpus in pools.named.items() if cpus != pools.shared]
@@ -89,3 +97,14 @@ def test_a_claim_without_cpus_has_a_rule_too(cpus: int) -> None:
     view, pools = planned(topology, *bound(1), asking("c", 1))
     assert all(claim.rule for claim in cpu_claims(view, pools) if claim.asked)
     assert {"shared/b0-NUMA0", "shared/c"} <= pools.named.keys()
+
+
+@pytest.mark.parametrize("more", [[], [asking("c", 1)]], ids=["bound pools", "and a pool that may be anywhere"])
+def test_where_pools_of_nodes_have_every_cpu_the_shared_pool_has_the_same_ones(more: list[Pod]) -> None:
+    topology = without(uniform(sockets=2, nodes=2, cores=4, threads=1), (1, 3))
+    bound_to = [asking(f"b{on}", 1, numa_binding=True, nodes=(on,)) for on in (0, 1)]
+    _, pools = planned(topology, *bound_to, *more, online("web"))
+    assert pools.shared == topology.online
+    assert (pools.named["shared/b0-NUMA0"], pools.named["shared/b1-NUMA1"]) == (CpuSet([0]), CpuSet([2]))
+    assert without_cpus(pools) == [f"shared/{item.uid}" for item in more]
+    assert pools.reasons["shared"].startswith("fewer CPUs than pools")

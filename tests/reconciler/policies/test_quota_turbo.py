@@ -18,6 +18,7 @@ from reconciler.policies.quota_turbo import (
     takes_part,
 )
 from reconciler.policies.table import PoliciesConfig
+from reconciler.runtime.format import cpu
 from state.model import RuntimeSpec
 from tests.reconciler.nodes import container, node, online
 
@@ -162,6 +163,9 @@ def test_a_loan_becomes_a_setting_of_marked_pods_only() -> None:
         return {setting.path: setting.value for setting in settings}
 
     on = PoliciesConfig(quota_turbo=CONFIG)
+    view = node(pod, lent_us=lent)
+    reasons = [setting.reason for setting in plan_pod(pod, view, plan_node(view, None, on), on)[0]]
+    assert any(reason.startswith(f"borrows {cpu(1000)} above") for reason in reasons), reasons
     assert planned(pod, on) == {f"{pod.group.path}/id-main": 200_000, pod.group.path: 350_000}
     assert planned(replace(pod, annotations={}), on) == {}
     assert planned(pod, PoliciesConfig()) == {}

@@ -76,16 +76,18 @@ def test_an_init_container_counts_as_the_kubelet_counts_it() -> None:
     assert settings_of(one, node(one))[one.group.path, "memory.max"].value == 1000 * MIB
 
 
-def test_a_limit_that_the_whole_pod_cannot_have_is_refused_and_a_problem_that_names_who_pays() -> None:
+@pytest.mark.parametrize(
+    ("versions", "swap"), [(V1, {"memory.swap"}), (V2, set[str]())], ids=["v1", "v2: an empty group has no swap either"]
+)
+def test_a_limit_that_the_whole_pod_cannot_have_is_refused_and_a_problem_that_names_who_pays(
+    versions: dict[str, int], swap: set[str]
+) -> None:
     one = be(meta("main", batch_memory_bytes=256 * MIB, batch_cpu_milli=500), meta("side"))
-    view = node(one)
+    view = node(one, versions=versions)
     settings, refusals = plan_pod(one, view, plan_node(view, None, CONFIG), CONFIG)
     assert not [item for item in settings if item.knob in {"memory.max", "cpu.quota"}]
-    assert {(item.setting.knob, item.rule) for item in refusals} == {
-        ("memory.max", "sandboxed"),
-        ("memory.swap", "sandboxed"),
-        ("cpu.quota", "sandboxed"),
-    }
+    assert {item.setting.knob for item in refusals} == {"memory.max", "cpu.quota"} | swap
+    assert {item.rule for item in refusals} == {"sandboxed"}
     status = sandboxed_status({one.uid: refusals}, view.pods)
     assert not status.ok
     assert "ns/b in gVisor: no cpu.quota" in status.detail
@@ -143,11 +145,14 @@ def test_online_pods_of_a_pool_are_confined_at_their_directory() -> None:
     )
 
 
-def test_memory_protection_is_the_pods() -> None:
+@pytest.mark.parametrize("runtime", ["gVisor", "kata"])
+def test_memory_protection_is_the_pods(runtime: str) -> None:
     of = OnlineMemory(min_percent=50, low_percent=100, throttling_percent=80)
     config = PoliciesConfig(memory_qos=MemoryQosConfig(enabled=True, shared=of))
-    one = sandboxed(online("w", container("main")), meta("main", memory_bytes=100 * MIB), runtime="kata")
-    settings = settings_of(one, node(one, versions=V2), config)
+    one = sandboxed(online("w", container("main")), meta("main", memory_bytes=100 * MIB), runtime=runtime)
+    view = node(one, versions=V2)
+    settings = settings_of(one, view, config)
     assert settings[one.group.path, "memory.min"].value == 50 * MIB
     assert settings[one.group.path, "memory.low"].value == 100 * MIB
     assert {path for path, knob in settings if knob.startswith("memory.")} == {one.group.path}
+    assert plan_pod(one, view, plan_node(view, None, config), config)[1] == ()

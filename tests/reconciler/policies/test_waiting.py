@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +84,47 @@ def test_where_no_lower_use_is_known_the_next_higher_one_stands_in() -> None:
 def test_what_was_learned_fades() -> None:
     known = learned(BUSY)
     assert expected(known, BUSY, 300.0) == pytest.approx(expected(known, BUSY, 0.0) / 2)
+
+
+def waiting(percent: float) -> PodWaiting:
+    """So much of its time, at a use that is always of the same range."""
+    return PodWaiting(900.0, 900.0 * percent / (100.0 - percent))
+
+
+def half_lives(known: OwnWaiting, since: float, times: int) -> float:
+    """By how many half-lives it fades in the time of so many."""
+    now = since + 300.0 * times
+    return math.log2(expected(known, waiting(10.0), since) / expected(known, waiting(10.0), now))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "after_s", "fades"),
+    [
+        ([10.0], 10.0, 30.0, 0.5),
+        ([10.0], 10.0, 29.9, 1.0),
+        ([10.0], 11.0, 30.0, 0.5),
+        ([10.0], 11.1, 30.0, 1.0),
+        ([10.0], 8.9, 30.0, 1.0),
+        ([10.0, 14.0], 16.0, 30.0, 0.5),
+        ([10.0, 14.0], 16.1, 30.0, 1.0),
+    ],
+    ids=["same", "too soon", "one point", "more than a point", "less", "twice the deviation", "above the deviation"],
+)
+def test_the_same_waiting_after_a_while_makes_what_was_learned_last_twice_as_long(
+    first: list[float], later: float, after_s: float, fades: float
+) -> None:
+    known: OwnWaiting = {}
+    for percent in first:
+        known = learn(known, waiting(percent), 1000.0)
+    known = learn(known, waiting(later), 1000.0 + after_s)
+    assert half_lives(known, 1000.0 + after_s, 1) == pytest.approx(fades)
+
+
+def test_what_was_learned_lasts_at_most_eight_times_as_long() -> None:
+    known: OwnWaiting = {}
+    for time in range(6):
+        known = learn(known, waiting(10.0), 30.0 * time)
+    assert half_lives(known, 150.0, 8) == pytest.approx(1.0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 1e5)), max_size=80))

@@ -134,12 +134,10 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Daemon:
 async def test_at_rest_the_weight_is_small_and_the_end_has_that_of_the_start(daemon: Daemon) -> None:
     assert daemon.weight() == USUAL_SHARES
     daemon.start()
-    try:
-        status = daemon.own.status
-        assert (status.placement, status.top) == (Placement.OWN, "/bypassd.slice")
-        assert status.shares in {SHARES, 51}
-    finally:
-        daemon.own.stop()
+    status = daemon.own.status
+    assert (status.placement, status.top) == (Placement.OWN, "/bypassd.slice")
+    assert status.shares in {SHARES, 51}
+    daemon.own.stop()
     assert daemon.weight() in {RAISED_SHARES, 204}
     assert len(daemon.sleeps) == 1, "its lag with the small weight would keep the CPU from pods for milliseconds"
 
@@ -161,44 +159,35 @@ async def test_a_paced_start_and_end_have_the_usual_weight(tmp_path: Path, monke
 
 async def test_a_start_has_the_raised_weight_also_after_a_run_that_was_killed(daemon: Daemon) -> None:
     daemon.start()
-    try:
-        assert daemon.weight() in {SHARES, 51}
-        # The next process, in the same group.
-        daemon.own.prepare()
-        assert daemon.weight() in {RAISED_SHARES, 204}
-    finally:
-        daemon.own.stop()
+    assert daemon.weight() in {SHARES, 51}
+    # The next process, in the same group.
+    daemon.own.prepare()
+    assert daemon.weight() in {RAISED_SHARES, 204}
 
 
 async def test_the_start_has_the_weight_of_late_work_until_every_part_has_started(daemon: Daemon) -> None:
     daemon.own.prepare()
     daemon.own.start()
-    try:
-        assert daemon.weight() in {RAISED_SHARES, 204}
-        daemon.step(worked=1.0)
-        daemon.rest()
-        assert daemon.weight() in {RAISED_SHARES, 204}, "the web part's libraries are not loaded yet"
-        daemon.own.settle()
-        assert daemon.weight() in {SHARES, 51}
-    finally:
-        daemon.own.stop()
+    assert daemon.weight() in {RAISED_SHARES, 204}
+    daemon.step(worked=1.0)
+    daemon.rest()
+    assert daemon.weight() in {RAISED_SHARES, 204}, "the web part's libraries are not loaded yet"
+    daemon.own.settle()
+    assert daemon.weight() in {SHARES, 51}
 
 
 async def test_the_end_of_the_start_while_a_container_is_in_creation_keeps_its_weight(daemon: Daemon) -> None:
     daemon.own.start()
-    try:
-        daemon.starts = True
-        daemon.step()
-        high = daemon.weight()
-        assert high is not None
-        assert high > USUAL_SHARES
-        daemon.own.settle()
-        assert daemon.weight() == high
-        daemon.starts = False
-        daemon.step()
-        assert daemon.weight() in {SHARES, 51}
-    finally:
-        daemon.own.stop()
+    daemon.starts = True
+    daemon.step()
+    high = daemon.weight()
+    assert high is not None
+    assert high > USUAL_SHARES
+    daemon.own.settle()
+    assert daemon.weight() == high
+    daemon.starts = False
+    daemon.step()
+    assert daemon.weight() in {SHARES, 51}
 
 
 @pytest.mark.parametrize(
@@ -226,36 +215,30 @@ async def test_a_start_never_writes_the_weight_of_a_group_of_others(tmp_path: Pa
 
 async def test_work_that_waits_for_a_cpu_gets_more_weight_step_by_step_until_it_is_done(daemon: Daemon) -> None:
     daemon.start()
-    try:
-        daemon.step(worked=LATE_S * 3)
-        assert daemon.own.status.raised == 0, "long work is not late work"
-        weights = []
-        for _ in range(4):
-            daemon.step(waited=LATE_S * 1.1)
-            weights.append(daemon.weight())
-            daemon.step(worked=0.01)
-            assert daemon.weight() == weights[-1]
-        assert weights in ([200] * 4, [204] * 4)
-        assert len(daemon.sleeps) == 1, "what it lags behind by then would keep the CPU from pods for milliseconds"
-        assert daemon.own.status.raised == 1
-        daemon.rest()
-        assert daemon.weight() in {SHARES, 51}
-    finally:
-        daemon.own.stop()
+    daemon.step(worked=LATE_S * 3)
+    assert daemon.own.status.raised == 0, "long work is not late work"
+    weights = []
+    for _ in range(4):
+        daemon.step(waited=LATE_S * 1.1)
+        weights.append(daemon.weight())
+        daemon.step(worked=0.01)
+        assert daemon.weight() == weights[-1]
+    assert weights in ([200] * 4, [204] * 4)
+    assert len(daemon.sleeps) == 1, "what it lags behind by then would keep the CPU from pods for milliseconds"
+    assert daemon.own.status.raised == 1
+    daemon.rest()
+    assert daemon.weight() in {SHARES, 51}
 
 
 async def test_with_eevdf_late_work_gets_the_usual_weight_and_no_sleep(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, "v1", eevdf=True)
     daemon.start()
-    try:
-        weights = []
-        for _ in range(4):
-            daemon.step(waited=LATE_S * 1.1)
-            weights.append(daemon.weight())
-        assert weights == [200, 800, USUAL_SHARES, USUAL_SHARES]
-        assert daemon.sleeps == []
-    finally:
-        daemon.own.stop()
+    weights = []
+    for _ in range(4):
+        daemon.step(waited=LATE_S * 1.1)
+        weights.append(daemon.weight())
+    assert weights == [200, 800, USUAL_SHARES, USUAL_SHARES]
+    assert daemon.sleeps == []
 
 
 @pytest.mark.parametrize(
@@ -269,70 +252,55 @@ def test_the_group_directly_below_the_root(path: str, expected: str) -> None:
 async def test_work_ends_within_a_second_on_a_cpu_that_is_always_busy(daemon: Daemon) -> None:
     """The group's share beside a busy group of 1024 shares, in steps of 1 ms of CPU time."""
     daemon.start()
-    try:
-        daemon.rest()
-        began, work = daemon.wall, 0.03
-        while work > 0:
-            share = (daemon.weight() or 0) / ((daemon.weight() or 0) + 1024)
-            daemon.step(waited=0.001 / share - 0.001, worked=0.001)
-            work -= 0.001
-        assert daemon.wall - began <= 1.0
-    finally:
-        daemon.own.stop()
+    daemon.rest()
+    began, work = daemon.wall, 0.03
+    while work > 0:
+        share = (daemon.weight() or 0) / ((daemon.weight() or 0) + 1024)
+        daemon.step(waited=0.001 / share - 0.001, worked=0.001)
+        work -= 0.001
+    assert daemon.wall - began <= 1.0
 
 
 async def test_a_container_in_creation_gets_a_high_weight_until_it_is_made(daemon: Daemon) -> None:
     daemon.start()
-    try:
-        daemon.starts = True
-        daemon.rest()
-        assert daemon.weight() == own_group.START_SHARES
-        daemon.step(waited=LATE_S * 2)
-        assert (daemon.weight(), daemon.own.status.raised) == (own_group.START_SHARES, 0)
-        daemon.starts = False
-        daemon.step()
-        assert daemon.weight() in {SHARES, 51}
-    finally:
-        daemon.own.stop()
+    daemon.starts = True
+    daemon.rest()
+    assert daemon.weight() == own_group.START_SHARES
+    daemon.step(waited=LATE_S * 2)
+    assert (daemon.weight(), daemon.own.status.raised) == (own_group.START_SHARES, 0)
+    daemon.starts = False
+    daemon.step()
+    assert daemon.weight() in {SHARES, 51}
 
 
 async def test_idle_time_is_not_waiting(daemon: Daemon) -> None:
     daemon.start()
-    try:
-        for _ in range(5):
-            daemon.rest(LATE_S * 20)
-            daemon.step(waited=LATE_S * 0.5, worked=0.001)
-        assert daemon.own.status.raised == 0
-    finally:
-        daemon.own.stop()
+    for _ in range(5):
+        daemon.rest(LATE_S * 20)
+        daemon.step(waited=LATE_S * 0.5, worked=0.001)
+    assert daemon.own.status.raised == 0
 
 
 async def test_endless_work_has_more_weight_in_bounded_bursts(daemon: Daemon) -> None:
     daemon.start()
     raised = 0.0
-    try:
-        for _ in range(10_000):
-            daemon.step(waited=0.009, worked=0.001)
-            raised += 0.001 * (daemon.weight() not in {SHARES, 51})
-        elapsed = daemon.wall - 100.0
-        assert 3 <= daemon.own.status.raised <= elapsed / REST_S
-        assert raised <= daemon.own.status.raised * (BURST_S + 0.002)
-    finally:
-        daemon.own.stop()
+    for _ in range(10_000):
+        daemon.step(waited=0.009, worked=0.001)
+        raised += 0.001 * (daemon.weight() not in {SHARES, 51})
+    elapsed = daemon.wall - 100.0
+    assert 3 <= daemon.own.status.raised <= elapsed / REST_S
+    assert raised <= daemon.own.status.raised * (BURST_S + 0.002)
 
 
 async def test_a_weight_that_another_program_has_written_is_put_back(daemon: Daemon) -> None:
     daemon.start()
-    try:
-        file, text = ("cpu.shares", "777") if daemon.hierarchy.version("cpu") == 1 else ("cpu.weight", "77")
-        daemon.kernel.write(daemon.directory, file, text)
-        daemon.rest()
-        assert daemon.weight() not in {SHARES, 51}, "not read at each wait"
-        daemon.rest(30)
-        daemon.rest()
-        assert daemon.weight() in {SHARES, 51}
-    finally:
-        daemon.own.stop()
+    file, text = ("cpu.shares", "777") if daemon.hierarchy.version("cpu") == 1 else ("cpu.weight", "77")
+    daemon.kernel.write(daemon.directory, file, text)
+    daemon.rest()
+    assert daemon.weight() not in {SHARES, 51}, "not read at each wait"
+    daemon.rest(30)
+    daemon.rest()
+    assert daemon.weight() in {SHARES, 51}
 
 
 @pytest.mark.parametrize("group", ["/", "/system.slice/bypassd.service", "/kubepods/burstable/podx"])
@@ -364,15 +332,12 @@ async def test_on_v2_without_the_cpu_controller_there_is_no_problem_and_the_weig
     for directory in (top, root):
         daemon.kernel.write(directory, "cgroup.subtree_control", "-cpu")
     daemon.start()
-    try:
-        assert (daemon.own.status.problem, daemon.own.status.shares) == ("", None)
-        daemon.kernel.write(root, "cgroup.subtree_control", "+cpu")
-        daemon.rest()
-        daemon.rest(20.0)
-        daemon.rest()
-        assert daemon.own.status.shares == 51
-    finally:
-        daemon.own.stop()
+    assert (daemon.own.status.problem, daemon.own.status.shares) == ("", None)
+    daemon.kernel.write(root, "cgroup.subtree_control", "+cpu")
+    daemon.rest()
+    daemon.rest(20.0)
+    daemon.rest()
+    assert daemon.own.status.shares == 51
 
 
 PROGRAM = """

@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -60,18 +61,15 @@ class FakeCalls:
         self.wall += seconds
 
 
-def started(calls: FakeCalls, check: Callable[[LoopPriority], None], *, slice_s: float = SLICE_S) -> None:
-    """Inside a loop, whose own waits do not count here: the check counts as the loop."""
-
-    async def main() -> None:
-        priority = LoopPriority(nice=-10, slice_s=slice_s, starting=lambda: calls.starting, calls=calls)
-        priority.start()
-        try:
-            check(priority)
-        finally:
-            priority.stop()
-
-    trio.run(main)
+@contextmanager
+def started(calls: FakeCalls, *, slice_s: float = SLICE_S) -> Iterator[LoopPriority]:
+    """Inside a loop, whose own waits do not count here: what is done inside counts as the loop."""
+    priority = LoopPriority(nice=-10, slice_s=slice_s, starting=lambda: calls.starting, calls=calls)
+    priority.start()
+    try:
+        yield priority
+    finally:
+        priority.stop()
 
 
 @pytest.fixture(params=[False, True], ids=["pauses", "stint timer"], autouse=True)
@@ -82,10 +80,10 @@ def has_timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return installed
 
 
-def test_the_loop_waits_and_begins_its_work_at_real_time_priority() -> None:
+async def test_the_loop_waits_and_begins_its_work_at_real_time_priority() -> None:
     calls = FakeCalls()
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         assert (calls.policy, calls.level, calls.nice) == (os.SCHED_FIFO, 1, -10)
         assert 0 < calls.soft_us < calls.hard_us
         before = calls.changes
@@ -99,15 +97,13 @@ def test_the_loop_waits_and_begins_its_work_at_real_time_priority() -> None:
         assert calls.changes == before
         assert priority.status.state is PriorityState.REAL_TIME
         assert priority.status.lowered == 0
-
-    started(calls, check)
     assert calls.policy == os.SCHED_OTHER
 
 
-def test_long_work_goes_on_at_the_nice_value_and_the_next_wait_is_real_time_again() -> None:
+async def test_long_work_goes_on_at_the_nice_value_and_the_next_wait_is_real_time_again() -> None:
     calls = FakeCalls()
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         priority.before_io_wait(1.0)
         calls.sleep(1.0)
         priority.after_io_wait(1.0)
@@ -124,14 +120,12 @@ def test_long_work_goes_on_at_the_nice_value_and_the_next_wait_is_real_time_agai
         priority.before_io_wait(0.5)
         assert calls.policy == os.SCHED_FIFO
 
-    started(calls, check)
 
-
-def test_events_without_end_get_no_more_than_the_share() -> None:
+async def test_events_without_end_get_no_more_than_the_share() -> None:
     """A wait that is over at once is none: the kernel would never count it as the end of a stretch either."""
     calls = FakeCalls()
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         realtime = 0.0
         began = calls.wall
         for _ in range(20_000):
@@ -143,14 +137,12 @@ def test_events_without_end_get_no_more_than_the_share() -> None:
         assert realtime <= SHARE * (calls.wall - began) + 2 * SLICE_S
         assert realtime >= SHARE * (calls.wall - began) / 2
 
-    started(calls, check)
 
-
-def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, timer = FakeCalls(), SimpleNamespace(installed=True, paces_creation=True)
     monkeypatch.setattr(priority_module, "TIMER", timer)
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         priority.before_io_wait(1.0)
         calls.sleep(1.0)
         priority.after_io_wait(1.0)
@@ -165,8 +157,6 @@ def test_paced_work_keeps_the_priority_and_uses_no_budget(monkeypatch: pytest.Mo
         priority.after_io_wait(0.0)
         assert (calls.policy, priority.has_budget) == (os.SCHED_OTHER, False)
         assert priority.is_real_time
-
-    started(calls, check)
 
 
 def event(calls: FakeCalls, priority: LoopPriority) -> None:
@@ -184,11 +174,11 @@ def step(calls: FakeCalls, priority: LoopPriority, seconds: float) -> int:
     return calls.policy
 
 
-def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
+async def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
     calls = FakeCalls()
     calls.starting = False
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         for _ in range(20):
             priority.before_io_wait(1.0)
             assert calls.policy == os.SCHED_FIFO
@@ -199,17 +189,15 @@ def test_without_a_starting_container_only_the_wait_is_real_time() -> None:
         # That is the usual end, not a bound that was reached.
         assert priority.status.lowered == 0
 
-    started(calls, check)
 
-
-def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and_work_for_a_start_does_not(
+async def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and_work_for_a_start_does_not(
     *, has_timer: bool
 ) -> None:
     pauses = 0 if has_timer else 10
     calls = FakeCalls()
     calls.starting = False
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         event(calls, priority)
         assert calls.pauses == 0
         for _ in range(10):
@@ -220,14 +208,12 @@ def test_without_the_stint_timer_work_leaves_the_cpu_between_its_steps_and_work_
             step(calls, priority, 0.001)
         assert calls.pauses == pauses
 
-    started(calls, check)
 
-
-def test_a_container_that_starts_in_the_midst_of_other_work_makes_it_real_time() -> None:
+async def test_a_container_that_starts_in_the_midst_of_other_work_makes_it_real_time() -> None:
     calls = FakeCalls()
     calls.starting = False
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         event(calls, priority)
         assert step(calls, priority, 0.005) == os.SCHED_OTHER
         calls.starting = True
@@ -236,13 +222,11 @@ def test_a_container_that_starts_in_the_midst_of_other_work_makes_it_real_time()
         calls.starting = False
         assert step(calls, priority, 0.001) == os.SCHED_OTHER
 
-    started(calls, check)
 
-
-def test_after_a_long_pass_the_next_event_is_handled_at_once() -> None:
+async def test_after_a_long_pass_the_next_event_is_handled_at_once() -> None:
     calls = FakeCalls()
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         for _ in range(200):
             calls.work(0.001)
             priority.before_io_wait(0.0)
@@ -253,25 +237,21 @@ def test_after_a_long_pass_the_next_event_is_handled_at_once() -> None:
         priority.after_io_wait(1.0)
         assert calls.policy == os.SCHED_FIFO
 
-    started(calls, check)
 
-
-def test_a_refusal_leaves_the_nice_value_and_says_so() -> None:
+async def test_a_refusal_leaves_the_nice_value_and_says_so() -> None:
     calls = FakeCalls()
     calls.refuse[os.SCHED_FIFO] = errno.EPERM
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         assert priority.status.state is PriorityState.REFUSED
         assert "EPERM" in priority.status.problem
         assert (calls.policy, calls.nice) == (os.SCHED_OTHER, -10)
 
-    started(calls, check)
 
-
-def test_a_right_that_is_taken_away_later_is_a_problem_and_its_return_ends_it() -> None:
+async def test_a_right_that_is_taken_away_later_is_a_problem_and_its_return_ends_it() -> None:
     calls = FakeCalls()
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls) as priority:
         calls.work(0.2)
         priority.before_io_wait(0.0)
         priority.after_io_wait(0.0)
@@ -282,8 +262,6 @@ def test_a_right_that_is_taken_away_later_is_a_problem_and_its_return_ends_it() 
         del calls.refuse[os.SCHED_FIFO]
         priority.before_io_wait(1.0)
         assert (priority.status.state, priority.status.problem) == (PriorityState.REAL_TIME, "")
-
-    started(calls, check)
 
 
 def test_an_instrument_that_trio_has_given_up_does_not_disturb_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -309,14 +287,12 @@ def test_an_instrument_that_trio_has_given_up_does_not_disturb_the_end(caplog: p
     trio.run(main)
 
 
-def test_zero_is_no_real_time_priority_at_all() -> None:
+async def test_zero_is_no_real_time_priority_at_all() -> None:
     calls = FakeCalls()
 
-    def check(priority: LoopPriority) -> None:
+    with started(calls, slice_s=0.0) as priority:
         assert (calls.policy, calls.nice, calls.soft_us) == (os.SCHED_OTHER, -10, 0)
         assert priority.status.state is PriorityState.OFF
-
-    started(calls, check, slice_s=0.0)
 
 
 @pytest.mark.parametrize("lasts", [0.001, 0.05])

@@ -108,7 +108,6 @@ async def test_a_failed_component_starts_again_after_growing_waits_and_alone(
         ComponentHealth.STARTING,
         ComponentHealth.RUNNING,
     ]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_long_calm_makes_the_wait_short_again(
@@ -124,7 +123,6 @@ async def test_a_long_calm_makes_the_wait_short_again(
     await trio.sleep(70)
     starts = [at for at, what in log if what == "web starts"]
     assert starts == [0, 0.5, 1.5, 3.5, 64]
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +198,6 @@ async def test_what_does_not_start_in_time_is_named_and_not_waited_for(
         await nursery.start(Supervisor(layers).run)
     assert log == [(10, "loop starts")]
     assert [getattr(record, "fields", None) for record in caplog.records] == [{"components": "cri"}]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_stop_during_the_start_ends_at_once(
@@ -245,7 +242,6 @@ async def test_a_failure_of_several_tasks_of_one_component_is_one_failure(
     await trio.sleep(1.1)
     assert supervisor.statuses["web"].failures == 1
     assert supervisor.statuses["web"].error == "ExceptionGroup: both (2 sub-exceptions)"
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_keyboard_interrupt_is_nobodys_to_swallow(autojump_clock: trio.testing.MockClock) -> None:

@@ -36,7 +36,6 @@ async def test_it_works_when_woken_and_when_it_is_time(
     worker.wake.set()
     await trio.sleep(18)
     assert worker.log == [(3, True), (13, False)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_many_wake_ups_before_a_wait_are_one(
@@ -48,7 +47,6 @@ async def test_many_wake_ups_before_a_wait_are_one(
     nursery.start_soon(worker.run)
     await trio.sleep(60)
     assert worker.log == [(0, True)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_wake_up_during_the_work_is_kept(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
@@ -59,7 +57,6 @@ async def test_a_wake_up_during_the_work_is_kept(nursery: trio.Nursery, autojump
         worker.wake.set()
     await trio.sleep(20)
     assert worker.log == [(1, True), (6, True)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_what_follows_within_the_settling_time_is_the_same_wake_up(
@@ -72,7 +69,6 @@ async def test_what_follows_within_the_settling_time_is_the_same_wake_up(
         worker.wake.set()
     await trio.sleep(20)
     assert worker.log == [(3, True), (6, True)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_deadline_within_the_settling_time_ends_it(autojump_clock: trio.testing.MockClock) -> None:
@@ -127,7 +123,6 @@ async def test_a_wake_up_that_is_taken_back_before_the_task_runs_does_not_end_it
     worker.wake.set()
     await trio.sleep(1)
     assert worker.log == [(2, True)]
-    nursery.cancel_scope.cancel()
 
 
 async def test_two_waiting_tasks_are_a_mistake(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
@@ -136,7 +131,6 @@ async def test_two_waiting_tasks_are_a_mistake(nursery: trio.Nursery, autojump_c
     await trio.sleep(1)
     with pytest.raises(RuntimeError, match="two tasks wait"):
         await wake.wait()
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(

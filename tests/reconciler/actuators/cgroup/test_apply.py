@@ -54,16 +54,13 @@ async def test_a_second_look_at_a_node_that_is_right_writes_nothing(acting: Acti
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"in place"}
 
 
-async def test_observe_mode_says_what_it_would_write_and_touches_nothing(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    before = snapshot(kernel, hierarchy)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_observe_mode_says_what_it_would_write_and_touches_nothing(acting: Acting) -> None:
+    before = snapshot(acting.kernel, acting.hierarchy)
     acting.mode.set_enforce(enforce=False)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, knob) for knob in WANTED} == {"would write"}
-    assert snapshot(kernel, hierarchy) == before
+    assert snapshot(acting.kernel, acting.hierarchy) == before
     assert len(acting.ledger) == 0
-    acting.close()
 
 
 async def test_a_policy_that_only_practises_is_told_apart_from_the_others(acting: Acting) -> None:
@@ -72,15 +69,12 @@ async def test_a_policy_that_only_practises_is_told_apart_from_the_others(acting
     assert acting.files.count == 0
 
 
-async def test_what_is_no_longer_wanted_gets_its_old_value_back(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    before = snapshot(kernel, hierarchy)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_what_is_no_longer_wanted_gets_its_old_value_back(acting: Acting) -> None:
+    before = snapshot(acting.kernel, acting.hierarchy)
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     await acting.actuator.apply([acting.target(GROUP, {})])
-    assert snapshot(kernel, hierarchy) == before
+    assert snapshot(acting.kernel, acting.hierarchy) == before
     assert len(acting.ledger) == 0
-    acting.close()
 
 
 async def test_a_held_file_is_left_as_it_is(acting: Acting) -> None:
@@ -526,6 +520,24 @@ async def test_a_runtime_that_never_signals_is_waited_for_a_moment_only(acting: 
     assert acting.read(GROUP, "cpu.weight") == "3"
 
 
+@pytest.mark.parametrize(("writer", "writes"), [(("runtime", "runc (pid 5)"), 1), (("other", "tuned (pid 7)"), 2)])
+async def test_a_wait_for_another_writer_ends_with_its_group(
+    acting: Acting, writer: tuple[str, str], writes: int
+) -> None:
+    acting.names.writer = writer
+    target = acting.target(GROUP, {"cpu.weight": 3})
+    await acting.actuator.apply([target])
+    for _ in range(writes):
+        acting.write(GROUP, "cpu.weight", "256")
+        await acting.actuator.apply([target])
+    waits = acting.judge.foreign_writes.is_waiting
+    assert waits((GROUP, "cpu.weight"), time.monotonic())
+    acting.judge.forget(POD)
+    assert waits((GROUP, "cpu.weight"), time.monotonic())
+    acting.judge.forget(GROUP)
+    assert not waits((GROUP, "cpu.weight"), time.monotonic())
+
+
 async def test_a_parent_that_was_seen_too_early_does_not_bar_its_children(acting: Acting) -> None:
     pod = GROUP.rpartition("/")[0]
     # Read between its mkdir and the kubelet's first write.
@@ -586,6 +598,25 @@ async def test_a_file_that_cannot_be_read_is_alone_with_it(
     await acting.actuator.apply([acting.target(GROUP, WANTED)])
     assert {acting.stood(GROUP, name) for name in WANTED} == {"in place", "written"}
     assert acting.judge.next_check() is None
+
+
+async def test_what_a_file_had_before_it_could_not_be_read_is_no_known_value(
+    acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = acting.kernel.read
+
+    def read(directory: Directory, name: str) -> str:
+        if name == "cpu.shares":
+            raise OSError(errno.EIO, "refused", name)
+        return real(directory, name)
+
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    known = acting.judge.control_files.actual
+    assert known[GROUP, "cpu.weight"] == 3
+    monkeypatch.setattr(acting.kernel, "read", read)
+    await acting.actuator.apply([acting.target(GROUP, WANTED)])
+    assert (GROUP, "cpu.weight") not in known
+    assert (GROUP, "cpu.set") in known
 
 
 async def test_a_group_that_only_seemed_gone_is_looked_at_again(

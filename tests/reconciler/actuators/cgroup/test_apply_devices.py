@@ -43,9 +43,8 @@ def lines(kernel: FakeKernel, hierarchy: Hierarchy, mode: Mode, path: str) -> se
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_every_device_is_written_and_one_that_is_no_longer_wanted_is_freed(tmp_path: Path, mode: Mode) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode=mode)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_every_device_is_written_and_one_that_is_no_longer_wanted_is_freed(acting: Acting, mode: Mode) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     await acting.actuator.apply([acting.target(GROUP, WANTED[mode])])
     assert lines(kernel, hierarchy, mode, GROUP) == SHOWN[mode]
     count = acting.files.count
@@ -59,7 +58,6 @@ async def test_every_device_is_written_and_one_that_is_no_longer_wanted_is_freed
     assert lines(kernel, hierarchy, mode, GROUP) == set()
     assert len(acting.ledger) == 0
     assert acting.alerts == []
-    acting.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -81,9 +79,8 @@ async def test_a_kill_between_two_devices_is_undone_like_any_other(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_hot_lane_writes_every_device_before_the_program_runs(tmp_path: Path, mode: Mode) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode=mode)
-    acting = Acting(kernel, hierarchy, tmp_path)
+async def test_the_hot_lane_writes_every_device_before_the_program_runs(acting: Acting, mode: Mode) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     await acting.actuator.apply([acting.target(GROUP, WANTED[mode], creating=RuntimeSpec(shares=2))])
     assert lines(kernel, hierarchy, mode, GROUP) == set()
     assert acting.lane.execute(CID, 0.0)
@@ -93,12 +90,11 @@ async def test_the_hot_lane_writes_every_device_before_the_program_runs(tmp_path
     done = await restore_all(hierarchy, acting.ledger, acting.writer, files=kernel)
     assert {result.undo for result in done} == {RestoreOutcome.RESTORED}
     assert lines(kernel, hierarchy, mode, GROUP) == set()
-    acting.close()
 
 
-async def test_the_cost_model_of_the_machine_is_set_and_removed(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode="v2")
-    acting = Acting(kernel, hierarchy, tmp_path)
+@pytest.mark.parametrize("mode", ["v2"])
+async def test_the_cost_model_of_the_machine_is_set_and_removed(acting: Acting) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     root = hierarchy.directory("io", "/")
     wanted = {
         "io.cost_qos": DeviceLimits({"254:0": {"enable": 1, "ctrl": "auto"}}),
@@ -111,14 +107,12 @@ async def test_the_cost_model_of_the_machine_is_set_and_removed(tmp_path: Path) 
     assert {result.undo for result in done} == {RestoreOutcome.RESTORED}
     assert kernel.read(root, "io.cost.qos").startswith("254:0 enable=0 ctrl=auto")
     assert kernel.read(root, "io.cost.model").startswith("254:0 ctrl=auto")
-    acting.close()
 
 
-async def test_a_removed_disk_is_reported_and_the_others_stay(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode="v2")
-    acting = Acting(kernel, hierarchy, tmp_path)
+@pytest.mark.parametrize("mode", ["v2"])
+async def test_a_removed_disk_is_reported_and_the_others_stay(acting: Acting) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     wanted = {"io.max": DeviceLimits({"8:0": {"rbps": 5}, "9:9": {"rbps": 5}})}
     await acting.actuator.apply([acting.target(BE, wanted)])
     assert acting.stood(BE, "io.max") == "refused"
     assert lines(kernel, hierarchy, "v2", BE) == {"8:0 rbps=5 wbps=max riops=max wiops=max"}
-    acting.close()

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import trio
@@ -15,7 +14,7 @@ from reconciler.actuators.mode import WriteSettings
 from state.entry import US
 from state.model import RuntimeSpec
 from tests.fakes.kernel import FakeKernel, Mode
-from tests.reconciler.actuators.acting import CID, GROUP, POD, UID, Acting, StoppingFiles, make_node
+from tests.reconciler.actuators.acting import CID, GROUP, POD, UID, Acting, StoppingFiles
 
 MEGA = 1 << 20
 
@@ -31,11 +30,10 @@ MEGA = 1 << 20
     ],
 )
 async def test_a_limit_below_usage(
-    tmp_path: Path, mode: Mode, reclaim: bool, anon: int, cache: int, state: str, left: int
+    acting: Acting, mode: Mode, reclaim: bool, anon: int, cache: int, state: str, left: int
 ) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode=mode)
-    act = Acting(kernel, hierarchy, tmp_path)
-    act.mode.use(WriteSettings(reclaim=reclaim))
+    kernel, hierarchy = acting.kernel, acting.hierarchy
+    acting.mode.use(WriteSettings(reclaim=reclaim))
     directory = hierarchy.directory("memory", GROUP)
     file, used = (
         ("memory.limit_in_bytes", "memory.usage_in_bytes") if mode == "v1" else ("memory.max", "memory.current")
@@ -43,16 +41,15 @@ async def test_a_limit_below_usage(
     kernel.write(directory, "cgroup.procs", str(kernel.spawn()))
     kernel.charge(directory, anon=anon * MEGA, cache=cache * MEGA)
     before = kernel.read(directory, file)
-    await act.actuator.apply([act.target(GROUP, {"memory.max": 16 * MEGA})])
-    stood = act.stood(GROUP, "memory.max")
+    await acting.actuator.apply([acting.target(GROUP, {"memory.max": 16 * MEGA})])
+    stood = acting.stood(GROUP, "memory.max")
     assert stood == state or (stood, mode, reclaim) == ("blocked", "v2", False)
     assert kernel.read(directory, file) == (f"{16 * MEGA}\n" if state == "written" else before)
     assert kernel.read(directory, used) == f"{left * MEGA}\n"
     assert kernel.killed == []
     # Wanted no more: the value before is restored, whatever has been used meanwhile.
-    await act.actuator.apply([act.target(GROUP, {})])
+    await acting.actuator.apply([acting.target(GROUP, {})])
     assert kernel.read(directory, file) == before
-    act.close()
 
 
 class Held(StoppingFiles):
@@ -70,37 +67,35 @@ class Held(StoppingFiles):
         super().write(directory, file, text)
 
 
-async def held(act: Acting, files: Held, clock: MockClock, seconds: float, target: GroupTarget) -> None:
+async def held(acting: Acting, files: Held, clock: MockClock, seconds: float, target: GroupTarget) -> None:
     """Apply a target whose value the kernel keeps for so long."""
     clock.rate = 1.0
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(act.actuator.apply, [target])
+        nursery.start_soon(acting.actuator.apply, [target])
         assert await trio.to_thread.run_sync(files.entered.wait, 60)
         clock.jump(seconds)
 
 
-async def test_a_value_reported_as_stuck_is_recorded_once_it_is_written(tmp_path: Path, mock_clock: MockClock) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    act = Acting(kernel, hierarchy, tmp_path)
-    act.mode.use(WriteSettings(reclaim=True))
+async def test_a_value_reported_as_stuck_is_recorded_once_it_is_written(acting: Acting, mock_clock: MockClock) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
+    acting.mode.use(WriteSettings(reclaim=True))
     files = Held(kernel)
-    act.actuator._writer = KernelWriter(hierarchy, files=files, deadline_s=200, patience_s=50)
-    before = act.read(GROUP, "memory.max")
-    lowered = act.target(GROUP, {"memory.max": 16 * MEGA})
-    await held(act, files, mock_clock, 50, lowered)
+    acting.actuator._writer = KernelWriter(hierarchy, files=files, deadline_s=200, patience_s=50)
+    before = acting.read(GROUP, "memory.max")
+    lowered = acting.target(GROUP, {"memory.max": 16 * MEGA})
+    await held(acting, files, mock_clock, 50, lowered)
     mock_clock.jump(200)
-    act.judge.statuses.recheck(act.actuator._under_way[GROUP, "memory.max"], 0.0)
-    await act.actuator.apply([lowered])
-    assert act.stood(GROUP, "memory.max") == "refused"
-    assert [(kind, "not done within 200 s" in message) for kind, message in act.alerts] == [("refused", True)]
+    acting.judge.statuses.recheck(acting.actuator._under_way[GROUP, "memory.max"], 0.0)
+    await acting.actuator.apply([lowered])
+    assert acting.stood(GROUP, "memory.max") == "refused"
+    assert [(kind, "not done within 200 s" in message) for kind, message in acting.alerts] == [("refused", True)]
     files.go_on.set()
     with trio.fail_after(60):
-        await act.actuator._writer.quiet()
-    await act.actuator.apply([lowered])
-    assert act.read(GROUP, "memory.max") == str(16 * MEGA)
-    await act.actuator.apply([act.target(GROUP, {})])
-    assert act.read(GROUP, "memory.max") == before
-    act.close()
+        await acting.actuator._writer.quiet()
+    await acting.actuator.apply([lowered])
+    assert acting.read(GROUP, "memory.max") == str(16 * MEGA)
+    await acting.actuator.apply([acting.target(GROUP, {})])
+    assert acting.read(GROUP, "memory.max") == before
 
 
 @pytest.mark.parametrize(
@@ -112,118 +107,106 @@ async def test_a_value_reported_as_stuck_is_recorded_once_it_is_written(tmp_path
     ],
 )
 async def test_a_look_does_not_wait_for_what_takes_long_and_a_later_one_enters_it(
-    tmp_path: Path, mode: Mode, knob: str, file: str, mock_clock: MockClock
+    acting: Acting, mode: Mode, knob: str, file: str, mock_clock: MockClock
 ) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode=mode)
-    act = Acting(kernel, hierarchy, tmp_path)
-    act.mode.use(WriteSettings(reclaim=True))
+    kernel, hierarchy = acting.kernel, acting.hierarchy
+    acting.mode.use(WriteSettings(reclaim=True))
     files = Held(kernel)
-    act.actuator._writer = KernelWriter(hierarchy, files=files, patience_s=1000, deadline_s=5000)
+    acting.actuator._writer = KernelWriter(hierarchy, files=files, patience_s=1000, deadline_s=5000)
     directory = hierarchy.directory("memory", GROUP)
     kernel.charge(directory, anon=8 * MEGA, cache=24 * MEGA)
     before = kernel.read(directory, file)
-    lowered = act.target(GROUP, {knob: 16 * MEGA})
-    await held(act, files, mock_clock, 1000, lowered)
-    assert (act.stood(GROUP, knob), act.alerts) == ("under way", [])
-    assert act.judge.next_check() is not None
+    lowered = acting.target(GROUP, {knob: 16 * MEGA})
+    await held(acting, files, mock_clock, 1000, lowered)
+    assert (acting.stood(GROUP, knob), acting.alerts) == ("under way", [])
+    assert acting.judge.next_check() is not None
     # Others are served meanwhile, and the file itself is left alone.
     with trio.fail_after(60):
-        await act.actuator.apply([act.target(POD, {"cpu.weight": 7})])
-        await act.actuator.apply([lowered])
-    assert act.stood(POD, "cpu.weight") == "written"
+        await acting.actuator.apply([acting.target(POD, {"cpu.weight": 7})])
+        await acting.actuator.apply([lowered])
+    assert acting.stood(POD, "cpu.weight") == "written"
     assert kernel.read(directory, file) == before
     files.go_on.set()
     with trio.fail_after(60):
-        await act.actuator.commit()
-    assert act.stood(GROUP, knob) == "written"
+        await acting.actuator.commit()
+    assert acting.stood(GROUP, knob) == "written"
     assert kernel.read(directory, file) == f"{16 * MEGA}\n"
-    (entry,) = act.ledger.group(GROUP)
+    (entry,) = acting.ledger.group(GROUP)
     assert (entry.writer, entry.seen) == (US, str(16 * MEGA))
-    assert act.judge.due(time.monotonic()) == {UID}
+    assert acting.judge.due(time.monotonic()) == {UID}
     # It is ours, so the value before is restored.
-    await act.actuator.apply([act.target(GROUP, {})])
+    await acting.actuator.apply([acting.target(GROUP, {})])
     assert kernel.read(directory, file) == before
-    assert act.alerts == []
-    act.close()
+    assert acting.alerts == []
 
 
 @pytest.mark.parametrize(("wanted", "had"), [(512, 256), (128, 256)], ids=["above memory+swap", "below"])
 async def test_a_limit_and_memory_with_swap_are_written_in_the_order_that_the_kernel_takes(
-    tmp_path: Path, wanted: int, had: int
+    acting: Acting, wanted: int, had: int
 ) -> None:
     """The runtime has bounded both; a limit alone above memory+swap is EINVAL for ever."""
-    kernel, hierarchy = make_node(tmp_path)
-    act = Acting(kernel, hierarchy, tmp_path)
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     directory = hierarchy.directory("memory", GROUP)
     for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
         kernel.write(directory, file, str(had * MEGA))
     both = {"memory.max": wanted * MEGA, "memory.swap": wanted * MEGA}
-    await act.actuator.apply([act.target(GROUP, both)])
-    assert (act.read(GROUP, "memory.max"), act.read(GROUP, "memory.swap")) == (str(wanted * MEGA),) * 2
-    await act.actuator.apply([act.target(GROUP, {})])
-    assert (act.read(GROUP, "memory.max"), act.read(GROUP, "memory.swap")) == (str(had * MEGA),) * 2
-    assert act.alerts == []
-    act.close()
+    await acting.actuator.apply([acting.target(GROUP, both)])
+    assert (acting.read(GROUP, "memory.max"), acting.read(GROUP, "memory.swap")) == (str(wanted * MEGA),) * 2
+    await acting.actuator.apply([acting.target(GROUP, {})])
+    assert (acting.read(GROUP, "memory.max"), acting.read(GROUP, "memory.swap")) == (str(had * MEGA),) * 2
+    assert acting.alerts == []
 
 
-async def test_a_limit_above_memory_with_swap_alone_says_which_rule_it_breaks(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    act = Acting(kernel, hierarchy, tmp_path)
+async def test_a_limit_above_memory_with_swap_alone_says_which_rule_it_breaks(acting: Acting) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     directory = hierarchy.directory("memory", GROUP)
     for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
         kernel.write(directory, file, str(256 * MEGA))
-    await act.actuator.apply([act.target(GROUP, {"memory.max": 512 * MEGA})])
-    assert act.stood(GROUP, "memory.max") == "blocked"
-    assert "the memory limit would be above memory+swap" in act.alerts[0][1]
-    act.close()
+    await acting.actuator.apply([acting.target(GROUP, {"memory.max": 512 * MEGA})])
+    assert acting.stood(GROUP, "memory.max") == "blocked"
+    assert "the memory limit would be above memory+swap" in acting.alerts[0][1]
 
 
-async def test_a_limit_below_the_use_says_what_is_used(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path)
-    act = Acting(kernel, hierarchy, tmp_path)
-    act.mode.use(WriteSettings(reclaim=True))
+async def test_a_limit_below_the_use_says_what_is_used(acting: Acting) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
+    acting.mode.use(WriteSettings(reclaim=True))
     kernel.charge(hierarchy.directory("memory", GROUP), anon=24 * MEGA, cache=0)
-    await act.actuator.apply([act.target(GROUP, {"memory.max": 16 * MEGA})])
-    ((_, message),) = act.alerts
+    await acting.actuator.apply([acting.target(GROUP, {"memory.max": 16 * MEGA})])
+    ((_, message),) = acting.alerts
     assert f"below the usage {24 * MEGA}, of which no more can be reclaimed (memory.usage_in_bytes)" in message
-    act.close()
 
 
-async def test_a_group_without_its_oom_killer_is_not_limited_and_that_is_reported(tmp_path: Path) -> None:
+async def test_a_group_without_its_oom_killer_is_not_limited_and_that_is_reported(acting: Acting) -> None:
     """At the limit its processes would stop for ever."""
-    kernel, hierarchy = make_node(tmp_path)
-    act = Acting(kernel, hierarchy, tmp_path)
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     directory = hierarchy.directory("memory", GROUP)
     kernel.write(directory, "memory.oom_control", "1")
-    before = act.read(GROUP, "memory.max")
+    before = acting.read(GROUP, "memory.max")
     limits = {"memory.max": 16 * MEGA, "memory.swap": 16 * MEGA}
-    await act.actuator.apply([act.target(GROUP, limits)])
-    assert (act.stood(GROUP, "memory.max"), act.stood(GROUP, "memory.swap")) == ("blocked", "blocked")
-    assert act.read(GROUP, "memory.max") == before
-    assert "oom_kill_disable 1: at a limit its processes stop for ever" in act.alerts[0][1]
+    await acting.actuator.apply([acting.target(GROUP, limits)])
+    assert (acting.stood(GROUP, "memory.max"), acting.stood(GROUP, "memory.swap")) == ("blocked", "blocked")
+    assert acting.read(GROUP, "memory.max") == before
+    assert "oom_kill_disable 1: at a limit its processes stop for ever" in acting.alerts[0][1]
     kernel.write(directory, "memory.oom_control", "0")
-    act.judge.statuses.forget(GROUP)  # the wait for the next try is over
-    await act.actuator.apply([act.target(GROUP, limits)])
-    assert act.read(GROUP, "memory.max") == str(16 * MEGA)
+    acting.judge.statuses.forget(GROUP)  # the wait for the next try is over
+    await acting.actuator.apply([acting.target(GROUP, limits)])
+    assert acting.read(GROUP, "memory.max") == str(16 * MEGA)
     # Switched off by a person afterwards: the limit is in force, and what it does now is said.
     kernel.write(directory, "memory.oom_control", "1")
-    await act.actuator.apply([act.target(GROUP, limits)])
-    status = act.judge.statuses.get((GROUP, "memory.max"))
+    await acting.actuator.apply([acting.target(GROUP, limits)])
+    status = acting.judge.statuses.get((GROUP, "memory.max"))
     assert status is not None
     assert "oom_kill_disable 1" in status.detail
-    act.close()
 
 
 @pytest.mark.parametrize("mode", ["v1", "v2"])
-async def test_memory_and_swap_are_bounded_at_the_runtimes_signal(tmp_path: Path, mode: Mode) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode=mode)
-    act = Acting(kernel, hierarchy, tmp_path)
+async def test_memory_and_swap_are_bounded_at_the_runtimes_signal(acting: Acting, mode: Mode) -> None:
+    kernel, hierarchy = acting.kernel, acting.hierarchy
     swap = 256 * MEGA if mode == "v1" else 0
     wanted = {"memory.max": 256 * MEGA, "memory.swap": swap}
-    await act.actuator.apply([act.target(GROUP, wanted, creating=RuntimeSpec(shares=2))])
-    assert {act.stood(GROUP, knob) for knob in wanted} == {"prepared"}
-    act.lane.execute(CID, time.monotonic())
+    await acting.actuator.apply([acting.target(GROUP, wanted, creating=RuntimeSpec(shares=2))])
+    assert {acting.stood(GROUP, knob) for knob in wanted} == {"prepared"}
+    acting.lane.execute(CID, time.monotonic())
     directory = hierarchy.directory("memory", GROUP)
     files = ("limit_in_bytes", "memsw.limit_in_bytes") if mode == "v1" else ("max", "swap.max")
     assert [kernel.read(directory, f"memory.{file}").strip() for file in files] == [str(256 * MEGA), str(swap)]
-    act.close()

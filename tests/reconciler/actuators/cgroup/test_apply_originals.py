@@ -15,8 +15,7 @@ USED = 2 * LIMIT
 
 async def limited(acting: Acting) -> str | None:
     """One pass that limits the container's memory, whatever was refused before."""
-    for retries in acting.judge.statuses._retries.values():
-        retries.clear()
+    acting.retry_now()
     await acting.actuator.apply([acting.target(GROUP, {"memory.max": LIMIT})])
     return acting.stood(GROUP, "memory.max")
 

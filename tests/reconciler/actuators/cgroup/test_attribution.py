@@ -8,9 +8,10 @@ import pytest
 import trio
 
 from cgroupfs.attribution import ObservedWrite, WriterKind, WriterProcess
+from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.cgroup.conflict import WriteAttribution
 from reconciler.runtime.workqueue import DirtyKeys, files_key
-from tests.reconciler.actuators.acting import GROUP, UID, make_node
+from tests.reconciler.actuators.acting import GROUP, POD, UID, make_node
 
 
 class Told:
@@ -20,10 +21,13 @@ class Told:
 
     def __init__(self) -> None:
         self.told: list[ObservedWrite] = []
+        self.followed: list[tuple[str, str]] = []
 
-    def follow(self, directory: str, group: str) -> None: ...
+    def follow(self, directory: str, group: str) -> None:
+        self.followed.append((directory, group))
 
-    def forget(self, directory: str, group: str) -> None: ...
+    def forget(self, directory: str, group: str) -> None:
+        self.followed.remove((directory, group))
 
     async def next_batch(self) -> Sequence[ObservedWrite]:
         await trio.sleep_forever()
@@ -36,12 +40,16 @@ class Told:
     def close(self) -> None: ...
 
 
+def attribution(hierarchy: Hierarchy, dirty: DirtyKeys, watch: Told) -> WriteAttribution:
+    return WriteAttribution(
+        hierarchy, dirty, kubepods="/kubepods", owner=lambda _: UID, ours=lambda _: True, watch=lambda *_, **__: watch
+    )
+
+
 async def test_a_writer_is_known_as_soon_as_the_kernel_has_told_it(tmp_path: Path, nursery: trio.Nursery) -> None:
     _, hierarchy = make_node(tmp_path)
     watch, dirty = Told(), DirtyKeys()
-    witness = WriteAttribution(
-        hierarchy, dirty, kubepods="/kubepods", owner=lambda _: UID, ours=lambda _: True, watch=lambda *_, **__: watch
-    )
+    witness = attribution(hierarchy, dirty, watch)
     directory = hierarchy.directory("cpu", GROUP)
     assert witness.last_writer(directory, "cpu.shares") is None
     await nursery.start(witness.run)
@@ -59,14 +67,7 @@ async def test_a_person_who_wrote_is_described_in_the_log_once(
     caplog.set_level(logging.INFO)
     _, hierarchy = make_node(tmp_path)
     watch = Told()
-    witness = WriteAttribution(
-        hierarchy,
-        DirtyKeys(),
-        kubepods="/kubepods",
-        owner=lambda _: UID,
-        ours=lambda _: True,
-        watch=lambda *_, **__: watch,
-    )
+    witness = attribution(hierarchy, DirtyKeys(), watch)
     directory = hierarchy.directory("cpu", GROUP)
     await nursery.start(witness.run)
     for kind in (WriterKind.RUNTIME, WriterKind.PERSON, WriterKind.PERSON):
@@ -80,3 +81,26 @@ async def test_a_person_who_wrote_is_described_in_the_log_once(
     assert (fields["pid"], fields["uid"]) == (os.getpid(), os.getuid())
     assert fields["command"]
     assert fields["age_s"] > 0
+
+
+async def test_a_group_is_followed_in_every_hierarchy_until_it_is_forgotten_with_its_writers(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    _, hierarchy = make_node(tmp_path)
+    watch = Told()
+    witness = attribution(hierarchy, DirtyKeys(), watch)
+    witness.follow(GROUP)
+    assert watch.followed == [], "there is no watch yet"
+    await nursery.start(witness.run)
+    witness.follow(POD)
+    mounts = [mount.directory for mount in hierarchy.mounts()]
+    assert watch.followed == [(directory, path) for path in (GROUP, POD) for directory in mounts]
+    runc = WriterProcess(kind=WriterKind.RUNTIME, pid=5, name="runc")
+    directories = [hierarchy.directory("cpu", path) for path in (GROUP, POD)]
+    base = directories[0].removesuffix(GROUP)
+    watch.told += [ObservedWrite(base, path, "cpu.shares", runc) for path in (GROUP, POD)]
+    assert [witness.last_writer(directory, "cpu.shares") is not None for directory in directories] == [True, True]
+    for _ in range(2):
+        witness.forget(GROUP)
+        assert watch.followed == [(directory, POD) for directory in mounts]
+    assert [witness.last_writer(directory, "cpu.shares") is not None for directory in directories] == [False, True]

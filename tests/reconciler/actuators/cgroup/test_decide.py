@@ -1,7 +1,6 @@
 """What is due for one file, and when a group needs no comparison at all."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from cgroupfs.cpuset import CpuSet
 from reconciler.actuators.cgroup.compare import FileAction, GroupTarget
 from state.entry import FileKey
 from state.model import Hold, RuntimeSpec
-from tests.reconciler.actuators.acting import BE, GROUP, POD, Acting, make_node
+from tests.reconciler.actuators.acting import BE, GROUP, POD, Acting
 
 WEIGHT: FileKey = ("cpu", GROUP, "cpu.shares")
 SPEC = RuntimeSpec(shares=2)
@@ -164,17 +163,15 @@ async def test_values_without_a_record_are_those_that_neither_kubelet_nor_runtim
     assert acting.judge.unrecorded_values(acting.target(GROUP, {}), knobs) == [], "it has its record"
 
 
-async def test_the_idle_class_and_the_weight_that_it_hides_are_one_value_without_a_record(tmp_path: Path) -> None:
-    kernel, hierarchy = make_node(tmp_path, mode="v2")
-    acting = Acting(kernel, hierarchy, tmp_path)
-    directory = hierarchy.directory("cpu", POD)
+@pytest.mark.parametrize("mode", ["v2"])
+async def test_the_idle_class_and_the_weight_that_it_hides_are_one_value_without_a_record(acting: Acting) -> None:
+    kernel, directory = acting.kernel, acting.hierarchy.directory("cpu", POD)
     kernel.write(directory, "cpu.weight", "1")
     assert acting.judge.unrecorded_values(acting.target(POD, {}), ("cpu.idle", "cpu.weight")) == []
     kernel.write(directory, "cpu.idle", "1")
     found = acting.judge.unrecorded_values(acting.target(POD, {}), ("cpu.idle", "cpu.weight"))
     # The end of the class leaves the kernel's weight of 100, which is not the kubelet's.
     assert [(write.place[1], write.text) for write in found] == [("cpu.idle", "0"), ("cpu.weight", "1")]
-    acting.close()
 
 
 async def test_the_value_before_the_agent_is_the_original_while_the_last_write_is_ours(acting: Acting) -> None:

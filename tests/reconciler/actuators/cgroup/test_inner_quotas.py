@@ -22,9 +22,7 @@ def make_inner(acting: Acting, path: str, quota: int) -> None:
 async def be_quota(acting: Acting, quota: int, *, passes: int = 1) -> tuple[str, str | None]:
     """The quota and the status of besteffort after some passes with its retries due."""
     for _ in range(passes):
-        for retries in acting.judge.statuses._retries.values():
-            for knob, retry in retries.items():
-                retries[knob] = retry._replace(at=0.0)
+        acting.retry_now()
         await acting.actuator.apply([acting.target(BE, {"cpu.quota": quota})])
     return acting.read(BE, "cpu.quota"), acting.stood(BE, "cpu.quota")
 
@@ -86,8 +84,7 @@ async def test_the_least_quota_is_ours_and_is_restored(acting: Acting) -> None:
 async def test_a_container_and_the_directory_above_take_the_least_together(acting: Acting) -> None:
     make_inner(acting, INNER, 200_000)
     for _ in range(3):
-        for retries in acting.judge.statuses._retries.values():
-            retries.clear()
+        acting.retry_now()
         await acting.actuator.apply(
             [acting.target(BE, {"cpu.quota": 100_000}), acting.target(GROUP, {"cpu.quota": 50_000})]
         )
