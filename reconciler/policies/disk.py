@@ -174,7 +174,7 @@ def decide_resources(view: NodeView, plan: NodePlan, previous: NodePlan | None, 
     """Count the takers that share the limits, and report which limits this node supports."""
     index = index_of(view.pods)
     disk = DiskPlan(weighed=not index.beside)
-    # Without limits to share there is no count: with each container that starts it differs, for all BE pods.
+    # Only with limits to share: with each container that starts it changes, and every BE pod is planned again.
     if config.share is DiskShare.NODE and any(rule.limits() for rule in config.devices):
         if view.versions.get("io") == 2:
             disk = replace(disk, takers=len(index.reclaimed), in_directory=len(index.inside) if disk.weighed else 0)
