@@ -80,3 +80,34 @@ async def test_a_person_who_wrote_is_described_in_the_log_once(
     assert (fields["pid"], fields["uid"]) == (os.getpid(), os.getuid())
     assert fields["command"]
     assert fields["age_s"] > 0
+
+
+async def test_bounds_that_another_program_writes_are_counted_in_groups_that_are_not_managed_too(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    _, hierarchy = make_node(tmp_path)
+    watch = Told()
+    witness = WriteAttribution(
+        hierarchy,
+        DirtyKeys(),
+        kubepods="/kubepods",
+        owner=lambda _: UID,
+        ours=lambda _: False,
+        watch=lambda *_, **__: watch,
+    )
+    await nursery.start(witness.run)
+    directory = hierarchy.directory("cpu", GROUP)
+    for kind, pid, file, counted in (
+        (WriterKind.PERSON, 5, "cpu.cfs_quota_us", 1),
+        (WriterKind.OTHER, 5, "cpu.max", 2),
+        (WriterKind.UNKNOWN, 5, "memory.limit_in_bytes", 3),
+        (WriterKind.SYSTEMD, 1, "cpuset.cpus", 4),
+        (WriterKind.RUNTIME, 5, "cpu.cfs_quota_us", 4),
+        (WriterKind.KUBELET, 5, "cpuset.cpus", 4),
+        (WriterKind.OTHER, 5, "cpu.shares", 4),
+        (WriterKind.UNKNOWN, 0, "cpu.cfs_quota_us", 4),
+    ):
+        writer = WriterProcess(kind=kind, pid=pid)
+        watch.told.append(ObservedWrite(directory.removesuffix(GROUP), GROUP, file, writer))
+        witness.last_writer(directory, file)
+        assert witness.bounds_written == counted, (kind, file)
