@@ -333,6 +333,58 @@ def test_a_koordlet_on_the_node_is_left_alone(plane: ControlPlane, managed: Mana
     assert metric["status"]["updateTime"] == at
 
 
+def test_edits_of_what_the_two_control_planes_read_are_named_and_restored(plane: ControlPlane) -> None:
+    define(plane, "NodeMetric", "nodemetrics", "slo.koordinator.sh")
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
+    plane.add_node("edits", batch=False)
+    kind = {"apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric", "metadata": {"name": "edits"}}
+    # With a spec, as its manager makes it: without a field the API server keeps no managedFields.
+    assert plane.call("POST", METRICS, {**kind, "spec": {"metricCollectPolicy": {}}})[0] == 201
+    offer = Offer(cpu_milli=2000, memory_bytes=GI)
+
+    def edit(path: str, status: Object, manager: str = "kubectl-edit") -> None:
+        url = f"{path}/edits/status?fieldManager={manager}"
+        assert plane.call("PATCH", url, {"status": status}, MERGE)[0] == 200
+
+    async def main() -> None:
+        async with api_of(plane, "edits", RightsUse.KOORDINATOR, RightsUse.KATALYST) as api:
+            report = target_of(ClusterTarget.KOORDINATOR, api, "edits", Meter(), valid_s=lambda: 240.0)
+            for _ in range(2):
+                assert (await report.publish(offer)).edit == ""
+            # Others' fields are others'.
+            edit(METRICS, {"other": 1}, "koord-manager")
+            assert (await report.publish(offer)).edit == ""
+            edit(METRICS, {"hostApplicationMetric": [{"name": "x"}]})
+            assert (await report.publish(offer)).edit == "kubectl-edit changed hostApplicationMetric of the NodeMetric"
+            edit(METRICS, {"updateTime": None})
+            assert "changed updateTime of the NodeMetric from 2" in (await report.publish(offer)).edit
+            edit(METRICS, {"nodeMetric": {"systemUsage": {"cpu": "1"}}})
+            with pytest.raises(PublishError, match=r"kubectl-edit changed nodeMetric .* 3 changes in 10 minutes"):
+                await report.publish(offer)
+            assert (await report.publish(offer)).edit == ""
+            await trio.sleep(1.1)  # a time that is no own report's
+            edit(METRICS, {"updateTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}, "koordlet")
+            with pytest.raises(PublishError, match="koordlet writes the status of the NodeMetric"):
+                await report.publish(offer)
+            resource = target_of(ClusterTarget.KATALYST, api, "edits", Meter(), valid_s=lambda: 240.0)
+            for _ in range(2):
+                assert (await resource.publish(offer)).edit == ""
+            edit(CNR, {"topologyPolicy": "None"}, "katalyst-controller")
+            assert (await resource.publish(offer)).edit == ""
+            edit(CNR, {"resources": {"allocatable": {KATALYST_CPU: "7"}}})
+            words = f"kubectl-edit changed allocatable {KATALYST_CPU} from 2000 to 7"
+            assert (await resource.publish(offer)).edit == words
+            edit(CNR, {"resources": {"capacity": {KATALYST_CPU: None}}})
+            assert (await resource.publish(offer)).edit.endswith(f"changed capacity {KATALYST_CPU} from 2000 to none")
+            edit(CNR, {"resources": {"allocatable": {KATALYST_CPU: "9"}}}, "agent")
+            with pytest.raises(PublishError, match=r"agent changed .* 3 changes in 10 minutes"):
+                await resource.publish(offer)
+            with pytest.raises(PublishError, match="agent writes the status"):
+                await resource.publish(offer)
+
+    trio.run(main)
+
+
 def test_katalysts_object_is_made_and_has_what_its_scheduler_reads(plane: ControlPlane) -> None:
     define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
     plane.add_node("kata")
@@ -386,21 +438,26 @@ def test_objects_that_are_deleted_and_made_again_get_what_is_published(plane: Co
 
 
 def test_another_machines_node_of_the_same_name_gets_nothing(plane: ControlPlane) -> None:
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
     plane.add_node("twin")
     offer = Offer(cpu_milli=2000, memory_bytes=GI)
 
     async def main() -> None:
-        async with api_of(plane, "twin", RightsUse.NODE) as api:
+        async with api_of(plane, "twin", RightsUse.NODE, RightsUse.KATALYST) as api:
             target = target_of(ClusterTarget.NODE, api, "twin", Meter(), valid_s=lambda: 240.0, boot="this")
+            katalyst = target_of(ClusterTarget.KATALYST, api, "twin", Meter(), valid_s=lambda: 240.0, boot="this")
             for boot, words in (("another", "is of another machine: its kubelet reports boot another"), ("this", "")):
                 patch = {"status": {"nodeInfo": {"bootID": boot}}}
                 assert plane.call("PATCH", "/api/v1/nodes/twin/status", patch, MERGE)[0] == 200
                 if words:
-                    with pytest.raises(PublishError, match=words):
-                        await target.publish(offer)
+                    for each in (target, katalyst):
+                        with pytest.raises(PublishError, match=words):
+                            await each.publish(offer)
                     assert OWN_CPU not in allocatable(plane, "twin")
+                    assert plane.get(f"{CNR}/twin") is None
                 else:
-                    assert (await target.publish(offer)).offer == offer
+                    for each in (target, katalyst):
+                        assert (await each.publish(offer)).offer == offer
 
     trio.run(main)
 

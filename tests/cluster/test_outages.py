@@ -171,7 +171,7 @@ SEATS = 12
 def all_seats_taken(plane: ControlPlane) -> Iterator[None]:
     """The API server refuses each request of bypassd: 429 with ``Retry-After``, by its own Priority and Fairness.
 
-    For ten seconds: the seats of the level are held by requests that wait for an admission webhook, which never answers.
+    For ten seconds: its level's seats are held by requests that wait for an admission webhook, which never answers.
     """
     level = {
         "apiVersion": "flowcontrol.apiserver.k8s.io/v1beta3",
