@@ -99,8 +99,9 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
         return " ".join(self.body[:200].decode(errors="replace").split())[:120]
 
     def wait_s(self, now_s: float) -> float | None:
-        """The delay that the peer requests; None: none. ``now_s``: seconds since the epoch."""
-        return retry_after_s(self.headers.get("retry-after"), now_s)
+        """The delay that the peer requests; None: none. ``now_s``: seconds since the epoch, for a peer without clock."""
+        at_s = self.at_s
+        return retry_after_s(self.headers.get("retry-after"), now_s if at_s is None else at_s)
 
     @property
     def at_s(self) -> float | None:

@@ -90,16 +90,30 @@ _decode: Final = msgspec.json.Decoder(FoundObject).decode
 class ClusterObject:
     """One object of this node's name: get and patch its status. ``path`` without the name, of the API server."""
 
-    def __init__(self, api: KubeApi, path: str, node: str, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        path: str,
+        node: str,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock``: one that nobody sets."""
         self._api = api
         self._path = f"{path}/{quote(node, safe='')}"
-        self._wall = wall
-        self._skew_s = 0.0
+        self._wall, self._clock = wall, clock
+        self._server: tuple[float, float] | None = None
+        """The API server's time in its last answer, and when that was, by ``clock``."""
         self.requests = 0
 
     def now(self) -> float:
         """The time in the cluster, which the readers of the object compare: the API server's where this one differs."""
-        return self._wall() + self._skew_s
+        wall_s = self._wall()
+        if self._server is None:
+            return wall_s
+        at_s, then = self._server
+        server_s = at_s + self._clock() - then
+        return server_s if abs(server_s - wall_s) >= _SKEW_S else wall_s
 
     async def get(self, *, cached: bool = False) -> FoundObject:
         """The object. ``cached``: as the API server has it in its cache, seconds old.
@@ -139,8 +153,7 @@ class ClusterObject:
         self.requests += 1
         answer = await self._api.request(method, path, body, content_type=kind, most=_MOST)
         if (at_s := answer.at_s) is not None:
-            skew_s = at_s - self._wall()
-            self._skew_s = skew_s if abs(skew_s) >= _SKEW_S else 0.0
+            self._server = at_s, self._clock()
         if not answer.ok:
             raise await self._error(verb, path, answer)
         try:

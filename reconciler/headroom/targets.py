@@ -89,7 +89,7 @@ class NodeTarget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``valid_s``: how long what is written now is current without a further word. ``boot``: this machine's."""
-        self.object = ClusterObject(api, NODES, node, wall)
+        self.object = ClusterObject(api, NODES, node, wall, clock)
         self._valid_s = valid_s
         self._node, self._boot = node, boot
         self._is_ours = False
@@ -174,8 +174,8 @@ class KatalystTarget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``boot``: this machine's."""
-        self.object = ClusterObject(api, _RESOURCES, node, wall)
-        self._nodes = ClusterObject(api, NODES, node, wall)
+        self.object = ClusterObject(api, _RESOURCES, node, wall, clock)
+        self._nodes = ClusterObject(api, NODES, node, wall, clock)
         self._node, self._boot = node, boot
         self._clock = clock
         self._machine_at = -math.inf
@@ -273,8 +273,8 @@ class KoordinatorTarget:
     ) -> None:
         """``boot``: this machine's."""
         self._node, self._boot = node, boot
-        self.object = ClusterObject(api, _METRICS, node, wall)
-        self._nodes = ClusterObject(api, NODES, node, wall)
+        self.object = ClusterObject(api, _METRICS, node, wall, clock)
+        self._nodes = ClusterObject(api, NODES, node, wall, clock)
         self._meter = meter
         self._wall = wall
         self._held = Offer()

@@ -208,7 +208,8 @@ def test_a_be_pod_swaps_up_to_its_bound_and_is_killed_beyond(
     before = snapshot(containerd_node)
     qos = {"enabled": True, "reclaimed": {"throttling_percent": 0, "swap_percent": 50}}
     daemon = agent(containerd_node, policies={"memory_qos": qos}, **pod_list)
-    pod = run_pod(batch("within", eats_mib=BATCH * 5 // 4 // MEGA))
+    # A page counts twice while it is written to swap and still in memory: on a slow disk that is most of the bound.
+    pod = run_pod(batch("within", eats_mib=BATCH * 9 // 8 // MEGA))
     file = "memory.swap.max" if pure_v2() else "memory.memsw.limit_in_bytes"
     bound = BATCH // 2 if pure_v2() else BATCH * 3 // 2
     eventually("its bound is there", lambda: memory(pod["main"], file) == str(bound), within_s=30)
@@ -218,9 +219,9 @@ def test_a_be_pod_swaps_up_to_its_bound_and_is_killed_beyond(
             return int(memory(pod["main"], "memory.swap.current"))
         return int(memory(pod["main"], "memory.memsw.usage_in_bytes")) - used(pod["main"])
 
-    eventually("it has swapped", lambda: swapped() > BATCH // 8, within_s=60)
-    greedy = run_pod(batch("beyond", eats_mib=BATCH * 2 // MEGA))
-    eventually("the one that eats more than both is gone", lambda: not alive(greedy["main"]), within_s=90)
+    eventually("it has swapped", lambda: swapped() > MEGA, within_s=20)
+    greedy = run_pod(batch("beyond", eats_mib=BATCH * 3 // MEGA))
+    eventually("the one that eats more than both is gone", lambda: not alive(greedy["main"]), within_s=20)
     assert alive(pod["main"])
     assert swapped() <= BATCH // 2
     for each in (greedy, pod):
