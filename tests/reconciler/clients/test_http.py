@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from cgroupfs.errors import SourceError
 from reconciler import __version__
 from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
-from reconciler.clients.http import HttpSession, _address, retry_after_s
+from reconciler.clients.http import HttpResponse, HttpSession, _address, retry_after_s
 from tests.fakes.http_peer import HttpPeer, Reply
 
 
@@ -210,6 +210,13 @@ async def test_sessions_that_trust_the_same_share_one_context(
     assert len(made) == 2
     for session in sessions:
         await session.aclose()
+
+
+def test_a_date_to_wait_for_is_by_the_peers_own_clock() -> None:
+    """The node's clock may be set, or wrong."""
+    headers = {"retry-after": "Thu, 01 Jan 1970 02:00:20 GMT", "date": "Thu, 01 Jan 1970 02:00:00 GMT"}
+    assert HttpResponse(status=429, headers=headers).wait_s(0.0) == 20.0
+    assert HttpResponse(status=429, headers={"retry-after": headers["retry-after"]}).wait_s(7200.0) == 20.0
 
 
 @pytest.mark.parametrize(

@@ -610,3 +610,42 @@ async def test_katalysts_object_is_left_when_the_node_becomes_another_machines()
         assert caught.value.missing
         await target.withdraw()
         assert server.objects[f"{CNR}/n1"]["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
+
+
+@pytest.mark.parametrize("jump_s", [7200, -7200])
+async def test_times_are_right_as_soon_as_the_nodes_clock_is_set(jump_s: float) -> None:
+    """Koordinator's manager would reset the node's resources for a report of two hours ago."""
+    at = wall = NOW
+
+    def passes(seconds: float) -> None:
+        nonlocal at, wall
+        at, wall = at + seconds, wall + seconds
+
+    def shown(moment: float) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+
+    async with serving() as (server, api):
+        server.wall = lambda: at
+        server.kinds |= {METRICS, CNR}
+        path = node(server)
+        server.make(f"{METRICS}/n1", status={})
+        report = KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: wall, clock=lambda: at)
+        own = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: wall, clock=lambda: at)
+        resource = KatalystTarget(api, "n1", wall=lambda: wall, clock=lambda: at)
+        targets = (report, own, resource)
+        for target in targets:
+            await target.publish(OFFER)
+        passes(60)
+        wall += jump_s
+        for _ in range(3):
+            for target in targets:
+                assert (await target.publish(OFFER)).edit == ""
+            assert server.objects[f"{METRICS}/n1"]["status"]["updateTime"] == shown(at)
+            assert server.objects[path]["metadata"]["annotations"] == {VALID_UNTIL: shown(at + 240)}
+            passes(60)
+        wall = at
+        passes(60)
+        for target in targets:
+            assert (await target.publish(OFFER)).edit == ""
+            await target.withdraw()
+        assert "updateTime" not in server.objects[f"{METRICS}/n1"]["status"]
