@@ -22,6 +22,7 @@ from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import HeadroomPublisher, PublishError
 from reconciler.headroom.shapes import (
     KATALYST_CPU,
+    KATALYST_MEMORY,
     KOORDINATOR_CPU,
     KOORDINATOR_MEMORY,
     OWN_CPU,
@@ -125,13 +126,14 @@ def run(plane: ControlPlane, name: ClusterTarget, use: RightsUse, node: str, *of
     return read
 
 
-def start(plane: ControlPlane, name: str, node: str, **resources: str) -> None:
+def start(plane: ControlPlane, name: str, node: str, *, scheduler: str = "default-scheduler", **resources: str) -> None:
     body = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name},
         "spec": {
             "nodeSelector": {"kubernetes.io/hostname": node},
+            "schedulerName": scheduler,
             "containers": [{"name": "c", "image": "x", "resources": {"limits": resources, "requests": resources}}],
         },
     }
@@ -397,6 +399,94 @@ def test_katalysts_object_is_made_and_has_what_its_scheduler_reads(plane: Contro
     found = plane.get(f"{CNR}/kata")
     assert found is not None
     assert found["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
+
+
+class KatalystScheduler(threading.Thread):
+    """What Katalyst's scheduler does with reclaimed resources: binds a pod where the CustomNodeResource has room.
+
+    Each half second. What the object does not have it keeps from before; a node without an object has nothing. Source:
+    Katalyst's scheduler, cache of nodes and plug-in QoSAwareNodeResourcesFit; topology zones are another plug-in's.
+    """
+
+    NAME: Final = "katalyst-scheduler"
+
+    def __init__(self, plane: ControlPlane, node: str) -> None:
+        super().__init__(daemon=True)
+        self.plane, self.node, self.ended = plane, node, threading.Event()
+        self.known: dict[str, int] = {}
+        self.refused: set[str] = set()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.5):
+            found = self.plane.get(f"{CNR}/{self.node}") or {}
+            if (amounts := found.get("status", {}).get("resources", {}).get("allocatable")) is not None:
+                self.known = {name: whole(amounts.get(name, "0")) for name in (KATALYST_CPU, KATALYST_MEMORY)}
+            pods = self.plane.call("GET", "/api/v1/namespaces/default/pods")[1]["items"]
+            left = dict(self.known)
+            for pod in pods:
+                if pod["spec"].get("nodeName") == self.node:
+                    for name, amount in self._requests(pod).items():
+                        left[name] = left.get(name, 0) - amount
+            for pod in pods:
+                if pod["spec"]["schedulerName"] == self.NAME and "nodeName" not in pod["spec"]:
+                    self._schedule(pod, left)
+
+    def _schedule(self, pod: Object, left: dict[str, int]) -> None:
+        name, requests = pod["metadata"]["name"], self._requests(pod)
+        if any(amount > left.get(resource, 0) for resource, amount in requests.items()):
+            self.refused.add(name)
+            return
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": self.node},
+        }
+        assert self.plane.call("POST", f"/api/v1/namespaces/default/pods/{name}/binding", body)[0] == 201
+        for resource, amount in requests.items():
+            left[resource] -= amount
+
+    @staticmethod
+    def _requests(pod: Object) -> dict[str, int]:
+        sums = dict.fromkeys((KATALYST_CPU, KATALYST_MEMORY), 0)
+        for container in pod["spec"]["containers"]:
+            for name, text in container["resources"].get("requests", {}).items():
+                if name in sums:
+                    sums[name] += whole(text)
+        return {name: amount for name, amount in sums.items() if amount}
+
+
+def test_a_scheduler_that_reads_as_katalysts_places_pods_by_what_is_published(plane: ControlPlane) -> None:
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
+    plane.add_node("reclaimed")
+    scheduler = KatalystScheduler(plane, "reclaimed")
+    scheduler.start()
+
+    def publish(offer: Offer | None) -> None:
+        run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "reclaimed", offer)
+
+    def create(name: str) -> None:
+        resources = {KATALYST_CPU: "1500", KATALYST_MEMORY: "512Mi"}
+        start(plane, name, "reclaimed", scheduler=KatalystScheduler.NAME, **resources)
+
+    try:
+        create("first")
+        until(lambda: "first" in scheduler.refused)
+        publish(Offer(cpu_milli=2000, memory_bytes=GI))
+        until(lambda: is_scheduled(plane, "first"))
+        create("second")
+        until(lambda: "second" in scheduler.refused)
+        publish(Offer(cpu_milli=4000, memory_bytes=GI))
+        until(lambda: is_scheduled(plane, "second"))
+        # Withdrawn is nothing, also for a scheduler that keeps what it saw before a removal.
+        publish(None)
+        create("third")
+        until(lambda: "third" in scheduler.refused)
+        time.sleep(1.5)
+        assert not is_scheduled(plane, "third")
+    finally:
+        scheduler.ended.set()
+        scheduler.join(10)
 
 
 def test_another_writer_of_an_object_that_was_made_here_is_named(plane: ControlPlane) -> None:
