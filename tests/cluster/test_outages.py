@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -238,8 +239,12 @@ def all_seats_taken(plane: ControlPlane) -> Iterator[None]:
         request = urllib.request.Request(
             f"{plane.url}/api/v1/namespaces/default/configmaps", method="POST", data=body, headers=headers
         )
-        with contextlib.suppress(OSError):
+        try:
             urllib.request.urlopen(request, context=context, timeout=60).close()
+        except urllib.error.HTTPError as exc:
+            exc.close()
+        except OSError:
+            pass
 
     try:
         for path, item in made:

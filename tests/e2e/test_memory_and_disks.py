@@ -201,11 +201,11 @@ def swap(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("swap")
 def test_a_be_pod_swaps_up_to_its_bound_and_is_killed_beyond(
     containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
 ) -> None:
-    before = snapshot(containerd_node)
     qos = {"enabled": True, "reclaimed": {"throttling_percent": 0, "swap_percent": 50}}
     daemon = agent(containerd_node, policies={"memory_qos": qos}, **pod_list)
     # A page counts twice while it is written to swap and still in memory: on a slow disk that is most of the bound.
@@ -224,11 +224,8 @@ def test_a_be_pod_swaps_up_to_its_bound_and_is_killed_beyond(
     eventually("the one that eats more than both is gone", lambda: not alive(greedy["main"]), within_s=20)
     assert alive(pod["main"])
     assert swapped() <= BATCH // 2
-    for each in (greedy, pod):
-        containerd_node.remove_pod(each)
     assert daemon.stop() == 0
-    after = {path: text for path, text in snapshot(containerd_node).items() if "memory" in path}
-    assert after == {path: before[path] for path in after}
+    assert memory(pod["main"], file) == ("max" if pure_v2() else str((1 << 63) // PAGE * PAGE - PAGE))
 
 
 def test_be_work_has_its_disk_limits_through_a_kill_and_loses_them(
