@@ -8,6 +8,7 @@ a scheduler that is the real one decides where replacements go.
 """
 
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -20,6 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -214,6 +216,20 @@ class ControlPlane:
             self._wait("etcd", lambda: self._etcd_call("/v3/maintenance/status"))
         else:
             self._wait("the API server", lambda: self.call("GET", "/readyz")[0] == 200)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The API server, stopped by a signal meanwhile."""
+        server = self._processes["kube-apiserver"]
+        server.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            server.send_signal(signal.SIGCONT)
+            # httpcore leaves the socket of a handshake that is cancelled to the collector.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
 
     def compact(self) -> None:
         """Forget every version of every object but the newest."""

@@ -1,6 +1,5 @@
 """Koordinator's settings of a node on a real API server, with the rights that are printed for it and no other."""
 
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,13 +137,9 @@ def test_the_last_settings_stay_through_faults_and_each_object_by_itself(plane: 
     assert turn()["problem"] is None
     assert reader.value(LIMIT) == 60
     api = api_of(plane, "n1", RightsUse.SETTINGS_KOORDINATOR)
-    server = plane.process("kube-apiserver")
-    server.send_signal(signal.SIGSTOP)
-    try:
+    with plane.frozen():
         reader.api = api
         assert "no answer" in reader.turn()["problem"]
-    finally:
-        server.send_signal(signal.SIGCONT)
     assert (reader.value(LIMIT), reader.value(RATIO)) == (60, 1.25)
     api = api_of(plane, "n1", RightsUse.SETTINGS_KOORDINATOR)
     plane.kill("kube-apiserver")

@@ -1,6 +1,7 @@
 """Foreign writes: attributed by the kernel, answered by writer. Holds by an operator."""
 
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -169,3 +170,23 @@ def test_a_stop_and_a_start_between_are_no_reason_to_forget_who_wrote(node: Dire
     item.up()
     wait_for(lambda: node.cpus(pod.main) == ours, told=item.tail)
     assert item.metric("bypassd_foreign_writes_total") == {"unknown": 1.0}
+
+
+def test_a_quota_that_another_program_has_written_is_in_the_status_within_two_checks(
+    node: DirectoryNode, daemon: Make
+) -> None:
+    web = node.add("web", qos="burstable", shares=512, quota_us=150_000, limits={"cpu": "1500m"})
+    item = daemon().up()
+    named(item)
+    # After the first check, which is soon after the start; the next periodic one is a minute later.
+    time.sleep(8.0)
+    assert "CPU quota" not in item.control("status").stdout
+    begun = time.monotonic()
+    with Scribe("tuned") as tuned:
+        tuned.write(node.path(web.main.group, "cpu", "cpu.cfs_quota_us"), "30000")
+        wait_for(
+            lambda: "its file has a CPU quota of 0.3" in item.control("status").stdout, within_s=30, told=item.tail
+        )
+        print(f"\nnamed after {time.monotonic() - begun:.0f} s")
+        tuned.write(node.path(web.main.group, "cpu", "cpu.cfs_quota_us"), "150000")
+        wait_for(lambda: "CPU quota" not in item.control("status").stdout, within_s=30, told=item.tail)
