@@ -99,7 +99,7 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
         return " ".join(self.body[:200].decode(errors="replace").split())[:120]
 
     def wait_s(self, now_s: float) -> float | None:
-        """The delay that the peer requests; None: none. ``now_s``: seconds since the epoch, for a peer without clock."""
+        """The delay that the peer requests; None: none. ``now_s``: as `retry_after_s`, for a peer without a clock."""
         at_s = self.at_s
         return retry_after_s(self.headers.get("retry-after"), now_s if at_s is None else at_s)
 

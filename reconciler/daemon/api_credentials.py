@@ -104,7 +104,7 @@ class ApiCredentials:
         self._endpoint: HttpEndpoint | None = None
         self._life: TokenLife | None = None
         self._next_at = -math.inf
-        """Not to be renewed before, by the clock that nobody sets."""
+        """Not to be renewed before, by the monotonic clock: the wall clock may be set."""
         self._problem = ""
 
     @property
@@ -199,10 +199,7 @@ class ApiCredentials:
         if self._endpoint is None or not self._endpoint.inline.token or self._endpoint.exposed:
             return False
         used_s = self._clock() - (life.expires_s - life.whole_s)
-        return (
-            used_s >= (_RENEW_PART + _SPREAD_PART * self._spread) * life.whole_s
-            and self._steady() >= self._next_at
-        )
+        return used_s >= (_RENEW_PART + _SPREAD_PART * self._spread) * life.whole_s and self._steady() >= self._next_at
 
     async def _renew(self) -> None:
         """One try; the next after `_FAILED_S`, or after `_REFUSED_S` where the API server has refused, or sooner."""

@@ -98,7 +98,7 @@ class ClusterObject:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock``: one that nobody sets."""
+        """``clock``: monotonic seconds; the wall clock may be set."""
         self._api = api
         self._path = f"{path}/{quote(node, safe='')}"
         self._wall, self._clock = wall, clock

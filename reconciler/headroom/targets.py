@@ -229,7 +229,7 @@ class KatalystTarget:
         await self._nodes.aclose()
 
     async def _require_machine(self) -> None:
-        """Errors: `PublishError` for another machine's; it has ``missing`` where there is no Node."""
+        """Errors: `PublishError` for another machine's; with ``missing`` if the Node does not exist."""
         if self._clock() < self._machine_at:
             return
         check_machine(await self._nodes.get(cached=True), self._node, self._boot)

@@ -264,7 +264,7 @@ async def test_an_edit_of_katalysts_amounts_is_named_and_restored_and_the_third_
         with pytest.raises(PublishError, match=r"agent changed .* from 2400 to 9, 3 changes in 10 minutes") as caught:
             await target.publish(OFFER)
         assert caught.value.foreign
-        # It goes on: nothing is written, nothing taken back.
+        # While the agent has it nothing is written, nothing withdrawn.
         with pytest.raises(PublishError, match="agent writes the status"):
             await target.publish(OFFER)
         await target.withdraw()
