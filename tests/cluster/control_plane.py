@@ -8,7 +8,6 @@ a scheduler that is the real one decides where replacements go.
 """
 
 import contextlib
-import gc
 import http.client
 import json
 import os
@@ -21,7 +20,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -226,10 +224,6 @@ class ControlPlane:
             yield
         finally:
             server.send_signal(signal.SIGCONT)
-            # httpcore leaves the socket of a handshake that is cancelled to the collector.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()
 
     def compact(self) -> None:
         """Forget every version of every object but the newest."""
