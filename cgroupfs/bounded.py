@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 MOST_DIGITS: Final = 20
 """Of a kernel's number: 2^64 has as many."""
@@ -45,6 +45,15 @@ def read_file(path: str, most: int, *, pipes: bool = False, links: bool = True) 
         return read_open(number, path, most)
     finally:
         os.close(number)
+
+
+def open_file(path: str) -> BinaryIO:
+    """A regular file, to be read part by part. Errors: `OSError`; EINVAL for a device, a socket or a pipe."""
+    number = os.open(path, _READ)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return open(number, "rb")
 
 
 def read_open(number: int, path: str, most: int) -> bytes:

@@ -288,6 +288,7 @@ def test_each_right_at_the_api_server_is_listed_and_only_reading_pods_is_bound()
             ("patch", "nodemetrics/status"),
         },
         "bypassd-headroom-katalyst": {
+            ("get", "nodes"),
             ("get", "customnoderesources"),
             ("create", "customnoderesources"),
             ("patch", "customnoderesources/status"),

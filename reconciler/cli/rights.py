@@ -151,8 +151,15 @@ RIGHTS: Final = (
     AccessRight(
         RightsUse.KATALYST,
         ("get",),
+        "nodes",
+        "GET of this node, for headroom.publish: katalyst: whether it is this machine's.",
+        own_node=True,
+    ),
+    AccessRight(
+        RightsUse.KATALYST,
+        ("get",),
         "customnoderesources",
-        "GET of the CustomNodeResource of this node, for headroom.publish: katalyst.",
+        "GET of the CustomNodeResource of this node: what is there, and whether a Katalyst agent writes it.",
         groups=("node.katalyst.kubewharf.io",),
         own_node=True,
     ),

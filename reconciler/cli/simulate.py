@@ -5,6 +5,7 @@ and every eviction as a dry run, whatever the configuration's modes. The planner
 (`reconciler.control.replay`).
 """
 
+import errno
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import IO, Any, BinaryIO, Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from cgroupfs.bounded import open_file
 from reconciler.cli import places
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.replay import PlanReplay, PromiseReplay, headroom_blocks, plan_blocks
@@ -387,13 +389,14 @@ class _Run:
 def _frames(paths: Sequence[str], progress: "_Progress | None" = None) -> Iterator[RecordedItem]:
     for path in paths:
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 for item in read(file, path):
                     yield item
                     if progress is not None and isinstance(item, SampleFrame):
                         progress.at(file, item.wall_s)
         except OSError as exc:
-            raise CliError(f"{path}: {exc.strerror}", Exit.UNREACHABLE) from exc
+            kind = Exit.USAGE if exc.errno == errno.EINVAL else Exit.UNREACHABLE
+            raise CliError(f"{path}: {exc.strerror}", kind) from exc
 
 
 @final

@@ -35,6 +35,8 @@ from reconciler.runtime.stints import in_worker
 if TYPE_CHECKING:
     import httpcore2
 
+    from reconciler.clients.http_backend import ClosingBackend
+
 LONGEST_WAIT_S: Final = 3600.0
 """A delay that a server requests counts up to here."""
 _LONGEST_DATE: Final = 100
@@ -99,8 +101,9 @@ class HttpResponse(Struct, frozen=True, kw_only=True):
         return " ".join(self.body[:200].decode(errors="replace").split())[:120]
 
     def wait_s(self, now_s: float) -> float | None:
-        """The delay that the peer requests; None: none. ``now_s``: seconds since the epoch."""
-        return retry_after_s(self.headers.get("retry-after"), now_s)
+        """The delay that the peer requests; None: none. ``now_s``: as `retry_after_s`, for a peer without a clock."""
+        at_s = self.at_s
+        return retry_after_s(self.headers.get("retry-after"), now_s if at_s is None else at_s)
 
     @property
     def at_s(self) -> float | None:
@@ -136,6 +139,7 @@ class HttpSession:
     def __init__(self, peer: HttpEndpoint) -> None:
         self._peer = peer
         self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._backend: ClosingBackend | None = None
         self._trusted: object = None
         self._token: tuple[object, str] | None = None
 
@@ -151,6 +155,8 @@ class HttpSession:
         if pool is not None:
             with trio.move_on_after(_CLOSE_S, shield=True):
                 await pool.aclose()
+            if self._backend is not None:
+                self._backend.close()
 
     async def get(self, path: str) -> bytes:
         """The body of a 200.
@@ -366,6 +372,9 @@ class HttpSession:
         await self.aclose()
         import httpcore2
 
+        from reconciler.clients.http_backend import ClosingBackend
+
+        self._backend = ClosingBackend()
         # At our own level debug each request would be ten lines.
         logging.getLogger("httpcore2").setLevel(logging.WARNING)
         # No timeouts of the library's: the whole exchange has one deadline, in `_within`.
@@ -373,7 +382,7 @@ class HttpSession:
             ssl_context=context,
             max_connections=1,
             keepalive_expiry=_KEEPALIVE_S,
-            network_backend=httpcore2.TrioBackend(),
+            network_backend=self._backend,
             # A peer that vanished without a word ends a watch within a minute.
             socket_options=_PROBES,
         )

@@ -129,7 +129,10 @@ class ControlLoop:
         )
         self.hotplug = HotplugSource(place.topology, self.repair.changed, root=place.root)
         self.owner_check = OwnerCheck(
-            self.reconciler, period_s=lambda: sources.kubelet.reconcile_s, enforces=lambda: writes.mode.enforce
+            self.reconciler,
+            period_s=lambda: sources.kubelet.reconcile_s,
+            enforces=lambda: writes.mode.enforce,
+            bounds_written=lambda: writes.attribution.bounds_written,
         )
         hub.planned.subscribe(sides.planned)
         hub.settled.subscribe(self.reconciler.settled)

@@ -12,7 +12,8 @@ exclusive CPUs.
 file. They differ where an update failed half-way, where another program wrote the file, or where systemd reapplied a
 unit's older value. A limit that the kubelet has admitted counts as recorded: crun's record does not follow a resize. A
 difference in two checks in a row is a condition of the node, which names both values. Files that bypassd manages are
-compared by the reconciler, and are left out. Cost: up to four reads of some 10 µs a container, once a minute.
+compared by the reconciler, and are left out. Cost: up to four reads of some 10 µs a container, once a minute; within
+half a kubelet's period where another program has been seen to write such a file, and once more for a new difference.
 
 A container's first process may be in other groups than the container's: moved by another program or a person, or by a
 program of the container that may write ``cgroup.procs``. Then no file of its groups bounds it, and every file reads as
@@ -99,6 +100,8 @@ class LimitCheck:
         self._above: dict[str, CpuSet] = {}
         """By path, the CPUs in effect of directories in this check."""
         self._lasting: tuple[_Difference, ...] = ()
+        self.has_new = False
+        """Whether the last check has found a difference that the one before had not."""
 
     async def check(self, pods: Mapping[str, Pod], policy: CpuPolicy, reserved: CpuSet = EMPTY) -> None:
         """Compare every container once. ``policy``: the kubelet's CPU manager's. ``reserved``: not for pods."""
@@ -128,6 +131,7 @@ class LimitCheck:
                         found.add(_Difference(name, text, pod.uid, unbounded=True))
             await slices.checkpoint()
         self._lasting = tuple(sorted(found & self._before))
+        self.has_new = not found <= self._before
         self._before = frozenset(found)
 
     def status(self) -> SourceStatus:
@@ -296,11 +300,24 @@ class _OwnerPlace(NamedTuple):
 class OwnerCheck:
     """A component: compares exclusive CPUs with the files twice in each of the kubelet's periods."""
 
-    def __init__(self, reconciler: Reconciler, *, period_s: Callable[[], float], enforces: Callable[[], bool]) -> None:
-        """``period_s``: how long the kubelet takes to correct a CPU set. ``enforces``: whether bypassd writes."""
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        *,
+        period_s: Callable[[], float],
+        enforces: Callable[[], bool],
+        bounds_written: Callable[[], int],
+    ) -> None:
+        """``period_s``: how long the kubelet takes to correct a CPU set. ``enforces``: whether bypassd writes.
+
+        ``bounds_written``: how often another program has written a CPU set or limit
+        (`reconciler.actuators.cgroup.conflict.WriteAttribution`).
+        """
         self._reconciler = reconciler
         self._period_s = period_s
         self._enforces = enforces
+        self._bounds_written = bounds_written
+        self._written = 0
         self._since: dict[str, float] = {}
         judge = reconciler.actuator.judge
         inventory = reconciler.inventory
@@ -312,8 +329,9 @@ class OwnerCheck:
         while True:
             await next_beat(self._period_s() / 2)
             await self.check()
-            if trio.current_time() >= self._limits_at:
-                self._limits_at = trio.current_time() + LIMITS_EVERY_S
+            written = self._bounds_written()
+            if trio.current_time() >= self._limits_at or written != self._written or self.limits.has_new:
+                self._written, self._limits_at = written, trio.current_time() + LIMITS_EVERY_S
                 inventory = self._reconciler.inventory
                 kubelet, pools = inventory.readings.kubelet, self._reconciler.pools
                 reserved = kubelet.reserved | inventory.readings.topology.isolated

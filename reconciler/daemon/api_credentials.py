@@ -13,6 +13,7 @@ Source: Kubernetes API reference, TokenRequest v1; the kubelet renews when 80 % 
 """
 
 import json
+import math
 import os
 import random
 import re
@@ -91,17 +92,19 @@ class ApiCredentials:
         kubelets: str | None = None,
         changed: Callable[[bool], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
         fraction: Callable[[], float] = random.random,
     ) -> None:
         self._peer = ApiPeer(config, root=root, kubelets=kubelets)
         self._root = root
         self._changed = changed
-        self._clock = clock
+        self._clock, self._steady = clock, steady
         self._spread = fraction()
         self._seen: object = None
         self._endpoint: HttpEndpoint | None = None
         self._life: TokenLife | None = None
-        self._next_s = 0.0
+        self._next_at = -math.inf
+        """Not to be renewed before, by the monotonic clock: the wall clock may be set."""
         self._problem = ""
 
     @property
@@ -196,7 +199,7 @@ class ApiCredentials:
         if self._endpoint is None or not self._endpoint.inline.token or self._endpoint.exposed:
             return False
         used_s = self._clock() - (life.expires_s - life.whole_s)
-        return used_s >= (_RENEW_PART + _SPREAD_PART * self._spread) * life.whole_s and self._clock() >= self._next_s
+        return used_s >= (_RENEW_PART + _SPREAD_PART * self._spread) * life.whole_s and self._steady() >= self._next_at
 
     async def _renew(self) -> None:
         """One try; the next after `_FAILED_S`, or after `_REFUSED_S` where the API server has refused, or sooner."""
@@ -204,7 +207,7 @@ class ApiCredentials:
         assert self._endpoint is not None
         endpoint, life, path = self._endpoint, self._life, self._peer.kubeconfig
         assert path is not None
-        self._next_s = self._clock() + _FAILED_S
+        self._next_at = self._steady() + _FAILED_S
         try:
             text = _own_file(os.path.join(self._root, path.lstrip("/")), endpoint.inline.token or "")
             token = await self._request(endpoint, life)
@@ -213,7 +216,7 @@ class ApiCredentials:
             wait_s, left_s = _REFUSED_S if exc.refused else _FAILED_S, life.left_s(self._clock())
             if left_s > 0:
                 wait_s = min(wait_s, max(_AGAIN_S, _AGAIN_PART * left_s))
-            self._next_s = self._clock() + max(wait_s, exc.wait_s)
+            self._next_at = self._steady() + max(wait_s, exc.wait_s)
             if self._problem != str(exc):
                 _LOG.warning("the token for the API server is not renewed", error=str(exc))
             self._problem = str(exc)

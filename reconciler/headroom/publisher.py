@@ -1,7 +1,9 @@
 """Publishes the headroom to the cluster: finds the object, writes when it changes and before it is outdated, withdraws.
 
 What is published falls at once and rises with the headroom's own steps. A fall waits for `FALL_S` after the last
-write, anything else for `RISE_S`; usually there is one a minute. An error is reported, and tried again after a growing
+write, anything else for `RISE_S`; usually there is one a minute. The writes of an hour are bounded, whatever the
+headroom does (`WriteAllowance`): where it changes all the time a write waits for up to `REFILL_S`, but for one that
+leaves nothing to new pods. An error is reported, and tried again after a growing
 time, at least once a minute (`RETRY_S`): that is not more than the usual load, and nothing else shows that rights were
 given back. Another writer has its object for `FOREIGN_S`. What others change in between is counted and reported.
 
@@ -31,6 +33,8 @@ FALL_S: Final = 2.0
 RISE_S: Final = 10.0
 RETRY_S: Final = 60.0
 FOREIGN_S: Final = 300.0
+BURST: Final = 60
+REFILL_S: Final = 15.0
 _IDLE_S: Final = 300.0
 SEARCH_S: Final = 600.0
 """``auto``: a control plane may be installed, or know the node, later."""
@@ -78,6 +82,27 @@ class Published(NamedTuple):
     next_s: float
     written: bool = True
     edit: str = ""
+
+
+@final
+class WriteAllowance:
+    """Writes that may be made now: `BURST`, and one more each `REFILL_S`; so at most 300 in any hour."""
+
+    def __init__(self) -> None:
+        self._left = float(BURST)
+        self._at = -math.inf
+
+    def take(self) -> None:
+        """One write is made; also where none is left, which the later ones then wait for."""
+        self._left = self._now() - 1.0
+        self._at = trio.current_time()
+
+    def ready_at(self) -> float:
+        """When the next one may be made, in trio's time."""
+        return trio.current_time() + max(0.0, 1.0 - self._now()) * REFILL_S
+
+    def _now(self) -> float:
+        return min(float(BURST), self._left + (trio.current_time() - self._at) / REFILL_S)
 
 
 class Meter(Protocol):
@@ -150,6 +175,7 @@ class HeadroomPublisher:
         """Since the start: how often another program was found to have changed, or to write, what is published."""
         self._edit: tuple[str, float] | None = None
         self._again = False
+        self._writes_left = WriteAllowance()
         self._allowed_at = -math.inf
         """Not before, as the API server has requested."""
 
@@ -217,12 +243,20 @@ class HeadroomPublisher:
             if self._problem and self._wanted() is not ClusterTarget.OFF and self._writes():
                 continue
             # A fall may come while a rise waits.
-            while trio.current_time() < min(begun + self._spacing_s(), end):
-                await self._changed.wait_until(min(begun + self._spacing_s(), end))
+            while trio.current_time() < (due := min(self._due_at(begun), end)):
+                await self._changed.wait_until(due)
             return
 
-    def _spacing_s(self) -> float:
-        return FALL_S if not self._active() or self._falls() else RISE_S
+    def _due_at(self, last: float) -> float:
+        """When a change is to be written; ``last``: the write before it."""
+        if not self._active():
+            return last + FALL_S
+        at = last + (FALL_S if self._falls() else RISE_S)
+        return at if self._ends() else max(at, self._writes_left.ready_at())
+
+    def _ends(self) -> bool:
+        """Whether nothing is offered any more, of what is."""
+        return self._offer().cpu_milli == 0 and (self._sent is None or self._sent.cpu_milli > 0)
 
     def _falls(self) -> bool:
         offer, sent = self._offer(), self._sent
@@ -252,6 +286,7 @@ class HeadroomPublisher:
                 await self._note(target)
                 self._noted = target
             offer = self._offer()
+            self._writes_left.take()
             published = await self._target(target).publish(offer)
         except AgentError as exc:
             return self._failed(exc)

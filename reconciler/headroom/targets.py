@@ -1,34 +1,45 @@
 """Writes the headroom to the object of this node that a control plane reads, and reads back what is there.
 
-Each write is a patch that names only our fields, so that it conflicts with no other. Another writer of the same
+Each write is a patch that names only our fields, so that it conflicts with no other. Another reporter of the same
 fields, a koordlet or a Katalyst agent that runs on the node, is found by the object's ``managedFields``, which not each
-API server keeps of custom resources, and by what it has written over ours. Against it nothing is written.
+API server keeps of custom resources, and by a report of its own. Against it nothing is written.
 
-The names in the node's status are ours. The API server itself compares what we wrote last before it takes the next
-value (a JSON patch with tests), so that the usual write needs no reading before it. What another program has changed is
-restored; one that does it `_FIGHT` times within `_FIGHT_S` has it for `reconciler.headroom.publisher.FOREIGN_S`.
+What another program has changed of ours is named and restored (`ForeignEdits`); one that does it three times within ten
+minutes has it for `reconciler.headroom.publisher.FOREIGN_S`. The names in the node's status are ours: there the API
+server itself compares what we wrote last before it takes the next value (a JSON patch with tests), so that the usual
+write needs no reading before it. The two custom resources are read before each write.
 
-Rights: `get` and `patch` of the status of one object with this node's name (docs/kubernetes.md).
+Only a Node has the boot id of its machine. Where the object is another one, the Node is read, too: nothing is written
+for, or taken back from, another machine of this name.
+
+Rights: `get` and `patch` of the status of one object with this node's name, and `get` of its Node (docs/kubernetes.md).
 
 Source: Kubernetes API concepts, "Server-Side Apply" (``managedFields``) and "Updates to existing resources".
 """
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Final, final
-from urllib.parse import quote
 
-import msgspec
-from msgspec import Struct
-
-from cgroupfs.bounded import decoded
 from cgroupfs.errors import SourceError
-from reconciler.clients.http import HttpResponse
-from reconciler.clients.kube import Absence, KubeApi, absence_of, status_of, wait_s_of
-from reconciler.clients.managed_fields import MANAGER, ManagedField, owners
-from reconciler.clients.node_object import NodeInfo, other_machine
+from reconciler.clients.kube import KubeApi
+from reconciler.headroom.cluster_object import (
+    JSON_PATCH,
+    NODES,
+    REPORTER_S,
+    ClusterObject,
+    CollectPolicy,
+    ForeignEdits,
+    FoundAmounts,
+    FoundObject,
+    FoundStatus,
+    check_machine,
+    epoch,
+    rfc3339,
+    withdraw_all,
+)
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import Meter, Published, PublishError, PublishTarget
 from reconciler.headroom.shapes import (
@@ -49,148 +60,16 @@ from reconciler.headroom.shapes import (
 )
 from reconciler.settings.units import milli, whole
 
-_MERGE: Final = "application/merge-patch+json"
-_JSON_PATCH: Final = "application/json-patch+json"
-_LATE_S: Final = 40.0
-"""So long a request without an answer may still be carried out (the API server ends it after 34 s): no comparison."""
-_FIGHT: Final = 3
-_FIGHT_S: Final = 600.0
-_NODES: Final = "/api/v1/nodes"
 _METRICS: Final = "/apis/slo.koordinator.sh/v1alpha1/nodemetrics"
 _RESOURCES: Final = "/apis/node.katalyst.kubewharf.io/v1alpha1/customnoderesources"
-_MOST: Final = 2 * 1024 * 1024
-"""A Node names up to 50 images, a NodeMetric each pod."""
-_LONGEST: Final = 200
-_MOST_OWNERS: Final = 3
-_FOREIGN_S: Final = 300.0
-"""So long after its last write another writer counts as running: five of koordlet's reports."""
-_SKEW_S: Final = 30.0
-"""A difference between the clocks of node and API server that is more than delays and whole seconds."""
-_AGGREGATE_S: Final = 300
+_MACHINE_S: Final = 300.0
+"""Between two readings of the Node for its machine, where nothing else of it is needed."""
+_AMOUNTS: Final = ("allocatable", "capacity")
+_REPORT: Final = ("updateTime", "nodeMetric", "podsMetric", "hostApplicationMetric")
+_TRIED: Final = 8
 _INTERVAL_S: Final = 60.0
 _LEAST_INTERVAL_S: Final = 30
 _MOST_INTERVAL_S: Final = 600
-
-
-class _Meta(Struct, frozen=True, rename="camel"):
-    uid: str = ""
-    managed_fields: list[ManagedField] = []
-
-
-class _Policy(Struct, frozen=True, rename="camel"):
-    aggregate_duration_seconds: int = _AGGREGATE_S
-    report_interval_seconds: int = int(_INTERVAL_S)
-
-
-class _Spec(Struct, frozen=True, rename="camel"):
-    metric_collect_policy: _Policy | None = None
-
-
-class _Amounts(Struct, frozen=True):
-    allocatable: dict[str, str | int] | None = None
-
-
-class _Application(Struct, frozen=True):
-    name: str = ""
-    usage: dict[str, str | int] | None = None
-
-
-class _Status(Struct, frozen=True, rename="camel"):
-    node_info: NodeInfo = NodeInfo()
-    allocatable: dict[str, str | int] | None = None
-    capacity: dict[str, str | int] | None = None
-    resources: _Amounts | None = None
-    update_time: str = ""
-    host_application_metric: list[_Application] | None = None
-
-
-class _Object(Struct, frozen=True):
-    metadata: _Meta = _Meta()
-    spec: _Spec = _Spec()
-    status: _Status | None = None
-
-
-_decode: Final = msgspec.json.Decoder(_Object).decode
-
-
-@final
-class ClusterObject:
-    """One object of this node's name: get and patch its status. ``path`` without the name, of the API server."""
-
-    def __init__(self, api: KubeApi, path: str, node: str, wall: Callable[[], float] = time.time) -> None:
-        self._api = api
-        self._path = f"{path}/{quote(node, safe='')}"
-        self._wall = wall
-        self._skew_s = 0.0
-        self.requests = 0
-
-    def now(self) -> float:
-        """The time in the cluster, which the readers of the object compare: the API server's where this one differs."""
-        return self._wall() + self._skew_s
-
-    async def get(self, *, cached: bool = False) -> _Object:
-        """The object. ``cached``: as the API server has it in its cache, seconds old.
-
-        Errors: as of `reconciler.headroom.publisher.PublishTarget`.
-        """
-        version = "?resourceVersion=0" if cached else ""
-        return await self._request("get", "GET", f"{self._path}{version}")
-
-    async def patch_status(self, patch: object, kind: str = _MERGE) -> _Object:
-        """The object after the patch. Errors: as of `PublishTarget`."""
-        path = f"{self._path}/status?fieldManager={MANAGER}"
-        return await self._request("patch", "PATCH", path, patch, kind)
-
-    async def aclose(self) -> None:
-        """Close the connection; the next request opens another."""
-        await self._api.aclose()
-
-    async def create(self, body: object) -> None:
-        path = self._path.rpartition("/")[0]
-        await self._request("create", "POST", f"{path}?fieldManager={MANAGER}", body)
-
-    def other_writer(self, found: _Object) -> str | None:
-        """Who else has written the status in the last minutes."""
-        now = self.now()
-        for field in found.metadata.managed_fields:
-            if field.subresource != "status" or field.manager == MANAGER:
-                continue
-            if (at := _epoch(field.time)) is not None and now - at < _FOREIGN_S:
-                return field.manager[:_LONGEST]
-        return None
-
-    async def _request(
-        self, verb: str, method: str, path: str, body: object | None = None, kind: str = "application/json"
-    ) -> _Object:
-        self.requests += 1
-        answer = await self._api.request(method, path, body, content_type=kind, most=_MOST)
-        if (at_s := answer.at_s) is not None:
-            skew_s = at_s - self._wall()
-            self._skew_s = skew_s if abs(skew_s) >= _SKEW_S else 0.0
-        if not answer.ok:
-            raise await self._error(verb, path, answer)
-        try:
-            return decoded(_decode, answer.body)
-        except ValueError as exc:
-            raise PublishError(f"{verb}: the answer is not the object ({exc})") from exc
-
-    async def _error(self, verb: str, path: str, answer: HttpResponse) -> PublishError:
-        status = status_of(answer)
-        words = " ".join((status.message or answer.excerpt).split())[:_LONGEST]
-        absent = await absence_of(path, answer, self._ask) if answer.status == 404 else None
-        if absent is not None and absent is not Absence.OBJECT:
-            words = f"the API server does not have {absent}: {path.partition('?')[0]}"
-        hint = "; rights: docs/kubernetes.md" if answer.status in {401, 403} else ""
-        return PublishError(
-            f"{verb}: HTTP {answer.status}: {words}{hint}",
-            missing=absent in {Absence.OBJECT, Absence.KIND},
-            invalid=answer.status == 422,
-            wait_s=wait_s_of(answer, status, self._wall()),
-        )
-
-    async def _ask(self, path: str, most: int) -> HttpResponse:
-        self.requests += 1
-        return await self._api.request("GET", path, most=most)
 
 
 @final
@@ -210,16 +89,14 @@ class NodeTarget:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``valid_s``: how long what is written now is current without a further word. ``boot``: this machine's."""
-        self.object = ClusterObject(api, _NODES, node, wall)
+        self.object = ClusterObject(api, NODES, node, wall, clock)
         self._valid_s = valid_s
         self._node, self._boot = node, boot
-        self._clock = clock
         self._is_ours = False
         self._seen: Mapping[str, str] = {}
         """Our amounts as the API server had them after the last write, by place; empty: nothing to compare with."""
         self._uid = ""
-        self._edits: list[float] = []
-        self._late_until = -math.inf
+        self._edits = ForeignEdits(clock)
 
     async def find(self) -> None:
         await self.object.get(cached=True)
@@ -228,13 +105,13 @@ class NodeTarget:
         if not self._is_ours:
             self._check(await self.object.get())
         valid_s = self._valid_s()
-        until = _rfc3339(self.object.now() + valid_s)
+        until = rfc3339(self.object.now() + valid_s)
         found, edit = None, ""
         seen, self._seen = self._seen, {}
         try:
             if seen:
                 try:
-                    found = await self.object.patch_status(own_changes(seen, offer, until), _JSON_PATCH)
+                    found = await self.object.patch_status(own_changes(seen, offer, until), JSON_PATCH)
                 except PublishError as exc:
                     if not exc.invalid:
                         raise
@@ -242,10 +119,10 @@ class NodeTarget:
             if found is None:
                 found = await self.object.patch_status(node_status(offer, until))
         except SourceError:
-            self._late_until = self._clock() + _LATE_S
+            self._edits.unanswered()
             raise
         self._check(found)
-        if self._clock() >= self._late_until:
+        if self._edits.comparable():
             self._uid, self._seen = found.metadata.uid, _own(found)
         amounts = (found.status.allocatable if found.status is not None else None) or {}
         there = Offer(cpu_milli=_whole(amounts.get(OWN_CPU)), memory_bytes=_whole(amounts.get(OWN_MEMORY)))
@@ -260,25 +137,15 @@ class NodeTarget:
         changes = [place for place in before if now.get(place) != before[place]]
         if not changes or found.metadata.uid != self._uid:
             return ""
-        places = [[f"f:{part}" for part in change.split("/", 2)] for change in changes]
-        names = owners(found.metadata.managed_fields, places)
-        # That is two machines, or two daemons, of one node's name.
-        others = [name for name in names if name != MANAGER] or [f"another {name}" for name in names]
-        who = " and ".join(others[:_MOST_OWNERS]) or "another program"
         place = changes[0]
         name = place.split("/", 1)[1].replace("/", " ", 1)
-        edit = f"{who} changed {name} from {before[place]} to {now.get(place, 'none')}"
-        self._edits = [at for at in self._edits if self._clock() - at < _FIGHT_S] + [self._clock()]
-        if len(self._edits) >= _FIGHT:
-            raise PublishError(
-                f"{edit}, {len(self._edits)} changes in {_FIGHT_S / 60:.0f} minutes: left to it", foreign=True
-            )
-        return edit
+        words = f"{name} from {before[place]} to {now.get(place, 'none')}"
+        return self._edits.named(found, [change.removeprefix("status/") for change in changes], words)
 
-    def _check(self, found: _Object) -> None:
+    def _check(self, found: FoundObject) -> None:
         """Errors: `PublishError` for another machine's object; each answer has it, so only the first is requested."""
         self._is_ours = False
-        _check_machine(found, self._node, self._boot)
+        check_machine(found, self._node, self._boot)
         self._is_ours = True
 
     async def withdraw(self) -> None:
@@ -297,44 +164,94 @@ class KatalystTarget:
 
     name = ClusterTarget.KATALYST
 
-    def __init__(self, api: KubeApi, node: str, *, wall: Callable[[], float]) -> None:
-        self.object = ClusterObject(api, _RESOURCES, node, wall)
-        self._node = node
-        self._wall = wall
-        self._wrote: Offer | None = None
-        self._changed_at: float | None = None
+    def __init__(
+        self,
+        api: KubeApi,
+        node: str,
+        *,
+        wall: Callable[[], float],
+        boot: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``boot``: this machine's."""
+        self.object = ClusterObject(api, _RESOURCES, node, wall, clock)
+        self._nodes = ClusterObject(api, NODES, node, wall, clock)
+        self._node, self._boot = node, boot
+        self._clock = clock
+        self._machine_at = -math.inf
+        self._seen: Mapping[str, str] = {}
+        """Our amounts as the API server had them after the last write, by place; empty: nothing to compare with."""
+        self._uid = ""
+        self._edits = ForeignEdits(clock)
 
     async def find(self) -> None:
-        self._check(await self.object.get())
+        self._leave(await self.object.get())
 
     async def publish(self, offer: Offer) -> Published:
+        await self._require_machine()
+        edit = ""
+        seen, self._seen = self._seen, {}
         try:
-            self._check(await self.object.get())
+            found = await self.object.get()
         except PublishError as exc:
             if not exc.missing:
                 raise
             kind = {"apiVersion": "node.katalyst.kubewharf.io/v1alpha1", "kind": "CustomNodeResource"}
             # With a field: the API server keeps no managedFields of an object that was created without one.
             await self.object.create({**kind, "metadata": {"name": self._node}, "spec": {}})
-        self._wrote = there = _reclaimed(await self.object.patch_status(katalyst_status(offer)))
-        return Published(there, "reclaimed_millicpu, reclaimed_memory of the CustomNodeResource", _INTERVAL_S)
+        else:
+            edit = self._edit(found, seen)
+        try:
+            found = await self.object.patch_status(katalyst_status(offer))
+        except SourceError:
+            self._edits.unanswered()
+            raise
+        if self._edits.comparable():
+            self._uid, self._seen = found.metadata.uid, _reclaimed(found)
+        amounts = _reclaimed(found)
+        there = Offer(
+            cpu_milli=_whole(amounts.get(f"resources/allocatable/{KATALYST_CPU}")),
+            memory_bytes=_whole(amounts.get(f"resources/allocatable/{KATALYST_MEMORY}")),
+        )
+        text = "reclaimed_millicpu, reclaimed_memory of the CustomNodeResource"
+        return Published(there, text, _INTERVAL_S, edit=edit)
 
     async def withdraw(self) -> None:
-        await _withdraw(self.object, self._check, katalyst_status(None))
+        try:
+            await self._require_machine()
+        except PublishError as exc:
+            if not exc.missing:
+                raise
+        seen, self._seen = self._seen, {}
+        await withdraw_all(self.object, lambda found: self._edit(found, seen), katalyst_status(None))
 
     async def aclose(self) -> None:
-        await self.object.aclose()
+        await self._nodes.aclose()
 
-    def _check(self, found: _Object) -> None:
-        other = self.object.other_writer(found)
-        made_again = found.status is None or found.status.resources is None
-        if other is None and self._wrote is not None and not made_again and _reclaimed(found) != self._wrote:
-            self._changed_at = self._wall() if self._changed_at is None else self._changed_at
-            other = "another program"
-            if self._wall() - self._changed_at >= _FOREIGN_S:
-                # Tried again: the next check shows whether it still writes.
-                self._wrote = self._changed_at = other = None
-        if other is not None:
+    async def _require_machine(self) -> None:
+        """Errors: `PublishError` for another machine's; with ``missing`` if the Node does not exist."""
+        if self._clock() < self._machine_at:
+            return
+        check_machine(await self._nodes.get(cached=True), self._node, self._boot)
+        self._machine_at = self._clock() + _MACHINE_S
+
+    def _edit(self, found: FoundObject, seen: Mapping[str, str]) -> str:
+        """What another program has changed since the last write. Errors: `PublishError` where it is left to it."""
+        if not seen:
+            self._leave(found)
+            return ""
+        now = _reclaimed(found)
+        changes = [place for place in seen if now.get(place) != seen[place]]
+        if not changes or found.metadata.uid != self._uid or found.status is None or found.status.resources is None:
+            return ""
+        name = changes[0].removeprefix("resources/").replace("/", " ", 1)
+        words = f"{name} from {seen[changes[0]]} to {now.get(changes[0], 'none')}"
+        return self._edits.named(found, changes, words)
+
+    def _leave(self, found: FoundObject) -> None:
+        """Errors: `PublishError` where another program has written our fields in the last minutes."""
+        places = [f"resources/{part}/{name}" for part in _AMOUNTS for name in (KATALYST_CPU, KATALYST_MEMORY)]
+        if not self._seen and (other := self.object.other_writer(found, places)) is not None:
             raise PublishError(f"{other} writes the status of the CustomNodeResource, too: left to it", foreign=True)
 
 
@@ -344,27 +261,43 @@ class KoordinatorTarget:
 
     name = ClusterTarget.KOORDINATOR
 
-    def __init__(self, api: KubeApi, node: str, meter: Meter, *, wall: Callable[[], float], boot: str = "") -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        node: str,
+        meter: Meter,
+        *,
+        wall: Callable[[], float],
+        boot: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``boot``: this machine's."""
         self._node, self._boot = node, boot
-        self.object = ClusterObject(api, _METRICS, node, wall)
-        self._nodes = ClusterObject(api, _NODES, node, wall)
+        self.object = ClusterObject(api, _METRICS, node, wall, clock)
+        self._nodes = ClusterObject(api, NODES, node, wall, clock)
         self._meter = meter
         self._wall = wall
         self._held = Offer()
-        self._wrote = ""
-        self._policy = _Policy()
+        self._tried: deque[str] = deque(maxlen=_TRIED)
+        """Times of our last reports, also of those without an answer, which may be there."""
+        self._seen: Mapping[str, object] = {}
+        """The last report as the API server had it after the write, by field; empty: nothing to compare with."""
+        self._uid = ""
+        self._edits = ForeignEdits(clock)
+        self._policy = CollectPolicy()
 
     async def find(self) -> None:
-        self._check(await self.object.get())
+        self._leave(await self.object.get())
 
     async def publish(self, offer: Offer) -> Published:
-        self._check(await self.object.get())
+        found = await self.object.get()
+        self._leave(found)
+        edit = self._edit(found)
         interval_s = float(min(max(self._policy.report_interval_seconds, _LEAST_INTERVAL_S), _MOST_INTERVAL_S))
         use = await self._meter.measure(min(max(self._policy.aggregate_duration_seconds, 60), 3600))
         # Not from the cache: an older result would be taken for that of the last report.
         node = await self._nodes.get()
-        _check_machine(node, self._node, self._boot)
+        check_machine(node, self._node, self._boot)
         amounts = (node.status.allocatable if node.status is not None else None) or {}
         computed = None
         if KOORDINATOR_CPU in amounts:
@@ -374,68 +307,88 @@ class KoordinatorTarget:
         there = computed or Offer()
         if use is None:
             text = "NodeMetric: the use of the first interval is being measured"
-            return Published(there, text, _LEAST_INTERVAL_S, written=False)
+            return Published(there, text, _LEAST_INTERVAL_S, written=False, edit=edit)
         held = withheld(offer, use, computed, self._held)
-        at = _rfc3339(self.object.now())
-        await self.object.patch_status(koordinator_status(use, held, at))
-        self._held, self._wrote = held, at
-        return Published(there, "NodeMetric; batch-cpu, batch-memory are the manager's last result", interval_s)
+        at = rfc3339(self.object.now())
+        self._tried.append(at)
+        try:
+            found = await self.object.patch_status(koordinator_status(use, held, at))
+        except SourceError:
+            self._edits.unanswered()
+            raise
+        self._held = held
+        if self._edits.comparable():
+            self._uid, self._seen = found.metadata.uid, _report(found)
+        text = "NodeMetric; batch-cpu, batch-memory are the manager's last result"
+        return Published(there, text, interval_s, edit=edit)
 
     async def withdraw(self) -> None:
-        _check_machine(await self._nodes.get(), self._node, self._boot)
-        await _withdraw(self.object, self._check, koordinator_status(None, Offer(), ""))
+        check_machine(await self._nodes.get(), self._node, self._boot)
+        self._seen = {}
+        await withdraw_all(self.object, self._leave, koordinator_status(None, Offer(), ""))
 
     async def aclose(self) -> None:
         await self.object.aclose()
 
-    def _check(self, found: _Object) -> None:
-        self._policy = found.spec.metric_collect_policy or _Policy()
-        other = self.object.other_writer(found)
-        status = found.status or _Status()
-        if other is None and status.update_time not in {"", self._wrote}:
-            at = _epoch(status.update_time)
+    def _edit(self, found: FoundObject) -> str:
+        """What another program has changed of the last report. Errors: `PublishError` where it is left to it."""
+        seen, self._seen = self._seen, {}
+        now = _report(found)
+        changes = [name for name in seen if now[name] != seen[name]]
+        if not changes or found.metadata.uid != self._uid:
+            return ""
+        words = f"{changes[0]} of the NodeMetric"
+        if changes[0] == _REPORT[0]:
+            words += f" from {seen[changes[0]]} to {now[changes[0]] or 'none'}"
+        return self._edits.named(found, changes, words, leaf=False)
+
+    def _leave(self, found: FoundObject) -> None:
+        """Errors: `PublishError` where another program reports: the time is one of the last minutes, and not ours."""
+        self._policy = found.spec.metric_collect_policy or CollectPolicy()
+        status = found.status or FoundStatus()
+        if status.update_time in self._tried:
+            return
+        other = self.object.other_writer(found, _REPORT[:1])
+        at = epoch(status.update_time)
+        if other is None and at is not None:
             ours = next((item for item in status.host_application_metric or () if item.name == WITHHELD), None)
             marked = ours is not None
-            if ours is not None and not self._wrote:
+            if ours is not None and not self._tried:
                 # What the earlier run withheld is in the manager's last result.
                 usage = ours.usage or {}
                 self._held = Offer(cpu_milli=_whole(usage.get("cpu"), milli), memory_bytes=_whole(usage.get("memory")))
             # What is marked is of our own earlier run, as long as this one has not written. A koordlet has this clock.
-            if at is not None and self._wall() - at < _FOREIGN_S and (self._wrote or not marked):
+            if self._wall() - at < REPORTER_S and (self._tried or not marked):
                 other = "another program (koordlet?)"
+        elif other is not None and self._tried and (at is None or self._wall() - at >= REPORTER_S):
+            other = None  # no report of now: what it has changed is restored
         if other is not None:
+            self._seen = {}
             raise PublishError(f"{other} writes the status of the NodeMetric, too: left to it", foreign=True)
 
 
-def _check_machine(found: _Object, node: str, boot: str) -> None:
-    """Errors: `PublishError`."""
-    reported = found.status.node_info.boot if found.status is not None else ""
-    if (why := other_machine(node, reported, boot)) is not None:
-        raise PublishError(why)
-
-
-async def _withdraw(target: ClusterObject, check: Callable[[_Object], None], nothing: object) -> None:
-    """Write ``nothing`` over what was published; what another program writes is left to it. Raises `PublishError`."""
-    try:
-        check(await target.get())
-    except PublishError as exc:
-        if not exc.foreign:
-            raise
-        return
-    await target.patch_status(nothing)
-
-
-def _own(found: _Object) -> dict[str, str]:
+def _own(found: FoundObject) -> dict[str, str]:
     """Our amounts in a node's status, by place, as texts."""
-    status = found.status or _Status()
+    status = found.status or FoundStatus()
     parts = {"capacity": status.capacity or {}, "allocatable": status.allocatable or {}}
     return own_fields({part: {name: str(value) for name, value in amounts.items()} for part, amounts in parts.items()})
 
 
-def _reclaimed(found: _Object) -> Offer:
-    resources = found.status.resources if found.status is not None else None
-    amounts = (resources.allocatable if resources is not None else None) or {}
-    return Offer(cpu_milli=_whole(amounts.get(KATALYST_CPU)), memory_bytes=_whole(amounts.get(KATALYST_MEMORY)))
+def _reclaimed(found: FoundObject) -> dict[str, str]:
+    """Our amounts in a CustomNodeResource's status, by place below it, as texts."""
+    resources = (found.status or FoundStatus()).resources or FoundAmounts()
+    parts = {"allocatable": resources.allocatable or {}, "capacity": resources.capacity or {}}
+    names = (KATALYST_CPU, KATALYST_MEMORY)
+    return {
+        f"resources/{part}/{name}": str(parts[part][name]) for part in _AMOUNTS for name in names if name in parts[part]
+    }
+
+
+def _report(found: FoundObject) -> dict[str, object]:
+    """What a NodeMetric's status has of `koordinator_status`, by field."""
+    status = found.status or FoundStatus()
+    values = (status.update_time, status.node_metric, status.pods_metric, status.host_application_metric)
+    return dict(zip(_REPORT, values, strict=True))
 
 
 async def withdraw_from(
@@ -461,17 +414,6 @@ def _whole(text: str | int | None, read: Callable[[str | int], int] = whole) -> 
         return 0
 
 
-def _rfc3339(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _epoch(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
 def target_of(
     name: ClusterTarget,
     api: KubeApi,
@@ -487,6 +429,6 @@ def target_of(
         case ClusterTarget.KOORDINATOR:
             return KoordinatorTarget(api, node, meter, wall=wall, boot=boot)
         case ClusterTarget.KATALYST:
-            return KatalystTarget(api, node, wall=wall)
+            return KatalystTarget(api, node, wall=wall, boot=boot)
         case _:
             return NodeTarget(api, node, valid_s=valid_s, wall=wall, boot=boot)

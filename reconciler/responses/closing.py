@@ -33,6 +33,8 @@ from state.measures import Response
 _SLOWEST: Final = 8
 _RELAPSE_S: Final = 600.0
 """Closed again so soon after it was opened: it was opened too early."""
+_SET_S: Final = 60.0
+"""A clock that is adjusted moves by less; what the mark says until then is right to the minute."""
 _LONGEST_REASON: Final = 200
 
 
@@ -136,7 +138,16 @@ def advance(
         return _opened(state, at_s, f"no shortage for {duration(needed_s)}", spent=False)
     if closed.mark is not config.mark:
         state = replace(state, closed=replace(closed, mark=config.mark))
-    return state, None
+    return _dated(state, now, config), None
+
+
+def _dated(state: ClosingState, now: tuple[float, float], config: ClosingConfig) -> ClosingState:
+    """With the times of people's clock, which may have been set since."""
+    at_s, wall_s = now
+    since_s, closed = wall_s - (at_s - state.closed_s), state.closed
+    if closed is None or abs(since_s - closed.since_s) < _SET_S:
+        return state
+    return replace(state, closed=replace(closed, since_s=since_s, until_s=since_s + config.longest_s))
 
 
 def reopen_s(state: ClosingState, config: ClosingConfig) -> float:

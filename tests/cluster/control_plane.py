@@ -217,6 +217,16 @@ class ControlPlane:
         else:
             self._wait("the API server", lambda: self.call("GET", "/readyz")[0] == 200)
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The API server, stopped by a signal meanwhile."""
+        server = self._processes["kube-apiserver"]
+        server.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            server.send_signal(signal.SIGCONT)
+
     def compact(self) -> None:
         """Forget every version of every object but the newest."""
         revision = self._etcd_call("/v3/maintenance/status")["header"]["revision"]

@@ -22,6 +22,7 @@ from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import HeadroomPublisher, PublishError
 from reconciler.headroom.shapes import (
     KATALYST_CPU,
+    KATALYST_MEMORY,
     KOORDINATOR_CPU,
     KOORDINATOR_MEMORY,
     OWN_CPU,
@@ -125,13 +126,14 @@ def run(plane: ControlPlane, name: ClusterTarget, use: RightsUse, node: str, *of
     return read
 
 
-def start(plane: ControlPlane, name: str, node: str, **resources: str) -> None:
+def start(plane: ControlPlane, name: str, node: str, *, scheduler: str = "default-scheduler", **resources: str) -> None:
     body = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name},
         "spec": {
             "nodeSelector": {"kubernetes.io/hostname": node},
+            "schedulerName": scheduler,
             "containers": [{"name": "c", "image": "x", "resources": {"limits": resources, "requests": resources}}],
         },
     }
@@ -330,6 +332,58 @@ def test_a_koordlet_on_the_node_is_left_alone(plane: ControlPlane, managed: Mana
     assert metric["status"]["updateTime"] == at
 
 
+def test_edits_of_what_the_two_control_planes_read_are_named_and_restored(plane: ControlPlane) -> None:
+    define(plane, "NodeMetric", "nodemetrics", "slo.koordinator.sh")
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
+    plane.add_node("edits", batch=False)
+    kind = {"apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric", "metadata": {"name": "edits"}}
+    # With a spec, as its manager makes it: without a field the API server keeps no managedFields.
+    assert plane.call("POST", METRICS, {**kind, "spec": {"metricCollectPolicy": {}}})[0] == 201
+    offer = Offer(cpu_milli=2000, memory_bytes=GI)
+
+    def edit(path: str, status: Object, manager: str = "kubectl-edit") -> None:
+        url = f"{path}/edits/status?fieldManager={manager}"
+        assert plane.call("PATCH", url, {"status": status}, MERGE)[0] == 200
+
+    async def main() -> None:
+        async with api_of(plane, "edits", RightsUse.KOORDINATOR, RightsUse.KATALYST) as api:
+            report = target_of(ClusterTarget.KOORDINATOR, api, "edits", Meter(), valid_s=lambda: 240.0)
+            for _ in range(2):
+                assert (await report.publish(offer)).edit == ""
+            # Others' fields are others'.
+            edit(METRICS, {"other": 1}, "koord-manager")
+            assert (await report.publish(offer)).edit == ""
+            edit(METRICS, {"hostApplicationMetric": [{"name": "x"}]})
+            assert (await report.publish(offer)).edit == "kubectl-edit changed hostApplicationMetric of the NodeMetric"
+            edit(METRICS, {"updateTime": None})
+            assert "changed updateTime of the NodeMetric from 2" in (await report.publish(offer)).edit
+            edit(METRICS, {"nodeMetric": {"systemUsage": {"cpu": "1"}}})
+            with pytest.raises(PublishError, match=r"kubectl-edit changed nodeMetric .* 3 changes in 10 minutes"):
+                await report.publish(offer)
+            assert (await report.publish(offer)).edit == ""
+            await trio.sleep(1.1)  # a time that is no own report's
+            edit(METRICS, {"updateTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}, "koordlet")
+            with pytest.raises(PublishError, match="koordlet writes the status of the NodeMetric"):
+                await report.publish(offer)
+            resource = target_of(ClusterTarget.KATALYST, api, "edits", Meter(), valid_s=lambda: 240.0)
+            for _ in range(2):
+                assert (await resource.publish(offer)).edit == ""
+            edit(CNR, {"topologyPolicy": "None"}, "katalyst-controller")
+            assert (await resource.publish(offer)).edit == ""
+            edit(CNR, {"resources": {"allocatable": {KATALYST_CPU: "7"}}})
+            words = f"kubectl-edit changed allocatable {KATALYST_CPU} from 2000 to 7"
+            assert (await resource.publish(offer)).edit == words
+            edit(CNR, {"resources": {"capacity": {KATALYST_CPU: None}}})
+            assert (await resource.publish(offer)).edit.endswith(f"changed capacity {KATALYST_CPU} from 2000 to none")
+            edit(CNR, {"resources": {"allocatable": {KATALYST_CPU: "9"}}}, "agent")
+            with pytest.raises(PublishError, match=r"agent changed .* 3 changes in 10 minutes"):
+                await resource.publish(offer)
+            with pytest.raises(PublishError, match="agent writes the status"):
+                await resource.publish(offer)
+
+    trio.run(main)
+
+
 def test_katalysts_object_is_made_and_has_what_its_scheduler_reads(plane: ControlPlane) -> None:
     define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
     plane.add_node("kata")
@@ -342,6 +396,94 @@ def test_katalysts_object_is_made_and_has_what_its_scheduler_reads(plane: Contro
     found = plane.get(f"{CNR}/kata")
     assert found is not None
     assert found["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
+
+
+class KatalystScheduler(threading.Thread):
+    """What Katalyst's scheduler does with reclaimed resources: binds a pod where the CustomNodeResource has room.
+
+    Each half second. What the object does not have it keeps from before; a node without an object has nothing. Source:
+    Katalyst's scheduler, cache of nodes and plug-in QoSAwareNodeResourcesFit; topology zones are another plug-in's.
+    """
+
+    NAME: Final = "katalyst-scheduler"
+
+    def __init__(self, plane: ControlPlane, node: str) -> None:
+        super().__init__(daemon=True)
+        self.plane, self.node, self.ended = plane, node, threading.Event()
+        self.known: dict[str, int] = {}
+        self.refused: set[str] = set()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.5):
+            found = self.plane.get(f"{CNR}/{self.node}") or {}
+            if (amounts := found.get("status", {}).get("resources", {}).get("allocatable")) is not None:
+                self.known = {name: whole(amounts.get(name, "0")) for name in (KATALYST_CPU, KATALYST_MEMORY)}
+            pods = self.plane.call("GET", "/api/v1/namespaces/default/pods")[1]["items"]
+            left = dict(self.known)
+            for pod in pods:
+                if pod["spec"].get("nodeName") == self.node:
+                    for name, amount in self._requests(pod).items():
+                        left[name] = left.get(name, 0) - amount
+            for pod in pods:
+                if pod["spec"]["schedulerName"] == self.NAME and "nodeName" not in pod["spec"]:
+                    self._schedule(pod, left)
+
+    def _schedule(self, pod: Object, left: dict[str, int]) -> None:
+        name, requests = pod["metadata"]["name"], self._requests(pod)
+        if any(amount > left.get(resource, 0) for resource, amount in requests.items()):
+            self.refused.add(name)
+            return
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": self.node},
+        }
+        assert self.plane.call("POST", f"/api/v1/namespaces/default/pods/{name}/binding", body)[0] == 201
+        for resource, amount in requests.items():
+            left[resource] -= amount
+
+    @staticmethod
+    def _requests(pod: Object) -> dict[str, int]:
+        sums = dict.fromkeys((KATALYST_CPU, KATALYST_MEMORY), 0)
+        for container in pod["spec"]["containers"]:
+            for name, text in container["resources"].get("requests", {}).items():
+                if name in sums:
+                    sums[name] += whole(text)
+        return {name: amount for name, amount in sums.items() if amount}
+
+
+def test_a_scheduler_that_reads_as_katalysts_places_pods_by_what_is_published(plane: ControlPlane) -> None:
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
+    plane.add_node("reclaimed")
+    scheduler = KatalystScheduler(plane, "reclaimed")
+    scheduler.start()
+
+    def publish(offer: Offer | None) -> None:
+        run(plane, ClusterTarget.KATALYST, RightsUse.KATALYST, "reclaimed", offer)
+
+    def create(name: str) -> None:
+        resources = {KATALYST_CPU: "1500", KATALYST_MEMORY: "512Mi"}
+        start(plane, name, "reclaimed", scheduler=KatalystScheduler.NAME, **resources)
+
+    try:
+        create("first")
+        until(lambda: "first" in scheduler.refused)
+        publish(Offer(cpu_milli=2000, memory_bytes=GI))
+        until(lambda: is_scheduled(plane, "first"))
+        create("second")
+        until(lambda: "second" in scheduler.refused)
+        publish(Offer(cpu_milli=4000, memory_bytes=GI))
+        until(lambda: is_scheduled(plane, "second"))
+        # Withdrawn is nothing, also for a scheduler that keeps what it saw before a removal.
+        publish(None)
+        create("third")
+        until(lambda: "third" in scheduler.refused)
+        time.sleep(1.5)
+        assert not is_scheduled(plane, "third")
+    finally:
+        scheduler.ended.set()
+        scheduler.join(10)
 
 
 def test_another_writer_of_an_object_that_was_made_here_is_named(plane: ControlPlane) -> None:
@@ -380,20 +522,24 @@ async def test_objects_that_are_deleted_and_made_again_get_what_is_published(pla
 
 
 async def test_another_machines_node_of_the_same_name_gets_nothing(plane: ControlPlane) -> None:
+    define(plane, "CustomNodeResource", "customnoderesources", "node.katalyst.kubewharf.io")
     plane.add_node("twin")
     offer = Offer(cpu_milli=2000, memory_bytes=GI)
-
-    async with api_of(plane, "twin", RightsUse.NODE) as api:
+    async with api_of(plane, "twin", RightsUse.NODE, RightsUse.KATALYST) as api:
         target = target_of(ClusterTarget.NODE, api, "twin", Meter(), valid_s=lambda: 240.0, boot="this")
+        katalyst = target_of(ClusterTarget.KATALYST, api, "twin", Meter(), valid_s=lambda: 240.0, boot="this")
         for boot, words in (("another", "is of another machine: its kubelet reports boot another"), ("this", "")):
             patch = {"status": {"nodeInfo": {"bootID": boot}}}
             assert plane.call("PATCH", "/api/v1/nodes/twin/status", patch, MERGE)[0] == 200
             if words:
-                with pytest.raises(PublishError, match=words):
-                    await target.publish(offer)
+                for each in (target, katalyst):
+                    with pytest.raises(PublishError, match=words):
+                        await each.publish(offer)
                 assert OWN_CPU not in allocatable(plane, "twin")
+                assert plane.get(f"{CNR}/twin") is None
             else:
-                assert (await target.publish(offer)).offer == offer
+                for each in (target, katalyst):
+                    assert (await each.publish(offer)).offer == offer
 
 
 def test_without_the_right_nothing_is_written(plane: ControlPlane) -> None:

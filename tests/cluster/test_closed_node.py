@@ -424,3 +424,22 @@ def test_the_fake_api_server_answers_as_the_real_one(nodes: ControlPlane, part: 
         assert their["spec"].get("taints") == answer["spec"].get("taints")
         types = [[item["type"] for item in one["status"]["conditions"]] for one in (their, answer)]
         assert types[0] == types[1]
+
+
+@pytest.mark.parametrize(("mark", "use"), MARKS)
+def test_a_node_that_was_renamed_removes_the_mark_from_its_earlier_object(
+    nodes: ControlPlane, tmp_path: Path, mark: NodeMark, use: RightsUse
+) -> None:
+    path = bound(nodes, use, "n1")
+    assert Agent(tmp_path, path, "n1").turn(mark) is MarkState.IN_PLACE
+    assert marks(nodes)
+    # The role of the new name alone does not reach the earlier object: that is said, and tried again.
+    bound(nodes, use, "n2")
+    agent = Agent(tmp_path, path, "n2")
+    agent.turn(None)
+    assert marks(nodes)
+    assert any("forbidden" in text for text in agent.problems), agent.problems
+    bound(nodes, use, "n2")
+    nodes.apply(manifest([use], "kube-system", "n1"))
+    until(lambda: agent.turn(None) is None and not agent.problems)
+    assert (marks(nodes), nodes.taints("n1")) == ([], [OTHERS])

@@ -1,5 +1,6 @@
 """Koordinator's settings of a node on a real API server, with the rights that are printed for it and no other."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,3 +101,67 @@ def test_koordinators_settings_of_a_node(plane: ControlPlane, tmp_path: Path) ->
     assert reader.value(LIMIT) != 55
     reader.store.close()
     refused.store.close()
+
+
+def test_the_last_settings_stay_through_faults_and_each_object_by_itself(plane: ControlPlane, tmp_path: Path) -> None:
+    define(plane, "NodeSLO", "nodeslos", "slo.koordinator.sh")
+    if plane.get("/api/v1/nodes/n1") is None:
+        plane.add_node("n1")
+
+    def annotate(ratio: str) -> None:
+        annotation = {"metadata": {"annotations": {"node.koordinator.sh/cpu-normalization-ratio": ratio}}}
+        assert plane.call("PATCH", "/api/v1/nodes/n1", annotation, MERGE)[0] == 200
+
+    def slo(percent: object) -> None:
+        spec = {"resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressThresholdPercent": percent}}
+        assert plane.call("PATCH", f"{SLOS}/n1", {"spec": spec}, MERGE)[0] == 200
+
+    kind = {"apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeSLO", "metadata": {"name": "n1"}}
+    assert plane.call("POST", SLOS, {**kind, "spec": {}})[0] in {201, 409}
+    annotate("1.25")
+    slo(55)
+    reader = Reader(plane, tmp_path, RightsUse.SETTINGS_KOORDINATOR)
+
+    def turn() -> dict[str, Any]:
+        reader.api = api_of(plane, "n1", RightsUse.SETTINGS_KOORDINATOR)
+        return reader.turn()
+
+    assert turn()["problem"] is None
+    assert (reader.value(LIMIT), reader.value(RATIO)) == (55, 1.25)
+    # Another type where a number is, and back.
+    slo("many")
+    turn()
+    assert (reader.value(LIMIT), reader.value(RATIO)) != (55, 1.25)
+    assert reader.value(RATIO) == 1.25
+    slo(60)
+    assert turn()["problem"] is None
+    assert reader.value(LIMIT) == 60
+    api = api_of(plane, "n1", RightsUse.SETTINGS_KOORDINATOR)
+    with plane.frozen():
+        reader.api = api
+        assert "no answer" in reader.turn()["problem"]
+    assert (reader.value(LIMIT), reader.value(RATIO)) == (60, 1.25)
+    api = api_of(plane, "n1", RightsUse.SETTINGS_KOORDINATOR)
+    plane.kill("kube-apiserver")
+    reader.api = api
+    assert reader.turn()["problem"]
+    assert (reader.value(LIMIT), reader.value(RATIO)) == (60, 1.25)
+    plane.start_again("kube-apiserver")
+    # One of the two is refused: the other one counts as it is now.
+    annotate("1.5")
+    slo(70)
+    reader.api = api_of(plane, "n1", RightsUse.KOORDINATOR)
+    problem = reader.turn()["problem"]
+    assert "403" in problem
+    assert (reader.value(LIMIT), reader.value(RATIO)) == (60, 1.5)
+    # A token of an account that is gone.
+    api = api_of(plane, "n1", RightsUse.SETTINGS_KOORDINATOR)
+    account = f"/api/v1/namespaces/kube-system/serviceaccounts/bypassd-{RightsUse.SETTINGS_KOORDINATOR}-n1"
+    assert plane.call("DELETE", account)[0] == 200
+    time.sleep(12)  # the API server knows a token for ten seconds
+    reader.api = api
+    assert "401" in reader.turn()["problem"]
+    assert (reader.value(LIMIT), reader.value(RATIO)) == (60, 1.5)
+    assert turn()["problem"] is None
+    assert (reader.value(LIMIT), reader.value(RATIO)) == (70, 1.5)
+    reader.store.close()

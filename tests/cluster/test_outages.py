@@ -4,8 +4,15 @@ The node is one of directories (tests/daemon). Its kubelet is not read, so all t
 the API server's watch.
 """
 
+import contextlib
+import json
 import signal
+import socket
+import ssl
+import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,3 +158,120 @@ def test_a_store_that_was_restored_to_an_older_version(watcher: Watcher) -> None
         watcher.back("lost")
     # At most the silence that is awaited of a server that sends bookmarks.
     watcher.back("after", 150.0)
+
+
+FLOWS = "/apis/flowcontrol.apiserver.k8s.io/v1beta3"
+BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+HOLDER = "holder"
+SEATS = 12
+"""More than a priority level with one share has."""
+
+
+@contextlib.contextmanager
+def all_seats_taken(plane: ControlPlane) -> Iterator[None]:
+    """The API server refuses each request of bypassd: 429 with ``Retry-After``, by its own Priority and Fairness.
+
+    For ten seconds: its level's seats are held by requests that wait for an admission webhook, which never answers.
+    """
+    level = {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1beta3",
+        "kind": "PriorityLevelConfiguration",
+        "metadata": {"name": "narrow"},
+        "spec": {
+            "type": "Limited",
+            "limited": {
+                "nominalConcurrencyShares": 1,
+                "borrowingLimitPercent": 0,
+                "lendablePercent": 0,
+                "limitResponse": {"type": "Reject"},
+            },
+        },
+    }
+    every = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"], "clusterScope": True}
+    named = [{"kind": "User", "user": {"name": plane.account(name)}} for name in ("bypassd", HOLDER)]
+    flow = {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1beta3",
+        "kind": "FlowSchema",
+        "metadata": {"name": "narrow"},
+        "spec": {
+            "priorityLevelConfiguration": {"name": "narrow"},
+            "matchingPrecedence": 2,
+            "rules": [{"subjects": named, "resourceRules": [every]}],
+        },
+    }
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": HOLDER},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "namespace": "kube-system", "name": HOLDER}],
+    }
+    silent = socket.create_server(("127.0.0.1", 0), backlog=64)
+    webhook = {
+        "name": "silent.example.com",
+        "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["*"], "resources": ["configmaps"]}],
+        "clientConfig": {"url": f"https://127.0.0.1:{silent.getsockname()[1]}/"},
+        "failurePolicy": "Ignore",
+        "timeoutSeconds": 30,
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    hook = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "silent"},
+        "webhooks": [webhook],
+    }
+    made: tuple[tuple[str, Object], ...] = (
+        (f"{FLOWS}/prioritylevelconfigurations", level),
+        (f"{FLOWS}/flowschemas", flow),
+        (BINDINGS, binding),
+        (WEBHOOKS, hook),
+    )
+    config = json.loads(plane.account_kubeconfig(HOLDER).read_text())
+    token = config["users"][0]["user"]["token"]
+    context = ssl.create_default_context(cafile=str(plane.pki / "ca.crt"))
+
+    def hold(number: int) -> None:
+        body = json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"held{number}"}}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(
+            f"{plane.url}/api/v1/namespaces/default/configmaps", method="POST", data=body, headers=headers
+        )
+        try:
+            urllib.request.urlopen(request, context=context, timeout=60).close()
+        except urllib.error.HTTPError as exc:
+            exc.close()
+        except OSError:
+            pass
+
+    try:
+        for path, item in made:
+            assert plane.call("POST", path, item)[0] == 201
+        time.sleep(2.0)  # the API server's own watches of them
+        holders = [threading.Thread(target=hold, args=(number,), daemon=True) for number in range(SEATS)]
+        for holder in holders:
+            holder.start()
+        time.sleep(1.0)
+        yield
+    finally:
+        for path, item in reversed(made):
+            plane.call("DELETE", f"{path}/{item['metadata']['name']}")
+        silent.close()
+
+
+def test_a_list_that_the_api_server_refuses_is_repeated_when_it_allows_it(watcher: Watcher) -> None:
+    plane, daemon = watcher.plane, watcher.daemon
+    daemon.stop()
+    with all_seats_taken(plane):
+        before = len(plane.audited())
+        daemon.up()
+        until(lambda: "429" in watcher.source().get("detail", ""), 20, told=lambda: str(watcher.source()))
+        assert not watcher.ok()
+        # The webhook's connections fail after ten seconds, and the seats are free.
+        until(watcher.ok, BACK_S, told=lambda: str(watcher.source()))
+        refused = plane.audited()[before:].count(("list", "pods", 429))
+        print(f"\n{refused} lists were refused")
+        assert 2 <= refused <= 10
+    watcher.back("after")

@@ -6,6 +6,7 @@ What only cgroup v2 has (protections, memory.high, memory.reclaim) is proved her
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,52 @@ def test_unused_page_cache_is_reclaimed(
     counts = daemon.state("sides")["sides"]["memory_reclaim"]["counts"]
     assert counts["bytes"] > 0, counts
     assert alive(pod["main"])
+
+
+@pytest.fixture
+def swap(tmp_path: Path) -> Iterator[None]:
+    """Some swap, of the machine or, where that is the tests' own, of a file."""
+    if len(Path("/proc/swaps").read_text().splitlines()) > 1:
+        yield
+        return
+    if not os.environ.get("BYPASSD_TEST_SWAP"):
+        pytest.skip("REAL KERNEL TEST NOT RUN: no swap, and BYPASSD_TEST_SWAP does not allow to make some")
+    file = str(tmp_path / "swap")
+    # With its blocks: swap may have no holes.
+    subprocess.run(["dd", "if=/dev/zero", f"of={file}", "bs=1M", "count=256", "status=none"], check=True)
+    os.chmod(file, 0o600)
+    subprocess.run(["mkswap", file], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["swapon", file], check=True)
+    yield
+    subprocess.run(["swapoff", file], check=True)
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("swap")
+def test_a_be_pod_swaps_up_to_its_bound_and_is_killed_beyond(
+    containerd_node: Node, run_pod: PodFactory, agent: StartAgent, pod_list: dict[str, object]
+) -> None:
+    qos = {"enabled": True, "reclaimed": {"throttling_percent": 0, "swap_percent": 50}}
+    daemon = agent(containerd_node, policies={"memory_qos": qos}, **pod_list)
+    # A page counts twice while it is written to swap and still in memory: on a slow disk that is most of the bound.
+    pod = run_pod(batch("within", eats_mib=BATCH * 9 // 8 // MEGA))
+    file = "memory.swap.max" if pure_v2() else "memory.memsw.limit_in_bytes"
+    bound = BATCH // 2 if pure_v2() else BATCH * 3 // 2
+    eventually("its bound is there", lambda: memory(pod["main"], file) == str(bound), within_s=30)
+
+    def swapped() -> int:
+        if pure_v2():
+            return int(memory(pod["main"], "memory.swap.current"))
+        return int(memory(pod["main"], "memory.memsw.usage_in_bytes")) - used(pod["main"])
+
+    eventually("it has swapped", lambda: swapped() > MEGA, within_s=20)
+    greedy = run_pod(batch("beyond", eats_mib=BATCH * 3 // MEGA))
+    eventually("the one that eats more than both is gone", lambda: not alive(greedy["main"]), within_s=20)
+    assert alive(pod["main"])
+    assert swapped() <= BATCH // 2
+    assert daemon.stop() == 0
+    assert memory(pod["main"], file) == ("max" if pure_v2() else str((1 << 63) // PAGE * PAGE - PAGE))
 
 
 def test_be_work_has_its_disk_limits_through_a_kill_and_loses_them(

@@ -8,9 +8,9 @@ mapfile -d '' -t arguments <"$suite/arguments"
 # Nothing of this is on the kernel's defaults: containers need a writable, non-overlay place, and names resolve locally.
 export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
 export PYTHONPATH=$suite/packages PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis
-# The machine is the tests' own: they may take its CPUs away, and mount and fill its resctrl.
+# The machine is the tests' own: they may take its CPUs away, mount and fill its resctrl, and give it swap.
 export BYPASSD_TEST_PROGRAMS=$suite/programs BYPASSD_TEST_PATIENCE=10 BYPASSD_TEST_HOTPLUG=1
-export BYPASSD_TEST_RESCTRL=1
+export BYPASSD_TEST_RESCTRL=1 BYPASSD_TEST_SWAP=1
 case $layout in
 v2) export BYPASSD_TEST_DRIVER=systemd ;;
 v1) export BYPASSD_TEST_DRIVER=cgroupfs ;;

@@ -70,6 +70,11 @@ _TOGETHER_S: Final = 0.01
 """A program that writes one file of a group writes others of it in the next milliseconds."""
 _FILES: Final = frozenset(form.file for knob in CATALOG.values() for form in knob.forms.values())
 """The files whose writers are recorded: those of the catalog's knobs."""
+_BOUNDS: Final = frozenset(
+    CATALOG[knob].forms[version].file
+    for knob in ("cpu.quota", "cpu.period", "cpu.set", "memory.max")
+    for version in CATALOG[knob].forms
+)
 
 
 class ConflictAction(StrEnum):
@@ -390,6 +395,9 @@ class WriteAttribution:
         self._followed: set[str] = set()
         self.writes = 0
         self.lost = 0
+        self.bounds_written = 0
+        """Writes of a CPU set or limit, of a managed group or not, by another program than kubelet and runtime; with
+        fanotify only."""
         self._last_logged = 0, float("-inf")
 
     def last_writer(self, directory: str, file: str) -> tuple[str, str] | None:
@@ -446,7 +454,10 @@ class WriteAttribution:
             if write.lost:
                 self.lost += 1
                 self._dirty.mark_all("lost writes")
-            elif write.group and self._ours(write.group):
+                continue
+            if write.file in _BOUNDS and write.writer.pid and write.writer.kind.value not in _EXPECTED:
+                self.bounds_written += 1
+            if write.group and self._ours(write.group):
                 if len(self._writers) > _MAX_WRITERS:
                     self._writers.clear()
                 directory = write.directory + write.group

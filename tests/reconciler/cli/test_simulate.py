@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,18 @@ def test_two_configurations_side_by_side(run: Run, recording: str, config: str, 
     ran = run("simulate", "--record", recording, "--config", config, "--against", str(other))
     line = next(line for line in ran.out.splitlines() if line.startswith("interference (cpu)"))
     assert line.split()[-3:] == ["1", "0", "+1"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_recording_that_is_no_regular_file_is_neither_awaited_nor_read(
+    run: Run, config: str, tmp_path: Path, kind: str
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = str(pipe) if kind == "pipe" else "/dev/zero"
+    for options in ((), ("--against", config)):
+        ran = run("simulate", "--record", path, "--config", config, *options)
+        assert (ran.code, ran.err) == (Exit.USAGE, f"bypassctl: {path}: not a regular file\n")
 
 
 def test_a_gap_begins_a_new_past(run: Run, config: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -400,3 +401,60 @@ async def test_many_questions_leave_nothing_behind_on_the_connection(pair: Pair)
     assert not connection._exchanges
     assert len(connection._protocol.streams) < 3
     assert len(connection._protocol._closed_streams) <= 256
+
+
+PING = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+EMPTY_DATA = b"\0\0\0\0\0\0\0\0\1"
+
+
+@pytest.mark.parametrize("frame", [PING, EMPTY_DATA, b"\0\0\0\x0b\0\0\0\0\0"], ids=["ping", "empty data", "unknown"])
+async def test_a_peer_that_sends_frames_without_an_answer_costs_a_moment_not_the_timeout(
+    pair: Pair, frame: bytes
+) -> None:
+    async def flood(peer: Peer) -> None:
+        await peer.asked_for()
+        peer.http2.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])
+        await peer.flush()
+        while True:
+            await peer.stream.send_all(frame * 1000)
+
+    peers = await pair.meet(flood)
+    begun = time.process_time()
+    with pytest.raises(SourceError, match=r"s: Ask: the server sends too many frames without an answer"):
+        await pair.ask(timeout_s=60)
+    assert time.process_time() - begun < 2
+    assert len(peers.met) == 1
+    assert not pair.channel.connected
+
+
+async def test_pings_beside_each_answer_and_an_answer_in_many_frames_are_usual(pair: Pair) -> None:
+    async def busy(peer: Peer) -> None:
+        while True:
+            stream = await peer.asked_for()
+            await peer.stream.send_all(PING * 200)
+            peer.http2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+            body = framed(b"x" * 300_000)
+            for at in range(0, len(body), 512):
+                peer.http2.send_data(stream, body[at : at + 512])
+            peer.http2.send_headers(stream, OK, end_stream=True)
+            await peer.flush()
+
+    peers = await pair.meet(busy)
+    for _ in range(5):
+        assert len(await pair.ask()) == 300_000
+    assert len(peers.met) == 1
+
+
+@given(
+    st.lists(st.integers(0, 40), max_size=30),
+    st.lists(st.integers(1, 60), min_size=1, max_size=30),
+)
+@settings(max_examples=examples(100), deadline=None)
+def test_frames_are_counted_however_they_are_cut(sizes: list[int], cuts: list[int]) -> None:
+    data = b"".join(size.to_bytes(3, "big") + bytes(6 + size) for size in sizes)
+    counter, seen, at = grpc.FrameCounter(), 0, 0
+    while at < len(data):
+        cut = cuts[at % len(cuts)]
+        seen += counter.count(data[at : at + cut])
+        at += cut
+    assert seen == len(sizes)

@@ -1,6 +1,8 @@
 """Exchanges of any method and status; what `get` does is tested with the kubelet's list."""
 
+import contextlib
 import os
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from trio.testing import MockClock
 from cgroupfs.errors import SourceError
 from reconciler import __version__
 from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
-from reconciler.clients.http import HttpSession, _address, retry_after_s
+from reconciler.clients.http import HttpResponse, HttpSession, _address, retry_after_s
 from tests.fakes.http_peer import HttpPeer, Reply
 
 
@@ -201,6 +203,13 @@ async def test_sessions_that_trust_the_same_share_one_context(
     assert len(made) == 2
     for session in sessions:
         await session.aclose()
+
+
+def test_a_date_to_wait_for_is_by_the_peers_own_clock() -> None:
+    """The node's clock may be set, or wrong."""
+    headers = {"retry-after": "Thu, 01 Jan 1970 02:00:20 GMT", "date": "Thu, 01 Jan 1970 02:00:00 GMT"}
+    assert HttpResponse(status=429, headers=headers).wait_s(0.0) == 20.0
+    assert HttpResponse(status=429, headers={"retry-after": headers["retry-after"]}).wait_s(7200.0) == 20.0
 
 
 @pytest.mark.parametrize(
@@ -443,3 +452,37 @@ async def test_a_server_that_quotes_the_token_in_its_refusal_does_not_get_it_sho
         with pytest.raises(SourceError, match=r"400 unknown token \*\*\*") as caught:
             await session.get("/")
     assert SECRET not in everything(caught.value)
+
+
+async def test_a_handshake_that_is_given_up_leaves_no_socket_open() -> None:
+    """A frozen API server, or one behind a broken balancer: its kernel accepts, and nothing answers."""
+
+    def is_socket(name: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+        return False
+
+    def sockets() -> int:
+        return sum(map(is_socket, os.listdir("/proc/self/fd")))
+
+    authority = trustme.CA()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peer = HttpEndpoint(
+            name="silent",
+            url=f"https://127.0.0.1:{silent.getsockname()[1]}",
+            inline=InlineCredentials(ca=authority.cert_pem.bytes().decode()),
+            timeout_s=0.2,
+        )
+        session = HttpSession(peer)
+        before = sockets()
+        for _ in range(3):
+            with pytest.raises(SourceError, match="no answer within 200 ms"):
+                await session.exchange("GET", "/")
+            assert sockets() == before
+        # Given up by its task, and tried again.
+        for _ in range(3):
+            with trio.move_on_after(0.05):
+                await session.exchange("GET", "/")
+        assert sockets() <= before + 1
+        await session.aclose()
+        assert sockets() == before

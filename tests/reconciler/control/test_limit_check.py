@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from msgspec.structs import replace
+from trio.testing import MockClock
 
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
@@ -168,3 +170,27 @@ def test_a_list_that_has_another_qos_than_the_cgroup_is_a_problem_of_the_pod() -
     (problem,) = facts.problems
     assert "BestEffort pod, kubelet has QoS Guaranteed" in problem
     assert not classification_input("u", QosClass.GUARANTEED, meta).problems
+
+
+async def test_what_another_program_has_written_is_named_within_the_kubelets_period(
+    live: LiveNode, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    def named() -> bool:
+        return any(status.name == LIMITS_NAME and not status.ok for status in agent.statuses())
+
+    with live.agent() as agent:
+        await live.look(agent)
+        recorded(agent, memory_bytes=256 * MIB, quota_us=50_000, period_us=100_000)
+        put(live, memory=256 * MIB, quota=50_000)
+        await nursery.start(agent.control.owner_check.run)
+        await trio.sleep(31)  # after the first check, long before the next
+        put(live, quota=20_000)
+        agent.control.writes.attribution.bounds_written += 1
+        await trio.sleep(4)
+        assert not named(), "the kubelet may be at it"
+        await trio.sleep(7)
+        assert named()
+        put(live, quota=50_000)
+        agent.control.writes.attribution.bounds_written += 1
+        await trio.sleep(6)
+        assert not named()

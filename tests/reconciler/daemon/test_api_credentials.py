@@ -33,6 +33,11 @@ class Node:
         self.changes: list[bool] = []
         self.announce: Callable[[bool], None] = self.changes.append
         self.now = time.time()
+        self.steady = 0.0
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.steady += seconds
 
     def give(self, token: str, *, server: str | None = None) -> None:
         """As ``bypassctl init credentials`` writes it: another file each time."""
@@ -48,6 +53,7 @@ class Node:
             root=str(self.root),
             changed=self.announce,
             clock=lambda: self.now,
+            steady=lambda: self.steady,
             fraction=lambda: 0.0,
         )
 
@@ -220,9 +226,9 @@ async def test_what_is_not_renewed_stays_as_it_is_and_says_why(
         }[why]
         assert words in status.detail
         assert not credentials._due(), "it is tried again later"
-        node.now += 601
+        node.passes(601)
         assert credentials._due() is (why in {"a link", "unreadable", "silent"})
-        node.now += 3600
+        node.passes(3600)
         assert credentials._due() is (why != "no service account")
 
 
@@ -248,9 +254,22 @@ async def test_a_renewal_is_tried_again_before_the_token_ends_but_not_often(
         server.raw = f"HTTP/1.1 {code} X\r\n{header}Content-Length: 0\r\n\r\n".encode()
         credentials = await once(node)
         assert len(server.requests) == 1
-        node.now += again_s - 2
+        node.passes(again_s - 2)
         assert not credentials._due()
-        node.now += 4
+        node.passes(4)
+        assert credentials._due()
+
+
+async def test_a_clock_that_is_set_delays_no_renewal(tmp_path: Path) -> None:
+    """It is two hours ahead while a renewal fails, and right again afterwards."""
+    async with renewing(tmp_path, left_days=600 / DAY_S) as (node, server):
+        server.raw = b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"
+        node.now += 7200
+        credentials = await once(node)
+        assert len(server.requests) == 1
+        assert not credentials._due()
+        node.now -= 7200
+        node.passes(601)
         assert credentials._due()
 
 

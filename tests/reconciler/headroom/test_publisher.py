@@ -11,9 +11,11 @@ import trio.testing
 from cgroupfs.errors import AgentError, SourceError
 from reconciler.headroom.cpu import ClusterTarget
 from reconciler.headroom.publisher import (
+    BURST,
     FALL_S,
     FOREIGN_S,
     NAME,
+    REFILL_S,
     RETRY_S,
     RISE_S,
     SEARCH_S,
@@ -177,6 +179,31 @@ async def test_writes_are_bounded_however_often_it_changes(autojump_clock: trio.
         assert 2 < len(scene.node.writes) <= 60 / FALL_S + 1
         times = [at for at, _ in scene.node.writes]
         assert min(later - at for at, later in pairwise(times)) >= FALL_S - 1e-6
+
+
+@pytest.mark.parametrize("change", ["a step down each second", "up and down", "to nothing and back"])
+async def test_the_writes_of_an_hour_are_bounded_whatever_the_headroom_does(
+    autojump_clock: trio.testing.MockClock, change: str
+) -> None:
+    async with running() as scene:
+        late = 0.0
+        for number in range(2 * 3600):
+            amount = {
+                "a step down each second": 1_000_000 - number,
+                "up and down": 2000 + number % 2,
+                "to nothing and back": 2000 * (number // 7 % 2),
+            }[change]
+            before = scene.publisher.is_falling()
+            scene.change(cpu_milli=amount)
+            await trio.sleep(1)
+            late = late + 1 if before and scene.publisher.is_falling() else 0.0
+            assert late <= REFILL_S
+            if amount == 0 and scene.offer.cpu_milli == 0 and number % 7 > FALL_S:
+                assert scene.node.writes[-1][1].cpu_milli == 0, "the end of an offer waits for nothing"
+        times = [at for at, _ in scene.node.writes]
+        for hour in (0, 1800, 3600):
+            assert sum(hour <= at < hour + 3600 for at in times) <= BURST + 3600 / REFILL_S + 1
+        assert len(times) > 200
 
 
 async def test_it_is_written_again_before_it_is_outdated(autojump_clock: trio.testing.MockClock) -> None:

@@ -188,24 +188,26 @@ async def test_what_we_have_changed_ourselves_and_a_new_object_are_no_edit(case:
 
 async def test_another_machines_node_of_the_same_name_gets_nothing() -> None:
     async with serving() as (server, api):
-        path, metric = node(server), f"{METRICS}/n1"
-        server.kinds.add(METRICS)
+        path, metric, resource = node(server), f"{METRICS}/n1", f"{CNR}/n1"
+        server.kinds |= {METRICS, CNR}
         server.make(metric, status={})
+        server.make(resource, status={})
         server.objects[path]["status"]["nodeInfo"] = {"bootID": "another"}
         for target in (
             NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, boot="b"),
             KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: NOW, boot="b"),
+            KatalystTarget(api, "n1", wall=lambda: NOW, boot="b"),
         ):
             # Nor is what the other one publishes taken back.
             for change in (target.publish(OFFER), target.withdraw()):
                 with pytest.raises(PublishError, match="is of another machine"):
                     await change
-        for kind in (ClusterTarget.NODE, ClusterTarget.KOORDINATOR):
+        for kind in (ClusterTarget.NODE, ClusterTarget.KOORDINATOR, ClusterTarget.KATALYST):
             with pytest.raises(PublishError, match="is of another machine"):
                 await withdraw_from(kind, api, "n1", boot="b")
         assert not any(request.startswith("PATCH") for request in server.requests)
         assert OWN_CPU not in server.objects[path]["status"]["allocatable"]
-        assert server.objects[metric]["status"] == {}
+        assert server.objects[metric]["status"] == server.objects[resource]["status"] == {}
         target = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: NOW, boot="b")
         server.objects[path]["status"]["nodeInfo"] = {"bootID": "b"}
         server.requests.clear()
@@ -224,6 +226,7 @@ async def test_another_machines_node_of_the_same_name_gets_nothing() -> None:
 async def test_katalysts_resource_is_made_where_it_is_missing(made: bool) -> None:
     async with serving() as (server, api):
         server.kinds.add(CNR)
+        node(server)
         path = f"{CNR}/n1"
         if made:
             server.make(path, status={"topologyPolicy": "None", "resources": {"allocatable": {"x": "1"}}})
@@ -238,14 +241,107 @@ async def test_katalysts_resource_is_made_where_it_is_missing(made: bool) -> Non
         assert server.objects[path]["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
 
 
-async def test_another_writer_of_an_object_that_was_made_here_is_named() -> None:
+def theirs(amount: str | None) -> dict[str, Any]:
+    return {"status": {"resources": {"allocatable": {KATALYST_CPU: amount}}}}
+
+
+async def test_an_edit_of_katalysts_amounts_is_named_and_restored_and_the_third_is_left() -> None:
     async with serving() as (server, api):
         server.kinds.add(CNR)
-        target = KatalystTarget(api, "n1", wall=lambda: NOW)
-        await target.publish(OFFER)
-        server.patch(f"{CNR}/n1", {"status": {"resources": {"allocatable": {KATALYST_CPU: "7"}}}}, manager="agent")
+        node(server)
+        path, now = f"{CNR}/n1", 0.0
+        target = KatalystTarget(api, "n1", wall=lambda: NOW, clock=lambda: now)
+        assert (await target.publish(OFFER)).edit == ""
+        # Other fields of the object are others'.
+        server.patch(path, {"status": {"topologyPolicy": "x"}}, manager="katalyst-controller")
+        assert (await target.publish(OFFER)).edit == ""
+        for amount, manager, who in ((None, "x", "another program"), ("7", "bypassd", "another bypassd")):
+            server.patch(path, theirs(amount), manager=manager)
+            published = await target.publish(OFFER)
+            text = f"allocatable {KATALYST_CPU} from 2400 to {amount or 'none'}"
+            assert (published.edit, published.offer) == (f"{who} changed {text}", OFFER)
+        server.patch(path, theirs("9"), manager="agent")
+        with pytest.raises(PublishError, match=r"agent changed .* from 2400 to 9, 3 changes in 10 minutes") as caught:
+            await target.publish(OFFER)
+        assert caught.value.foreign
+        # While the agent has it nothing is written, nothing withdrawn.
         with pytest.raises(PublishError, match="agent writes the status"):
             await target.publish(OFFER)
+        await target.withdraw()
+        assert server.objects[path]["status"]["resources"]["allocatable"][KATALYST_CPU] == "9"
+        # A restart does not begin a fight of its own.
+        with pytest.raises(PublishError, match="agent writes the status"):
+            await KatalystTarget(api, "n1", wall=lambda: NOW).publish(OFFER)
+        server.wall = lambda: NOW + 301
+        server.patch(path, {"status": {"a": 1}}, manager="x")
+        now = 700.0
+        published = await KatalystTarget(api, "n1", wall=lambda: NOW + 301, clock=lambda: now).publish(OFFER)
+        assert published.offer == OFFER
+
+
+async def test_an_edit_of_a_report_is_named_and_restored_and_the_third_is_left() -> None:
+    async with serving() as (server, api):
+        server.kinds.add(METRICS)
+        node(server)
+        path, now = f"{METRICS}/n1", NOW
+        server.make(path, status={})
+        target = KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: now, clock=lambda: now)
+        await target.publish(OFFER)
+        begun = server.objects[path]["status"]["updateTime"]
+        # The manager's own fields, and its spec, are no edits.
+        server.patch(path, {"status": {"x": 1}}, manager="koord-manager")
+        now += 60
+        server.wall = lambda: now
+        assert (await target.publish(OFFER)).edit == ""
+        at = server.objects[path]["status"]["updateTime"]
+        assert at != begun
+        server.patch(path, {"status": {"hostApplicationMetric": []}}, manager="kubectl-edit")
+        now += 60
+        published = await target.publish(OFFER)
+        assert published.edit == "kubectl-edit changed hostApplicationMetric of the NodeMetric"
+        (held,) = server.objects[path]["status"]["hostApplicationMetric"]
+        assert held["name"] == WITHHELD
+        at = server.objects[path]["status"]["updateTime"]
+        server.patch(path, {"status": {"updateTime": None}}, manager="kubectl-edit")
+        now += 60
+        published = await target.publish(OFFER)
+        assert published.edit == f"another program changed updateTime of the NodeMetric from {at} to none"
+        server.patch(path, {"status": {"nodeMetric": {"systemUsage": {"cpu": "1"}}}}, manager="kubectl-edit")
+        now += 60
+        with pytest.raises(PublishError, match=r"changed nodeMetric of the NodeMetric, 3 changes in 10 minutes"):
+            await target.publish(OFFER)
+        # Left for as long as the publisher waits; then it is ours again.
+        now += 300
+        assert (await target.publish(OFFER)).edit == ""
+        # A whole report of another program is no edit: it is a koordlet, and has the object at once.
+        now += 60
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+        server.patch(path, {"status": {"updateTime": at}}, manager="koordlet")
+        with pytest.raises(PublishError, match="koordlet writes the status of the NodeMetric, too: left to it"):
+            await target.publish(OFFER)
+
+
+async def test_a_report_whose_answer_was_lost_is_no_koordlets() -> None:
+    async with serving() as (server, api):
+        server.kinds.add(METRICS)
+        node(server)
+        path, now = f"{METRICS}/n1", NOW
+        server.wall = lambda: now
+        server.make(path, status={})
+        target = KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: now, clock=lambda: now)
+        await target.publish(OFFER)
+        # Carried out, but the answer is cut off: twice, as a retry is.
+        original = server.patch
+        for _ in range(2):
+            now += 60
+            server.raw[f"{path}/status"] = (200, b'{"metadata": {')
+            with pytest.raises(PublishError, match="not the object"):
+                await target.publish(OFFER)
+            del server.raw[f"{path}/status"]
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+            assert original(path, {"status": {"updateTime": at}}, manager="bypassd") == 200
+        now += 60
+        assert (await target.publish(OFFER)).edit == ""
 
 
 async def test_the_manager_gets_use_and_its_last_result_is_what_is_reported() -> None:
@@ -311,7 +407,9 @@ async def test_an_object_that_another_agent_writes_is_left_to_it(age_s: float, l
         for path in (f"{METRICS}/n1", f"{CNR}/n1"):
             server.make(path, status={})
             server.wall = lambda: NOW - age_s
-            server.patch(path, {"status": {"a": 1}}, manager="koordlet")
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(NOW - age_s))
+            resources = {"allocatable": {KATALYST_CPU: "5"}}
+            server.patch(path, {"status": {"updateTime": at, "resources": resources}}, manager="koordlet")
         server.wall = lambda: NOW
         before = {path: dict(item["status"]) for path, item in server.objects.items()}
         targets = (
@@ -358,18 +456,22 @@ async def test_who_writes_over_ours_is_found_also_without_managed_fields(tracked
         now += 30
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
         server.objects[metric]["status"] = {"updateTime": at}
-        server.objects[resource]["status"] = {"resources": {"allocatable": {KATALYST_CPU: "99"}}}
-        for target in first:
+        for target in (first[0], targets()[0]):
             with pytest.raises(PublishError, match="left to it"):
                 await target.publish(OFFER)
-        with pytest.raises(PublishError, match="left to it"):
-            await targets()[0].publish(OFFER)
+        for count in range(3):
+            server.objects[resource]["status"] = {"resources": {"allocatable": {KATALYST_CPU: "99"}}}
+            if count < 2:
+                assert (await first[1].publish(OFFER)).edit.endswith("from 2400 to 99")
+                continue
+            with pytest.raises(PublishError, match="left to it"):
+                await first[1].publish(OFFER)
         # Nor is what the other one has written taken back.
-        kept = {path: dict(server.objects[path]["status"]) for path in (metric, resource)}
-        for target in (*first, targets()[0]):
+        kept = dict(server.objects[metric]["status"])
+        for target in (first[0], targets()[0]):
             await target.withdraw()
         await withdraw_from(ClusterTarget.KOORDINATOR, api, "n1", wall=lambda: now)
-        assert server.objects[metric]["status"] == kept[metric]
+        assert server.objects[metric]["status"] == kept
         # The other one has ended.
         now += 301
         for target in (*first, *targets()):
@@ -481,6 +583,69 @@ async def test_times_are_those_of_the_cluster_where_the_nodes_clock_is_wrong(ske
             await target.publish(OFFER)
         assert server.objects[f"{NODES}/n1"]["metadata"]["annotations"] == {VALID_UNTIL: shown(NOW + 240)}
         # The API server dates other writers by its own clock.
-        server.patch(f"{METRICS}/n1", {"status": {"a": 1}}, manager="koordlet")
+        server.patch(f"{METRICS}/n1", {"status": {"updateTime": shown(NOW - 20)}}, manager="koordlet")
         with pytest.raises(PublishError, match="koordlet"):
             await KoordinatorTarget(api, "n1", Meter(USE), wall=wall).publish(OFFER)
+
+
+async def test_katalysts_object_is_left_when_the_node_becomes_another_machines() -> None:
+    """And one request more in five minutes shows it; without a Node there is no other machine."""
+    async with serving() as (server, api):
+        server.kinds.add(CNR)
+        path, now = node(server), 0.0
+        server.objects[path]["status"]["nodeInfo"] = {"bootID": "b"}
+        target = KatalystTarget(api, "n1", wall=lambda: NOW, boot="b", clock=lambda: now)
+        for _ in range(5):
+            await target.publish(OFFER)
+            now += 60
+        assert server.requests.count(f"GET {path}") == 1
+        server.objects[path]["status"]["nodeInfo"] = {"bootID": "another"}
+        for change in (target.publish(OFFER), target.withdraw()):
+            with pytest.raises(PublishError, match="is of another machine"):
+                await change
+        assert server.objects[f"{CNR}/n1"]["status"]["resources"]["allocatable"][KATALYST_CPU] == "2400"
+        del server.objects[path]
+        with pytest.raises(PublishError) as caught:
+            await target.publish(OFFER)
+        assert caught.value.missing
+        await target.withdraw()
+        assert server.objects[f"{CNR}/n1"]["status"]["resources"]["allocatable"][KATALYST_CPU] == "0"
+
+
+@pytest.mark.parametrize("jump_s", [7200, -7200])
+async def test_times_are_right_as_soon_as_the_nodes_clock_is_set(jump_s: float) -> None:
+    """Koordinator's manager would reset the node's resources for a report of two hours ago."""
+    at = wall = NOW
+
+    def passes(seconds: float) -> None:
+        nonlocal at, wall
+        at, wall = at + seconds, wall + seconds
+
+    def shown(moment: float) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+
+    async with serving() as (server, api):
+        server.wall = lambda: at
+        server.kinds |= {METRICS, CNR}
+        path = node(server)
+        server.make(f"{METRICS}/n1", status={})
+        report = KoordinatorTarget(api, "n1", Meter(USE), wall=lambda: wall, clock=lambda: at)
+        own = NodeTarget(api, "n1", valid_s=lambda: 240.0, wall=lambda: wall, clock=lambda: at)
+        resource = KatalystTarget(api, "n1", wall=lambda: wall, clock=lambda: at)
+        targets = (report, own, resource)
+        for target in targets:
+            await target.publish(OFFER)
+        passes(60)
+        wall += jump_s
+        for _ in range(3):
+            for target in targets:
+                assert (await target.publish(OFFER)).edit == ""
+            assert server.objects[f"{METRICS}/n1"]["status"]["updateTime"] == shown(at)
+            assert server.objects[path]["metadata"]["annotations"] == {VALID_UNTIL: shown(at + 240)}
+            passes(60)
+        wall = at
+        passes(60)
+        for target in targets:
+            assert (await target.publish(OFFER)).edit == ""
+            await target.withdraw()
+        assert "updateTime" not in server.objects[f"{METRICS}/n1"]["status"]

@@ -212,3 +212,25 @@ def test_what_an_earlier_run_knew_is_old_after_a_while_and_no_time_at_all_of_ano
 def test_of_an_open_node_nothing_is_kept() -> None:
     assert kept(ClosingState(), (1.0, WALL)) == ClosingPast()
     assert resumed(ClosingPast(), (1.0, WALL)) == ClosingState()
+
+
+@pytest.mark.parametrize("jump_s", [7200.0, -7200.0])
+def test_a_clock_that_is_set_changes_what_the_mark_says_and_nothing_else(jump_s: float) -> None:
+    def at(now: float, causes: Mapping[str, str], wall_s: float) -> ClosingChange | None:
+        state.append(advance(state[-1], causes, (now, wall_s), CONFIG)[0])
+        return advance(state[-2], causes, (now, wall_s), CONFIG)[1]
+
+    state = [ClosingState()]
+    assert at(0, SHORT, WALL) is not None
+    for now in range(1, 60):
+        # It is adjusted, too: by less than the mark says.
+        assert at(now, SHORT, WALL + now + now % 30) is None
+        assert state[-1].closed == state[1].closed
+    assert at(60, SHORT, WALL + 60 + jump_s) is None
+    closed = state[-1].closed
+    assert closed is not None
+    assert (closed.since_s, closed.until_s) == (WALL + jump_s, WALL + jump_s + CONFIG.longest_s)
+    assert at(61, {}, WALL + 61 + jump_s) is None
+    change = at(161, {}, WALL + 161 + jump_s)
+    assert change is not None
+    assert change.turn is ClosingTurn.OPENED

@@ -104,3 +104,27 @@ async def test_a_group_is_followed_in_every_hierarchy_until_it_is_forgotten_with
         witness.forget(GROUP)
         assert watch.followed == [(directory, POD) for directory in mounts]
     assert [witness.last_writer(directory, "cpu.shares") is not None for directory in directories] == [False, True]
+
+
+async def test_bounds_that_another_program_writes_are_counted_in_groups_that_are_not_managed_too(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    _, hierarchy = make_node(tmp_path)
+    watch = Told()
+    witness = attribution(hierarchy, DirtyKeys(), watch)
+    await nursery.start(witness.run)
+    directory = hierarchy.directory("cpu", GROUP)
+    for kind, pid, file, counted in (
+        (WriterKind.PERSON, 5, "cpu.cfs_quota_us", 1),
+        (WriterKind.OTHER, 5, "cpu.max", 2),
+        (WriterKind.UNKNOWN, 5, "memory.limit_in_bytes", 3),
+        (WriterKind.SYSTEMD, 1, "cpuset.cpus", 4),
+        (WriterKind.RUNTIME, 5, "cpu.cfs_quota_us", 4),
+        (WriterKind.KUBELET, 5, "cpuset.cpus", 4),
+        (WriterKind.OTHER, 5, "cpu.shares", 4),
+        (WriterKind.UNKNOWN, 0, "cpu.cfs_quota_us", 4),
+    ):
+        writer = WriterProcess(kind=kind, pid=pid)
+        watch.told.append(ObservedWrite(directory.removesuffix(GROUP), GROUP, file, writer))
+        witness.last_writer(directory, file)
+        assert witness.bounds_written == counted, (kind, file)
