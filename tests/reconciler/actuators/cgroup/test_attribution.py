@@ -40,9 +40,9 @@ class Told:
     def close(self) -> None: ...
 
 
-def attribution(hierarchy: Hierarchy, dirty: DirtyKeys, watch: Told) -> WriteAttribution:
+def attribution(hierarchy: Hierarchy, dirty: DirtyKeys, watch: Told, *, ours: bool = True) -> WriteAttribution:
     return WriteAttribution(
-        hierarchy, dirty, kubepods="/kubepods", owner=lambda _: UID, ours=lambda _: True, watch=lambda *_, **__: watch
+        hierarchy, dirty, kubepods="/kubepods", owner=lambda _: UID, ours=lambda _: ours, watch=lambda *_, **__: watch
     )
 
 
@@ -111,7 +111,7 @@ async def test_bounds_that_another_program_writes_are_counted_in_groups_that_are
 ) -> None:
     _, hierarchy = make_node(tmp_path)
     watch = Told()
-    witness = attribution(hierarchy, DirtyKeys(), watch)
+    witness = attribution(hierarchy, DirtyKeys(), watch, ours=False)
     await nursery.start(witness.run)
     directory = hierarchy.directory("cpu", GROUP)
     for kind, pid, file, counted in (
