@@ -79,7 +79,8 @@ def running(node: DirectoryNode, protect: str = "", **more: object) -> Iterator[
 
 
 def _level(protect: str) -> dict[str, str]:
-    return {"protect": protect} if protect else {}
+    # A level also writes files of the machine, such as vm.watermark_scale_factor.
+    return {"protect": protect, "on_stop": "restore"} if protect else {}
 
 
 def state(agent: Agent, *sections: str) -> dict[str, object]:
