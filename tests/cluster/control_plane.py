@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -92,6 +93,11 @@ class ControlPlane:
         self.host, self._port = (f"{self._network}.1", 443) if in_cluster else ("127.0.0.1", port)
         self.url = f"https://{self.host}:{self._port}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._spawner = ThreadPoolExecutor(1)
+        """The kernel sends the signal of a parent's death when the thread that made the process ends, not the process.
+
+        A program that a worker thread has started again would end with that thread.
+        """
         self._commands: dict[str, tuple[str, ...]] = {}
         self._nodes: set[str] = set()
         self._without_batch: set[str] = set()
@@ -196,6 +202,7 @@ class ControlPlane:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._spawner.shutdown()
 
     def process(self, name: str) -> subprocess.Popen[bytes]:
         """One of the programs, for faults."""
@@ -262,9 +269,14 @@ class ControlPlane:
         # A run that is killed leaves none of them.
         ends_with_us = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
         with open(self.directory / f"{name}.log", "ab") as log:
-            self._processes[name] = subprocess.Popen(
-                (*ends_with_us, *command), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            self._processes[name] = self._spawner.submit(
+                subprocess.Popen[bytes],
+                (*ends_with_us, *command),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            ).result()
 
     def _wait(self, what: str, there: Callable[[], object], longest_s: float = _READY_S) -> None:
         deadline = time.monotonic() + longest_s
