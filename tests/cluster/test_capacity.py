@@ -1,5 +1,7 @@
 """Published headroom on a real API server with a real scheduler; Koordinator's manager is a stand-in with its formula.
 
+Longer than other modules because every case begins with the same server and asks what a scheduler finds there.
+
 Rights are those that ``bypassctl init credentials`` prints for the use, and the audit log shows that no other was used.
 """
 

@@ -1,4 +1,7 @@
-"""Objects of the three control planes on a strict API server: what is written, read back, refused and withdrawn."""
+"""Objects of the three control planes on a strict API server: what is written, read back, refused and withdrawn.
+
+Longer than other modules because the three share most cases: each is asked of every shape that has an answer to it.
+"""
 
 import time
 from collections.abc import AsyncIterator
