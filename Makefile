@@ -24,7 +24,7 @@ setup: $(VENV)/.ready ## the virtual environment and, through deploy/setup-debia
 $(VENV)/.ready: requirements/dev.txt deploy/setup-debian.sh
 	deploy/setup-debian.sh
 	test -x $(BIN)/python && $(BIN)/python -c 'import sys, pip' 2>/dev/null || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --require-hashes -r requirements/dev.txt
 	touch $@
 
 lint: style imports
