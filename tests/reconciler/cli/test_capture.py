@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.cli import recorded
 from reconciler.cli.exits import Exit
@@ -299,17 +298,6 @@ def test_a_recorded_node_is_planned_for(run: Run, recording: str, tmp_path: Path
     assert "dedicated" in classes
     capture(run, recording, str(tmp_path / "captured"))
     assert steady(plan(run, str(tmp_path / "captured"))) == steady(fields)
-
-
-def test_a_pod_list_of_the_recording_is_masked(run: Run, recording: str, tmp_path: Path) -> None:
-    capture(run, recording, str(tmp_path / "captured"))
-    text = (tmp_path / "captured" / recorded.KUBELET_PODS).read_text()
-    assert "while :" not in text
-    assert "qos.example.io/class" in text
-
-
-def test_plain_files_are_read_as_control_files(recording: str) -> None:
-    assert REAL.read(f"{recording}/sys/fs/cgroup/cpuset/kubepods", "cpuset.cpus") == "0-1\n"
 
 
 def test_the_plan_has_the_documented_keys_and_is_the_same_each_time(run: Run, live: LiveNode, tmp_path: Path) -> None:

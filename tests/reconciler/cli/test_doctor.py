@@ -250,30 +250,21 @@ def test_on_this_machine_doctor_reads_everything_and_changes_nothing(run: Run) -
     assert asking.query_node(inspect_node(parser().parse_args(["doctor"]))).fanotify is not None
 
 
-@pytest.mark.parametrize(
-    ("why", "wanted", "expected"),
-    [
+def test_core_scheduling_is_probed_on_the_running_kernel(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = view(good.root)
+    assert "core scheduling" not in states(good.root)
+    fix = "set policies.core_sched.enabled: false, or use another kernel"
+    for why, wanted, expected in (
         ("", False, (CheckState.OK, "available; policies.core_sched is disabled", "")),
         ("", True, (CheckState.OK, "here", "")),
         ("it has none", False, (CheckState.OK, "not used; it has none", "")),
-        (
-            "it has none",
-            True,
-            (CheckState.WARN, "it has none", "set policies.core_sched.enabled: false, or use another kernel"),
-        ),
-    ],
-    ids=["there and off", "there and on", "not there and off", "not there and on"],
-)
-def test_core_scheduling_is_probed_on_the_running_kernel(
-    good: LiveNode, monkeypatch: pytest.MonkeyPatch, why: str, wanted: bool, expected: tuple[CheckState, str, str]
-) -> None:
-    monkeypatch.setattr(machine, "unable", lambda _prctl: why)
-    policies = PoliciesConfig(core_sched=CoreSchedConfig(enabled=wanted))
-    there = view(good.root)
-    assert "core scheduling" not in states(good.root)
-    node = replace(there, root="/", config=replace(there.config, policies=policies))
-    [result] = [item for item in machine.machine(node) if item.name == "core scheduling"]
-    assert (result.state, result.found, result.fix) == expected
+        ("it has none", True, (CheckState.WARN, "it has none", fix)),
+    ):
+        monkeypatch.setattr(machine, "unable", lambda _prctl, why=why: why)
+        policies = PoliciesConfig(core_sched=CoreSchedConfig(enabled=wanted))
+        node = replace(there, root="/", config=replace(there.config, policies=policies))
+        [result] = [item for item in machine.machine(node) if item.name == "core scheduling"]
+        assert (result.state, result.found, result.fix) == expected, (why, wanted)
 
 
 def test_resctrl_groups_are_counted_and_foreign_ones_that_use_all_are_reported(good: LiveNode) -> None:
@@ -322,11 +313,10 @@ def compared(node: InspectedNode, state: dict[str, object]) -> tuple[CheckState,
     ],
 )
 def test_the_weight_that_the_daemon_has_beside_online_pods_is_checked(
-    good: LiveNode, placement: str, group: str, shares: int | None, problem: str, state: CheckState
+    placement: str, group: str, shares: int | None, problem: str, state: CheckState
 ) -> None:
     own = {"placement": placement, "group": group, "top": "/x", "shares": shares, "raised": 0, "problem": problem}
-    results = QueryResults(daemon_state=running(view(good.root), own_group=own))
-    (found,) = [result for result in checks.agent(view(good.root), results) if result.name == "daemon weight"]
+    found = checks.own_group(own)
     assert found.state is state
     assert bool(found.fix) is (state is CheckState.WARN)
     assert group in found.found or problem in found.found
@@ -360,12 +350,11 @@ def test_a_shared_weight_is_ended_by_one_command(group: str, command: str) -> No
     ],
 )
 def test_what_the_nodes_other_daemons_may_cost_is_checked(
-    good: LiveNode, changes: dict[str, object], refused: dict[str, str], state: CheckState, named: str
+    changes: dict[str, object], refused: dict[str, str], state: CheckState, named: str
 ) -> None:
     row = {"group": "/system.slice", "weight": 1024, "original": 1024, "wanted": None, "use_milli": 50}
     row |= {"waits": 0.02, "credit_us": 3000, **changes}
-    results = QueryResults(daemon_state=running(view(good.root), daemons=[row], daemons_refused=refused))
-    (found,) = [result for result in checks.agent(view(good.root), results) if result.name == "node daemons"]
+    found = checks.node_daemons({"daemons": [row], "daemons_refused": refused})
     assert found.state is state
     assert bool(found.fix) is (state is CheckState.WARN)
     assert named in found.found
@@ -376,13 +365,16 @@ def test_a_daemon_that_uses_what_the_node_has_is_ok(good: LiveNode) -> None:
     assert compared(node, running(node))[0] is CheckState.OK
     office = {"name": "office", "until": None, "then": None, "names": ["office"]}
     assert compared(node, running(node, window=office))[1].endswith("; window office, no change within two weeks")
+    own = {"placement": "root", "group": "/"}
+    results = QueryResults(daemon_state=running(node, own_group=own))
+    assert {"daemon weight", "node daemons"} <= {result.name for result in checks.agent(node, results)}
     # An older daemon reports less.
     assert compared(node, {"version": __version__})[0] is CheckState.OK
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
+def test_what_the_running_daemon_uses_and_the_node_no_longer_has_is_a_warning(good: LiveNode) -> None:
+    node = view(good.root)
+    changes: list[tuple[dict[str, object], str]] = [
         ({"version": "0.0.1"}, "version"),
         ({"config_digest": "0" * 16}, "configuration"),
         ({"configured_mode": "enforce"}, "mode"),
@@ -393,29 +385,24 @@ def test_a_daemon_that_uses_what_the_node_has_is_ok(good: LiveNode) -> None:
         ({"reserved_cpus": "0-1"}, "kubelet reserved_cpus"),
         ({"pending": ["reserved_cpus: 0 -> 0-1"], "reserved_cpus": "5"}, "kubelet reserved_cpus: 0 -> 0-1"),
         ({"root_dir": "/" + "x" * 100_000}, "kubelet root_dir"),
-    ],
-)
-def test_what_the_running_daemon_uses_and_the_node_no_longer_has_is_a_warning(
-    good: LiveNode, more: dict[str, object], named: str
-) -> None:
+    ]
+    for more, named in changes:
+        state = running(node)
+        used = state["kubelet"]
+        assert isinstance(used, dict)
+        for key, value in more.items():
+            (state if key in state else used)[key] = value
+        result, found, fix = compared(node, state)
+        assert (result, found.partition(": daemon")[0].startswith(named), bool(fix)) == (CheckState.WARN, True, True)
+        assert len(found) < 1000
+        assert found.count(": daemon") <= 1, "only what differs"
+
+
+def test_a_daemon_of_another_version_or_shape_is_no_error(good: LiveNode) -> None:
     node = view(good.root)
-    state = running(node)
-    for key, value in more.items():
-        if key in state:
-            state[key] = value
-        else:
-            used = state["kubelet"]
-            assert isinstance(used, dict)
-            used[key] = value
-    result, found, fix = compared(node, state)
-    assert (result, found.partition(": daemon")[0].startswith(named), bool(fix)) == (CheckState.WARN, True, True)
-    assert len(found) < 1000
-    assert found.count(": daemon") <= 1, "only what differs"
-
-
-@pytest.mark.parametrize("state", [{"kubelet": 7}, {"kubelet": {"pending": 7}}, {"kubelet": {"pending": None}}, {}])
-def test_a_daemon_of_another_version_or_shape_is_no_error(good: LiveNode, state: dict[str, object]) -> None:
-    assert compared(view(good.root), state)[0] is CheckState.OK
+    shapes: list[dict[str, object]] = [{"kubelet": 7}, {"kubelet": {"pending": 7}}, {"kubelet": {"pending": None}}, {}]
+    for state in shapes:
+        assert compared(node, state)[0] is CheckState.OK, state
 
 
 def test_the_configuration_digest_is_of_its_values() -> None:

@@ -200,13 +200,6 @@ def test_a_terminal_with_colours_has_the_lines_of_one_without(width: int, monkey
     assert all(len(line) <= width or LONG_NAME in line or line.endswith("  BY") for line in drawn.splitlines())
 
 
-def test_a_column_without_room_gets_lines_of_its_own() -> None:
-    lines = plain(BLOCKS[-1:], 80).splitlines()
-    assert lines[0].split() == ["TARGET", "BY"]
-    assert lines[1:] == ["    REASON", f"{LONG_NAME}  ana", "    INC-42: its p99 rose after the last release"]
-    assert len(plain(BLOCKS[-1:], 200).splitlines()) == 2
-
-
 def test_a_style_goes_on_behind_the_blank_at_which_its_text_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     text = StyledText("a text of several words that is broken", "warn")
     drawn = _drawn([Field("label", (text,))], 30, monkeypatch)

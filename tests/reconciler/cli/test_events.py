@@ -203,11 +203,3 @@ def test_without_a_daemon_the_store_is_shown_and_following_is_refused(run: Run, 
     ran = run("events", *places, "-o", "json")
     assert [row["kind"] for row in lines(ran.out)] == ["mode"]
     assert run("events", *places, "--follow").code == Exit.UNREACHABLE
-
-
-def test_hostile_texts_are_escaped(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    for form in ("json", "table"):
-        Feed(daemon, monkeypatch, answer(event(1, "mode", reason="a\x1b[2Jb\nc")))
-        ran = run("events", "--socket", daemon.socket, "-o", form)
-        assert "\x1b" not in ran.out
-        assert len(ran.out.splitlines()) == 1

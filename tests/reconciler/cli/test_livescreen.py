@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reconciler.cli import livescreen
 from reconciler.cli.livescreen import keys, patch
-from tests.fakes.terminal import CLI, PROJECT, OnTerminal, Terminal
+from tests.fakes.terminal import CLI, OnTerminal, Terminal
 from tests.reconciler.cli.fakedaemon import FakeDaemon
 
 
@@ -191,7 +191,3 @@ def test_a_terminal_that_takes_nothing_does_not_keep_the_program(shown: Callable
         program.read(0.02)
     program.process.send_signal(signal.SIGTERM)
     assert program.process.wait(20) == -signal.SIGTERM
-
-
-def test_the_project_is_where_the_program_is_started() -> None:
-    assert (PROJECT / "reconciler/cli/top.py").exists()

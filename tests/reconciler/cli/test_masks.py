@@ -337,6 +337,6 @@ def test_of_a_bundle_only_what_is_read_is_kept() -> None:
     "text", ["password" * 120 + " ", "password" + " " * 1000, "a" * 1000 + " ", "secret=\n", "://a:"]
 )
 def test_masking_takes_time_in_proportion_to_the_text(text: str) -> None:
-    """6 s of CPU time before for the first, 0.1 s now."""
-    whole = text * ((2 << 20) // len(text))
-    assert least_cpu_s(lambda: masks.mask_text(whole), 2.0) < 2.0
+    """Of twice the text, 6 s of CPU time before for the first, 0.1 s now."""
+    whole = text * ((1 << 20) // len(text))
+    assert least_cpu_s(lambda: masks.mask_text(whole), 1.0) < 1.0

@@ -162,12 +162,6 @@ def test_no_pods_are_an_empty_machine(run: Run, tmp_path: Path) -> None:
     assert "4 cores" in run("plan", "--machine", "4 cores", "--config", config(tmp_path)).out
 
 
-def test_the_same_words_give_the_same_plan(run: Run, tmp_path: Path) -> None:
-    parts = ("--machine", "2 sockets x 8 cores", "--pods", pods(tmp_path), "--config", config(tmp_path))
-    fields, other = plan(run, *parts), plan(run, *parts)
-    assert {**fields, "at": 0} == {**other, "at": 0}
-
-
 def test_a_captured_node_has_the_drawing_and_the_text_of_its_machine(run: Run, live: Any) -> None:
     fields = plan(run, "--root", live.root)
     assert (fields["node"]["described"], fields["node"]["machine"]) == (False, "8 cores")

@@ -113,14 +113,3 @@ def test_a_watch_in_a_pipe_appends_blocks_until_it_is_ended(
     assert ran.code == Exit.OK
     assert ran.out.count("STATE") == 3
     assert "\x1b" not in ran.out
-
-
-def test_without_a_daemon_there_is_no_list(run: Run) -> None:
-    assert run("pods", "--socket", "/nonexistent").code == Exit.UNREACHABLE
-
-
-def test_pods_of_hostile_names_are_one_line_each(run: Run, two: FakeDaemon) -> None:
-    two.document["podlist"][0]["name"] = "we\x1b[2Jb\nSTATE"
-    lines = run("pods", "--socket", two.socket, "--interval", "0").out.splitlines()
-    assert len(lines) == 3
-    assert "\x1b" not in "".join(lines)

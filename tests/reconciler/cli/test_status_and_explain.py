@@ -6,7 +6,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from msgspec.structs import replace
 
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.cli import explain, why
-from reconciler.cli.document import standings
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import AgentMode
@@ -101,12 +99,6 @@ def test_status_asks_only_for_what_it_shows(run: Run, daemon: FakeDaemon) -> Non
     assert facts["settings"] == {"in place": 3, "written": 4}
 
 
-def test_status_counts_pods_by_class_and_settings_by_state(run: Run, daemon: FakeDaemon) -> None:
-    facts = json.loads(run("status", "--socket", daemon.socket, "-o", "json").out)
-    assert facts["pods"] == dict(Counter(pod["class"] for pod in daemon.document["pods"]))
-    assert sum(facts["settings"].values()) == sum(1 for _ in standings(daemon.document))
-
-
 def test_a_daemon_that_is_not_ready_is_not_ok(run: Run, daemon: FakeDaemon) -> None:
     daemon.document["agent"] |= {"ready": False, "not_ready": ["the first reconciliation is not finished"]}
     ran = run("status", "--socket", daemon.socket)
@@ -160,13 +152,6 @@ def test_status_names_a_component_that_keeps_failing(run: Run, daemon: FakeDaemo
     failing = {"name": "web", "health": "waiting", "failures": 3, "error": "port in use"}
     daemon.document["agent"]["components"] = [failing]
     assert "! component web failed, retrying: port in use" in run("status", "--socket", daemon.socket).out
-
-
-@pytest.mark.parametrize("words", [["bbbb"], ["ci/batch-7"], ["batch-7"], [BATCH]])
-def test_explain_finds_a_pod_by_uid_its_start_and_both_names(run: Run, daemon: FakeDaemon, words: list[str]) -> None:
-    ran = run("why", *words, "--socket", daemon.socket)
-    assert ran.code == Exit.OK
-    assert ran.out.startswith("ci/batch-7: class reclaimed, from kubernetes QoS: BestEffort\n")
 
 
 def test_explain_shows_signal_decision_and_outcome(run: Run, daemon: FakeDaemon) -> None:

@@ -279,10 +279,6 @@ def test_an_interval_out_of_bounds_is_a_usage_error(run: Run, made: FakeDaemon, 
     assert run("top", "--socket", made.socket, f"--interval={interval}").code == Exit.USAGE
 
 
-def test_without_a_daemon_there_is_no_view(run: Run) -> None:
-    assert run("top", "--socket", "/nonexistent").code == Exit.UNREACHABLE
-
-
 def test_a_daemon_that_ends_is_reported_and_continued(daemon: FakeDaemon) -> None:
     daemon.document = document(3)
     with OnTerminal(*CLI, "top", "--socket", daemon.socket, "--interval", "0.1", columns=200) as program:
