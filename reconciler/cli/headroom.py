@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from reconciler.cli.document import Row, fetch
+from reconciler.cli.document import Row, fetch, fetch_live
 from reconciler.cli.exits import CliError, Exit
 from reconciler.cli.format import value_text
 from reconciler.cli.screen import Block, StyledText, Table, blank, field, line, present
@@ -103,11 +103,9 @@ def budget_notes(budget: Row, policies: Iterable[str]) -> Iterator[Block]:
 
 def run_owners(options: Namespace) -> int:
     """Show it. Errors: `CliError` when no daemon responds or keeps it."""
-    document = fetch(options, ("owners",), say=False)
-    owners: Row | None = document.body.get("owners")
+    body = fetch_live(options, ("owners",), "only a running daemon shows the owner ledger")
+    owners: Row | None = body.get("owners")
     if not owners:
-        if not document.live:
-            raise CliError(f"{document.down}; only a running daemon shows the owner ledger", Exit.UNREACHABLE)
         raise CliError("the owner ledger is disabled (owners.enabled: false)", Exit.NOT_FOUND)
     present(options.output, {"owners": owners}, _owners_blocks(owners))
     return Exit.OK

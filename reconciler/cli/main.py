@@ -58,8 +58,8 @@ COMMANDS: Final = (
     CliCommand("release", "end a hold", "control:run_release", opts.release),
     CliCommand("holds", "list active holds", "control:run_holds", opts.holds),
     CliCommand("off", "free one pod for a time: restore its values, set none until then", "control:run_off", opts.off),
-    CliCommand("restore", "restore the original values of all files", "restore:run_restore", opts.restore),
-    CliCommand("thaw", "unfreeze pods that a killed daemon left frozen", "restore:run_thaw", formats=("table",)),
+    CliCommand("restore", "restore the original values of all files", "control:run_restore", opts.restore),
+    CliCommand("thaw", "unfreeze pods that a killed daemon left frozen", "control:run_thaw", formats=("table",)),
     # The configuration and this node, without the daemon.
     CliCommand(
         "init", "a configuration for this node; credentials for the cluster", "init:run", opts.init, formats=("table",)
