@@ -63,7 +63,8 @@ _NO_WAITS: Final = (
 _LONGEST_S: Final = 8 * 86400.0
 """The state file has no earlier hours."""
 _RESOURCES: Final = {"cpu": ("milli", CPU_MILLI), "memory": ("bytes", MEMORY_BYTES)}
-_SUMS: Final = ("kept", "broken", "unknown", "missing")
+_LARGEST: Final = "most_missing"
+"""What no hour adds to."""
 
 
 class GateState(StrEnum):
@@ -176,26 +177,21 @@ def _stored(path: str) -> list[Row]:
 
 
 def sums(hours: list[Row]) -> Row:
-    total: Row = {
-        "be_cpu_s": 0.0,
-        "minutes": 0,
-        "enforced": 0,
-        "held": 0,
-        "broken": 0,
-        "counts": {},
-        "with_be": {},
-        "without_be": {},
-        "promises": {},
-    }
+    total: Row = {"be_cpu_s": 0.0, **dict.fromkeys(("minutes", "enforced", "held", "broken"), 0)}
+    total |= {name: {} for name in ("counts", "with_be", "without_be", "promises")}
     for row in hours:
-        for name in ("be_cpu_s", "minutes", "enforced", "held", "broken"):
-            total[name] += row[name]
-        for name, count in row["counts"].items():
-            total["counts"][name] = total["counts"].get(name, 0) + count
-        for side in ("with_be", "without_be"):
-            _add(total[side], row[side])
-        add_promises(total["promises"], row.get("promises"))
+        _add(total, {name: row[name] for name in total if row.get(name) is not None})
     return total
+
+
+def _add(total: Row, row: Row) -> None:
+    """Every number, at its place; `_LARGEST` is the largest of all. Histograms are numbers by their bucket's text."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            _add(total.setdefault(name, {}), value)
+        else:
+            known = total.get(name, 0)
+            total[name] = max(known, value) if name == _LARGEST else known + value
 
 
 def window_sums(hours: list[Row]) -> dict[str, Row]:
@@ -219,7 +215,7 @@ def window_sums(hours: list[Row]) -> dict[str, Row]:
 
 
 def _less(row: Row, part: Row) -> Row:
-    """What is left of sums without a part of them; keys of the histogram are numbers here."""
+    """What is left of sums without a part of them."""
     left: Row = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -227,14 +223,6 @@ def _less(row: Row, part: Row) -> Row:
         else:
             left[name] = max(0, value - part.get(name, 0))
     return left
-
-
-def _add(total: Row, row: Row) -> None:
-    for name in ("minutes", "samples", "wait_milli", "throttled_samples", "throttled_milli"):
-        total[name] = total.get(name, 0) + row[name]
-    waits = total.setdefault("waits", {})
-    for bucket, count in row["waits"].items():
-        waits[int(bucket)] = waits.get(int(bucket), 0) + count
 
 
 def figures(row: Row) -> Row:
@@ -429,20 +417,6 @@ def _share(milli: float) -> str:
 # Promised headroom: what was promised, what was there, how often that was less, and by how much
 
 
-def add_promises(total: Row, row: Row | None) -> None:
-    """Add the promises of an hour's row (None: none were recorded) to ``total``, which is empty at first."""
-    if row is None:
-        return
-    for resource in _RESOURCES:
-        side, more = total.setdefault(resource, {}), row[resource]
-        for name in _SUMS:
-            side[name] = side.get(name, 0) + more[name]
-        side["most_missing"] = max(side.get("most_missing", 0.0), more["most_missing"])
-        for name in ("promised", "available"):
-            _count(side.setdefault(name, {}), more[name])
-    _count(total.setdefault("laws", {}), row["laws"])
-
-
 def promise_figures(row: Row | None) -> Row | None:
     """As ``-o json`` has them; None: nothing was recorded. Promised and available: medians of the known minutes."""
     if not row or not row["laws"]:
@@ -469,11 +443,6 @@ def _promised_side(side: Row, unit: str, buckets: Buckets) -> Row:
 def _median(counts: Mapping[Any, int], buckets: Buckets) -> int | None:
     median = buckets.median({int(bucket): count for bucket, count in counts.items()})
     return None if median is None else round(median)
-
-
-def _count(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, count in more.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 def promise_blocks(first: str, rows: Iterable[tuple[str, Row | None]], *, laws: bool = True) -> Iterator[Block]:

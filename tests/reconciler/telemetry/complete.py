@@ -10,6 +10,7 @@ from reconciler.alerts.service import AlertNumbers, SinkNumbers
 from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.runtime.counters import AgentCounters, InterferenceCounters
 from reconciler.runtime.own_group import OwnGroupStatus, Placement
+from reconciler.runtime.priority import PriorityState, PriorityStatus
 from reconciler.runtime.stints import ComponentWork, StintValues
 from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, PodMetrics
@@ -41,43 +42,83 @@ POD = PodMetrics(
 """A BE pod whose name needs escapes."""
 
 
-def complete() -> MetricsSnapshot:
-    used = CpuSeconds(2.0, 1.0, 0.5)
+def full() -> MetricsSnapshot:
+    """What every node has."""
     counters = AgentCounters()
+    counters.event()
+    counters.event()
+    counters.moved(3, 2)
+    counters.moved(0, 0)
     counters.started(0.0004, before_exec=True)
-    pod = replace(POD, name="web", used=used, llc_bytes=512, memory_bytes_s=9.0)
+    counters.started(None, before_exec=None)
+    counters.looked(0.002)
+    counters.lagged(-0.001)
+    counters.lagged(0.5)
     return MetricsSnapshot(
         version="0.1.0",
         mode="observe",
+        ready=True,
+        pods=(POD,),
+        pods_by_class={"reclaimed": 1, "shared": 0},
+        pools={"reserved": 1, "shared": 3},
+        claims_cut=2,
+        claims_missing_cpus=5,
+        budget_milli=1250,
+        used_milli={"online": 500},
+        settings={("cpu.set", "in_force"): 4},
+        refused={"quota below a child": 2},
+        holds={"pod": 2, "node": 1},
+        pods_without_series=7,
+        cpu_by_class={"shared": CpuSeconds(90.0, 4.0, 2.0), "reclaimed": CpuSeconds(30.0)},
+        yielded=1,
+        ledger_files=9,
+        sources=(SourceStatus(name="cri", ok=True, age_s=1.5), SourceStatus(name="kubelet", ok=False)),
+        components=(ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=2, error="x"),),
+        store_ok=False,
+        watches=440,
+        rss_bytes=42,
+        cpu_s=1.25,
+        started_at=7.0,
+        own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
+        priority=PriorityStatus(state=PriorityState.REAL_TIME, nice=-10, lowered=3, overruns=2),
+        counters=replace(
+            counters.values,
+            writes={
+                ("cpu.set", "written"): 2,
+                ("cpu.set", "hot"): 1,
+                ("cpu.set", "refused"): 1,
+                ("cpu.quota", "blocked"): 1,
+                ("cpu.quota", "written"): 1,
+            },
+            foreign={"kubelet": 1},
+            resyncs={"start": 1},
+            yields=1,
+            systemd_events=2,
+        ),
+    )
+
+
+def complete() -> MetricsSnapshot:
+    """With all that only some nodes have."""
+    used = CpuSeconds(2.0, 1.0, 0.5)
+    base = full()
+    pod = replace(POD, name="web", used=used, llc_bytes=512, memory_bytes_s=9.0)
+    return replace(
+        base,
         windows={"office": True, "night": False},
         pods=(pod,),
         cpu_by_class={"shared": used, "reclaimed": used},
-        pods_by_class={"reclaimed": 1},
-        pools={"shared": 3},
-        budget_milli=1250,
-        used_milli={"online": 500},
         headroom_milli={"0": 500},
         headroom_memory_bytes=4096,
         headroom_minutes={("cpu", "broken"): 3, ("memory", "kept"): 4},
         headroom_edits=2,
         headroom_workloads={"known": 5, "cold": 1},
         owner_cpu_s={"ci": OwnerAccount(sold_s=2.5)},
-        settings={("cpu.set", "in_force"): 4},
-        refused={"quota below a child": 2},
-        holds={"node": 1},
-        sources=(SourceStatus(name="cri", ok=True, age_s=1.5),),
-        components=(ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=2, error="x"),),
         alerts=AlertNumbers(
             counts={("store", "critical"): 2},
             sinks={"oncall": SinkNumbers(outcomes={"failed": 2}, waiting=3, late_s=1.5, failing=True)},
         ),
-        counters=replace(
-            counters.values,
-            writes={("cpu.set", "written"): 2},
-            foreign={"kubelet": 1},
-            resyncs={"start": 1},
-            object_errors={("file", "EINVAL"): 1},
-        ),
+        counters=replace(base.counters, object_errors={("file", "EINVAL"): 1}),
         cache=CacheUsage(
             groups={"bypassd-be": {0: CacheConsumption(occupancy_bytes=1, total_bytes_s=1e9)}},
             classes={"bypassd-be": "reclaimed"},
@@ -85,7 +126,6 @@ def complete() -> MetricsSnapshot:
         ),
         cache_age_s=2.5,
         token_expires_at=1_800_000_000.0,
-        own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
         stints=StintValues(components={"sampler": ComponentWork(cpu_s=0.5, long=3, longest_s=0.001)}),
         daemons=(
             DaemonRow(

@@ -6,16 +6,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from reconciler.control.pod_minutes import CpuSeconds
 from reconciler.runtime.counters import LATENCY_S, AgentCounters, CounterValues, Histogram, InterferenceCounters
-from reconciler.runtime.own_group import OwnGroupStatus, Placement
-from reconciler.runtime.priority import PriorityState, PriorityStatus
-from reconciler.runtime.supervisor import ComponentHealth, ComponentStatus
 from reconciler.telemetry.metrics import MetricsSnapshot, rss_bytes
 from state.cache import CacheConsumption, CacheUsage, ShareLevel
-from state.model import SourceStatus
 from state.owners import OwnerAccount
-from tests.reconciler.telemetry.complete import POD
+from tests.reconciler.telemetry.complete import full
 from tests.reconciler.telemetry.rendered import render
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -30,61 +25,6 @@ def scraped(snapshot: MetricsSnapshot) -> Samples:
         for family in text_string_to_metric_families(text.decode())
         for sample in family.samples
     }
-
-
-def full() -> MetricsSnapshot:
-    counters = AgentCounters()
-    counters.event()
-    counters.event()
-    counters.moved(3, 2)
-    counters.moved(0, 0)
-    counters.started(0.0004, before_exec=True)
-    counters.started(None, before_exec=None)
-    counters.looked(0.002)
-    counters.lagged(-0.001)
-    counters.lagged(0.5)
-    return MetricsSnapshot(
-        version="0.1.0",
-        mode="observe",
-        ready=True,
-        pods=(POD,),
-        pods_by_class={"reclaimed": 1, "shared": 0},
-        pools={"reserved": 1, "shared": 3},
-        claims_cut=2,
-        claims_missing_cpus=5,
-        budget_milli=1250,
-        used_milli={"online": 500},
-        settings={("cpu.set", "in_force"): 4},
-        refused={"quota below a child": 2},
-        holds={"pod": 2, "node": 1},
-        pods_without_series=7,
-        cpu_by_class={"shared": CpuSeconds(90.0, 4.0, 2.0), "reclaimed": CpuSeconds(30.0)},
-        yielded=1,
-        ledger_files=9,
-        sources=(SourceStatus(name="cri", ok=True, age_s=1.5), SourceStatus(name="kubelet", ok=False)),
-        components=(ComponentStatus(name="web", health=ComponentHealth.WAITING, failures=2, error="x"),),
-        store_ok=False,
-        watches=440,
-        rss_bytes=42,
-        cpu_s=1.25,
-        started_at=7.0,
-        own_group=OwnGroupStatus(placement=Placement.OWN, group="/bypassd.slice", shares=50, raised=4),
-        priority=PriorityStatus(state=PriorityState.REAL_TIME, nice=-10, lowered=3, overruns=2),
-        counters=replace(
-            counters.values,
-            writes={
-                ("cpu.set", "written"): 2,
-                ("cpu.set", "hot"): 1,
-                ("cpu.set", "refused"): 1,
-                ("cpu.quota", "blocked"): 1,
-                ("cpu.quota", "written"): 1,
-            },
-            foreign={"kubelet": 1},
-            resyncs={"start": 1},
-            yields=1,
-            systemd_events=2,
-        ),
-    )
 
 
 def test_a_scrape_shows_the_snapshot() -> None:
