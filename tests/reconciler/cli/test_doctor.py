@@ -95,26 +95,25 @@ def test_every_lack_has_a_fix(good: LiveNode) -> None:
     assert "max_user_watches=8192" in rows["inotify"][2]
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [("{", "torn"), (None, "missing"), ('{"policyName":"static","epoch":3,"checksum":1}', "future")],
-)
-def test_exclusive_cpus_are_not_called_respected_where_the_checkpoint_is_of_no_use(
-    good: LiveNode, content: str | None, fault: str
-) -> None:
+def test_exclusive_cpus_are_not_called_respected_where_the_checkpoint_is_of_no_use(good: LiveNode) -> None:
     good.put("var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncpuManagerPolicy: static\n")
-    if content is None:
-        os.unlink(f"{good.root}/var/lib/kubelet/cpu_manager_state")
-    else:
-        good.put("var/lib/kubelet/cpu_manager_state", content)
-    rows = states(good.root)
-    assert rows["checkpoints"][0] is CheckState.WARN
-    state, text, fix = rows["CPU manager"]
-    assert (state, text) == (
-        CheckState.WARN,
-        f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable ({fault})",
-    )
-    assert "see checkpoints" in fix
+    for content, fault in (
+        ("{", "torn"),
+        ('{"policyName":"static","epoch":3,"checksum":1}', "future"),
+        (None, "missing"),
+    ):
+        if content is None:
+            os.unlink(f"{good.root}/var/lib/kubelet/cpu_manager_state")
+        else:
+            good.put("var/lib/kubelet/cpu_manager_state", content)
+        rows = states(good.root)
+        assert rows["checkpoints"][0] is CheckState.WARN
+        state, text, fix = rows["CPU manager"]
+        assert (state, text) == (
+            CheckState.WARN,
+            f"static policy, but exclusive CPUs are unknown: the checkpoint is not usable ({fault})",
+        )
+        assert "see checkpoints" in fix
 
 
 def test_a_capability_that_root_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,25 +419,22 @@ def test_protect_has_what_each_level_adds_and_what_the_next_one_lacks(good: Live
     assert text.endswith("; cpu+memory lacks protected memory requests (cgroup v1 has no memory.low)")
 
 
-@pytest.mark.parametrize(
-    ("config", "state", "lacks"),
-    [
+def test_a_lack_of_a_configured_level_is_a_warning(good: LiveNode) -> None:
+    shutil.rmtree(f"{good.root}/sys/fs/resctrl")
+    without = "policies: {memory_qos: {enabled: false}}"
+    levels: list[tuple[str, CheckState, list[str]]] = [
         ("protect: cpu", CheckState.OK, []),
         ("protect: cpu+memory", CheckState.WARN, ["cpu+memory"]),
-        ("protect: cpu+memory\npolicies: {memory_qos: {enabled: false}}", CheckState.OK, []),
+        (f"protect: cpu+memory\n{without}", CheckState.OK, []),
         ("protect: full", CheckState.WARN, ["cpu+memory", "full"]),
-        ("protect: full\npolicies: {memory_qos: {enabled: false}}", CheckState.WARN, ["full"]),
-    ],
-)
-def test_a_lack_of_a_configured_level_is_a_warning(
-    good: LiveNode, config: str, state: CheckState, lacks: list[str]
-) -> None:
-    shutil.rmtree(f"{good.root}/sys/fs/resctrl")
-    good.put("etc/bypassd/config.yaml", config)
-    found, text, fix = states(good.root)["protect"]
-    assert found is state
-    assert [part.partition(" lacks ")[0] for part in fix.split("; ") if " lacks " in part] == lacks
-    assert ("overridden: policies.memory_qos.enabled" in text) is ("memory_qos" in config)
+        (f"protect: full\n{without}", CheckState.WARN, ["full"]),
+    ]
+    for config, state, lacks in levels:
+        good.put("etc/bypassd/config.yaml", config)
+        found, text, fix = states(good.root)["protect"]
+        assert found is state
+        assert [part.partition(" lacks ")[0] for part in fix.split("; ") if " lacks " in part] == lacks
+        assert ("overridden: policies.memory_qos.enabled" in text) is ("memory_qos" in config)
 
 
 def test_keys_of_an_earlier_version_are_a_warning_with_what_applies(good: LiveNode) -> None:

@@ -64,21 +64,15 @@ def test_v1_has_no_protections(live: LiveNode, v2: LiveNode) -> None:
     assert "memory protection" not in found(v2, on)
 
 
-@pytest.mark.parametrize(
-    ("hard", "swap", "on_v1", "on_v2"),
-    [
+def test_a_bound_without_effect_is_reported(live: LiveNode, v2: LiveNode) -> None:
+    for hard, swap, on_v1, on_v2 in (
         (0, 0, CheckState.WARN, CheckState.WARN),
         (0, 5, CheckState.WARN, CheckState.OK),
         (5, 0, CheckState.OK, CheckState.OK),
-    ],
-    ids=["nothing ends it", "swap", "a limit"],
-)
-def test_a_bound_without_effect_is_reported(
-    live: LiveNode, v2: LiveNode, hard: int, swap: int, on_v1: CheckState, on_v2: CheckState
-) -> None:
-    on = PoliciesConfig(be_memory=BeMemoryConfig(enabled=True, hard_percent=hard))
-    assert found(live, on, swap)["memory limit"][0] is on_v1
-    assert found(v2, on, swap)["memory limit"][0] is on_v2
+    ):
+        on = PoliciesConfig(be_memory=BeMemoryConfig(enabled=True, hard_percent=hard))
+        assert found(live, on, swap)["memory limit"][0] is on_v1
+        assert found(v2, on, swap)["memory limit"][0] is on_v2
 
 
 def test_the_needs_of_reclaim_are_reported(live: LiveNode, v2: LiveNode) -> None:

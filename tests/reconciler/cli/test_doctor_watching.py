@@ -15,6 +15,7 @@ from reconciler.cli import asking
 from reconciler.cli.asking import QueryResults, ask_api
 from reconciler.cli.checks import CheckResult, CheckState, watching
 from reconciler.cli.checks.kubelet import kubelet
+from reconciler.cli.doctor import examine
 from reconciler.cli.main import parser
 from reconciler.cli.nodeview import InspectedNode, inspect_node
 from reconciler.sources.cri import RuntimeVersion
@@ -33,8 +34,15 @@ EVERYTHING = (1 << 41) - 1
 
 
 def view(live: LiveNode, config: str) -> InspectedNode:
-    live.put("etc/bypassd/config.yaml", config)
-    node = inspect_node(parser().parse_args(["doctor", "--root", live.root]))
+    return inspected(Path(live.root), config)
+
+
+def inspected(root: Path, config: str) -> InspectedNode:
+    """The node below ``root``, which may have no more than this configuration."""
+    path = root / "etc/bypassd/config.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(config)
+    node = inspect_node(parser().parse_args(["doctor", "--root", str(root)]))
     assert "config" not in node.problems, node.problems["config"]
     return node
 
@@ -108,19 +116,16 @@ def test_another_group_of_a_rule_is_proof_enough_and_the_nodes_pressure_needs_no
     assert "io (no io.pressure)" in found(good, node_only)["interference"].found
 
 
-@pytest.mark.parametrize(
-    ("when", "signal", "remedy"),
-    [
+def test_every_lacking_signal_has_its_remedy(good: LiveNode) -> None:
+    shutil.rmtree(f"{good.root}/sys/bus")
+    for when, signal, remedy in (
         ("cache: {}", "llc.misses", "see PMU above"),
         ("bandwidth: {}", "memory.bandwidth", "policies.cache.enabled"),
         ("threshold: {signal: service.latency, above: 50}", "service.latency", "a probe"),
-    ],
-)
-def test_every_lacking_signal_has_its_remedy(good: LiveNode, when: str, signal: str, remedy: str) -> None:
-    shutil.rmtree(f"{good.root}/sys/bus")
-    own = found(good, f"{WATCH}  rules:\n    mine: {{when: [[{{{when}}}]]}}\n")["interference"]
-    assert f"mine (no {signal})" in own.found
-    assert remedy in own.fix
+    ):
+        own = found(good, f"{WATCH}  rules:\n    mine: {{when: [[{{{when}}}]]}}\n")["interference"]
+        assert f"mine (no {signal})" in own.found
+        assert remedy in own.fix
 
 
 def test_whether_pressure_is_reported_or_polled(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,48 +254,42 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
     assert seen == [f"/proc/4242/root{tmp_path}", "/proc/4242/root/var/lib/kubelet/pods"]
 
 
-@pytest.mark.parametrize(
-    ("left_s", "state", "words"),
-    [
+def test_the_end_of_the_api_servers_token_is_shown_and_a_reason_to_act_days_before(
+    live: LiveNode, tmp_path: Path
+) -> None:
+    path, now = tmp_path / "token", time.time()
+    path.touch(mode=0o600)
+    config = f"apiserver: {{server: 'https://10.0.0.1:6443', token_file: {path}}}\n"
+    node = replace(view(live, config), root="/")
+    for left_s, state, words in (
         (30 * 86_400, CheckState.OK, "expires in 30 d"),
         (2 * 86_400 + 60, CheckState.WARN, "expires in 2 d"),
         (-7300, CheckState.BAD, "expired 2 h ago"),
-    ],
-)
-def test_the_end_of_the_api_servers_token_is_shown_and_a_reason_to_act_days_before(
-    good: LiveNode, left_s: float, state: CheckState, words: str
-) -> None:
-    now = time.time()
-    good.put("token", jwt(now + left_s, issued_s=now - 300 * 86_400))
-    path = f"{good.root}/token"
-    os.chmod(path, 0o600)
-    config = f"apiserver: {{server: 'https://10.0.0.1:6443', token_file: {path}}}\n"
-    (result,) = watching._token(replace(view(good, config), root="/"))
-    assert (result.name, result.state) == ("API token", state)
-    assert words in result.found
-    assert bool(result.fix) is (state is not CheckState.OK)
-    good.put("token", "opaque")
-    assert list(watching._token(replace(view(good, config), root="/"))) == []
+    ):
+        path.write_text(jwt(now + left_s, issued_s=now - 300 * 86_400))
+        (result,) = watching._token(node)
+        assert (result.name, result.state) == ("API token", state)
+        assert words in result.found
+        assert bool(result.fix) is (state is not CheckState.OK)
+    path.write_text("opaque")
+    assert list(watching._token(node)) == []
 
 
-@pytest.mark.parametrize("dry", [True, False])
-def test_means_that_cannot_be_used_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch, dry: bool) -> None:
-    config = f"mode: enforce\n{EVICT}  dry_run: {str(dry).lower()}\n"
-    results = with_rights(monkeypatch, EVERYTHING)
-    assert found(good, config, results)["eviction"].state is CheckState.OK
-    results.api_problem = "API server: HTTP 401"
-    result = found(good, config, results)["eviction"]
-    assert result.state is CheckState.WARN
-    assert result.found.endswith("; by cri, signal (per process); unusable: api: API server: HTTP 401")
-    results.cri_version, results.cri_problem = None, "CRI: no answer"
-    weak = with_rights(monkeypatch, EVERYTHING & ~(1 << 5))
-    weak.cri_version, weak.cri_problem, weak.api_problem = None, "CRI: no answer", "none"
-    result = found(good, config, weak)["eviction"]
+def test_means_that_cannot_be_used_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     # No pod can be evicted though some should be: an error. In a dry run none is evicted anyway.
-    assert result.state is (CheckState.WARN if dry else CheckState.BAD)
-    assert (
-        "no usable method; unusable: api: none; cri: CRI: no answer; signal: the daemon lacks CAP_KILL" in result.found
-    )
+    for dry, lost in (("true", CheckState.WARN), ("false", CheckState.BAD)):
+        config = f"mode: enforce\n{EVICT}  dry_run: {dry}\n"
+        results = with_rights(monkeypatch, EVERYTHING)
+        assert found(good, config, results)["eviction"].state is CheckState.OK
+        results.api_problem = "API server: HTTP 401"
+        result = found(good, config, results)["eviction"]
+        assert result.state is CheckState.WARN
+        assert result.found.endswith("; by cri, signal (per process); unusable: api: API server: HTTP 401")
+        weak = with_rights(monkeypatch, EVERYTHING & ~(1 << 5))
+        weak.cri_version, weak.cri_problem, weak.api_problem = None, "CRI: no answer", "none"
+        result = found(good, config, weak)["eviction"]
+        unusable = "no usable method; unusable: api: none; cri: CRI: no answer; signal: the daemon lacks CAP_KILL"
+        assert (result.state, unusable in result.found) == (lost, True)
 
 
 def test_whether_pods_really_go_and_why_not(good: LiveNode) -> None:
@@ -322,20 +321,20 @@ DENIED = json.dumps({"status": {"allowed": False, "reason": "no role"}}).encode(
     ],
 )
 async def test_the_api_server_is_asked_whether_we_may_evict(
-    nursery: trio.Nursery, good: LiveNode, reply: Reply, problem: str
+    nursery: trio.Nursery, tmp_path: Path, reply: Reply, problem: str
 ) -> None:
     server, results = HttpPeer([reply]), QueryResults()
     port = await nursery.start(server.serve)
-    await ask_api(view(good, f"apiserver: {{server: 'http://127.0.0.1:{port}'}}\n"), results)
+    await ask_api(inspected(tmp_path, f"apiserver: {{server: 'http://127.0.0.1:{port}'}}\n"), results)
     assert results.api_problem == problem
     assert server.requests[0][""] == "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews HTTP/1.1"
     wanted = {"verb": "create", "resource": "pods", "subresource": "eviction"}
     assert json.loads(server.bodies[0])["spec"]["resourceAttributes"] == wanted
 
 
-async def test_no_way_to_the_api_server_is_a_reason_and_not_an_error(good: LiveNode) -> None:
+async def test_no_way_to_the_api_server_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
     results = QueryResults()
-    await ask_api(view(good, "apiserver: {enabled: false}\n"), results)
+    await ask_api(inspected(tmp_path, "apiserver: {enabled: false}\n"), results)
     assert results.api_problem is not None
     assert results.api_problem.endswith("apiserver.enabled is false")
 
@@ -354,26 +353,19 @@ def test_containers_of_a_runtime_with_another_driver_are_outside_of_kubepods(goo
     assert "SystemdCgroup = true" in there.fix
 
 
-@pytest.mark.parametrize(
-    ("built", "line", "found_", "fix"),
-    [
+def test_pressure_that_is_compiled_in_but_off_is_told_from_none(good: LiveNode) -> None:
+    shutil.rmtree(f"{good.root}/proc/pressure")
+    for built, line, told, fix in (
         ("CONFIG_PSI=y\n", "quiet psi=0", "compiled in, but disabled", "boot with psi=1 instead of psi=0"),
         ("CONFIG_PSI=y\n", "quiet", "compiled in, but disabled", "boot with psi=1: "),
         ("# CONFIG_PSI is not set\n", "quiet", "not in this kernel", "use a kernel with CONFIG_PSI"),
         ("", "quiet", "none", "boot with psi=1"),
-    ],
-)
-def test_pressure_that_is_compiled_in_but_off_is_told_from_none(
-    good: LiveNode, built: str, line: str, found_: str, fix: str
-) -> None:
-    shutil.rmtree(f"{good.root}/proc/pressure")
-    good.put("boot/config-6.1.0-28-amd64", built)
-    good.put("proc/cmdline", f"{line}\n")
-    from reconciler.cli.doctor import examine
-
-    (result,) = [item for item in examine(view(good, "")) if item.name == "PSI"]
-    assert (result.state, result.found) == (CheckState.WARN, found_)
-    assert result.fix.startswith(fix)
+    ):
+        good.put("boot/config-6.1.0-28-amd64", built)
+        good.put("proc/cmdline", f"{line}\n")
+        (result,) = [item for item in examine(view(good, "")) if item.name == "PSI"]
+        assert (result.state, result.found) == (CheckState.WARN, told)
+        assert result.fix.startswith(fix)
 
 
 def test_the_daemon_is_the_holder_of_the_lock_if_that_is_one_here(
@@ -416,9 +408,9 @@ def test_on_this_machine_the_kernel_is_asked_and_left_as_it_was() -> None:
     ],
 )
 def test_what_keeps_new_pods_away_in_a_shortage_is_said_and_only_a_configured_mark_is_missed(
-    live: LiveNode, config: str, problem: str | None, state: CheckState, part: str
+    tmp_path: Path, config: str, problem: str | None, state: CheckState, part: str
 ) -> None:
-    node = replace(view(live, f"{EVICT}{config}\n"), root="/")
+    node = replace(inspected(tmp_path, f"{EVICT}{config}\n"), root="/")
     results = QueryResults()
     results.mark_problem = problem
     result = watching._closing(node, results)

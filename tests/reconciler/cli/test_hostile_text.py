@@ -84,6 +84,7 @@ class Scene(NamedTuple):
 
     daemon: FakeDaemon
     live: LiveNode
+    recorded: Path
     path: Path
 
     def words(self, name: str) -> list[str]:
@@ -94,8 +95,8 @@ class Scene(NamedTuple):
         return {
             "socket": self.daemon.socket,
             "root": self.live.root,
-            "record": str(self.path / "a.rec"),
-            "config": str(self.path / "simulate.yaml"),
+            "record": str(self.recorded / "a.rec"),
+            "config": str(self.recorded / "simulate.yaml"),
             "own": str(self.path / "own.yaml"),
             "new": str(self.path / f"capture-{os.urandom(4).hex()}"),
             "text": UTF_8,
@@ -155,8 +156,23 @@ def _root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNode]:
     patch.undo()
 
 
+@pytest.fixture(scope="module")
+def _recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording with it, and a configuration to replay it with."""
+    path = tmp_path_factory.mktemp("recorded")
+    frames = [
+        replace(frame, pods={uid: replace(pod, title=f"{pod.title}{UTF_8}") for uid, pod in frame.pods.items()})
+        for frame in trouble()
+    ]
+    record(path / "a.rec", frames)
+    (path / "simulate.yaml").write_text(CONFIG)
+    return path
+
+
 @pytest.fixture
-def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+def scene(
+    daemon: FakeDaemon, _root: LiveNode, _recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Scene:
     monkeypatch.setenv("SUDO_USER", UTF_8)
     whole: dict[str, Any] = copy.deepcopy(daemon.document)
     whole["headroom"] = PROMISED
@@ -183,15 +199,9 @@ def scene(daemon: FakeDaemon, _root: LiveNode, tmp_path: Path, monkeypatch: pyte
         "GET /events": (200, {"run": "r", "next": 1, "missing": 0, "events": [hostile(EVENT)]}),
         "POST /reload": (200, {"mode": f"observe{HOSTILE}", "needs_restart": [f"store.path{HOSTILE}"]}),
     }
-    frames = [
-        replace(frame, pods={uid: replace(pod, title=f"{pod.title}{UTF_8}") for uid, pod in frame.pods.items()})
-        for frame in trouble()
-    ]
-    record(tmp_path / "a.rec", frames)
-    (tmp_path / "simulate.yaml").write_text(CONFIG)
     own = {"alerts": {"labels": {"cluster": UTF_8}}}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
-    return Scene(daemon, _root, tmp_path)
+    return Scene(daemon, _root, _recorded, tmp_path)
 
 
 def check(text: str, *, terminal: bool = False) -> None:

@@ -336,11 +336,11 @@ def test_the_address_that_was_called_is_a_name_of_the_node() -> None:
     assert Hosts(["fd00::1"]).allow(b"[fd00::1]", None)
 
 
-@pytest.mark.parametrize("headers", [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}])
-async def test_web_pages_are_refused(tmp_path: Path, headers: dict[str, str]) -> None:
+async def test_web_pages_are_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
-        assert (await site.unix.post("/restore", headers=headers)).status_code == 403
-        assert (await site.tcp.get("/metrics", headers=headers)).status_code == 403
+        for headers in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
+            assert (await site.unix.post("/restore", headers=headers)).status_code == 403
+            assert (await site.tcp.get("/metrics", headers=headers)).status_code == 403
         assert site.control.told == []
 
 

@@ -80,12 +80,10 @@ async def test_a_link_from_another_site_opens_the_page_and_reads_nothing(tmp_pat
             assert (await client.get("/state", headers={"sec-fetch-site": "same-origin"})).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("host", "status"), [("bypassd", 200), ("localhost:9471", 200), ("evil.example", 421), ("10.0.0.9", 421)]
-)
-async def test_a_forwarded_unix_socket_is_no_other_sites_own(tmp_path: Path, host: str, status: int) -> None:
+async def test_a_forwarded_unix_socket_is_no_other_sites_own(tmp_path: Path) -> None:
     async with serving(tmp_path) as site:
-        assert (await site.unix.get("/state", headers={"host": host})).status_code == status
+        for host, status in (("bypassd", 200), ("localhost:9471", 200), ("evil.example", 421), ("10.0.0.9", 421)):
+            assert (await site.unix.get("/state", headers={"host": host})).status_code == status, host
 
 
 async def test_a_token_is_needed_for_all_but_health_and_the_page(tmp_path: Path) -> None:
