@@ -203,6 +203,8 @@ def test_recorded_answers_classify_the_pods_and_survive_being_captured_again(
     live.put(recorded.CRI, msgspec.json.encode(CriAnswers(pods=(web,))).decode())
     shutil.copy(FIXTURES / "meta/kubelet-pods.json", f"{live.root}/{recorded.KUBELET_PODS}")
     capture(run, live.root, str(tmp_path / "captured"))
+    text = (tmp_path / "captured" / recorded.KUBELET_PODS).read_text()
+    assert ("while :" in text, "qos.example.io/class" in text) == (False, True), "masked again"
     fields = plan(run, str(tmp_path / "captured"))
     (pod,) = [pod for pod in fields["pods"] if pod["uid"] == WEB]
     assert (pod["class"], pod["meta_source"]) == ("reclaimed", "cri+bundle+cgroup")

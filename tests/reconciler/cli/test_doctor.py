@@ -35,6 +35,11 @@ MEMINFO = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nSwapTotal: 0 kB\nSwa
 
 @pytest.fixture
 def good(live: LiveNode) -> LiveNode:
+    return furnished(live)
+
+
+def furnished(live: LiveNode) -> LiveNode:
+    """With all that doctor looks for."""
     live.put("proc/sys/kernel/osrelease", "6.1.0-28-amd64\n")
     live.put("proc/pressure/cpu", PSI)
     live.put("proc/meminfo", MEMINFO)

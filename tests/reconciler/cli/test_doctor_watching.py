@@ -23,7 +23,7 @@ from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.jwt import jwt
 from tests.fakes.livenode import LiveNode, container_id
 from tests.reconciler.cli.conftest import Run
-from tests.reconciler.cli.test_doctor import good
+from tests.reconciler.cli.test_doctor import furnished, good
 
 __all__ = ["good"]
 
@@ -31,6 +31,12 @@ WATCH = "interference:\n  enabled: true\n"
 EVICT = "eviction:\n  enabled: true\n"
 CRI = RuntimeVersion(name="containerd", version="1.6.20", api="v1")
 EVERYTHING = (1 << 41) - 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> LiveNode:
+    """As ``good``, for tests that change nothing of it but its configuration."""
+    return furnished(LiveNode(tmp_path_factory.mktemp("whole")))
 
 
 def view(live: LiveNode, config: str) -> InspectedNode:
@@ -69,12 +75,12 @@ def with_rights(monkeypatch: pytest.MonkeyPatch, effective: int, mounts: str = "
     )
 
 
-def test_nothing_is_said_of_what_is_off(good: LiveNode) -> None:
-    assert found(good, "mode: enforce\n") == {}
+def test_nothing_is_said_of_what_is_off(whole: LiveNode) -> None:
+    assert found(whole, "mode: enforce\n") == {}
 
 
-def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen(run: Run, good: LiveNode) -> None:
-    there = found(good, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n{EVICT}")
+def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen(run: Run, whole: LiveNode) -> None:
+    there = found(whole, f"mode: enforce\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n{EVICT}")
     assert there == {
         "interference": CheckResult(
             "interference", CheckState.OK, "4 rules, 1 enforced; all their signals are available"
@@ -86,7 +92,7 @@ def test_a_node_that_can_do_it_all_takes_a_line_for_each_and_stays_on_its_screen
             "closing", CheckState.OK, "in a shortage headroom 0, and taint PreferNoSchedule on the node"
         ),
     }
-    ran = run("doctor", "--root", good.root)
+    ran = run("doctor", "--root", whole.root)
     assert "OK: 0 errors, 0 warnings" in ran.out
     assert len(ran.out.splitlines()) <= 27
 
@@ -128,20 +134,20 @@ def test_every_lacking_signal_has_its_remedy(good: LiveNode) -> None:
         assert remedy in own.fix
 
 
-def test_whether_pressure_is_reported_or_polled(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_pressure_is_reported_or_polled(whole: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     results = with_rights(monkeypatch, EVERYTHING)
     results.pressure_window_s, results.pressure_problem = 1.0, ""
-    assert found(good, EVICT, results)["pressure events"][1:3] == (
+    assert found(whole, EVICT, results)["pressure events"][1:3] == (
         CheckState.OK,
         "memory and CPU pressure, within 1 s",
     )
     results = with_rights(monkeypatch, EVERYTHING & ~(1 << 24))
     results.pressure_window_s, results.pressure_problem = 1.0, ""
-    assert "lacks CAP_SYS_RESOURCE" in found(good, EVICT, results)["pressure events"].found
+    assert "lacks CAP_SYS_RESOURCE" in found(whole, EVICT, results)["pressure events"].found
     results.pressure_window_s, results.pressure_problem = None, "psi: not supported here"
-    refused = found(good, EVICT, results)["pressure events"]
+    refused = found(whole, EVICT, results)["pressure events"]
     assert (refused.state, refused.found) == (CheckState.WARN, "none: psi: not supported here; polled each 1 s")
-    assert "pressure events" not in found(good, EVICT), "a copied node"
+    assert "pressure events" not in found(whole, EVICT), "a copied node"
 
 
 def test_an_indicator_of_pool_sizes_that_cannot_be_measured_is_a_warning(good: LiveNode) -> None:
@@ -178,61 +184,61 @@ def test_what_a_share_of_the_cache_moves_by_is_told_where_something_is_missing(
     assert result.fix == "see PMU above; mount resctrl with monitoring (CMT, MBM)"
 
 
-def test_counters_that_are_there_but_not_for_us_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = view(good, WATCH)
+def test_counters_that_are_there_but_not_for_us_say_why(whole: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = view(whole, WATCH)
     assert watching._lacking(node, QueryResults(perf_problem="not permitted (EACCES)"))["cpi"] == (
         "counters: not permitted (EACCES)"
     )
     assert "cpi" not in watching._lacking(node, QueryResults(perf_problem=""))
 
 
-def test_a_mode_that_writes_nothing_is_told_where_a_rule_is_enforced(good: LiveNode) -> None:
-    text = found(good, f"mode: observe\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n")["interference"].found
+def test_a_mode_that_writes_nothing_is_told_where_a_rule_is_enforced(whole: LiveNode) -> None:
+    text = found(whole, f"mode: observe\n{WATCH}  rules:\n    cpu: {{dry_run: false}}\n")["interference"].found
     assert text.startswith("4 rules, 1 enforced (mode is observe: no action is taken)")
 
 
-def test_without_taskstats_waiting_is_read_by_thread(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_taskstats_waiting_is_read_by_thread(whole: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     results = with_rights(monkeypatch, EVERYTHING)
-    assert "run queue" not in found(good, WATCH, results)
-    result = found(good, WATCH, with_rights(monkeypatch, EVERYTHING & ~(1 << 12)))["run queue"]
+    assert "run queue" not in found(whole, WATCH, results)
+    result = found(whole, WATCH, with_rights(monkeypatch, EVERYTHING & ~(1 << 12)))["run queue"]
     assert result.state is CheckState.WARN
     assert result.found == "taskstats: the daemon lacks CAP_NET_ADMIN; using schedstat of each thread"
     results = with_rights(monkeypatch, EVERYTHING)
     results.taskstats_problem = "taskstats: not compiled in"
-    assert found(good, WATCH, results)["run queue"].found.startswith("taskstats: not compiled in; using schedstat")
+    assert found(whole, WATCH, results)["run queue"].found.startswith("taskstats: not compiled in; using schedstat")
     # No rule needs the run queue: nothing is missing.
     off = f"{WATCH}  rules:\n    cpu: {{enabled: false}}\n    cache: {{enabled: false}}\n"
-    nobody = found(good, f"{off}    io: {{enabled: false}}\n    memory: {{enabled: false}}\n", results)
+    nobody = found(whole, f"{off}    io: {{enabled: false}}\n    memory: {{enabled: false}}\n", results)
     assert "run queue" not in nobody
 
 
-def test_a_daemon_that_may_not_mount_is_told_how_to_allow_it(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_may_not_mount_is_told_how_to_allow_it(whole: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     config = f"{WATCH}  private_cgroup2: true\n"
-    result = found(good, config, with_rights(monkeypatch, EVERYTHING))["private cgroup2"]
+    result = found(whole, config, with_rights(monkeypatch, EVERYTHING))["private cgroup2"]
     assert (result.state, result.found) == (CheckState.WARN, f"the daemon has not mounted {POINT}")
     assert "SystemCallFilter=mount umount2" in result.fix
     mounted = with_rights(monkeypatch, EVERYTHING, f"36 35 0:31 / {POINT} rw - cgroup2 bypassd rw\n")
-    assert "private cgroup2" not in found(good, config, mounted)
+    assert "private cgroup2" not in found(whole, config, mounted)
 
 
-def test_probes_that_cannot_be_asked_say_what_they_lack(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_that_cannot_be_asked_say_what_they_lack(whole: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     probes = (
         f"{WATCH}  probes:\n    db: {{pods: ['db-*'], command: {{argv: [/bin/true], user: probes}}}}\n"
         "    own: {pods: ['db-*'], command: {argv: [/bin/true], user: root}}\n"
     )
     results = with_rights(monkeypatch, EVERYTHING & ~(1 << 7))
-    result = found(good, probes, results)["probes"]
+    result = found(whole, probes, results)["probes"]
     assert result.found == "db: the daemon cannot switch users"
     assert "CAP_SETUID" in result.fix
-    assert "probes" not in found(good, probes, with_rights(monkeypatch, EVERYTHING))
+    assert "probes" not in found(whole, probes, with_rights(monkeypatch, EVERYTHING))
     by_ip = f"{WATCH}  probes:\n    cart: {{pods: ['cart-*'], http: {{url: 'http://{{ip}}:80/'}}}}\n"
-    assert "{ip} has no value" in found(good, by_ip, results)["probes"].found
+    assert "{ip} has no value" in found(whole, by_ip, results)["probes"].found
     results.kubelet_body = b"{}"
-    assert "probes" not in found(good, by_ip, results)
+    assert "probes" not in found(whole, by_ip, results)
 
 
 def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
-    good: LiveNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    whole: LiveNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     results = with_rights(monkeypatch, EVERYTHING)
     config = f"{WATCH}  record: {{directory: {tmp_path}/rec}}\n{EVICT}"
@@ -245,7 +251,7 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
 
     monkeypatch.setattr(os.path, "isdir", lambda path: not path.endswith("/rec"))
     monkeypatch.setattr(os, "access", access)
-    there = found(good, config, results)
+    there = found(whole, config, results)
     assert (there["recording"].found, there["recording"].state) == (
         f"{tmp_path}/rec is not writable",
         CheckState.WARN,
@@ -255,12 +261,12 @@ def test_what_the_daemon_may_not_write_is_seen_with_its_own_mounts(
 
 
 def test_the_end_of_the_api_servers_token_is_shown_and_a_reason_to_act_days_before(
-    live: LiveNode, tmp_path: Path
+    whole: LiveNode, tmp_path: Path
 ) -> None:
     path, now = tmp_path / "token", time.time()
     path.touch(mode=0o600)
     config = f"apiserver: {{server: 'https://10.0.0.1:6443', token_file: {path}}}\n"
-    node = replace(view(live, config), root="/")
+    node = replace(view(whole, config), root="/")
     for left_s, state, words in (
         (30 * 86_400, CheckState.OK, "expires in 30 d"),
         (2 * 86_400 + 60, CheckState.WARN, "expires in 2 d"),
@@ -275,27 +281,27 @@ def test_the_end_of_the_api_servers_token_is_shown_and_a_reason_to_act_days_befo
     assert list(watching._token(node)) == []
 
 
-def test_means_that_cannot_be_used_say_why(good: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_means_that_cannot_be_used_say_why(whole: LiveNode, monkeypatch: pytest.MonkeyPatch) -> None:
     # No pod can be evicted though some should be: an error. In a dry run none is evicted anyway.
     for dry, lost in (("true", CheckState.WARN), ("false", CheckState.BAD)):
         config = f"mode: enforce\n{EVICT}  dry_run: {dry}\n"
         results = with_rights(monkeypatch, EVERYTHING)
-        assert found(good, config, results)["eviction"].state is CheckState.OK
+        assert found(whole, config, results)["eviction"].state is CheckState.OK
         results.api_problem = "API server: HTTP 401"
-        result = found(good, config, results)["eviction"]
+        result = found(whole, config, results)["eviction"]
         assert result.state is CheckState.WARN
         assert result.found.endswith("; by cri, signal (per process); unusable: api: API server: HTTP 401")
         weak = with_rights(monkeypatch, EVERYTHING & ~(1 << 5))
         weak.cri_version, weak.cri_problem, weak.api_problem = None, "CRI: no answer", "none"
-        result = found(good, config, weak)["eviction"]
+        result = found(whole, config, weak)["eviction"]
         unusable = "no usable method; unusable: api: none; cri: CRI: no answer; signal: the daemon lacks CAP_KILL"
         assert (result.state, unusable in result.found) == (lost, True)
 
 
-def test_whether_pods_really_go_and_why_not(good: LiveNode) -> None:
+def test_whether_pods_really_go_and_why_not(whole: LiveNode) -> None:
     off = f"{EVICT}  dry_run: false\n"
-    assert found(good, f"mode: enforce\n{off}")["eviction"].found.startswith("enforced, 4 triggers")
-    assert found(good, f"mode: observe\n{off}")["eviction"].found.startswith("dry run (mode is observe)")
+    assert found(whole, f"mode: enforce\n{off}")["eviction"].found.startswith("enforced, 4 triggers")
+    assert found(whole, f"mode: observe\n{off}")["eviction"].found.startswith("dry run (mode is observe)")
 
 
 def test_a_kernel_that_kills_whole_groups_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -303,7 +303,7 @@ async def test_a_body_of_many_chunks_leaves_the_loop_to_others(tmp_path: Path, m
 
 
 def test_names_of_the_node_are_allowed_and_no_others() -> None:
-    hosts = Hosts(["node-7", "extra.example"])
+    hosts = Hosts(["node-7", "Extra.Example."])
     for host in (
         *(b"localhost", b"LocalHost:9470", b"127.0.0.1", b"127.0.0.1:1", b"[::1]:9470"),
         *(b"node-7", b"node-7.:80", b"extra.example"),
