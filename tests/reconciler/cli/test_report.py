@@ -98,6 +98,8 @@ def test_promises_are_shown_by_hour_and_in_all(run: Run, daemon: FakeDaemon) -> 
     cpu = facts["total"]["promises"]["cpu"]
     assert (cpu["kept"], cpu["broken"], cpu["missing_milli"], cpu["most_missing_milli"]) == (60, 30, 3000, 3000)
     assert cpu["promised_milli"] == pytest.approx(8000, rel=0.03)
+    twice = sums([rows[2], rows[2]])["promises"]["cpu"]
+    assert (twice["missing"], twice["most_missing"]) == (2 * 30 * 3000, 3000), "the largest is no sum"
     assert facts["total"]["promises"]["memory"]["promised_bytes"] is None
     text = run(*command).out
     lines = [line.split() for line in text.splitlines() if "recent" in line]
