@@ -30,7 +30,6 @@ class Group:
     name: str
     parent: "Group | None"
     inode: int
-    alive: bool = True
     children: dict[str, "Group"] = field(default_factory=dict)
     pids: set[int] = field(default_factory=set)
     clone_children: int = 0

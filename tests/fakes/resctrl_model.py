@@ -490,7 +490,7 @@ class ResctrlModel:
         return self._lines(group, lambda part, value: str(part.amount(value)))
 
     def _lines(self, group: Group, text: Callable[[CacheShape | BandwidthShape, int], str]) -> str:
-        parts = [*self.shape.caches, *self.shape.bandwidths]
+        parts: list[CacheShape | BandwidthShape] = [*self.shape.caches, *self.shape.bandwidths]
         width = max(len(part.name) + 4 * (isinstance(part, CacheShape) and part.cdp) for part in parts)
         lines = ""
         for schema in self.schemas:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cgroupfs.files import write_now
 from cgroupfs.hierarchy import Hierarchy
 from tests.fakes.kernel import IN_CREATE, IN_DELETE, IN_ISDIR, IN_MODIFY, Actor, Event, FakeKernel, Mode
 
@@ -88,7 +89,7 @@ def test_v1_exclusive_sets_exclude_siblings() -> None:
         ("", "cpu_exclusive", "0", "ok"),
     ]
     for group, file, text, code in steps:
-        assert errno.errorcode.get(kernel.write_now(top + group, f"cpuset.{file}", text), "ok") == code
+        assert errno.errorcode.get(write_now(kernel, top + group, f"cpuset.{file}", text), "ok") == code
 
 
 def test_v2_takes_any_order_of_cpusets_and_its_effective_set_is_the_intersection() -> None:
@@ -199,7 +200,7 @@ def test_events_tell_who_did_what_and_a_failed_write_tells_nothing() -> None:
     runc = Actor(kernel, 77)
     runc.mkdir(f"{cpu}/x")
     runc.write(f"{cpu}/x", "cpu.shares", "2")
-    assert runc.write_now(f"{cpu}/x", "cpu.shares", "junk") == errno.EINVAL
+    assert write_now(runc, f"{cpu}/x", "cpu.shares", "junk") == errno.EINVAL
     kernel.rmdir(f"{cpu}/x")
     end()
     kernel.mkdir(f"{cpu}/y")

@@ -86,9 +86,9 @@ class Replay:
             self._count("schemata", whole, (code, status(self.model)), (match[3], match[4]))
         elif match := re.fullmatch(r"    reads (.*)", line):
             shown, text = ast.literal_eval(match[1]), self.model.read(f"{ROOT}/g1", "schemata")
-            if isinstance(shown, list):
-                text = [row.strip() for row in text.split("\n") if row.strip().startswith(shown[0][:2])]
-            self._count("reads", whole, text, shown)
+            rows = [row.strip() for row in text.split("\n")]
+            of_one = isinstance(shown, list) and [row for row in rows if row.startswith(shown[0][:2])]
+            self._count("reads", whole, of_one or text, shown)
         elif match := re.fullmatch(r"mkdir (\S+)(?: (?:again|in root|while .*))? \| (\w+) \| (.*)", line):
             name = ast.literal_eval(match[1]) if match[1].startswith("'") else match[1]
             code = refusal(lambda: self.model.mkdir(f"{ROOT}/{name}"))

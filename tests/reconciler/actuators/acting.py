@@ -9,7 +9,6 @@ from typing import Any
 import trio
 
 from cgroupfs.codecs import Value
-from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.base import ActuatorContext
@@ -65,24 +64,20 @@ class StoppingFiles:
             raise Stopped
         self.count += 1
 
-    def inode(self, directory: Directory) -> int:
+    def inode(self, directory: str) -> int:
         return self.kernel.inode(directory)
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         return self.kernel.read(directory, file)
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         self._count()
         self.kernel.write(directory, file, text)
 
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        self._count()
-        return self.kernel.write_now(directory, file, text)
-
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         return self.kernel.groups(directory, most)
 
-    def files(self, directory: Directory) -> list[str]:
+    def files(self, directory: str) -> list[str]:
         return self.kernel.files(directory)
 
 

@@ -13,7 +13,7 @@ import trio.testing
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.files import REAL, Directory, FileOps
+from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.files.interrupts import CODEC, InterruptPlaces, restore_places, target_of
@@ -74,7 +74,7 @@ class Kernel:
         found = (self.root / "proc/irq").iterdir()
         return {int(item.name): (item / "smp_affinity_list").read_text().strip() for item in found if item.is_dir()}
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         number = int(os.path.basename(str(directory)))
         self.writes.append((number, text))
         if number in self.managed:
@@ -87,7 +87,7 @@ class Kernel:
             raise OSError(self.refuses[number], os.strerror(self.refuses[number]))
         self.set(number, self.rounds.get(number, text))
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         name = os.path.basename(str(directory))
         number = int(name) if name.isdecimal() else -1
         if number in self.unreadable and self.writes:
@@ -448,7 +448,7 @@ class OneInterrupt:
     def __init__(self, number: int) -> None:
         self._number = str(number)
 
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         names = REAL.groups(directory, most)
         return [self._number] if directory == "/proc/irq" else names
 

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from cgroupfs.files import REAL, Directory, FileOps
+from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.files.node_files import CODECS, FileAccess, NodeFiles, restore_files
@@ -70,7 +70,7 @@ class Kernel:
             raise Crash
         self.steps += 1
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         if self.refuses:
             raise OSError(self.refuses, os.strerror(self.refuses))
         self.step()
