@@ -4,14 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import trio
 
 from cgroupfs.codecs import Value
+from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode
 from cgroupfs.writer import KernelWriter
-from reconciler.actuators.base import ActuatorContext
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.conflict import ForeignWrites
@@ -20,10 +21,12 @@ from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from reconciler.actuators.mode import WriteMode, WriteSettings
 from reconciler.runtime.object_errors import ObjectErrors
+from state.entry import RestoreResult
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 from state.store import Store
 from tests.fakes.kernel import FakeKernel, Mode
+from tests.fakes.no_api import no_api
 
 BE = "/kubepods/besteffort"
 POD = f"{BE}/pod11111111-1111-4111-8111-111111111111"
@@ -45,6 +48,15 @@ def context(ledger: Ledger, **given: Any) -> ActuatorContext:
         "node": "n1",
     }
     return ActuatorContext(ledger=ledger, **(known | given))
+
+
+def undone(
+    kind: ActuatorKind, ledger: Ledger, *, root: str = "/", only: str | None = None, files: object = REAL
+) -> list[RestoreResult]:
+    """The results of a restore while no daemon runs."""
+    assert kind.undo is not None
+    given = OfflineContext(root=root, ledger=ledger, api=no_api, only=only, files=cast(FileOps, files))
+    return list(kind.undo(given))
 
 
 class Stopped(BaseException):
