@@ -53,8 +53,6 @@ class Mask(IntFlag):
     MOVED_TO = 0x80
     CREATE = 0x100
     DELETE = 0x200
-    DELETE_SELF = 0x400
-    UNMOUNT = 0x2000
     Q_OVERFLOW = 0x4000
     IGNORED = 0x8000
     ONLYDIR = 0x0100_0000
