@@ -67,9 +67,8 @@ class Tree:
 class FakeKernel:
     """`FileOps`, and what tests and the embedded node do to a kernel: mkdir, spawn, attach, charge, watch.
 
-    ``hybrid_v2`` names controllers that a hybrid machine has on its v2 tree. ``release`` chooses between kernels where
-    they differ, ``distribution`` adds the files of a distribution's own, ``disks`` are the whole disks that there are.
-    Safe to call from several threads, like the real one.
+    ``release`` chooses between kernels where they differ, ``distribution`` adds the files of a distribution's own,
+    ``disks`` are the whole disks that there are. Safe to call from several threads, like the real one.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class FakeKernel:
         cpus: int = 4,
         nodes: int = 1,
         release: tuple[int, int] = (6, 18),
-        hybrid_v2: tuple[str, ...] = (),
         mirror: bool = False,
         distribution: Literal["", "anolis", "openeuler"] = "",
         disks: tuple[str, ...] = ("254:0", "8:0"),
@@ -109,10 +107,9 @@ class FakeKernel:
             self._mount(base, 2, ("cpuset", "cpu", "io", "memory", "pids"))
         else:
             for name in V1_ORDER:
-                if name not in hybrid_v2:
-                    self._mount(f"{base}/{name}", 1, (name,))
+                self._mount(f"{base}/{name}", 1, (name,))
             if mode == "hybrid":
-                self._mount(f"{base}/unified", 2, hybrid_v2)
+                self._mount(f"{base}/unified", 2, ())
 
     # The machine
 

@@ -37,7 +37,6 @@ class Group:
     frozen: int = 0
     cpus: int = 0
     mems: int = 0
-    cpu_exclusive: int = 0
     partition: str = "member"
     partition_error: str = ""
     memory_migrate: int = 0

@@ -150,8 +150,6 @@ SEQUENCES = {
         ("/a", "cpuset.cpus", "0"),
         ("/a/c", "cpuset.cpus", "1"),
         ("", "cpuset.cpus", "1"),
-        # Only refused: an exclusive group of ours would refuse the writes of every other program on this machine.
-        ("/b", "cpuset.cpu_exclusive", "1"),
         ("", "cpuset.cpus", "\n"),
         ("", "cpuset.mems", "\n"),
         ("/b", "cpuset.cpus", "\n"),
