@@ -23,6 +23,9 @@ def test_the_group_has_the_smallest_share_and_is_removed_after_an_error_too(tmp_
         assert groups.members(NAME) == {pid}
         model.occupancy(groups.path(NAME), 1, 1 << 20)
         assert trial.occupied_bytes() == 1 << 20
+        model.answer(groups.path(NAME), 0, "Unavailable")
+        with pytest.raises(CgroupRefusedError, match="occupancy is not available"):
+            trial.occupied_bytes()
         raise ZeroDivisionError
     assert groups.ours() == []
     groups.create(NAME)
