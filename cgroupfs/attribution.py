@@ -261,8 +261,7 @@ def watch_writes(directories: Iterable[str], *, files: Collection[str] | None = 
     """Watch the hierarchies mounted at ``directories``, in the better way that this kernel and the rights allow.
 
     ``files``: names of interest (None: all). ``below``: the group whose subtree is of interest, besides the groups that
-    are followed. Errors: none;
-    `WriteWatch.problem` has what is missing, and it is logged once.
+    are followed. Errors: none; `WriteWatch.problem` has what is missing, and it is logged once.
     """
     try:
         watch: WriteWatch = FanotifyWatch(directories, files=files, below=below)

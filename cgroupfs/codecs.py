@@ -138,16 +138,36 @@ def cpu_max(quota_us: int | None, period_us: int) -> str:
     return f"{_encode_quota_v2(quota_us)} {_encode_period(period_us)}"
 
 
-def _number(value: Value, low: int, high: int, what: str) -> str:
-    number = value if isinstance(value, int) else -1
-    if not low <= number <= high:
-        raise ValueError(f"{what} {value!r} is not a number from {low} to {high}")
-    return str(number)
+def _numbers(low: int, high: int, what: str, *, unlimited: str | None = None) -> Callable[[Value], str]:
+    """Encodes the numbers from ``low`` to ``high``. ``unlimited``: the text for None, where that is a value."""
+
+    def encode(value: Value) -> str:
+        if value is None and unlimited is not None:
+            return unlimited
+        if not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{what} {value!r} is not a number from {low} to {high}")
+        return str(int(value))
+
+    return encode
 
 
-def _level(value: Value, low: int, high: int, what: str) -> str:
-    """A number that may be negative: None: no level."""
-    return _number(value if isinstance(value, int) else low - 1, low, high, what)
+_encode_quota_v1: Final = _numbers(MIN_BANDWIDTH_US, MAX_QUOTA_US, "quota", unlimited="-1")
+_encode_quota_v2: Final = _numbers(MIN_BANDWIDTH_US, MAX_QUOTA_US, "quota", unlimited="max")
+_encode_period: Final = _numbers(MIN_BANDWIDTH_US, MAX_PERIOD_US, "period")
+_encode_shares: Final = _numbers(MIN_SHARES, MAX_SHARES, "shares")
+_encode_burst: Final = _numbers(0, MAX_QUOTA_US, "burst")
+_encode_idle: Final = _numbers(0, 1, "idle")
+_encode_class: Final = _numbers(0, (1 << 32) - 1, "class")
+_encode_flag: Final = _numbers(0, 1, "flag")
+_encode_identity: Final = _numbers(MIN_IDENTITY, MAX_IDENTITY, "identity")
+_encode_qos: Final = _numbers(OFFLINE, 0, "QoS level")
+# 0 is refused on purpose: the next allocation of any attached process ends in the OOM killer.
+_encode_limit_v1: Final = _numbers(PAGE, NO_MEMORY_LIMIT, "bytes", unlimited="-1")
+_encode_limit_v2: Final = _numbers(PAGE, NO_MEMORY_LIMIT, "bytes", unlimited="max")
+# Unlike memory, no swap at all is an ordinary value.
+_encode_swap_v2: Final = _numbers(0, NO_MEMORY_LIMIT, "bytes", unlimited="max")
+_encode_protection: Final = _numbers(0, NO_MEMORY_LIMIT, "bytes", unlimited="max")
+_encode_pids: Final = _numbers(0, MAX_PIDS, "pids", unlimited="max")
 
 
 def _encode_set(value: Value) -> str:
@@ -156,44 +176,12 @@ def _encode_set(value: Value) -> str:
     raise ValueError(f"{value!r} is an empty set: a group with processes refuses it (ENOSPC)")
 
 
-def _encode_quota_v1(value: Value) -> str:
-    return "-1" if value is None else _number(value, MIN_BANDWIDTH_US, MAX_QUOTA_US, "quota")
-
-
-def _encode_quota_v2(value: Value) -> str:
-    return "max" if value is None else _number(value, MIN_BANDWIDTH_US, MAX_QUOTA_US, "quota")
-
-
-def _encode_period(value: Value) -> str:
-    return _number(value, MIN_BANDWIDTH_US, MAX_PERIOD_US, "period")
-
-
 def _refuse_period_alone(value: Value) -> str:
     raise ValueError(f"period {value} shares cpu.max with the quota: use cpu_max(quota, period)")
 
 
-def _encode_shares(value: Value) -> str:
-    return _number(value, MIN_SHARES, MAX_SHARES, "shares")
-
-
 def _encode_weight(value: Value) -> str:
     return str(shares_to_weight(int(_encode_shares(value))))
-
-
-def _encode_burst(value: Value) -> str:
-    return _number(value, 0, MAX_QUOTA_US, "burst")
-
-
-def _encode_idle(value: Value) -> str:
-    return _number(value, 0, 1, "idle")
-
-
-def _encode_class(value: Value) -> str:
-    return _number(value, 0, (1 << 32) - 1, "class")
-
-
-def _encode_flag(value: Value) -> str:
-    return _number(value, 0, 1, "flag")
 
 
 def _encode_frozen_v1(value: Value) -> str:
@@ -206,40 +194,6 @@ def _decode_frozen_v1(text: str) -> Value:
     if word not in {"FROZEN", "FREEZING", "THAWED"}:
         raise ValueError(f"{shown(word)} is not a freezer state")
     return int(word != "THAWED")
-
-
-def _encode_identity(value: Value) -> str:
-    return _level(value, MIN_IDENTITY, MAX_IDENTITY, "identity")
-
-
-def _encode_qos(value: Value) -> str:
-    return _level(value, OFFLINE, 0, "QoS level")
-
-
-def _encode_bytes(value: Value) -> str:
-    # 0 is refused on purpose: the next allocation of any attached process ends in the OOM killer.
-    return _number(value, PAGE, NO_MEMORY_LIMIT, "bytes")
-
-
-def _encode_limit_v1(value: Value) -> str:
-    return "-1" if value is None else _encode_bytes(value)
-
-
-def _encode_limit_v2(value: Value) -> str:
-    return "max" if value is None else _encode_bytes(value)
-
-
-def _encode_swap_v2(value: Value) -> str:
-    # Unlike memory, no swap at all is an ordinary value.
-    return "max" if value is None else _number(value, 0, NO_MEMORY_LIMIT, "bytes")
-
-
-def _encode_protection(value: Value) -> str:
-    return "max" if value is None else _number(value, 0, NO_MEMORY_LIMIT, "bytes")
-
-
-def _encode_pids(value: Value) -> str:
-    return "max" if value is None else _number(value, 0, MAX_PIDS, "pids")
 
 
 def words_of(text: str) -> list[str]:

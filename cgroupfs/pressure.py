@@ -5,10 +5,9 @@ Source: kernel documentation, accounting/psi; the refusals of each kernel versio
 
 import errno
 import os
-import re
 import select
 from enum import StrEnum
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import trio
 from msgspec import Struct
@@ -17,9 +16,9 @@ from cgroupfs.bounded import shown
 from cgroupfs.errors import CgroupError, CgroupGoneError, InputError, SourceError, cgroup_error
 from cgroupfs.files import read_text
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
-from cgroupfs.lines import lines_of, status_mask
+from cgroupfs.lines import status_mask
 
-_LINE: Final = re.compile(r"(some|full) avg10=(\d+\.\d+) avg60=(\d+\.\d+) avg300=(\d+\.\d+) total=(\d+)")
+_TOTAL: Final = " total="
 # Shorter windows are refused up to 6.1, longer ones everywhere.
 _SHORTEST_US: Final = 500_000
 _LONGEST_US: Final = 10_000_000
@@ -38,42 +37,30 @@ class PressureResource(StrEnum):
     IO = "io"
 
 
-class Stall(Struct, frozen=True, kw_only=True):
-    """One line. Units: averages in percent of wall time, 0-100; ``total_us`` microseconds, growing."""
+class StallTotals(NamedTuple):
+    """Microseconds of stall since boot (or since the group began): of at least one task, and of all.
 
-    avg10: float
-    avg60: float
-    avg300: float
-    total_us: int
-
-
-class Pressure(Struct, frozen=True, kw_only=True):
-    """``some``: at least one task waited; ``full``: all did. None: this kernel does not report that line.
-
-    A group that is throttled by its own quota shows CPU pressure for it: subtract throttling before calling it
-    interference.
+    None: this kernel does not have that line (``full`` of cpu before 5.13). A group that is throttled by its own quota
+    shows CPU pressure for it: subtract throttling before calling it interference.
     """
 
-    some: Stall | None = None
-    full: Stall | None = None
+    some_us: int
+    full_us: int | None
 
 
-def parse_pressure(text: str) -> Pressure:
-    """Read a PSI file. The ``full`` line of cpu is absent before 5.13, ``some`` of irq always.
-
-    Errors: `ValueError` without a well-formed line, or a malformed one.
-    """
-    lines: dict[str, Stall] = {}
-    for line in lines_of(text):
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise ValueError(f"{shown(line)} is not a line of pressure information")
-        lines[match[1]] = Stall(
-            avg10=float(match[2]), avg60=float(match[3]), avg300=float(match[4]), total_us=int(match[5])
-        )
-    if not lines:
-        raise ValueError("no line of pressure information")
-    return Pressure(some=lines.get("some"), full=lines.get("full"))
+def parse_totals(text: str) -> StallTotals:
+    """The totals of a pressure file. Errors: `ValueError` when it does not begin with a ``some`` line that has one."""
+    first = text.find(_TOTAL)
+    if not text.startswith("some ") or first < 0:
+        raise ValueError(f"no total of some in {shown(text)}")
+    end = text.find("\n", first)
+    some = text[first + len(_TOTAL) : end if end >= 0 else None]
+    second = text.find(_TOTAL, end) if end >= 0 and text.startswith("full ", end + 1) else -1
+    full = text[second + len(_TOTAL) :] if second >= 0 else ""
+    try:
+        return StallTotals(int(some), int(full) if full else None)
+    except ValueError:
+        raise ValueError(f"no total of some in {shown(text)}") from None
 
 
 def node_pressure_file(resource: PressureResource, root: str = "/") -> str:
@@ -91,14 +78,14 @@ def group_pressure_file(hierarchy: Hierarchy, group_path: str, resource: Pressur
     return None
 
 
-def read_pressure(path: str) -> Pressure:
+def read_pressure(path: str) -> StallTotals:
     """Read one PSI file.
 
     Errors: `SourceError` when the kernel has PSI switched off (altogether or for the group), `CgroupGoneError` when the
     group was removed, `InputError` for a file that is not PSI.
     """
     try:
-        return parse_pressure(read_text(path))
+        return parse_totals(read_text(path))
     except CgroupGoneError as exc:
         if os.path.isdir(os.path.dirname(path)):
             raise _off(path) from exc

@@ -7,7 +7,7 @@ Cgroup directories are special, and need more than a plain wrapper:
 - A directory made again under its old name needs a new watch; `DirWatcher.add` notices and drops the old one.
 - Changes between a mkdir and the watch on the new directory are not reported: add the watch first, **then** list.
 - When the watch limit (ENOSPC) or the instance limit (EMFILE) is hit, the directory is polled: its owner gets an event
-  with ``look`` set once per interval and lists again. That is logged once, and inotify is tried again later.
+  with `DirEvent.rescan` once per interval and lists again. That is logged once, and inotify is tried again later.
 """
 
 import errno
@@ -53,8 +53,6 @@ class Mask(IntFlag):
     MOVED_TO = 0x80
     CREATE = 0x100
     DELETE = 0x200
-    DELETE_SELF = 0x400
-    UNMOUNT = 0x2000
     Q_OVERFLOW = 0x4000
     IGNORED = 0x8000
     ONLYDIR = 0x0100_0000
@@ -76,7 +74,7 @@ CHILDREN: Final = APPEARED | VANISHED | int(Mask.ONLYDIR)
 class DirEvent(NamedTuple, Generic[T]):
     """One event in a watched directory.
 
-    ``token`` is that of `add`, None for an overflow. With ``look`` nothing is known: list ``path`` again.
+    ``token`` is that of `add`, None for an overflow. With ``rescan`` nothing is known: list ``path`` again.
     """
 
     token: T | None

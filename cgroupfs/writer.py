@@ -386,14 +386,11 @@ def _changed(step: WriteStep, directory: str, seen: str | None) -> CgroupError |
     return CgroupChangedError(f"{directory}/{step.file}", f"write {step.text!r}: the value is {now!r} by now")
 
 
-def _guarded(
-    files: FileOps, directory: str, step: WriteStep, clock: Callable[[], float] | None = None
-) -> CgroupError | None:
+def _guarded(files: FileOps, directory: str, step: WriteStep, clock: Callable[[], float]) -> CgroupError | None:
     """Why the step must not be done now: its limit is below its guard file's number.
 
-    With a ``clock`` a step that may reclaim takes memory from the group first; without one it only could. Allocations
-    of the group between this check and the write are the one gap that is left: some microseconds, and the kernel then
-    reclaims before it kills.
+    A step that may reclaim takes memory from the group first. Allocations of the group between this check and the write
+    are the one gap that is left: some microseconds, and the kernel then reclaims before it kills.
     """
     if step.guard is None:
         return None
@@ -404,8 +401,6 @@ def _guarded(
     try:
         used = int(files.read(directory, step.guard))
         if used > limit and step.reclaim:
-            if clock is None:
-                return None
             used = _reclaim(files, directory, step.guard, limit, clock)
     except OSError as exc:
         return cgroup_error(f"{directory}/{step.guard}", exc, "read")

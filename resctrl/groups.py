@@ -38,14 +38,13 @@ _LONGEST: Final = 200
 
 
 class MoveResult(Struct, frozen=True, kw_only=True):
-    """Result of one call. ``settled``: at its end no thread was missing. ``gone``: ended meanwhile, which is fine.
+    """Result of one call. ``on_settled``: at its end no thread was missing. ``gone``: ended meanwhile, which is fine.
 
     ``refused``: errno names with the number of threads that got them.
     """
 
     moved: int = 0
     gone: int = 0
-    passes: int = 0
     on_settled: bool = True
     refused: Mapping[str, int] = {}
 
@@ -87,13 +86,13 @@ def gather(
     moved = gone = 0
     refused: dict[str, int] = {}
     given_up: set[int] = set()
-    for turn in range(1, passes + 1):
+    for _ in range(passes):
         missing = sorted(set(threads()) - members(files, directory) - given_up)
         if not missing:
-            return MoveResult(moved=moved, gone=gone, passes=turn, on_settled=not refused, refused=refused)
+            return MoveResult(moved=moved, gone=gone, on_settled=not refused, refused=refused)
         for tid in missing:
             if moved + gone + len(given_up) >= most:
-                return MoveResult(moved=moved, gone=gone, passes=turn, on_settled=False, refused=refused)
+                return MoveResult(moved=moved, gone=gone, on_settled=False, refused=refused)
             code = _put(files, directory, tid)
             if code == 0:
                 moved += 1
@@ -102,7 +101,7 @@ def gather(
             else:
                 given_up.add(tid)
                 refused[errno_name(code)] = refused.get(errno_name(code), 0) + 1
-    return MoveResult(moved=moved, gone=gone, passes=passes, on_settled=False, refused=refused)
+    return MoveResult(moved=moved, gone=gone, on_settled=False, refused=refused)
 
 
 def expel(files: GroupFiles, directory: str, threads: Threads, to: str) -> int:

@@ -31,12 +31,11 @@ _FASTEST_BYTES_S: Final = 4e12
 
 
 class DomainUse(Struct, frozen=True, kw_only=True):
-    """One group in one cache domain, as counted. Units: bytes. ``parts``: occupancy by NUMA node of a split socket."""
+    """One group in one cache domain, as counted. Units: bytes."""
 
     occupancy: int | None = None
     total: int | None = None
     local: int | None = None
-    parts: Mapping[int, int | None] = {}
 
 
 class MonitorReading(Struct, frozen=True, kw_only=True):
@@ -90,7 +89,6 @@ def without(before: MonitorReading, gone: Sequence[MonitorReading | None]) -> Mo
             occupancy=use.occupancy,
             total=rest(use.total, [domain_use.total for domain_use in theirs]),
             local=rest(use.local, [domain_use.local for domain_use in theirs]),
-            parts=use.parts,
         )
     return MonitorReading(at_s=before.at_s, inode=before.inode, domains=domains)
 
@@ -248,8 +246,7 @@ class MonitorGroups:
                 return None if None in known else sum(number for number in known if number is not None)
             return whole
 
-        nodes = {int(part.removeprefix(_PART)): self._number(f"{directory}/{part}", _OCCUPANCY) for part in parts}
-        return DomainUse(occupancy=value(_OCCUPANCY), total=value(_TOTAL), local=value(_LOCAL), parts=nodes)
+        return DomainUse(occupancy=value(_OCCUPANCY), total=value(_TOTAL), local=value(_LOCAL))
 
     def _number(self, directory: str, file: str) -> int | None:
         try:

@@ -9,7 +9,7 @@ from typing import Final, Self, final
 from cgroupfs.errors import AgentError, CgroupRefusedError, cgroup_error
 from cgroupfs.lines import lines_of
 from resctrl.capability import ResctrlStatus, read_capability
-from resctrl.files import REAL
+from resctrl.files import REAL, GroupFiles
 from resctrl.groups import PREFIX, ControlGroups
 
 NAME: Final = f"{PREFIX}prove-cache"
@@ -23,7 +23,8 @@ _SWEPT: Final = 64 << 20
 class CacheTrial:
     """Use as a context: the group is removed after it. Errors: `CgroupRefusedError` where there can be none."""
 
-    def __init__(self, root: str = "/") -> None:
+    def __init__(self, root: str = "/", files: GroupFiles = REAL) -> None:
+        self._files = files
         self._capability = read_capability(root)
         self._cache = next((cache for cache in self._capability.caches if cache.name == _L3), None)
         monitoring = self._capability.monitoring
@@ -31,7 +32,7 @@ class CacheTrial:
             raise CgroupRefusedError("resctrl", self._capability.reason)
         if self._cache is None or monitoring is None or _OCCUPANCY not in monitoring.features:
             raise CgroupRefusedError("resctrl", "no L3 shares, or their occupancy is not counted")
-        self._groups = ControlGroups(self._capability.root)
+        self._groups = ControlGroups(self._capability.root, files)
         self.share_bytes = 0
 
     def __enter__(self) -> Self:
@@ -58,7 +59,7 @@ class CacheTrial:
         """Put a process of one thread into the group. Errors: `CgroupError`."""
         directory = self._groups.path(NAME)
         try:
-            REAL.write(directory, "tasks", str(pid))
+            self._files.write(directory, "tasks", str(pid))
         except OSError as exc:
             raise cgroup_error(f"{directory}/tasks", exc, f"write '{pid}'") from exc
 
@@ -73,17 +74,17 @@ class CacheTrial:
         """What the group occupies in all caches together. Errors: `CgroupError` where it cannot be read now."""
         directory = f"{self._groups.path(NAME)}/mon_data"
         total = 0
-        for domain in os.listdir(directory):
+        for domain in self._files.listdir(directory):
             if domain.startswith("mon_L3_"):
                 try:
-                    total += int(REAL.read(f"{directory}/{domain}", _OCCUPANCY))
+                    total += int(self._files.read(f"{directory}/{domain}", _OCCUPANCY))
                 except (OSError, ValueError) as exc:
                     raise CgroupRefusedError(f"{directory}/{domain}", "occupancy is not available") from exc
         return total
 
     def _size(self) -> int:
         """The share of all caches together. Source: kernel documentation, filesystems/resctrl, ``size``."""
-        for line in lines_of(REAL.read(self._groups.path(NAME), "size")):
+        for line in lines_of(self._files.read(self._groups.path(NAME), "size")):
             name, _, parts = line.strip().partition(":")
             if name == _L3:
                 return sum(int(part.partition("=")[2]) for part in parts.split(";"))
@@ -94,13 +95,12 @@ class CacheTrial:
             self._groups.remove(NAME)
 
 
-def remove_left_groups(root: str = "/") -> list[str]:
+def remove_left_groups(root: str = "/", files: GroupFiles = REAL) -> list[str]:
     """Remove the group that a killed trial left; its name, if there was one."""
     try:
         capability = read_capability(root)
-        if capability.root is None or not os.path.isdir(f"{capability.root}/{NAME}"):
-            return []
-        return [NAME] if ControlGroups(capability.root).remove(NAME) else []
+        groups = ControlGroups(capability.root or "", files)
+        return [NAME] if capability.root is not None and NAME in groups.ours() and groups.remove(NAME) else []
     except AgentError:
         return []
 

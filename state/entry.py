@@ -163,3 +163,8 @@ class RestoreResult(Struct, frozen=True, kw_only=True):
     def ok(self) -> bool:
         """False if a person should check it."""
         return self.undo in {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.GONE}
+
+    @property
+    def over(self) -> bool:
+        """True where nothing is left to restore: also where it is another program's value by now."""
+        return self.ok or self.undo is RestoreOutcome.FOREIGN

@@ -79,13 +79,13 @@ import trio
 
 from cgroupfs.files import REAL
 from reconciler.actuators.base import PlanSnapshot
-from reconciler.actuators.files.node_files import NodeFiles, restore_files
+from reconciler.actuators.files.node_files import ACTUATOR, NodeFiles
 from reconciler.control.planner import plan_node
 from reconciler.policies.huge_pages import HugePagesConfig
 from reconciler.policies.table import PoliciesConfig
 from state.ledger import Ledger
 from state.store import Store
-from tests.reconciler.actuators.acting import context
+from tests.reconciler.actuators.acting import context, undone
 from tests.reconciler.nodes import node
 
 DEFRAG = "sys/kernel/mm/transparent_hugepage/defrag"
@@ -114,7 +114,7 @@ with closing(Store(f"{root}/state.db", boot="b", version="1", node="n", history_
     status = side.standings["/"]["thp.defrag"]
     print(status.state, status.actual, open(f"{root}/{DEFRAG}").read())
     print([(row.kind, row.original, row.ours) for row in ledger.of_kind("file")])
-    print(*(result.undo for result in restore_files(ledger, root=root, files=Kernel())))
+    print(*(result.undo for result in undone(ACTUATOR, ledger, root=root, files=Kernel())))
     print(open(f"{root}/{DEFRAG}").read(), len(ledger))
 """
 """Put into the copy and run there: one sweep on a node of files, and a restore."""

@@ -91,6 +91,7 @@ class OfflineContext(Struct, frozen=True, kw_only=True):
     ledger: Ledger
     api: "Callable[[], KubeApi]"
     only: str | None = None
+    files: FileOps = REAL
 
 
 class ActuatorKind(Struct, frozen=True, kw_only=True):

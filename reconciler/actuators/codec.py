@@ -9,7 +9,7 @@ discipline, a cookie) has it in its own module.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Generic, Protocol, TypeVar, final
+from typing import Generic, Protocol, TypeVar, final
 
 import trio
 from msgspec import Struct
@@ -46,11 +46,7 @@ def write_rows(ledger: Ledger, codec: RowCodec[S], state: S, *, dropped: str = "
     ``dropped``: the kind of the event that a dropped row leaves in the history. Errors: `StoreError`: then nothing is
     changed.
     """
-    before = {row.key: row for row in ledger.of_kind(codec.kind)}
-    decoded = {row.key for row in codec.dump(codec.load(before.values()))}
-    after = {row.key: row for row in codec.dump(state)}
-    changed = [row for key, row in after.items() if key not in before or not _same(before[key], row)]
-    ledger.record(changed, sorted(decoded - after.keys()), kind=dropped)
+    _record(ledger, codec, read_rows(ledger, codec), state, dropped)
 
 
 def undo_rows(
@@ -63,7 +59,7 @@ def undo_rows(
     before = read_rows(ledger, codec)
     done, left = undo(before)
     if left != before:
-        write_rows(ledger, codec, left, dropped="restored")
+        _record(ledger, codec, before, left, "restored")
     return list(done)
 
 
@@ -72,6 +68,14 @@ def not_understood(ledger: Ledger, codec: RowCodec[S]) -> list[LedgerEntry]:
     rows = ledger.of_kind(codec.kind)
     decoded = {row.key for row in codec.dump(codec.load(rows))}
     return [row for row in rows if row.key not in decoded]
+
+
+def _record(ledger: Ledger, codec: RowCodec[S], was: S, now: S, dropped: str) -> None:
+    """``was``: what the ledger holds."""
+    before = {row.key for row in codec.dump(was)}
+    after = {row.key: row for row in codec.dump(now)}
+    changed = [row for key, row in after.items() if (known := ledger.get(key)) is None or not _same(known, row)]
+    ledger.record(changed, sorted(before - after.keys()), kind=dropped)
 
 
 def _same(before: LedgerEntry, after: LedgerEntry) -> bool:
@@ -107,15 +111,10 @@ class LedgerState(Generic[S]):
         return list(done)
 
     def _write(self, state: S, dropped: str) -> None:
-        """In the store's thread. As `write_rows`, by the state that the ledger has."""
+        """In the store's thread."""
         differing = self._codec.differing
         was, now = differing(self.now, state) if differing is not None else (self.now, state)
-        before = {row.key for row in self._codec.dump(was)}
-        after = {row.key: row for row in self._codec.dump(now)}
-        changed = [
-            row for key, row in after.items() if (known := self._ledger.get(key)) is None or not _same(known, row)
-        ]
-        self._ledger.record(changed, sorted(before - after.keys()), kind=dropped)
+        _record(self._ledger, self._codec, was, now, dropped)
 
 
 class ValueAccess(Protocol):
@@ -129,11 +128,6 @@ class ValueAccess(Protocol):
 
     def write(self, row: LedgerEntry, text: str) -> None:
         """Set the value. Errors: `OSError`."""
-
-
-_DROPPED: Final = frozenset(
-    {RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.GONE, RestoreOutcome.FOREIGN}
-)
 
 
 def undo_value(row: LedgerEntry, access: ValueAccess) -> RestoreResult:
@@ -169,6 +163,6 @@ def undo_values(rows: Iterable[LedgerEntry], access: ValueAccess) -> tuple[list[
     for row in rows:
         result = undo_value(row, access)
         done.append(result)
-        if result.undo not in _DROPPED:
+        if not result.over:
             left.append(row)
     return done, left

@@ -230,9 +230,6 @@ def _shown(field: str) -> str:
     return f"condition {CLOSED_CONDITION}" if field == _CONDITION else f"taint {CLOSED_KEY}:{field}"
 
 
-_GONE: Final = frozenset({RestoreOutcome.RESTORED, RestoreOutcome.ALREADY, RestoreOutcome.FOREIGN, RestoreOutcome.GONE})
-
-
 @final
 class NodeMarker(PeriodicActuator):
     name = NAME
@@ -441,12 +438,12 @@ class NodeMarker(PeriodicActuator):
             if result.undo in {RestoreOutcome.RESTORED, RestoreOutcome.REFUSED}:
                 # It is not there because of this removal, also where that had no answer.
                 self._confirmed = ""
-            if result.undo in _GONE:
+            if result.over:
                 if result.undo is RestoreOutcome.FOREIGN or self._clock() >= self._late_until:
                     finished.add(row.field)
                 self.counts["removed"] += result.undo is RestoreOutcome.RESTORED
                 _LOG.info("mark of the node removed", mark=result.file, outcome=result.undo.value)
-        self._left = [result for result in done if result.undo not in _GONE]
+        self._left = [result for result in done if not result.over]
         if finished:
             left = {field: row for field, row in self._rows.now.rows.items() if field not in finished}
             done = await self._rows.restored(MarkRows(rows=left), done)
@@ -508,7 +505,7 @@ async def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     async with context.api() as api:
         client = NodeClient(api, "")
         done = [(await remove(client, row)).result for row in rows.values()]
-    left = {row.field: row for row, result in zip(rows.values(), done, strict=True) if result.undo not in _GONE}
+    left = {row.field: row for row, result in zip(rows.values(), done, strict=True) if not result.over}
     if len(left) != len(rows):
         write_rows(context.ledger, CODEC, MarkRows(rows=left), dropped="restored")
     return done

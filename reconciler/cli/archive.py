@@ -30,7 +30,7 @@ from contextlib import suppress
 from typing import IO, Final, NamedTuple, Protocol, Self, final
 
 from cgroupfs.errors import InputError, errno_name
-from cgroupfs.files import REAL, Directory
+from cgroupfs.files import REAL
 from cgroupfs.knobs import CATALOG
 from reconciler.cli.exits import CliError, Exit
 from reconciler.runtime import format as fmt
@@ -85,31 +85,26 @@ class ArchivedControls:
         self._bytes += len(data) + len(path)
         self._texts[path] = data
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         data = self._texts.get(f"{directory}/{file}")
         return REAL.read(directory, file) if data is None else data.decode()
 
-    def inode(self, directory: Directory) -> int:
+    def inode(self, directory: str) -> int:
         """The directory's inode number."""
         return REAL.inode(directory)
 
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         """Names of the directories inside, in no order; at most so many."""
         return REAL.groups(directory, most)
 
-    def files(self, directory: Directory) -> list[str]:
+    def files(self, directory: str) -> list[str]:
         """Names of the files inside, in no order; of a pod's groups only those that were unpacked."""
         return REAL.files(directory)
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         """Errors: `OSError`, always."""
         del text
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), f"{directory}/{file}")
-
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        """The errno, always."""
-        del directory, file, text
-        return errno.EROFS
 
 
 # Writing

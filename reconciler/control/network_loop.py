@@ -32,9 +32,9 @@ from reconciler.actuators.cgroup.status import SettingStatus
 from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.network.actuator import CODEC, NetworkActuator, restore_network
 from reconciler.actuators.network.namespaces import NetworkNamespaces, RealNetworkNamespaces
-from reconciler.actuators.network.netlink import Link, link_mbit
+from reconciler.actuators.network.netlink import NAME, Link, link_mbit
 from reconciler.actuators.network.pod_ceiling import PodCeiling, pods_of
-from reconciler.actuators.network.tc import NAME, ClassRates, RealTc, Tc, TreeCounters
+from reconciler.actuators.network.tc import ClassRates, RealTc, Tc, TreeCounters
 from reconciler.actuators.network.tc_pods import PodTc, RealPodTc
 from reconciler.policies.network_control import limits_of, split, step, use
 from state.entry import RestoreResult

@@ -20,7 +20,7 @@ from cgroupfs.errors import AgentError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.lines import lines_of
-from cgroupfs.pressure import parse_pressure
+from cgroupfs.pressure import parse_totals
 from cgroupfs.usage import UsageReader, grown
 from reconciler.runtime.cooperative import TimeSlice
 from state.model import NodeCpu, Pod, PodClass
@@ -231,9 +231,9 @@ class PodMinutes:
         try:
             if self._pressure:
                 text = self._files.read(self._hierarchy.directory(UNIFIED, path), "cpu.pressure")
-                some = parse_pressure(text).some
+                waited_us = parse_totals(text).some_us
                 self._waits = "psi"
-                return None if some is None else 1000 * some.total_us
+                return 1000 * waited_us
             text = self._files.read(self._hierarchy.directory("cpu", path), "cpu.stat")
             found = next((line for line in lines_of(text) if line.startswith(_WAIT_SUM)), None)
             if found is None:

@@ -21,12 +21,12 @@ from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.kept import FdCache
+from cgroupfs.pressure import parse_totals
 from cgroupfs.usage import SHORTEST_S
 from reconciler.policies.waiting import PodWaiting
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.podcpu import parse_cpu_stat
 from reconciler.signals.processes import OUTSIDE, PodProcesses
-from reconciler.signals.psi import parse_totals
 from reconciler.signals.runqueue import DelaySource, parse_schedstat
 from reconciler.signals.taskstats import Delays, Taskstats
 from state.model import Pod
@@ -275,7 +275,7 @@ class OnlineWait:
             stat = parse_cpu_stat(self._files.read(directory, "cpu.stat"))
         except (OSError, ValueError):
             return None
-        if totals.some_us is None or stat.cpu_ns is None:
+        if stat.cpu_ns is None:
             return None
         return Delays(stat.cpu_ns, totals.some_us * 1000, 0)
 

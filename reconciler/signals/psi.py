@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, final
 
 from cgroupfs.hierarchy import UNIFIED
-from cgroupfs.pressure import PressureResource
+from cgroupfs.pressure import PressureResource, StallTotals, parse_totals
 from cgroupfs.private import private_tree
 from reconciler.runtime.cooperative import TimeSlice
 from reconciler.signals.growth import CounterDelta, CounterIncrease
@@ -32,7 +32,6 @@ _FILE: Final = {resource: f"{resource}.pressure" for resource in PressureResourc
 _SOME: Final = _FILE
 _FULL: Final = {resource: f"{resource}.pressure_full" for resource in PressureResource}
 _OF_CPU: Final = "cpu."
-_TOTAL: Final = " total="
 _LOOK_AGAIN_S: Final = 30.0
 _MISSING_AGAIN_S: Final = 10.0
 _LEAST: Final = 0.1
@@ -58,28 +57,6 @@ class PressureGroups(Protocol):
         """Why not all of them are filled."""
 
     async def aclose(self) -> None: ...
-
-
-class StallTotals(NamedTuple):
-    """Microseconds of stall since boot (or since the group began); None: this kernel does not have that line."""
-
-    some_us: int
-    full_us: int | None
-
-
-def parse_totals(text: str) -> StallTotals:
-    """The totals of a pressure file. Errors: `ValueError` when it does not begin with a ``some`` line that has one."""
-    first = text.find(_TOTAL)
-    if not text.startswith("some ") or first < 0:
-        raise ValueError(f"no total of some in {text[:80]!r}")
-    end = text.find("\n", first)
-    some = text[first + len(_TOTAL) : end if end >= 0 else None]
-    second = text.find(_TOTAL, end) if end >= 0 and text.startswith("full ", end + 1) else -1
-    full = text[second + len(_TOTAL) :] if second >= 0 else ""
-    try:
-        return StallTotals(int(some), int(full) if full else None)
-    except ValueError:
-        raise ValueError(f"no total of some in {text[:80]!r}") from None
 
 
 class _PressureFile(NamedTuple):

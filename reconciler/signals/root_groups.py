@@ -23,6 +23,7 @@ from cgroupfs.bounded import digits, whole
 from cgroupfs.errors import SourceError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
+from cgroupfs.pressure import parse_totals
 from cgroupfs.scheduling import feature
 from cgroupfs.steps import groups_below
 from cgroupfs.usage import UsageReader
@@ -206,13 +207,11 @@ class RootGroups:
     def _pressure_ns(self, path: str) -> int | None:
         if self._hierarchy.version(UNIFIED) is None:
             return None
-        from reconciler.signals.psi import parse_totals  # with all readers of samples, which only some nodes need
-
         try:
-            some_us = parse_totals(self._files.read(self._hierarchy.directory(UNIFIED, path), "cpu.pressure")).some_us
+            text = self._files.read(self._hierarchy.directory(UNIFIED, path), "cpu.pressure")
+            return parse_totals(text).some_us * 1000
         except (OSError, ValueError):
             return None
-        return None if some_us is None else some_us * 1000
 
     def _read_latency(self) -> int | None:
         for name in _LATENCY:

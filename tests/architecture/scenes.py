@@ -16,7 +16,7 @@ from unittest.mock import patch
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.files import REAL, Directory
+from cgroupfs.files import REAL
 from reconciler.config import load
 from reconciler.daemon import config_in_force
 from reconciler.daemon.agent import Agent
@@ -166,7 +166,7 @@ async def _eviction(directory: Path, last: Callable[..., Any]) -> EnteredFiles:
     live.put("proc/meminfo", _MEMINFO)
     control_files = live.kernel.read
 
-    def read(path: Directory, file: str) -> str:
+    def read(path: str, file: str) -> str:
         if isinstance(path, str) and path.startswith(f"{live.root}/proc"):
             return REAL.read(path, file)
         return control_files(path, file)

@@ -63,7 +63,7 @@ def test_of_a_tenants_groups_a_bounded_number_is_read(tmp_path: Path, monkeypatc
     read: list[str] = []
     real = kernel.read
 
-    def reading(directory: int | str, file: str) -> str:
+    def reading(directory: str, file: str) -> str:
         read.append(file)
         return real(directory, file)
 

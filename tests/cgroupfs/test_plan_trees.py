@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.codecs import DeviceLimits, Value
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.files import FileOps
+from cgroupfs.files import FileOps, write_now
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, WritePlan, WriteStep, order_changes
 from tests.examples import examples
@@ -104,7 +104,7 @@ class Node:
             directory = self.mounts[step.controller] + step.path
             seen = self.kernel.read(directory, step.file)
             codes = [
-                self.kernel.write_now(directory, step.file, text)
+                write_now(self.kernel, directory, step.file, text)
                 for text in CATALOG[step.knob].writes(seen, step.text, step.version)
             ]
             code = max(codes, default=0)
@@ -249,7 +249,7 @@ def test_the_least_quota_above_an_inner_group_is_taken_and_no_lower_one_would_be
             assert actual[path, "cpu.quota"] == item.instead
             assert item.by.startswith(f"{path}/")
             directory = f"{node.mounts['cpu']}{path}"
-            least = node.kernel.write_now(directory, "cpu.cfs_quota_us", str(item.instead - 1)) == errno.EINVAL
+            least = write_now(node.kernel, directory, "cpu.cfs_quota_us", str(item.instead - 1)) == errno.EINVAL
             assert least or lost
 
 

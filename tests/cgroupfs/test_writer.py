@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.errors import CgroupBusyError, CgroupGoneError, CgroupRefusedError, CgroupUnderWayError
-from cgroupfs.files import REAL, Directory, FileOps
+from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.plan import KnobChange, WriteStep, order_changes
@@ -42,12 +42,11 @@ class Slow:
         self._seconds = seconds
         self.inode = inner.inode
         self.read = inner.read
-        self.write_now = inner.write_now
         self.groups = inner.groups
         self.files = inner.files
         self.writers: list[tuple[str, bool]] = []
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         self.writers.append((file, threading.current_thread() is threading.main_thread()))
         time.sleep(self._seconds)
         self._inner.write(directory, file, text)
@@ -153,7 +152,7 @@ def test_a_value_that_the_kernel_changes_on_the_way_in_is_not_ok() -> None:
     kernel, places = machine()
 
     class Clamping(Slow):
-        def write(self, directory: Directory, file: str, text: str) -> None:
+        def write(self, directory: str, file: str, text: str) -> None:
             super().write(directory, file, "77")
 
     outcome = KernelWriter(places, files=Clamping(kernel, 0)).write(step("cpu.weight", "9"))
@@ -310,7 +309,7 @@ class Held(Slow):
         self.go_on = threading.Event()
         self.entered = threading.Event()
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         if not self.go_on.is_set() and threading.current_thread() is not threading.main_thread():
             self.entered.set()
             assert self.go_on.wait(60)

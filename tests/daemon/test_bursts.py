@@ -12,7 +12,7 @@ import pytest
 import trio
 import yaml
 
-from cgroupfs.files import REAL, Directory
+from cgroupfs.files import REAL
 from reconciler.config import load
 from reconciler.config.environment import find_place
 from reconciler.config.model import Config
@@ -37,7 +37,7 @@ class Machine:
         self._at = time.monotonic()
         self._spent = [0.0, 0.0]
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         if directory != "/proc" or file != "stat":
             return REAL.read(directory, file)
         now = time.monotonic()
@@ -47,19 +47,16 @@ class Machine:
         busy, idle = map(int, self._spent)
         return "cpu  0 0 0 0\n" + "".join(f"cpu{cpu} {busy} 0 0 {idle} 0 0 0 0 0 0\n" for cpu in (0, 1))
 
-    def inode(self, directory: Directory) -> int:
+    def inode(self, directory: str) -> int:
         return REAL.inode(directory)
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         REAL.write(directory, file, text)
 
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        return REAL.write_now(directory, file, text)
-
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         return REAL.groups(directory, most)
 
-    def files(self, directory: Directory) -> list[str]:
+    def files(self, directory: str) -> list[str]:
         return REAL.files(directory)
 
 

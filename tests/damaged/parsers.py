@@ -18,7 +18,7 @@ from cgroupfs.errors import CgroupError, InputError, SourceError, StoreError
 from cgroupfs.files import read_text
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
-from cgroupfs.pressure import has_sys_resource, parse_pressure, read_pressure
+from cgroupfs.pressure import has_sys_resource, parse_totals, read_pressure
 from reconciler.actuators.network import netlink
 from reconciler.cli import masks, recorded
 from reconciler.cli.document import Unreachable, _parsed
@@ -66,7 +66,6 @@ from reconciler.signals import (
     pools,
     probe_source,
     promtext,
-    psi,
     runqueue,
     taskstats,
 )
@@ -332,7 +331,7 @@ PARSERS: Final[tuple[Parser, ...]] = (
     ),
     of_text("cgroupfs.codecs:device_numbers", device_numbers, VALUE, b"8:16"),
     of_text("cgroupfs.cpuset:CpuSet.parse", CpuSet.parse, VALUE, b"0-3,8\n"),
-    of_text("cgroupfs.pressure:parse_pressure", parse_pressure, VALUE, PSI),
+    of_text("cgroupfs.pressure:parse_totals", parse_totals, VALUE, PSI),
     of_text("cgroupfs.pressure:has_sys_resource", has_sys_resource, (), b"CapEff:\t0000003fffffffff\n"),
     on_file(
         "cgroupfs.pressure:read_pressure",
@@ -861,7 +860,6 @@ PARSERS: Final[tuple[Parser, ...]] = (
     of_text("reconciler.responses.eviction.exemptions:policy_allows", feed_spared, (), b'["evictLoad"]'),
     # reconciler: signals
     of_text("reconciler.signals.cpu:parse_stat", cpu.parse_stat, VALUE, STAT),
-    of_text("reconciler.signals.psi:parse_totals", psi.parse_totals, VALUE, PSI),
     of_text(
         "reconciler.signals.podnet:parse_net_dev",
         podnet.parse_net_dev,

@@ -17,7 +17,6 @@ from unittest import mock
 
 from inotify_simple import INotify
 
-from cgroupfs.files import Directory
 from tests.fakes.kernel import FakeKernel
 
 _BY_PATH: Final = (
@@ -82,38 +81,31 @@ class Faults:
 
     # FileOps
 
-    def inode(self, directory: Directory) -> int:
-        self._enter("inode", self._named(directory))
+    def inode(self, directory: str) -> int:
+        self._enter("inode", directory)
         with self.apart():
             return self._kernel.inode(directory)
 
-    def read(self, directory: Directory, file: str) -> str:
-        self._enter("cg.read", f"{self._named(directory)}/{file}")
+    def read(self, directory: str, file: str) -> str:
+        self._enter("cg.read", f"{directory}/{file}")
         with self.apart():
-            if isinstance(directory, str) and "/sys/fs/cgroup" not in directory:
+            if "/sys/fs/cgroup" not in directory:
                 with open(f"{directory}/{file}") as opened:
                     return opened.read()
             return self._kernel.read(directory, file)
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
-        self._enter("cg.write", f"{self._named(directory)}/{file}")
+    def write(self, directory: str, file: str, text: str) -> None:
+        self._enter("cg.write", f"{directory}/{file}")
         with self.apart():
             self._kernel.write(directory, file, text)
 
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        try:
-            self.write(directory, file, text)
-        except OSError as exc:
-            return exc.errno or 5
-        return 0
-
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
-        self._enter("groups", self._named(directory))
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
+        self._enter("groups", directory)
         with self.apart():
             return self._kernel.groups(directory, most)
 
-    def files(self, directory: Directory) -> list[str]:
-        self._enter("files", self._named(directory))
+    def files(self, directory: str) -> list[str]:
+        self._enter("files", directory)
         with self.apart():
             return self._kernel.files(directory)
 
@@ -194,9 +186,6 @@ class Faults:
             return real(number, *arguments, **more)
 
         return call
-
-    def _named(self, directory: Directory) -> str:
-        return self._paths.get(directory, "?") if isinstance(directory, int) else directory
 
     def _under(self, path: Any, directory: int | None) -> str | None:
         if isinstance(path, int):

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from cgroupfs.files import Directory
 from tests.fakes.kernel_controllers import CONTROLLERS, Controller
 from tests.fakes.kernel_cpu import Cpuset
 from tests.fakes.kernel_files import Files, Group, fail, kernel_int
@@ -68,9 +67,8 @@ class Tree:
 class FakeKernel:
     """`FileOps`, and what tests and the embedded node do to a kernel: mkdir, spawn, attach, charge, watch.
 
-    ``hybrid_v2`` names controllers that a hybrid machine has on its v2 tree. ``release`` chooses between kernels where
-    they differ, ``distribution`` adds the files of a distribution's own, ``disks`` are the whole disks that there are.
-    Safe to call from several threads, like the real one.
+    ``release`` chooses between kernels where they differ, ``distribution`` adds the files of a distribution's own,
+    ``disks`` are the whole disks that there are. Safe to call from several threads, like the real one.
     """
 
     def __init__(
@@ -81,7 +79,6 @@ class FakeKernel:
         cpus: int = 4,
         nodes: int = 1,
         release: tuple[int, int] = (6, 18),
-        hybrid_v2: tuple[str, ...] = (),
         mirror: bool = False,
         distribution: Literal["", "anolis", "openeuler"] = "",
         disks: tuple[str, ...] = ("254:0", "8:0"),
@@ -100,9 +97,7 @@ class FakeKernel:
         self._late: dict[str, Tree] | None = None
         self._lock = threading.RLock()
         self._inodes = itertools.count(1_000)
-        self._numbers = itertools.count(1 << 20)
         self._next_pid = itertools.count(100_000)
-        self._open: dict[int, tuple[Tree, Group]] = {}
         self._tables: dict[tuple[Tree, bool, frozenset[str]], Files] = {}
         self._processes: set[int] = set()
         self._subscribers: list[Callable[[Event], None]] = []
@@ -112,10 +107,9 @@ class FakeKernel:
             self._mount(base, 2, ("cpuset", "cpu", "io", "memory", "pids"))
         else:
             for name in V1_ORDER:
-                if name not in hybrid_v2:
-                    self._mount(f"{base}/{name}", 1, (name,))
+                self._mount(f"{base}/{name}", 1, (name,))
             if mode == "hybrid":
-                self._mount(f"{base}/unified", 2, hybrid_v2)
+                self._mount(f"{base}/unified", 2, ())
 
     # The machine
 
@@ -268,7 +262,6 @@ class FakeKernel:
             if group.parent is None or group.children or group.pids:
                 fail(errno.EBUSY)
             del group.parent.children[group.name]
-            group.alive = False
             above = path.rpartition("/")[0]
             if self._mirror:
                 for file in group.rendered:
@@ -305,47 +298,30 @@ class FakeKernel:
 
     # FileOps
 
-    def open_dir(self, path: str) -> int:
+    def inode(self, directory: str) -> int:
         with self._lock:
-            number = next(self._numbers)
-            self._open[number] = self._find(path)
-            return number
+            return self._find(directory)[1].inode
 
-    def close_dir(self, number: int) -> None:
-        if self._open.pop(number, None) is None:
-            fail(errno.EBADF)
-
-    def inode(self, directory: Directory) -> int:
+    def read(self, directory: str, file: str) -> str:
         with self._lock:
-            return self._group(directory)[1].inode
+            return self._file(directory, file)[1](self._find(directory)[1])
 
-    def read(self, directory: Directory, file: str) -> str:
-        with self._lock:
-            return self._file(directory, file)[1](self._group(directory)[1])
-
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         self.write_as(1, directory, file, text)
 
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        try:
-            self.write(directory, file, text)
-        except OSError as exc:
-            return exc.errno or errno.EIO
-        return 0
-
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         with self._lock:
-            return list(self._group(directory)[1].children)[:most]
+            return list(self._find(directory)[1].children)[:most]
 
-    def files(self, directory: Directory) -> list[str]:
+    def files(self, directory: str) -> list[str]:
         with self._lock:
-            tree, group = self._group(directory)
-            return list(self._table(tree, group)) if group.alive else []
+            tree, group = self._find(directory)
+            return list(self._table(tree, group))
 
-    def write_as(self, pid: int, directory: Directory, file: str, text: str) -> None:
+    def write_as(self, pid: int, directory: str, file: str, text: str) -> None:
         """A write by some process. A write without a byte is ignored, as is everything about its offset."""
         with self._lock:
-            tree, group = self._group(directory)
+            tree, group = self._find(directory)
             path = tree.path(group)
             try:
                 writer = self._file(directory, file)[2]
@@ -361,12 +337,6 @@ class FakeKernel:
             self.writes.append((f"{path}/{file}", text, 0))
             self._refresh(tree, group)
             self._tell(Event(path, IN_MODIFY, file, pid))
-
-    def keep(self, directory: Directory, file: str) -> "KeptFile":
-        """An open control file, as a long-running reader holds it."""
-        with self._lock:
-            self._file(directory, file)
-            return KeptFile(self, *self._group(directory), file)
 
     # Inside
 
@@ -393,19 +363,10 @@ class FakeKernel:
             group = group.children[name]
         return tree, group
 
-    def _group(self, directory: Directory) -> tuple[Tree, Group]:
-        if isinstance(directory, str):
-            return self._find(directory)
-        if directory not in self._open:
-            fail(errno.EBADF)
-        return self._open[directory]
-
     def _file(
-        self, directory: Directory, file: str
+        self, directory: str, file: str
     ) -> tuple[Group, Callable[[Group], str], Callable[[Group, str], None] | None]:
-        tree, group = self._group(directory)
-        if not group.alive:
-            fail(errno.ENOENT)
+        tree, group = self._find(directory)
         if file in group.children:
             fail(errno.EISDIR)
         table = self._table(tree, group)
@@ -516,8 +477,6 @@ class FakeKernel:
             self._late[tree.mount] = tree
             return
         for member in {id(member): member for member in (*group.above(), *group.walk())}.values():
-            if not member.alive:
-                continue
             path = tree.path(member)
             texts = {file: _shown(reader, member) for file, (reader, _) in self._table(tree, member).items()}
             for file in member.rendered.keys() - texts.keys():
@@ -539,40 +498,14 @@ class Actor:
         self.groups = kernel.groups
         self.files = kernel.files
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         self._kernel.write_as(self.pid, directory, file, text)
-
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        try:
-            self.write(directory, file, text)
-        except OSError as exc:
-            return exc.errno or errno.EIO
-        return 0
 
     def mkdir(self, path: str) -> None:
         self._kernel.mkdir(path, self.pid)
 
     def rmdir(self, path: str) -> None:
         self._kernel.rmdir(path, self.pid)
-
-
-class KeptFile:
-    """An open control file: ENODEV once its group is gone, whatever has its name now."""
-
-    def __init__(self, kernel: FakeKernel, tree: Tree, group: Group, file: str) -> None:
-        self._kernel = kernel
-        self._path = f"{tree.path(group)}/{file}".rpartition("/")
-        self._group = group
-
-    def read(self) -> str:
-        if not self._group.alive:
-            fail(errno.ENODEV)
-        return self._kernel.read(self._path[0], self._path[2])
-
-    def write(self, text: str) -> None:
-        if not self._group.alive:
-            fail(errno.ENODEV)
-        self._kernel.write(self._path[0], self._path[2], text)
 
 
 def _write_clone(group: Group, text: str) -> None:

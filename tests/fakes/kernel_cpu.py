@@ -28,7 +28,6 @@ class Cpuset(PlainController):
         if group.parent is None:
             group.cpus = (1 << self._machine.cpus) - 1
             group.mems = (1 << self._machine.nodes) - 1
-            group.cpu_exclusive = 1
         elif self._version == 1 and group.parent.clone_children:
             group.cpus, group.mems = group.parent.cpus, group.parent.mems
 
@@ -56,7 +55,6 @@ class Cpuset(PlainController):
             "cpuset.mems": (self._shown("mems"), self._mems),
             "cpuset.effective_cpus": (self._shown("cpus"), None),
             "cpuset.effective_mems": (self._shown("mems"), None),
-            "cpuset.cpu_exclusive": (lambda group: f"{group.cpu_exclusive}\n", self._exclusive),
             "cpuset.memory_migrate": (lambda group: f"{group.memory_migrate}\n", self._migrate),
         }
 
@@ -151,7 +149,7 @@ class Cpuset(PlainController):
         if self._version == 1 and mask & ~list(group.above())[-1].cpus:
             fail(errno.EINVAL)
         if mask != group.cpus:
-            self._validate(group, mask, group.mems, group.cpu_exclusive)
+            self._validate(group, mask, group.mems)
             if self._version == 2:
                 self._exclude(group, mask)
             group.cpus = mask
@@ -164,33 +162,25 @@ class Cpuset(PlainController):
         if mask >> self._machine.nodes:
             fail(errno.EINVAL)
         if mask != group.mems:
-            self._validate(group, group.cpus, mask, group.cpu_exclusive)
+            self._validate(group, group.cpus, mask)
             group.mems = mask
-
-    def _exclusive(self, group: Group, text: str) -> None:
-        flag = int(unsigned(text) != 0)
-        self._validate(group, group.cpus, group.mems, flag)
-        group.cpu_exclusive = flag
 
     def _migrate(self, group: Group, text: str) -> None:
         group.memory_migrate = int(unsigned(text) != 0)
 
-    def _validate(self, group: Group, cpus: int, mems: int, exclusive: int) -> None:
+    def _validate(self, group: Group, cpus: int, mems: int) -> None:
         # The order matters: the kernel answers the first rule that is broken.
         if self._version == 1 or self._machine.release < (6, 1):
             for child in group.children.values():
-                if child.cpus & ~cpus or child.mems & ~mems or child.cpu_exclusive > exclusive:
+                if child.cpus & ~cpus or child.mems & ~mems:
                     fail(errno.EBUSY)
         parent = group.parent
         if parent is None:
             return
-        if self._version == 1 and (cpus & ~parent.cpus or mems & ~parent.mems or exclusive > parent.cpu_exclusive):
+        if self._version == 1 and (cpus & ~parent.cpus or mems & ~parent.mems):
             fail(errno.EACCES)
         if group.populated and ((group.cpus and not cpus) or (group.mems and not mems)):
             fail(errno.ENOSPC)
-        for sibling in parent.children.values():
-            if sibling is not group and (exclusive or sibling.cpu_exclusive) and sibling.cpus & cpus:
-                fail(errno.EINVAL)
 
 
 def _is_partition(group: Group) -> bool:

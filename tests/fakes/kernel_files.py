@@ -30,7 +30,6 @@ class Group:
     name: str
     parent: "Group | None"
     inode: int
-    alive: bool = True
     children: dict[str, "Group"] = field(default_factory=dict)
     pids: set[int] = field(default_factory=set)
     clone_children: int = 0
@@ -38,7 +37,6 @@ class Group:
     frozen: int = 0
     cpus: int = 0
     mems: int = 0
-    cpu_exclusive: int = 0
     partition: str = "member"
     partition_error: str = ""
     memory_migrate: int = 0

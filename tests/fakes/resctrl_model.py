@@ -1,40 +1,35 @@
-"""The kernel's resctrl in memory, strict: every file, refusal (errno), ``last_cmd_status`` text and normal form.
+"""The kernel's resctrl in memory, as far as bypassd uses it: files, refusals (errno), ``last_cmd_status``, normal form.
 
-`ResctrlModel` is one machine's resctrl, mounted: all of `cgroupfs.files.FileOps` and `resctrl.files.GroupFiles` on
-absolute paths below ``root``, ``mount`` and ``umount``, and what tests set and see beside that. One thread uses it at a
-time. Behind a real mount: resctrl_fuse.py. Proof: transcripts of real kernels (test_resctrl_transcripts.py).
+`ResctrlModel` is one machine's resctrl, mounted: `resctrl.files.GroupFiles` on absolute paths below ``root``, ``mount``
+and ``umount``, and what tests set and see beside that. One thread uses it at a time. The transcripts of real kernels
+are replayed on it (test_resctrl_model.py). It lacks what bypassd never touches: the mode and the CPUs of groups,
+renames, and the choice of what is counted.
 """
 
 import contextlib
 import errno
-import functools
 import itertools
 import os
 import re
-import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, NoReturn
 
-from cgroupfs.files import Directory
-from tests.fakes.kernel_files import PAGE, fail, kernel_int, kernel_list, show
-from tests.fakes.resctrl_monitor import COUNT_BYTES, Count, Monitor
-from tests.fakes.resctrl_schemata import BLANKS, Allocation, Group, LastStatus, Mode, unsigned
-from tests.fakes.resctrl_shapes import INTEL, MB_PER_SECOND, BandwidthShape, Options, Release, Shape
-from tests.fakes.resctrl_tasks import FakeTasks, ProcTasks
+from tests.fakes.kernel_files import fail
+from tests.fakes.resctrl_shapes import INTEL, MB_PER_SECOND, BandwidthShape, CacheShape, Options, Release, Shape
 
-NAME_MAX = 255
-EVENT_MASK = 0x7F
-EVENT_MASKS = {"mbm_total_bytes": 0x7F, "mbm_local_bytes": 0x15}
-"""Which kinds of traffic are counted after a mount."""
-
-Writer = Callable[[str], None]
-Files = dict[str, tuple[Callable[[], str], Writer | None]]
+Values = dict[str, dict[int, int]]
+COUNT_BYTES = 65_536
+"""Bytes of one count of the hardware."""
+LIMBO_CHECK_S = 1.0
+NO_LIMIT_MBPS = 0xFFFFFFFF
+_BLANKS = " \t\n\v\f\r"
 
 
 class Deed(NamedTuple):
-    """A change: ``what`` is write, mkdir, rmdir or rename; ``text`` what was written or the new name; 0: accepted."""
+    """A change: ``what`` is write, mkdir or rmdir; ``text`` what was written; 0: accepted."""
 
     what: str
     path: str
@@ -43,74 +38,102 @@ class Deed(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Node:
-    """A directory or file of a group (``info`` and all in it: of the default group)."""
+class Group:
+    """A control group, or a monitoring group of the control group ``parent``."""
 
     name: str
-    parent: "Node | None"
     inode: int
-    group: Group
-    mode: int
-    inside: "dict[str, Node] | None" = None
-    read: Callable[[], str] = str
-    write: Writer | None = None
+    closid: int = 0
+    rmid: int = 0
+    parent: "Group | None" = None
+    values: Values = field(default_factory=dict)
+    mons: "dict[str, Group]" = field(default_factory=dict)
 
     @property
     def path(self) -> str:
-        """Below the root, whose own is empty."""
-        return "" if self.parent is None else f"{self.parent.path}/{self.name}"
+        """Below the root."""
+        if self.parent is None:
+            return f"/{self.name}" if self.name else ""
+        return f"{self.parent.path}/mon_groups/{self.name}"
 
-    @property
-    def entries(self) -> "dict[str, Node]":
-        """What is in the directory. ENOTDIR: it is a file; ENOENT: its group was removed."""
-        if self.inside is None:
-            fail(errno.ENOTDIR)
-        return self.inside if self.group.alive else fail(errno.ENOENT)
+
+@dataclass(slots=True)
+class Count:
+    """What one RMID counts in one domain: bytes, and bytes per second. ``word``: the hardware's answer instead."""
+
+    occupancy: int = 0
+    total: float = 0
+    local: float = 0
+    total_bps: float = 0
+    local_bps: float = 0
+    since: float = 0
+    word: str = ""
+
+
+class Schema(NamedTuple):
+    """One line of a schemata file."""
+
+    name: str
+    resource: CacheShape | BandwidthShape
+    closids: int
+
+
+class FakeTasks:
+    """Threads: spawn, end. A new thread is in the group of the thread that made it; None is the default group."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, Group | None] = {}
+        self._numbers = itertools.count(1_000)
+        self._leaders: dict[int, int] = {}
+
+    def spawn(self, threads: int = 1, parent: int = 0) -> int:
+        """A process with so many threads, forked by ``parent`` (0: in the default group); its pid."""
+        tids = list(itertools.islice(self._numbers, threads))
+        for tid in tids:
+            self._leaders[tid], self.groups[tid] = tids[0], self.groups.get(parent)
+        return tids[0]
+
+    def tids(self, pid: int) -> list[int]:
+        """The threads of a process, its leader first."""
+        return [tid for tid, leader in self._leaders.items() if leader == pid]
+
+    def end(self, pid: int) -> None:
+        for tid in self.tids(pid):
+            del self._leaders[tid], self.groups[tid]
 
 
 class ResctrlModel:
     """One machine's resctrl.
 
-    ``fake_tasks``: its threads, unless other ``tasks`` are given. ``deeds``: every change that was tried; ``before`` is
-    called with each before it is done, and may raise. Time passes by ``advance`` unless a ``clock`` is given.
+    ``deeds``: every change that was tried; ``before`` is called with each before it is done, and may raise. Time passes
+    by ``advance``.
     """
 
-    def __init__(
-        self,
-        shape: Shape = INTEL,
-        release: Release = (6, 12),
-        *,
-        root: str = "/sys/fs/resctrl",
-        tasks: FakeTasks | ProcTasks | None = None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, shape: Shape = INTEL, release: Release = (6, 12), *, root: str = "/sys/fs/resctrl") -> None:
         self.shape, self.release, self.root = shape, release, root.rstrip("/")
         self.fake_tasks = FakeTasks()
-        self.tasks = tasks or self.fake_tasks
         self.deeds: list[Deed] = []
         self.before: Callable[[Deed], None] | None = None
-        self.status = LastStatus()
         self.options: Options = ()
-        self.control: list[Group] = []
+        self.control: dict[str, Group] = {}
         """The control groups, the default one first; empty: not mounted."""
-        self.monitor: Monitor | None = None
-        self._passed, self._clock = 0.0, clock
-        self._inodes, self._numbers = itertools.count(1), itertools.count(1 << 21)
-        self._open: dict[int, Node] = {}
-        if shape.monitor is not None:
-            if shape.monitor.nodes > 1 and release < (6, 11):
-                raise ValueError("caches split into NUMA nodes are only known from 6.11 on")
-            self.monitor = Monitor(shape.monitor, release, self.status, self.now)
+        self._status: list[str] = []
+        self._now = 0.0
+        self._inodes = itertools.count(1)
+        self._counts: dict[tuple[int, int], Count] = {}
+        self._free = deque(range(1, shape.monitor.rmids if shape.monitor is not None else 1))
+        self._freed: dict[int, float] = {}
+        """RMIDs that belong to no group and may still occupy cache, since when."""
         if shape.any:
             self.mount(shape.options)
 
     # The machine
 
     def now(self) -> float:
-        return self._passed if self._clock is None else self._clock()
+        return self._now
 
     def advance(self, seconds: float) -> None:
-        self._passed += seconds
+        self._now += seconds
 
     def mount(self, options: Options = ()) -> None:
         """Mount it. ENODEV: no such file system; EBUSY: it is mounted; EINVAL: an option the machine does not have."""
@@ -123,30 +146,50 @@ class ResctrlModel:
         if not offered.issuperset(options):
             fail(errno.EINVAL)
         self.options = options
-        self.status.clear()
-        self.allocation = Allocation(self.shape, self.release, options, self.status, lambda: self.control)
-        group = Group(0, values=self.allocation.default(), cpus=(1 << self.shape.cpus) - 1)
-        self.control = [group]
-        self._top = Node("", None, next(self._inodes), group, stat.S_IFDIR | 0o555, {})
-        self._add(self._top, group, self._info_files())
-        self._fill(self._top, group)
+        self._status.clear()
+        self.schemas = list(self._schemas())
+        self.control = {"": Group("", next(self._inodes), values=self._no_limit())}
 
     def umount(self) -> None:
         """Remove every group; the monitoring ids stay as they are. EINVAL: it is not mounted."""
         if not self.control:
             fail(errno.EINVAL)
-        for group in (*self.control[:0:-1], *self.control[0].mons):
+        for group in (*list(self.control.values())[:0:-1], *self.control[""].mons.copy().values()):
             self._remove(group)
-        self.control.pop().alive = False
+        self.control.clear()
+
+    def mountinfo(self) -> str:
+        """Its line of /proc/self/mountinfo; empty where it is not mounted."""
+        options = "".join(f",{option}" for option in ("cdp", "cdpl2", MB_PER_SECOND) if option in self.options)
+        return f"60 25 0:60 / {self.root} rw,relatime - resctrl resctrl rw{options}\n" if self.control else ""
+
+    def install(self, directory: str) -> None:
+        """Put the tree, as it reads now, and the /proc files about it below a directory, as ordinary files.
+
+        A ``root`` below the directory is shown without it.
+        """
+        x86 = f"vendor_id\t: {self.shape.vendor}\nflags\t\t: fpu sse {self.shape.flags}\n"
+        arm = "Features\t: fp asimd\nCPU implementer\t: 0x41\n"
+        _put(f"{directory}/proc/cpuinfo", arm if self.shape.vendor == "Arm" else x86)
+        _put(f"{directory}/proc/filesystems", "nodev\tproc\n" + ("nodev\tresctrl\n" if self.shape.any else ""))
+        mounts = "25 1 0:22 / /sys rw - sysfs sysfs rw\n" + self.mountinfo()
+        _put(f"{directory}/proc/self/mountinfo", mounts.replace(f" {directory.rstrip('/')}/", " /"))
+        prefix = "" if self.root.startswith(f"{directory.rstrip('/')}/") else directory
+        directories = [self.root] if self.control else []
+        for path in directories:
+            for name, read in self._entries(path).items():
+                if read is None:
+                    directories.append(f"{path}/{name}")
+                else:
+                    _put(f"{prefix}{path}/{name}", read())
 
     def occupancy(self, group: str, domain: int, size: int) -> None:
         """The group's own threads have so many bytes in the cache of the domain."""
         self._count(group, domain).occupancy = size
 
-    def traffic(self, group: str, domain: int, total: int, local: int = 0) -> None:
+    def traffic(self, group: str, domain: int, total: int) -> None:
         """The group's own threads have moved so many bytes more."""
-        count = self._count(group, domain)
-        count.total, count.local = count.total + total, count.local + local
+        self._count(group, domain).total += total
 
     def bandwidth(self, group: str, domain: int, total_bps: float, local_bps: float = 0) -> None:
         """The group's own threads move so many bytes a second from now on."""
@@ -154,221 +197,113 @@ class ResctrlModel:
         count.total_bps, count.local_bps = total_bps, local_bps
 
     def answer(self, group: str, domain: int, word: str) -> None:
-        """The hardware answers ``Unavailable`` or ``Error`` for the group's id; "": numbers again."""
+        """The hardware answers ``Unavailable`` or ``Error`` for the group's id."""
         self._count(group, domain).word = word
-
-    def hardware(self, occupancy: int, bps: float, parts: Sequence[tuple[int, str]], check_after: int = 0) -> None:
-        """The counts of ids for which nothing else is set, the ids that answer a word, and `Monitor.check_after`."""
-        assert self.monitor is not None
-        self.monitor.idle_occupancy, self.monitor.idle_bps, self.monitor.check_after = occupancy, bps, check_after
-        for (rmid, word), domain in itertools.product(parts, self.monitor.shape.domains):
-            self.monitor.at(rmid, domain).word = word
 
     def place_of(self, tid: int) -> str:
         """The path of the group that a thread is in, the monitoring group where it is in one."""
-        return self.root + str(self._current(self.tasks.group(tid)).directory.path)
+        return self.root + (self.fake_tasks.groups[tid] or self.control[""]).path
 
-    # FileOps and GroupFiles
+    # GroupFiles
 
-    def open_dir(self, path: str) -> int:
-        number = next(self._numbers)
-        self._open[number] = self.find(path)
-        return number
+    def inode(self, directory: str) -> int:
+        self._entries(directory)
+        return self._find(directory)[0].inode
 
-    def close_dir(self, number: int) -> None:
-        _ = self._open.pop(number, None) or fail(errno.EBADF)
+    def read(self, directory: str, file: str) -> str:
+        entries = self._entries(directory)
+        return (entries.get(file) or fail(errno.EISDIR if file in entries else errno.ENOENT))()
 
-    def inode(self, directory: Directory) -> int:
-        return self.node(directory).inode
+    def write(self, directory: str, file: str, text: str) -> None:
+        with self._change("write", f"{directory}/{file}", text):
+            if file not in self._entries(directory):
+                fail(errno.ENOENT)
+            group, names = self._find(directory)
+            if names or file not in {"schemata", "tasks"}:
+                fail(errno.EACCES)
+            (self._write_schemata if file == "schemata" else self._write_tasks)(group, text)
 
-    def read(self, directory: Directory, file: str) -> str:
-        return self.read_file(self.node(directory, file))
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
+        return [name for name, read in self._entries(directory).items() if read is None][:most]
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
-        self.write_file(self.node(directory, file), text)
+    def listdir(self, directory: str) -> list[str]:
+        return list(self._entries(directory))
 
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        try:
-            self.write(directory, file, text)
-        except OSError as exc:
-            return exc.errno or errno.EIO
-        return 0
-
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
-        return [name for name, node in self.node(directory).entries.items() if node.inside is not None][:most]
-
-    def files(self, directory: Directory) -> list[str]:
-        return [name for name, node in self.node(directory).entries.items() if node.inside is None]
-
-    def listdir(self, directory: Directory) -> list[str]:
-        return list(self.node(directory).entries)
-
-    def mkdir(self, path: str, mode: int = 0o755) -> None:
+    def mkdir(self, path: str) -> None:
         with self._change("mkdir", path):
-            above, _, name = path.rstrip("/").rpartition("/")
-            if path.rstrip("/") == self.root and self.control:
+            above, _, name = path.rpartition("/")
+            (parent, names), entries = self._find(above), self._entries(above)
+            if name in entries:
                 fail(errno.EEXIST)
-            parent = self.find(above)
-            if name in parent.entries:
-                fail(errno.EEXIST)
-            if "\n" in name or len(name.encode()) > NAME_MAX:
-                fail(errno.EINVAL if "\n" in name else errno.ENAMETOOLONG)
-            if parent is self._top:
-                group = self._new_control_group()
-            elif self.monitor is not None and parent.name == "mon_groups" and name != "mon_groups":
-                self._refuse_if_locking(parent.group)
-                group = Group(parent.group.closid, self.monitor.take(), parent.group)
-                parent.group.mons.append(group)
+            if "\n" in name:
+                fail(errno.EINVAL)
+            if parent is self.control[""] and not names:
+                self.control[name] = self._new_control_group(name)
+            elif names == ["mon_groups"]:
+                parent.mons[name] = Group(name, next(self._inodes), parent.closid, self._take(), parent)
             else:
                 fail(errno.EPERM)
-            self._fill(self._directory(parent, name, group, mode), group)
 
     def rmdir(self, path: str) -> None:
+        """Its threads are then in the group around it."""
         with self._change("rmdir", path):
-            directory = self.find(path)
-            if directory is self._top or directory is not directory.group.directory:
-                fail(errno.EBUSY if directory is self._top else errno.EPERM)
-            self._remove(directory.group)
+            group, names = self._find(path)
+            self._entries(path)
+            if names or not group.path:
+                fail(errno.EPERM if names else errno.EBUSY)
+            self._remove(group)
 
-    def rename(self, old: str, new: str) -> None:
-        """Only monitoring groups move, between groups too, from 6.5 on."""
-        with self._change("rename", old, new):
-            node, (above, _, name) = self.find(old), new.rpartition("/")
-            target, group = self.find(above), node.group
-            if self.release < (6, 5):
-                fail(errno.EPERM)
-            self.status.clear()
-            self.status.refuse_first(
-                (node.inside is None, "Source and destination must be directories"),
-                (group.parent is None or node is not group.directory, "Source must be a MON group"),
-                (target.name != "mon_groups" or name == "mon_groups", "Destination must be a mon_groups subdirectory"),
-                (group.cpus and group.parent is not target.group, "Cannot move a MON group that monitors CPUs"),
-                code=errno.EPERM,
-            )
-            if name in target.entries:
-                fail(errno.EEXIST)
-            assert node.parent is not None
-            assert group.parent is not None
-            del node.parent.entries[node.name]
-            target.entries[name], node.name, node.parent = node, name, target
-            group.parent.mons.remove(group)
-            target.group.mons.append(group)
-            group.parent, group.closid = target.group, target.group.closid
+    # Directories
 
-    # What the mount needs
-
-    def node(self, directory: Directory, file: str = "") -> Node:
-        """A directory, by its path or number, or a file in it. ENOENT, ENOTDIR, EBADF."""
-        node = (self._open.get(directory) or fail(errno.EBADF)) if isinstance(directory, int) else self.find(directory)
-        return (node.entries.get(file) or fail(errno.ENOENT)) if file else node
-
-    def find(self, path: str) -> Node:
-        """The node of a path. ENOENT, ENOTDIR."""
+    def _find(self, path: str) -> tuple[Group, list[str]]:
+        """The innermost group on a path, and the names that follow."""
         if not self.control or not f"{path}/".startswith(f"{self.root}/"):
             fail(errno.ENOENT)
-        node = self._top
-        for name in filter(None, path[len(self.root) :].split("/")):
-            node = node.entries.get(name) or fail(errno.ENOENT)
-        return node
+        names = [name for name in path[len(self.root) :].split("/") if name]
+        group = self.control.get(names[0], self.control[""]) if names else self.control[""]
+        names = names[1:] if group.name else names
+        if len(names) > 1 and names[0] == "mon_groups" and names[1] in group.mons:
+            group, names = group.mons[names[1]], names[2:]
+        return group, names
 
-    def read_file(self, node: Node) -> str:
-        """Read an open file. ENODEV: its group was removed."""
-        if node.inside is not None:
-            fail(errno.EISDIR)
-        return node.read() if node.group.alive else fail(errno.ENODEV)
+    def _entries(self, path: str) -> dict[str, Callable[[], str] | None]:
+        """What a directory has: how a file reads; None: a directory. ENOENT."""
+        group, names = self._find(path)
+        monitor, default = self.shape.monitor, group is self.control[""]
+        match names:
+            case []:
+                entries: dict[str, Callable[[], str] | None] = {"tasks": partial(self._tasks, group)}
+                if group.parent is None:
+                    entries |= {"schemata": partial(self._show, group), "size": partial(self._size, group)}
+                    entries |= {"mon_groups": None} if monitor else {}
+                entries |= {"mon_data": None} if monitor else {}
+                return entries | (dict.fromkeys(("info", *filter(None, self.control))) if default else {})
+            case ["mon_groups"] if monitor and group.parent is None:
+                return dict.fromkeys(group.mons)
+            case ["mon_data"] if monitor:
+                return {f"mon_L3_{domain:02d}": None for domain in monitor.domains}
+            case ["mon_data", name] if monitor and name[7:].isdecimal() and int(name[7:]) in monitor.domains:
+                return {event: partial(self._counted, group, int(name[7:]), event) for event in monitor.events}
+            case ["info"] if default:
+                shown = [schema.name for schema in self.schemas] + (["L3_MON"] if monitor else [])
+                return {**dict.fromkeys(shown), "last_cmd_status": lambda: "\n".join(self._status or ["ok"]) + "\n"}
+            case ["info", name] if default and (values := self._info(name)):
+                return {file: partial(str, f"{value}\n") for file, value in values.items()}
+            case _:
+                return fail(errno.ENOENT)
 
-    def write_file(self, node: Node, text: str) -> None:
-        """Write to an open file. ENODEV: its group was removed."""
-        with self._change("write", self.root + node.path, text):
-            if not node.group.alive:
-                fail(errno.ENODEV)
-            if node.write is None or len(text.encode()) > PAGE:
-                fail(errno.EACCES if node.write is None else errno.E2BIG)
-            node.write(text.split("\0", 1)[0])
-
-    def install(self, directory: str) -> None:
-        """Put the tree, as it reads now, and the /proc files about it below a directory, as ordinary files."""
-        self.describe(directory)
-        below = [self._top] if self.control else []
-        for node in below:
-            below += node.entries.values() if node.inside is not None else ()
-            if node.inside is None:
-                _put(f"{directory}{self.root}{node.path}", node.read())
-
-    def describe(self, directory: str) -> None:
-        """Only the /proc files; a ``root`` below the directory is shown without it."""
-        x86 = f"vendor_id\t: {self.shape.vendor}\nflags\t\t: fpu sse {self.shape.flags}\n"
-        arm = "Features\t: fp asimd\nCPU implementer\t: 0x41\n"
-        _put(f"{directory}/proc/cpuinfo", arm if self.shape.vendor == "Arm" else x86)
-        _put(f"{directory}/proc/filesystems", "nodev\tproc\n" + ("nodev\tresctrl\n" if self.shape.any else ""))
-        mounts = "25 1 0:22 / /sys rw - sysfs sysfs rw\n" + self.mountinfo()
-        _put(f"{directory}/proc/self/mountinfo", mounts.replace(f" {directory.rstrip('/')}/", " /"))
-
-    def mountinfo(self) -> str:
-        """Its line of /proc/self/mountinfo; empty where it is not mounted."""
-        options = "".join(f",{option}" for option in ("cdp", "cdpl2", MB_PER_SECOND) if option in self.options)
-        return f"60 25 0:60 / {self.root} rw,relatime - resctrl resctrl rw{options}\n" if self.control else ""
-
-    # Groups
-
-    def _new_control_group(self) -> Group:
-        # Up to 6.8 the monitoring id is taken first, and joins those that wait where there is no CLOSID.
-        early, take = self.release < (6, 9), self.monitor.take if self.monitor else int
-        rmid = take() if early else 0
-        try:
-            used = {group.closid for group in self.control if group.mode != "pseudo-locked"}
-            free = sorted(set(range(min(schema.closids for schema in self.allocation.schemas))) - used)
-            if not free:
-                self.status.refuse("Out of CLOSIDs", errno.ENOSPC)
-            rmid = rmid if early else take()
-            group = Group(free[0], rmid, values=self.allocation.initial())
-        except OSError:
-            if self.monitor is not None and rmid:
-                self.monitor.give(rmid)
-            raise
-        self.control.append(group)
-        return group
-
-    def _remove(self, group: Group) -> None:
-        """Remove a group and its monitoring groups. Its threads are then in the group around it, see `_current`."""
-        (self.control if group.parent is None else group.parent.mons).remove(group)
-        if group.parent is None:
-            self.control[0].cpus |= group.cpus
-        for removed in (group, *group.mons):
-            removed.alive = False
-            if self.monitor is not None:
-                self.monitor.give(removed.rmid)
-        del group.directory.parent.entries[group.directory.name]
-
-    def _current(self, group: Group | None) -> Group:
-        """The group of a thread that was put into ``group``, which may have been removed since."""
-        while group is not None and not group.alive:
-            group = group.parent
-        return group or self.control[0]
-
-    # The tree
-
-    def _fill(self, directory: Node, group: Group) -> None:
-        group.directory = directory
-        if self.monitor is not None and group.parent is None:
-            self._directory(directory, "mon_groups", group)
-        self._add(directory, group, self._group_files(group))
-
-    def _directory(self, parent: Node, name: str, group: Group, mode: int = 0) -> Node:
-        mode = stat.S_IFDIR | mode if mode else parent.mode
-        return parent.entries.setdefault(name, Node(name, parent, next(self._inodes), group, mode, {}))
-
-    def _add(self, directory: Node, group: Group, files: Files) -> None:
-        """Make the files, and the directories on their paths."""
-        for path, (read, write) in files.items():
-            *above, name = path.split("/")
-            parent = functools.reduce(lambda node, inside: self._directory(node, inside, group), above, directory)
-            mode = stat.S_IFREG | (0o444 if write is None else 0o644)
-            parent.entries[name] = Node(name, parent, next(self._inodes), group, mode, read=read, write=write)
-
-    def _count(self, path: str, domain: int) -> Count:
-        assert self.monitor is not None
-        return self.monitor.at(self.find(path).group.rmid, domain)
+    def _info(self, name: str) -> dict[str, object]:
+        if name == "L3_MON" and self.shape.monitor is not None:
+            return {"num_rmids": self.shape.monitor.rmids, "mon_features": "\n".join(self.shape.monitor.events)}
+        for schema in self.schemas:
+            part = schema.resource
+            if schema.name == name and isinstance(part, BandwidthShape):
+                return {"num_closids": schema.closids, "min_bandwidth": part.minimum, "bandwidth_gran": part.step}
+            if schema.name == name and isinstance(part, CacheShape):
+                masks = {"cbm_mask": f"{part.full:x}", "shareable_bits": f"{part.shareable:x}"}
+                sparse = {"sparse_masks": int(part.holes)} if self.release >= (6, 7) else {}
+                return {"num_closids": schema.closids, "min_cbm_bits": self._least_bits(part), **masks, **sparse}
+        return {}
 
     @contextlib.contextmanager
     def _change(self, what: str, path: str, text: str = "") -> Iterator[None]:
@@ -382,201 +317,194 @@ class ResctrlModel:
             raise
         self.deeds.append(deed)
 
-    # The info directory
+    def _refuse(self, line: str, code: int = errno.EINVAL) -> NoReturn:
+        """Add the reason to ``last_cmd_status`` and raise."""
+        self._status.append(line)
+        raise OSError(code, line)
 
-    def _info_files(self) -> Files:
-        files: Files = {"info/last_cmd_status": (self.status.show, None)}
-        values: dict[str, object] = {}
-        for schema in self.allocation.schemas:
-            part, shown = schema.resource, dict[str, object](num_closids=schema.closids)
-            if isinstance(part, BandwidthShape):
-                shown |= {"min_bandwidth": part.minimum, "bandwidth_gran": part.step}
-                shown |= {"delay_linear": int(not part.absolute)}
-                shown |= {} if part.absolute or part.bits else {"thread_throttle_mode": "max"}
-            else:
-                shown |= {"cbm_mask": f"{part.full:x}", "shareable_bits": f"{part.shareable:x}"}
-                shown |= {"min_cbm_bits": self.allocation.min_bits(part)}
-                shown |= {"sparse_masks": int(part.holes)} if self.release >= (6, 7) else {}
-                files[f"info/{schema.name}/bit_usage"] = (partial(self.allocation.bit_usage, schema), None)
-            values |= {f"{schema.name}/{name}": value for name, value in shown.items()}
-        if (monitor := self.monitor) is not None:
-            shape, features = monitor.shape, ""
-            for event in shape.events:
-                features += f"{event}\n"
-                if shape.configurable and self.release >= (6, 3) and event in EVENT_MASKS:
-                    features += f"{event}_config\n"
-                    masks = dict.fromkeys(shape.domains, EVENT_MASKS[event])
-                    access = partial(_show_event_masks, masks), partial(self._write_event_masks, monitor, masks)
-                    files[f"info/L3_MON/{event}_config"] = access
-            values |= {"L3_MON/num_rmids": shape.rmids, "L3_MON/mon_features": features.rstrip("\n")}
-            show_threshold, write_threshold = lambda: f"{monitor.threshold}\n", partial(_write_threshold, monitor)
-            files["info/L3_MON/max_threshold_occupancy"] = (show_threshold, write_threshold)
-        return files | {f"info/{path}": (partial(str, f"{value}\n"), None) for path, value in values.items()}
+    # Groups and ids
 
-    def _write_event_masks(self, monitor: Monitor, masks: dict[int, int], text: str) -> None:
-        if not text.endswith("\n"):
-            fail(errno.EINVAL)
-        self.status.clear()
-        for word in filter(None, text[:-1].split(";")):
-            number, _, value = word.strip(BLANKS).partition("=")
-            domain, mask = unsigned(number, 10), unsigned(value, 16)
-            if domain is None or mask is None:
-                missing = "Missing '=' or non-numeric domain id"
-                self.status.refuse(missing if domain is None else "Non-numeric event configuration value")
-            outside, line = mask > EVENT_MASK, "Invalid event configuration"
-            if self.release >= (6, 9):
-                self.status.refuse_first((outside, f"{line}: max valid mask is 0x{EVENT_MASK:02x}"))
-            if domain not in masks:
-                fail(errno.EINVAL)
-            self.status.refuse_first((outside, line))
-            if mask != masks[domain]:
-                masks[domain] = mask
-                monitor.reconfigure(domain)
+    def _new_control_group(self, name: str) -> Group:
+        used = {group.closid for group in self.control.values()}
+        free = set(range(min(schema.closids for schema in self.schemas))) - used
+        if not free:
+            self._refuse("Out of CLOSIDs", errno.ENOSPC)
+        return Group(name, next(self._inodes), min(free), self._take(), values=self._no_limit())
 
-    # A group's files
+    def _remove(self, group: Group) -> None:
+        del (self.control if group.parent is None else group.parent.mons)[group.name]
+        removed = (group, *group.mons.values())
+        for tid, where in self.fake_tasks.groups.items():
+            if where in removed:
+                self.fake_tasks.groups[tid] = group.parent
+        self._freed |= {each.rmid: self._now for each in removed if each.rmid}
 
-    def _group_files(self, group: Group) -> Files:
-        """The files of a group. Monitoring groups have no schemata of their own."""
-        files: Files = {
-            "cpus": (lambda: show_mask(group.cpus, self.shape.cpus), partial(self._write_cpus, group, cpu_mask)),
-            "cpus_list": (lambda: show(group.cpus), partial(self._write_cpus, group, kernel_list)),
-            "tasks": (partial(self._tasks, group), partial(self._write_tasks, group)),
-        }
-        if group.parent is None:
-            files["mode"] = (lambda: f"{group.mode}\n", partial(self._write_mode, group))
-            files["schemata"] = (partial(self.allocation.show, group), partial(self.allocation.write, group))
-            files["size"] = (partial(self.allocation.size, group), None)
-        if (monitor := self.monitor) is not None:
-            for cache, domains in monitor.shape.caches.items():
-                parts = {f"/mon_sub_L3_{node:02d}": (node,) for node in domains if monitor.shape.nodes > 1}
-                for (part, counted), event in itertools.product({"": domains, **parts}.items(), monitor.shape.events):
-                    read = partial(_sum, monitor, group, counted, event)
-                    files[f"mon_data/mon_L3_{cache:02d}{part}/{event}"] = (read, None)
-        return files
+    def _take(self) -> int:
+        """The RMID of a new group, its traffic from 0; the last group's bytes may still be in the cache.
+
+        A freed one waits until the cache has lost its bytes: the kernel looks once a second. EBUSY where some wait,
+        otherwise ENOSPC.
+        """
+        if (monitor := self.shape.monitor) is None:
+            return 0
+        for rmid, since in list(self._freed.items()):
+            sizes = [self._of(rmid, domain).occupancy for domain in monitor.domains]
+            if self._now - since >= LIMBO_CHECK_S and max(sizes) < monitor.threshold:
+                del self._freed[rmid]
+                self._free.append(rmid)
+        if not self._free:
+            self._refuse("Out of RMIDs", errno.EBUSY if self._freed else errno.ENOSPC)
+        rmid = self._free.popleft()
+        for domain in monitor.domains:
+            self._counts[rmid, domain] = Count(self._of(rmid, domain).occupancy, since=self._now)
+        return rmid
+
+    def _of(self, rmid: int, domain: int) -> Count:
+        """The counts of one RMID in one domain, up to date."""
+        count = self._counts.setdefault((rmid, domain), Count(since=self._now))
+        count.total += count.total_bps * (self._now - count.since)
+        count.local += count.local_bps * (self._now - count.since)
+        count.since = self._now
+        return count
+
+    def _count(self, path: str, domain: int) -> Count:
+        return self._of(self._find(path)[0].rmid, domain)
+
+    def _counted(self, group: Group, domain: int, event: str) -> str:
+        """Whole counts, and in a control group those of its monitoring groups; a word only where none has a number."""
+        counts = [self._of(each.rmid, domain) for each in (group, *group.mons.values())]
+        fields = {"llc_occupancy": "occupancy", "mbm_total_bytes": "total", "mbm_local_bytes": "local"}
+        known = [int(getattr(count, fields[event])) // COUNT_BYTES for count in counts if not count.word]
+        return f"{sum(known) * COUNT_BYTES if known else counts[-1].word}\n"
+
+    # Threads
 
     def _tasks(self, group: Group) -> str:
         """A control group's file shows the threads of its monitoring groups too."""
-        threads = [(tid, self._current(put_into)) for tid, put_into in self.tasks.threads()]
+        default = self.control[""]
+        threads = ((tid, where or default) for tid, where in sorted(self.fake_tasks.groups.items()))
         return "".join(f"{tid}\n" for tid, where in threads if group in (where, where.parent))
 
     def _write_tasks(self, group: Group, text: str) -> None:
-        old = self.release < (6, 7)
-        if old and _pid(text) < 0:
-            fail(errno.EINVAL)
-        self.status.clear()
-        self._refuse_if_locking(group)
-        if old:
-            self._move(group, _pid(text))
-            return
-        while text and text[0] != "\n":
-            word, _, text = text.partition(",")
-            try:
-                pid = _pid(word)
-            except OSError:
-                self.status.refuse(f"Task list parsing error pid {word.strip(BLANKS)}")
-            self.status.refuse_first((pid < 0, f"Invalid pid {pid}"))
-            try:
-                self._move(group, pid)
-            except OSError:
-                self.status.puts(f"Error while processing task {pid}")
-                raise
+        """One thread. What a list of them does differs between kernels; bypassd writes none."""
+        self._status.clear()
+        tid = int(text) if text.strip().isdecimal() else fail(errno.EINVAL)
+        if tid not in self.fake_tasks.groups:
+            self._refuse(f"No task {tid}", errno.ESRCH)
+        now = self.fake_tasks.groups[tid] or self.control[""]
+        if group.parent is not None and group.parent not in (now, now.parent):
+            self._refuse("Can't move task to different control group")
+        self.fake_tasks.groups[tid] = group if group.path else None
 
-    def _move(self, group: Group, pid: int) -> None:
-        try:
-            current = self._current(self.tasks.group(pid))
-            elsewhere = group.parent is not None and group.parent not in (current, current.parent)
-            self.status.refuse_first((elsewhere, "Can't move task to different control group"))
-            self.tasks.put(pid, None if group is self.control[0] else group)
-        except KeyError:
-            self.status.refuse(f"No task {pid}", errno.ESRCH)
+    # Schemata
 
-    def _write_cpus(self, group: Group, parse: Callable[[str, int], int], text: str) -> None:
-        self._refuse_if_locking(group)
-        try:
-            mask = parse(text, self.shape.cpus)
-        except OSError:
-            self.status.puts("Bad CPU list/mask")
-            raise
-        root, parent = self.control[0], group.parent
-        added, dropped = mask & ~group.cpus, group.cpus & ~mask
-        if parent is None:
-            self.status.refuse_first((dropped and group is root, "Can't drop CPUs from default group"))
-            root.cpus |= dropped
-            others = [each for control in self.control for each in (control, *control.mons)]
-        else:
-            line = "Can only add CPUs to mongroup that belong to parent"
-            self.status.refuse_first((mask & ~parent.cpus, line))
-            others = parent.mons
-        for other in others:
-            # A control group's own monitoring groups lose all of theirs.
-            other.cpus &= 0 if other.parent is group else ~added
-        group.cpus = mask
+    def _schemas(self) -> Iterator[Schema]:
+        bandwidths = [part for part in self.shape.bandwidths if self.release >= part.since]
+        parts: list[CacheShape | BandwidthShape] = [*self.shape.caches, *bandwidths]
+        for part in parts if self.release < (5, 15) else parts[::-1]:
+            if {"L3": "cdp", "L2": "cdpl2"}.get(part.name) in self.options:
+                yield from (Schema(f"{part.name}{half}", part, part.closids // 2) for half in ("DATA", "CODE"))
+            else:
+                yield Schema(part.name, part, part.closids)
 
-    def _write_mode(self, group: Group, text: str) -> None:
+    def _no_limit(self) -> Values:
+        full = {schema.name: schema.resource.full for schema in self.schemas}
+        full |= {"MB": NO_LIMIT_MBPS} if MB_PER_SECOND in self.options else {}
+        return {schema.name: dict.fromkeys(schema.resource.domains, full[schema.name]) for schema in self.schemas}
+
+    def _least_bits(self, cache: CacheShape) -> int:
+        return 0 if cache.empty and self.release >= (6, 1) else 1
+
+    def _write_schemata(self, group: Group, text: str) -> None:
+        """All lines are parsed before any is applied, but for a limit in MB/s from 5.19 on."""
         if not text.endswith("\n"):
             fail(errno.EINVAL)
-        self.status.clear()
-        mode = text[:-1]
-        if mode == group.mode:
-            return
-        lock = mode == "pseudo-locksetup"
-        self.status.refuse_first(
-            (group.mode == "pseudo-locked", "Cannot change pseudo-locked group"),
-            (mode not in {"shareable", "exclusive", "pseudo-locksetup"}, "Unknown or unsupported mode"),
-            (lock and group is self.control[0], "Cannot pseudo-lock default group"),
-            (lock and {"cdp", "cdpl2"} & set(self.options), "CDP enabled"),
-            (lock and not self.shape.pseudo_lock, "Pseudo-locking not supported"),
-            (lock and group.mons, "Monitoring in progress"),
-            (lock and self._tasks(group), "Tasks assigned to resource group"),
-            (lock and group.cpus, "CPUs assigned to resource group"),
-        )
-        if mode == "exclusive":
-            self.allocation.check_exclusive(group)
-        group.mode = cast("Mode", mode)
+        self._status.clear()
+        parsed: Values = {}
+        for line in text[:-1].split("\n"):
+            name, colon, rest = line.partition(":")
+            name = name.strip(_BLANKS)
+            if not colon or not rest:
+                self._refuse("Missing ':'" if not colon else f"Missing '{name}' value")
+            schema = next((schema for schema in self.schemas if schema.name == name), None)
+            if schema is None:
+                self._refuse(f"Unknown or unsupported resource name '{name}'")
+            self._parse_line(schema, rest, group, parsed)
+        for name, domains in parsed.items():
+            group.values[name].update(domains)
 
-    def _refuse_if_locking(self, group: Group) -> None:
-        self.status.refuse_first((group.mode.startswith("pseudo-lock"), "Pseudo-locking in progress"))
+    def _parse_line(self, schema: Schema, rest: str, group: Group, parsed: Values) -> None:
+        part, values = schema.resource, parsed.setdefault(schema.name, {})
+        while rest:
+            word, _, rest = rest.partition(";")
+            number, equals, text = word.partition("=")
+            domain = _unsigned(number, 10)
+            if not equals or domain is None:
+                self._refuse("Missing '=' or non-numeric domain")
+            if domain not in part.domains:
+                fail(errno.EINVAL)
+            if domain in values:
+                self._refuse(f"Duplicate domain {domain}")
+            if isinstance(part, CacheShape):
+                values[domain] = self._mask(part, text.strip(_BLANKS))
+            else:
+                at_once = MB_PER_SECOND in self.options and self.release >= (5, 19)
+                limits = group.values[schema.name] if at_once else values
+                limits[domain] = self._limit(part, text.strip(_BLANKS))
+
+    def _mask(self, cache: CacheShape, text: str) -> int:
+        mask = _unsigned(text, 16)
+        if mask is None:
+            self._refuse(f"Non-hex character in the mask {text}")
+        run, least = mask & ~(mask + (mask & -mask)), self._least_bits(cache)
+        if mask > cache.full or (mask == 0 and not cache.empty):
+            self._refuse("Mask out of range")
+        if run != mask and not cache.holes:
+            self._refuse(f"The mask {mask:x} has non-consecutive 1-bits")
+        if run.bit_count() < least:
+            self._refuse(f"Need at least {least} bits in the mask")
+        return mask
+
+    def _limit(self, part: BandwidthShape, text: str) -> int:
+        new, mbps = self.release >= (6, 1), MB_PER_SECOND in self.options
+        number = _unsigned(text, 10, 32 if new else 64)
+        if number is None:
+            self._refuse(f"{'Invalid MB value' if new else 'Non-decimal digit in MB value'} {text}")
+        if not mbps and not part.minimum <= number <= part.full:
+            self._refuse(f"MB value {number} out of range [{part.minimum},{part.full}]")
+        if mbps and new:
+            return number
+        # Before 6.1 a limit in MB/s is rounded too, and cut to 32 bits without an error.
+        return part.shown(-(-number // part.step) * part.step & NO_LIMIT_MBPS)
+
+    def _show(self, group: Group) -> str:
+        """The schemata file. Names are as wide as those of the halves would be."""
+        caches = self.shape.caches
+        limits = [schema.resource for schema in self.schemas if isinstance(schema.resource, BandwidthShape)]
+        width = max([(cache.ways + 3) // 4 for cache in caches] + [len(str(part.full)) for part in limits])
+        formats = {CacheShape: f"0{width}x", BandwidthShape: f"{width}d"}
+        return self._lines(group, lambda part, value: f"{value:{formats[type(part)]}}")
+
+    def _size(self, group: Group) -> str:
+        """The size file: bytes of cache, or the bandwidth's number."""
+        return self._lines(group, lambda part, value: str(part.amount(value)))
+
+    def _lines(self, group: Group, text: Callable[[CacheShape | BandwidthShape, int], str]) -> str:
+        parts: list[CacheShape | BandwidthShape] = [*self.shape.caches, *self.shape.bandwidths]
+        width = max(len(part.name) + 4 * (isinstance(part, CacheShape) and part.cdp) for part in parts)
+        lines = ""
+        for schema in self.schemas:
+            values = sorted(group.values[schema.name].items())
+            shown = ";".join(f"{domain}={text(schema.resource, value)}" for domain, value in values)
+            lines += f"{schema.name:>{width}}:{shown}\n"
+        return lines
 
 
-def _sum(monitor: Monitor, group: Group, domains: tuple[int, ...], event: str) -> str:
-    """A counter's file: all of its domains, and in a control group those of its monitoring groups."""
-    values = [monitor.read(each.rmid, domain, event) for each in (group, *group.mons) for domain in domains]
-    numbers = [value for value in values if isinstance(value, int)]
-    # A word only where no id at all has a number, and then the last id's.
-    return f"{sum(numbers) if numbers else values[-1]}\n"
-
-
-def _show_event_masks(masks: dict[int, int]) -> str:
-    return ";".join(f"{domain}=0x{mask:02x}" for domain, mask in masks.items()) + "\n"
-
-
-def _write_threshold(monitor: Monitor, text: str) -> None:
-    number = kernel_int(text, 0, (1 << 32) - 1)
-    if number > monitor.shape.cache_bytes:
-        fail(errno.EINVAL)
-    monitor.threshold = number // COUNT_BYTES * COUNT_BYTES
-
-
-def _pid(text: str) -> int:
-    """kstrtoint with base 0, blanks around it allowed. EINVAL, ERANGE."""
-    return kernel_int(text.strip(BLANKS), -(1 << 31), (1 << 31) - 1)
-
-
-def cpu_mask(text: str, count: int) -> int:
-    """bitmap_parse: hexadecimal groups of at most 8 digits, apart by commas. EINVAL, EOVERFLOW as the kernel."""
-    parts = text.split("\n", 1)[0].strip().split(",")
-    if parts == [""]:
-        return 0
-    if not all(re.fullmatch("[0-9a-fA-F]+", word) for word in parts):
-        fail(errno.EINVAL)
-    mask = int("".join(word.zfill(8) for word in parts), 16)
-    return fail(errno.EOVERFLOW) if mask >> count or max(map(len, parts)) > 8 else mask
-
-
-def show_mask(mask: int, count: int) -> str:
-    """bitmap "%*pb": groups of 32 bits apart by commas, as wide as the machine."""
-    parts = [f"{mask >> low & 0xFFFFFFFF:0{(min(32, count - low) + 3) // 4}x}" for low in range(0, count, 32)]
-    return ",".join(reversed(parts)) + "\n"
+def _unsigned(text: str, base: int, bits: int = 64) -> int | None:
+    """kstrtoul: digits, perhaps a plus before them; None where the kernel refuses."""
+    match = re.fullmatch(r"\+?([0-9]+)" if base == 10 else r"\+?((?:0[xX])?[0-9a-fA-F]+)", text)
+    number = int(match[1], base) if match is not None else 1 << bits
+    return number if number < 1 << bits else None
 
 
 def _put(path: str, text: str) -> None:

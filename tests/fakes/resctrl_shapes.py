@@ -72,25 +72,12 @@ class BandwidthShape:
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorShape:
-    """Monitoring. ``threshold``: a freed RMID is given out again below this occupancy.
-
-    ``configurable``: the kinds of traffic that count can be set (AMD, from 6.3). ``nodes``: NUMA nodes of each cache
-    (sub-NUMA clusters, from 6.11); ``domains`` are then the nodes.
-    """
+    """Monitoring. ``threshold``: a freed RMID is given out again below this occupancy."""
 
     rmids: int
     domains: tuple[int, ...]
     threshold: int
-    cache_bytes: int
     events: tuple[str, ...] = EVENTS
-    configurable: bool = False
-    nodes: int = 1
-
-    @property
-    def caches(self) -> dict[int, tuple[int, ...]]:
-        """Each cache's domains."""
-        starts = range(0, len(self.domains), self.nodes)
-        return {cache: self.domains[start : start + self.nodes] for cache, start in enumerate(starts)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +87,9 @@ class Shape:
     name: str
     vendor: Literal["GenuineIntel", "AuthenticAMD", "Arm"] = "GenuineIntel"
     flags: str = ""
-    cpus: int = 4
     caches: tuple[CacheShape, ...] = ()
     bandwidths: tuple[BandwidthShape, ...] = ()
     monitor: MonitorShape | None = None
-    pseudo_lock: bool = False
     options: Options = ()
 
     @property
@@ -112,20 +97,7 @@ class Shape:
         return bool(self.caches or self.bandwidths or self.monitor)
 
 
-@dataclass(frozen=True)
-class Schema:
-    """One line of a schemata file. ``names``: its own, and of the other half where code and data are apart."""
-
-    names: tuple[str, ...]
-    resource: CacheShape | BandwidthShape
-    closids: int
-
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-
-_MONITOR = MonitorShape(rmids=32, domains=(0, 1), threshold=524_288, cache_bytes=16 << 20)
+_MONITOR = MonitorShape(rmids=32, domains=(0, 1), threshold=524_288)
 _L3 = CacheShape(name="L3", ways=12, size=16 << 20, domains=(0, 1), closids=8, shareable=0xC00, cdp=True)
 _L2 = CacheShape(name="L2", ways=8, size=4 << 20, domains=(0, 1, 2, 3), closids=4, cdp=True)
 _MB = BandwidthShape(name="MB", domains=(0, 1), closids=8)
@@ -134,9 +106,7 @@ INTEL = Shape(name="intel", flags=_FLAGS, caches=(_L3,), bandwidths=(_MB,), moni
 INTEL_CDP = replace(INTEL, name="intel-cdp", options=("cdp",))
 INTEL_MBPS = replace(INTEL, name="intel-mbps", options=(MB_PER_SECOND,))
 INTEL_L2 = replace(INTEL, name="intel-l2", flags=f"{_FLAGS} cat_l2 cdp_l2", caches=(_L3, _L2))
-INTEL_SNC = replace(INTEL, name="intel-snc", monitor=replace(_MONITOR, rmids=16, domains=(0, 1, 2, 3), nodes=2))
-_ONLY = replace(_L2, size=1 << 20, domains=(0, 1), cdp=False)
-L2_ONLY = Shape(name="l2-only", flags="rdt_a cat_l2", caches=(_ONLY,), pseudo_lock=True)
+L2_ONLY = Shape(name="l2-only", flags="rdt_a cat_l2", caches=(replace(_L2, size=1 << 20, domains=(0, 1), cdp=False),))
 _FOUR = (0, 1, 2, 3)
 _AMD_L3 = CacheShape(name="L3", ways=16, size=16 << 20, domains=_FOUR, closids=16, holes=True, empty=True, cdp=True)
 _AMD_MB = BandwidthShape(name="MB", domains=_FOUR, closids=16, minimum=0, step=1, full=2048, absolute=True)
@@ -146,11 +116,11 @@ AMD = Shape(
     flags=f"{_FLAGS} smba bmec",
     caches=(_AMD_L3,),
     bandwidths=(_AMD_MB, replace(_AMD_MB, name="SMBA", since=(6, 3))),
-    monitor=replace(_MONITOR, domains=_FOUR, threshold=0, configurable=True),
+    monitor=replace(_MONITOR, domains=_FOUR, threshold=0),
 )
 _MPAM_L3 = replace(_L3, ways=16, size=32 << 20, domains=(1, 2), closids=32, shareable=0xFFFF, holes=True)
 _MPAM_MB = BandwidthShape(name="MB", domains=(1, 2), closids=32, minimum=0, step=1, bits=16)
-_MPAM_MONITOR = replace(_MONITOR, rmids=64, domains=(1, 2), threshold=0, cache_bytes=32 << 20, events=EVENTS[:2])
+_MPAM_MONITOR = replace(_MONITOR, rmids=64, domains=(1, 2), threshold=0, events=EVENTS[:2])
 MPAM = Shape(name="mpam", vendor="Arm", caches=(_MPAM_L3,), bandwidths=(_MPAM_MB,), monitor=_MPAM_MONITOR)
 MPAM_COARSE = replace(MPAM, name="mpam-coarse", bandwidths=(replace(_MPAM_MB, minimum=13, step=13, bits=3),))
 NONE = Shape(name="none")
@@ -159,4 +129,3 @@ SHAPES = {shape.name: shape for shape in (INTEL, INTEL_CDP, INTEL_MBPS, INTEL_L2
 """Machines that every kernel knows."""
 MPAM_SHAPES = {shape.name: shape for shape in (MPAM, MPAM_COARSE)}
 """Arm's, with kernels that have resctrl for it."""
-ALL_SHAPES = {**SHAPES, **MPAM_SHAPES, INTEL_SNC.name: INTEL_SNC}

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from cgroupfs.files import REAL, Directory, FileOps
+from cgroupfs.files import REAL, FileOps
 from tests.e2e.pods import BEST_EFFORT, MIN_SHARES, PERIOD_US, PodSpec, pod_values, whole_cpus
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.kubelet.cgroups import KubeletNames
@@ -39,25 +39,22 @@ class FakeFiles:
         self._kernel = kernel
         self._top = f"{kernel.root}/sys/fs/cgroup/"
 
-    def _of(self, directory: Directory) -> FileOps:
-        return self._kernel if isinstance(directory, int) or f"{directory}/".startswith(self._top) else REAL
+    def _of(self, directory: str) -> FileOps:
+        return self._kernel if f"{directory}/".startswith(self._top) else REAL
 
-    def inode(self, directory: Directory) -> int:
+    def inode(self, directory: str) -> int:
         return self._of(directory).inode(directory)
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         return self._of(directory).read(directory, file)
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         self._kernel.write(directory, file, text)
 
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        return self._kernel.write_now(directory, file, text)
-
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         return self._of(directory).groups(directory, most)
 
-    def files(self, directory: Directory) -> list[str]:
+    def files(self, directory: str) -> list[str]:
         return self._of(directory).files(directory)
 
 

@@ -50,12 +50,12 @@ def test_numbers_words_and_missing_files() -> None:
 def test_a_split_socket_shows_its_sum_or_the_sum_of_its_parts() -> None:
     parts = {"mon_sub_L3_00__llc_occupancy": "10", "mon_sub_L3_01__llc_occupancy": "20"}
     domain_use = MonitorGroups("/r", data(d00={"llc_occupancy": "31", **parts})).read("", at_s=0).domains[0]
-    assert (domain_use.occupancy, domain_use.parts) == (31, {0: 10, 1: 20})
+    assert domain_use.occupancy == 31
     summed = MonitorGroups("/r", data(d00={"llc_occupancy": "Error", **parts})).read("", at_s=0).domains[0]
     assert summed.occupancy == 30
     broken = {**parts, "mon_sub_L3_01__llc_occupancy": "Unavailable"}
     unknown = MonitorGroups("/r", data(d00={"llc_occupancy": "Error", **broken})).read("", at_s=0).domains[0]
-    assert (unknown.occupancy, unknown.parts) == (None, {0: 10, 1: None})
+    assert unknown.occupancy is None
 
 
 def test_a_group_that_is_gone_says_so() -> None:

@@ -1,20 +1,23 @@
-"""The package through real files, errno and threads: on the model's mount here, on the kernel in `make vm-resctrl`."""
+"""The package on whole machines: on the model of each, and in `make vm-resctrl` on the kernel's own resctrl."""
 
 import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from cgroupfs.errors import CgroupBusyError, CgroupGoneError
 from resctrl.capability import BandwidthCapability, BandwidthUnit, CacheCapability, Capability, read_capability
+from resctrl.files import REAL, GroupFiles
 from resctrl.groups import ControlGroups, OutOfGroupsError, gather
 from resctrl.monitor import MonitorGroups
 from resctrl.schemata import bandwidth_bounds, largest, rounded
-from tests.fakes.resctrl_fuse import mounted
 from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_shapes import AMD, INTEL, INTEL_CDP, INTEL_L2, INTEL_MBPS, L2_ONLY, Release, Shape
 from tests.real_resctrl import ours, real_resctrl
@@ -48,9 +51,13 @@ while not select.select([0], [], [], 0)[0]:
 
 
 class Place(NamedTuple):
+    """One machine's resctrl. ``wait``: lets the kernel look for freed monitoring ids."""
+
     capability: Capability
+    files: GroupFiles
     groups: ControlGroups
     monitors: MonitorGroups
+    wait: Callable[[], None]
 
 
 def _name(machine: tuple[Shape, Release] | None) -> str:
@@ -58,37 +65,30 @@ def _name(machine: tuple[Shape, Release] | None) -> str:
 
 
 on_each = pytest.mark.parametrize("machine", [None] if ours() else MACHINES, ids=_name)
-on_one = pytest.mark.parametrize("machine", [None] if ours() else MACHINES[:1], ids=_name)
+
+
+def _place(capability: Capability, files: GroupFiles, wait: Callable[[], None]) -> Place:
+    root = capability.root
+    assert root is not None
+    return Place(capability, files, ControlGroups(root, files), MonitorGroups(root, files), wait)
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[tuple[Shape, Release] | None], Place]]:
-    """Machines' resctrl, each mounted when it is first requested; None is the kernel's own."""
-    known: dict[tuple[Shape, Release] | None, Place] = {}
-    with contextlib.ExitStack() as stack:
-
-        def get(machine: tuple[Shape, Release] | None) -> Place:
-            if machine not in known:
-                root = "/"
-                if machine is None:
-                    stack.enter_context(real_resctrl())
-                else:
-                    node = tmp_path_factory.mktemp("node")
-                    mount = stack.enter_context(mounted(*machine, node / "sys/fs/resctrl"))
-                    ResctrlModel(*machine, root=mount.root).describe(str(node))
-                    root = str(node)
-                capability = read_capability(root)
-                assert capability.root is not None
-                known[machine] = Place(capability, ControlGroups(capability.root), MonitorGroups(capability.root))
-            return known[machine]
-
-        yield get
+def kernel() -> Iterator[Place]:
+    with real_resctrl():
+        yield _place(read_capability(), REAL, lambda: time.sleep(0.1))
 
 
 @pytest.fixture
-def place(machine: tuple[Shape, Release] | None, places: Callable[[tuple[Shape, Release] | None], Place]) -> Place:
+def place(machine: tuple[Shape, Release] | None, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     """The machine's resctrl, nothing of ours in it."""
-    return places(machine)
+    if machine is None:
+        there: Place = request.getfixturevalue("kernel")
+        return there
+    model = ResctrlModel(*machine)
+    model.install(str(tmp_path))
+    capability = replace(read_capability(str(tmp_path)), root=model.root)
+    return _place(capability, model, lambda: model.advance(0.1))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def _create(place: Place, name: str) -> None:
         try:
             place.groups.create(name)
         except CgroupBusyError:
-            subprocess.run(["sleep", "0.1"], check=True)
+            place.wait()
         else:
             return
     pytest.fail(f"no monitoring id came free: {place.groups.status()}")
@@ -143,14 +143,17 @@ def test_whatever_is_legal_is_taken_and_reads_back(place: Place, group: str) -> 
             )
 
 
-def _gives_ids_out_again(place: Place) -> bool:
+def _gives_ids_out_again(machine: tuple[Shape, Release] | None) -> bool:
     """Whether a freed monitoring id is usable before its group occupies nothing of the cache."""
-    text = place.groups.files.read(f"{place.capability.root}/info/L3_MON", "max_threshold_occupancy")
-    return int(text) > 0
+    if machine is not None:
+        return machine[0].monitor is None or machine[0].monitor.threshold > 0
+    return int(REAL.read("/sys/fs/resctrl/info/L3_MON", "max_threshold_occupancy")) > 0
 
 
 @on_each
-def test_the_budget_is_what_the_machine_says_and_comes_back(place: Place, group: str) -> None:
+def test_the_budget_is_what_the_machine_says_and_comes_back(
+    place: Place, group: str, machine: tuple[Shape, Release] | None
+) -> None:
     room = place.capability.control_groups - 2
     for number in range(room):
         _create(place, f"bypassd-{number}")
@@ -159,7 +162,7 @@ def test_the_budget_is_what_the_machine_says_and_comes_back(place: Place, group:
     assert caught.value.what == "CLOSIDs"
     if room:
         place.groups.remove("bypassd-0")
-        if place.capability.monitoring is None or _gives_ids_out_again(place):
+        if _gives_ids_out_again(machine):
             _create(place, "bypassd-more")
 
 
@@ -176,7 +179,7 @@ def test_what_is_measured_is_known_or_unknown_but_never_wrong(place: Place, grou
         assert use.total is None or later.total is None or later.total >= use.total >= 0
 
 
-@on_one
+@pytest.mark.parametrize("machine", [None], ids=_name)
 def test_all_threads_of_a_program_that_never_stops_forking_arrive(place: Place, group: str) -> None:
     program = subprocess.Popen([sys.executable, "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert program.stdin is not None
@@ -187,7 +190,7 @@ def test_all_threads_of_a_program_that_never_stops_forking_arrive(place: Place, 
         def threads() -> set[int]:
             return {tid for pid in _family(program.pid) for tid in _tids(pid)}
 
-        done = gather(place.groups.files, place.groups.path(group), threads, passes=100)
+        done = gather(place.files, place.groups.path(group), threads, passes=100)
         assert done.on_settled
         assert not done.refused
         # A thread that lived while the members were read is one.

@@ -6,33 +6,31 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import CgroupRefusedError
-from resctrl.capability import read_capability
 from resctrl.groups import ControlGroups
 from resctrl.trial import NAME, CacheTrial, remove_left_groups
-from tests.fakes.resctrl_fuse import mounted
 from tests.fakes.resctrl_model import ResctrlModel
 from tests.fakes.resctrl_shapes import INTEL
 
-MACHINE = (INTEL, (6, 1))
-
 
 def test_the_group_has_the_smallest_share_and_is_removed_after_an_error_too(tmp_path: Path) -> None:
-    with mounted(*MACHINE, tmp_path / "sys/fs/resctrl") as mount:
-        ResctrlModel(*MACHINE, root=mount.root).describe(str(tmp_path))
-        capability = read_capability(str(tmp_path))
-        assert capability.root is not None
-        groups = ControlGroups(capability.root)
-        cache = next(cache for cache in capability.caches if cache.name == "L3")
-        with suppress(ZeroDivisionError), CacheTrial(str(tmp_path)) as trial:
-            masks = groups.schemata(NAME)["L3"]
-            assert {mask.bit_count() for mask in masks.values()} == {max(1, cache.min_ways)}
-            assert trial.share_bytes > 0
-            assert trial.occupied_bytes() >= 0
-            raise ZeroDivisionError
-        assert groups.ours() == []
-        groups.create(NAME)
-        assert remove_left_groups(str(tmp_path)) == [NAME]
-        assert remove_left_groups(str(tmp_path)) == []
+    model = ResctrlModel(INTEL, root=f"{tmp_path}/sys/fs/resctrl")
+    model.install(str(tmp_path))
+    groups, pid = ControlGroups(model.root, model), model.fake_tasks.spawn()
+    with suppress(ZeroDivisionError), CacheTrial(str(tmp_path), model) as trial:
+        assert groups.schemata(NAME)["L3"] == {0: 1, 1: 1}
+        assert trial.share_bytes == 2 * ((16 << 20) // 12)
+        trial.add(pid)
+        assert groups.members(NAME) == {pid}
+        model.occupancy(groups.path(NAME), 1, 1 << 20)
+        assert trial.occupied_bytes() == 1 << 20
+        model.answer(groups.path(NAME), 0, "Unavailable")
+        with pytest.raises(CgroupRefusedError, match="occupancy is not available"):
+            trial.occupied_bytes()
+        raise ZeroDivisionError
+    assert groups.ours() == []
+    groups.create(NAME)
+    assert remove_left_groups(str(tmp_path), model) == [NAME]
+    assert remove_left_groups(str(tmp_path), model) == []
 
 
 def test_a_machine_without_resctrl_has_no_trial_and_nothing_left(tmp_path: Path) -> None:

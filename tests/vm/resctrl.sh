@@ -86,7 +86,7 @@ if [[ ! -e $program || $(cat "$place/stamp" 2>/dev/null) != "$stamp" ]]; then
 fi
 # The probe comes first: on the AMD machine the ids of groups that were removed before it are gone for good.
 if (($# == 0)); then
-    set -- -rs -s tests/fakes/test_resctrl_transcripts.py tests/resctrl tests/reconciler/actuators/resctrl/test_actuator_kernel.py
+    set -- -rs -s tests/fakes/test_resctrl_model.py tests/resctrl tests/reconciler/actuators/resctrl/test_actuator_kernel.py
 fi
 # Two sockets, so that there are two caches.
 PATH=$place:$PATH BYPASSD_VM_REGISTERS=$machine BYPASSD_VM_CPU=$cpu BYPASSD_VM_CPUS=4,sockets=2,cores=2 \

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, final
 
 from cgroupfs.bounded import digits
 from cgroupfs.errors import errno_name
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import REAL, FileOps, write_now
 from cgroupfs.scheduling import IDLE, REAL_SCHEDULER, USUAL, Scheduler
 from reconciler.runtime.stint_timer import TIMER
 from state.entry import FileKey
@@ -207,8 +207,7 @@ class FastPath:
             return False
         # No stint ends among the writes: the program may be executed at any moment from here on.
         TIMER.stop()
-        write_now = self._files.write_now
-        errnos = [write_now(write.directory, write.file, write.text) for write in prepared.writes]
+        errnos = [write_now(self._files, write.directory, write.file, write.text) for write in prepared.writes]
         creation = not prepared.signalled
         prepared.signalled = True
         on_init, prepared.on_init = prepared.on_init, None
@@ -236,7 +235,7 @@ class FastPath:
         if not writes:
             return
         at = time.monotonic()
-        errnos = [self._files.write_now(write.directory, write.file, write.text) for write in writes]
+        errnos = [write_now(self._files, write.directory, write.file, write.text) for write in writes]
         self._report(FastResult(container_id, at, time.monotonic(), writes, errnos, before_exec=None, creation=False))
 
     def _set_init(self, procs: str) -> InitClass:

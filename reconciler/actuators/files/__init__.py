@@ -1,4 +1,4 @@
-"""Files of the node that are no control files (`catalog`).
+"""Files of the node that are no control files (`file_catalog`).
 
 Belongs here: reading them, writing them, and restoring them.
 

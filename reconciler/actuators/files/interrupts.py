@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from cgroupfs.bounded import whole
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.errors import StoreError, errno_name
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import FileOps
 from reconciler.actuators.base import (
     ActuatorContext,
     ActuatorKind,
@@ -41,7 +41,6 @@ from reconciler.runtime.format import plural
 from state.cpu import INTERRUPTS, InterruptPlan
 from state.entry import LedgerEntry, RestoreOutcome, RestoreResult
 from state.kinds import INTERRUPT
-from state.ledger import Ledger
 from state.memory import MACHINE
 from state.printable import printable
 from state.topology import Topology
@@ -178,11 +177,6 @@ def undo(access: InterruptFiles, state: InterruptRows) -> tuple[list[RestoreResu
     known = {number: access.with_kernels(number, place) for number, place in state.by_number.items()}
     done, left = undo_values(list(_dump(InterruptRows(by_number=known))), access)
     return done, _load(left)
-
-
-def restore_places(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> list[RestoreResult]:
-    """Restore all of them while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
-    return undo_rows(ledger, CODEC, partial(undo, InterruptFiles(root, files)))
 
 
 class _Sweep(Struct):
@@ -390,7 +384,7 @@ def _relevant(situation: PlanSnapshot) -> tuple[object, ...]:
 def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
     if context.only is not None:
         return ()
-    return restore_places(context.ledger, root=context.root)
+    return undo_rows(context.ledger, CODEC, partial(undo, InterruptFiles(context.root, context.files)))
 
 
 ACTUATOR: Final = ActuatorKind(codecs={INTERRUPT: CODEC}, build=InterruptPlaces, undo=_undo_offline)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from cgroupfs.bounded import whole
 from cgroupfs.errors import StoreError, errno_name
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import FileOps
 from reconciler.actuators.base import (
     ActuatorContext,
     ActuatorKind,
@@ -33,7 +33,6 @@ from reconciler.actuators.file_catalog import FILES
 from reconciler.actuators.holds import holding
 from state.entry import LedgerEntry, RestoreResult
 from state.kinds import FILE, SYSCTL
-from state.ledger import Ledger
 from state.memory import MACHINE
 from state.model import Setting
 from state.plan import FileTarget
@@ -158,17 +157,6 @@ def undo(access: FileAccess, kind: str, state: FileRows) -> tuple[list[RestoreRe
     rows = sorted((_row(kind, name, value) for name, value in state.values.items()), key=lambda row: row.file)
     done, left = undo_values(rows, access)
     return done, CODECS[kind].load(left)
-
-
-def restore_files(ledger: Ledger, *, root: str = "/", files: FileOps = REAL) -> list[RestoreResult]:
-    """Restore all of them while no daemon runs.
-
-    Errors: `StoreError` if the result cannot be recorded; they are restored.
-    """
-    access = FileAccess(root, files)
-    return [
-        result for kind, codec in CODECS.items() for result in undo_rows(ledger, codec, partial(undo, access, kind))
-    ]
 
 
 @final
@@ -333,7 +321,14 @@ def _period_s(situation: PlanSnapshot) -> float | None:
 
 
 def _undo_offline(context: OfflineContext) -> Sequence[RestoreResult]:
-    return restore_files(context.ledger, root=context.root) if context.only is None else ()
+    if context.only is not None:
+        return ()
+    access = FileAccess(context.root, context.files)
+    return [
+        result
+        for kind, codec in CODECS.items()
+        for result in undo_rows(context.ledger, codec, partial(undo, access, kind))
+    ]
 
 
 ACTUATOR: Final = ActuatorKind(codecs=CODECS, build=NodeFiles, undo=_undo_offline)

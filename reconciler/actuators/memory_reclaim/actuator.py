@@ -23,7 +23,7 @@ from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import UNIFIED, Hierarchy
 from cgroupfs.lines import lines_of
 from cgroupfs.log import get_log
-from cgroupfs.pressure import parse_pressure
+from cgroupfs.pressure import parse_totals
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.holds import holding
 from reconciler.runtime.format import size
@@ -132,12 +132,12 @@ class ReclaimActuator:
     def _stalled_us(self, path: str) -> int | None:
         try:
             directory = self._hierarchy.directory(UNIFIED, path)
-            some = parse_pressure(self._files.read(directory, "memory.pressure")).some
+            stalled_us = parse_totals(self._files.read(directory, "memory.pressure")).some_us
         except (OSError, ValueError) as exc:
             self.problems["pressure"] = f"no memory pressure per container, proactive reclaim is off: {exc}"
             return None
         self.problems.pop("pressure", None)
-        return some.total_us if some is not None else None
+        return stalled_us
 
     # One action
 

@@ -18,8 +18,8 @@ from cgroupfs.bounded import digits
 from cgroupfs.errors import SourceError
 from reconciler.actuators.base import PeriodicWorker
 from reconciler.actuators.codec import LedgerState, RowCodec, undo_rows
-from reconciler.actuators.network.netlink import Link, link_mbit
-from reconciler.actuators.network.tc import FILE, NAME, ClassRates, Tc, TreeCounters
+from reconciler.actuators.network.netlink import NAME, Link, link_mbit
+from reconciler.actuators.network.tc import FILE, ClassRates, Tc, TreeCounters
 from reconciler.actuators.network.tc_pods import PodTc
 from state.entry import LedgerEntry, OriginalSource, RestoreOutcome, RestoreResult
 from state.kinds import NETWORK

@@ -26,7 +26,7 @@ from reconciler.actuators.codec import LedgerState
 from reconciler.actuators.holds import holding
 from reconciler.actuators.network.actuator import NetworkState, Redirect, Redirects, release, undo_pods
 from reconciler.actuators.network.namespaces import NetworkNamespaces
-from reconciler.actuators.network.netlink import Link
+from reconciler.actuators.network.netlink import NAME, Link
 from reconciler.actuators.network.tc_pods import SLOTS, IfbState, PodTc, VethFilters
 from state.model import Hold, Pod, PodClass, Setting
 from state.network import Direction
@@ -39,7 +39,6 @@ _HOST: Final = {
     Direction.RECEIVED: "in the host network, where nothing identifies packets to it",
 }
 _LOG: Final = get_log("pod_ceiling")
-NAME: Final = "network"
 FULL_READ_S: Final = 30.0
 _RETRY_S: Final = 2.0
 _BYPASS_BYTES: Final = 1 << 20

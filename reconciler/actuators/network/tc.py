@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple, Protocol, final
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
+from reconciler.actuators.network.netlink import NAME
 from state.network import BE_CLASS, HANDLE, ONLINE_CLASS, Direction
 
-NAME: Final = "network"
 FILE: Final = "root qdisc"
 _TREE: Final = HANDLE | 0x1
 _GATHERS: Final = frozenset(direction.device for direction in Direction)

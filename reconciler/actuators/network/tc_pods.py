@@ -34,10 +34,9 @@ from typing import Any, Final, NamedTuple, Protocol, final
 from msgspec import Struct
 
 from cgroupfs.errors import SourceError
-from reconciler.actuators.network.netlink import Link, Links, NotOfferedError
+from reconciler.actuators.network.netlink import NAME, Link, Links, NotOfferedError
 from reconciler.actuators.network.tc import (
     ALL_PROTOCOLS,
-    NAME,
     Connect,
     burst,
     connected,

@@ -24,19 +24,18 @@ from typing import Final, NamedTuple, final
 import trio
 
 from cgroupfs.errors import errno_name
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.scheduling import BATCH, IDLE, OTHER, REAL_SCHEDULER, USUAL, Scheduler, policy_number, policy_text
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext, PlanSnapshot
 from reconciler.actuators.cgroup.fastpath import InitClass
-from reconciler.actuators.processes.process_values import MemberValues, ProcessValueActuator, offline, restore_values
+from reconciler.actuators.processes.process_values import ProcessValueActuator, undo_offline
 from reconciler.actuators.processes.value_records import ContainerRecord, ProcessValueKind, codec_of, with_records
 from reconciler.runtime.wakeup import WakeUp
 from reconciler.signals.processes import PodProcesses
 from state.cpu import THREAD_POLICY
 from state.entry import RestoreResult
 from state.kinds import THREAD
-from state.ledger import Ledger
 from state.model import Phase
 from state.plan import ProcessValuePlan
 from state.setting_state import SettingState
@@ -80,20 +79,6 @@ class _Policies:
 
     def set_value(self, number: int, value: int) -> None:
         self._scheduler.set_policy(number, value)
-
-
-def restore_policies(
-    hierarchy: Hierarchy,
-    ledger: Ledger,
-    only: str | None = None,
-    *,
-    root: str = "/",
-    files: FileOps = REAL,
-    scheduler: Scheduler = REAL_SCHEDULER,
-) -> list[RestoreResult]:
-    """Restore everything while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
-    members = MemberValues(_KIND, _Policies(hierarchy, files, scheduler), hierarchy, root, files)
-    return restore_values(_KIND, members, ledger, only)
 
 
 class _Created(NamedTuple):
@@ -238,10 +223,7 @@ class IdleThreads(ProcessValueActuator):
 
 
 def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
-    return offline(
-        context,
-        lambda hierarchy: restore_policies(hierarchy, context.ledger, context.only, root=context.root),
-    )
+    return undo_offline(_KIND, lambda hierarchy: _Policies(hierarchy, context.files, REAL_SCHEDULER), context)
 
 
 ACTUATOR: Final = ActuatorKind(codecs={THREAD: CODEC}, build=IdleThreads, undo=_undo)

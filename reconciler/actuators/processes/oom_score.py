@@ -12,15 +12,14 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Final, final
 
-from cgroupfs.files import REAL, FileOps
+from cgroupfs.files import FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext
-from reconciler.actuators.processes.process_values import MemberValues, ProcessValueActuator, offline, restore_values
+from reconciler.actuators.processes.process_values import ProcessValueActuator, undo_offline
 from reconciler.actuators.processes.value_records import ProcessValueKind, codec_of
 from reconciler.signals.processes import PodProcesses
 from state.entry import RestoreResult
 from state.kinds import PROCESS
-from state.ledger import Ledger
 from state.memory import OOM_SCORE
 
 FILE: Final = "oom_score_adj"
@@ -57,14 +56,6 @@ class _Scores:
         self._files.write(f"{self._proc}/{number}", FILE, str(value))
 
 
-def restore_scores(
-    hierarchy: Hierarchy, ledger: Ledger, only: str | None = None, *, root: str = "/", files: FileOps = REAL
-) -> list[RestoreResult]:
-    """Restore everything while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
-    members = MemberValues(_KIND, _Scores(hierarchy, root, files), hierarchy, root, files)
-    return restore_values(_KIND, members, ledger, only)
-
-
 @final
 class OomScores(ProcessValueActuator):
     name = _NAME
@@ -74,10 +65,7 @@ class OomScores(ProcessValueActuator):
 
 
 def _undo(context: OfflineContext) -> Sequence[RestoreResult]:
-    return offline(
-        context,
-        lambda hierarchy: restore_scores(hierarchy, context.ledger, context.only, root=context.root),
-    )
+    return undo_offline(_KIND, lambda hierarchy: _Scores(hierarchy, context.root, context.files), context)
 
 
 ACTUATOR: Final = ActuatorKind(codecs={PROCESS: CODEC}, build=OomScores, undo=_undo)

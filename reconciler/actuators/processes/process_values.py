@@ -48,7 +48,6 @@ from reconciler.actuators.processes.value_records import (
 )
 from reconciler.runtime.cooperative import TimeSlice
 from state.entry import RestoreOutcome, RestoreResult
-from state.ledger import Ledger
 from state.model import GroupRef, Phase, Setting
 from state.plan import ProcessValuePlan
 from state.setting_state import SettingState
@@ -237,21 +236,16 @@ def _chosen(containers: Mapping[str, ContainerRecord], only: str | None) -> dict
     return {path: record for path, record in sorted(containers.items()) if only in {None, record.pod_uid}}
 
 
-def restore_values(
-    kind: ProcessValueKind, members: MemberValues, ledger: Ledger, only: str | None = None
-) -> list[RestoreResult]:
-    """Restore everything while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
-    return undo_rows(ledger, codec_of(kind), lambda state: _undo(members, state, only))
-
-
-def offline(
-    context: OfflineContext, restore: Callable[[Hierarchy], Sequence[RestoreResult]]
+def undo_offline(
+    kind: ProcessValueKind, access: Callable[[Hierarchy], MemberAccess], context: OfflineContext
 ) -> Sequence[RestoreResult]:
-    """``restore`` with the node's hierarchy."""
+    """Restore everything while no daemon runs. Errors: `StoreError` if the result cannot be recorded."""
     try:
-        return restore(Hierarchy.detect(context.root))
+        hierarchy = Hierarchy.detect(context.root)
     except SourceError:
         return ()  # without cgroups nothing was ever written
+    members = MemberValues(kind, access(hierarchy), hierarchy, context.root, context.files)
+    return undo_rows(context.ledger, codec_of(kind), lambda state: _undo(members, state, context.only))
 
 
 def _bounded(record: ContainerRecord, wanted: int) -> tuple[ContainerRecord, AbstractSet[str]]:

@@ -325,7 +325,7 @@ class ResctrlActuator:
         return measured(self._status(), view, request)
 
     def status(self) -> dict[str, object]:
-        """Its section of the state document; see `actuators.resctrl.status`."""
+        """Its section of the state document."""
         return status_document(self._status(), self._clock())
 
     def problems(self, titles: Mapping[str, str]) -> Sequence[str]:

@@ -4,15 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import trio
 
 from cgroupfs.codecs import Value
-from cgroupfs.files import Directory
+from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy, HierarchyMode
 from cgroupfs.writer import KernelWriter
-from reconciler.actuators.base import ActuatorContext
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, OfflineContext
 from reconciler.actuators.cgroup.apply import CgroupActuator
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.cgroup.conflict import ForeignWrites
@@ -21,10 +21,12 @@ from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.cgroup.foreign_rules import ForeignRules
 from reconciler.actuators.mode import WriteMode, WriteSettings
 from reconciler.runtime.object_errors import ObjectErrors
+from state.entry import RestoreResult
 from state.ledger import Ledger
 from state.model import Container, GroupRef, Phase, RuntimeSpec, Setting
 from state.store import Store
 from tests.fakes.kernel import FakeKernel, Mode
+from tests.fakes.no_api import no_api
 
 BE = "/kubepods/besteffort"
 POD = f"{BE}/pod11111111-1111-4111-8111-111111111111"
@@ -48,6 +50,15 @@ def context(ledger: Ledger, **given: Any) -> ActuatorContext:
     return ActuatorContext(ledger=ledger, **(known | given))
 
 
+def undone(
+    kind: ActuatorKind, ledger: Ledger, *, root: str = "/", only: str | None = None, files: object = REAL
+) -> list[RestoreResult]:
+    """The results of a restore while no daemon runs."""
+    assert kind.undo is not None
+    given = OfflineContext(root=root, ledger=ledger, api=no_api, only=only, files=cast(FileOps, files))
+    return list(kind.undo(given))
+
+
 class Stopped(BaseException):
     """The process ended here, as by SIGKILL: nothing after the last write happened."""
 
@@ -65,24 +76,20 @@ class StoppingFiles:
             raise Stopped
         self.count += 1
 
-    def inode(self, directory: Directory) -> int:
+    def inode(self, directory: str) -> int:
         return self.kernel.inode(directory)
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         return self.kernel.read(directory, file)
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         self._count()
         self.kernel.write(directory, file, text)
 
-    def write_now(self, directory: Directory, file: str, text: str) -> int:
-        self._count()
-        return self.kernel.write_now(directory, file, text)
-
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         return self.kernel.groups(directory, most)
 
-    def files(self, directory: Directory) -> list[str]:
+    def files(self, directory: str) -> list[str]:
         return self.kernel.files(directory)
 
 

@@ -1,6 +1,5 @@
 """A machine with a strict model of the kernel's resctrl, pods on it, and the agent's part that divides it."""
 
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -81,6 +80,8 @@ class World:
         self.mounted_by = "resctrl"
         self.hidden = False
         """The host's mounts are not this process'."""
+        self._capabilities: dict[str, Capability] = {}
+        """By the line of the mount table."""
         self.before: Callable[[str], None] = lambda _: None
         """Called around everything that outlives the agent: what is done to mounts, and to the store."""
         mount = Mount(directory="/cpuset", version=1, controllers=("cpuset",))
@@ -106,11 +107,14 @@ class World:
         return self.side
 
     def capability(self) -> Capability:
-        copy = self.path / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        self.model.install(str(copy))
-        capability = read_capability(str(copy))
-        return replace(capability, root=MOUNT) if capability.status is ResctrlStatus.READY else capability
+        mounted = self.model.mountinfo()
+        if mounted not in self._capabilities:
+            copy = self.path / f"copy-{len(self._capabilities)}"
+            self.model.install(str(copy))
+            capability = read_capability(str(copy))
+            ready = capability.status is ResctrlStatus.READY
+            self._capabilities[mounted] = replace(capability, root=MOUNT) if ready else capability
+        return self._capabilities[mounted]
 
     # The mounter
 
@@ -158,7 +162,7 @@ class World:
         """Everything that another program would see: groups, their values, where the threads are."""
         groups = sorted(self.model.groups(MOUNT)) + sorted(self.model.groups(f"{MOUNT}/mon_groups"))
         values = {name: self.model.read(f"{MOUNT}/{name}".rstrip("/"), "schemata") for name in ("", *self.controls())}
-        places = {tid: self.model.place_of(tid) for tid, _ in self.model.fake_tasks.threads()}
+        places = {tid: self.model.place_of(tid) for tid in self.model.fake_tasks.groups}
         return groups, values, places
 
     def controls(self) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cgroupfs.files import REAL, Directory
+from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.cli.exits import Exit
 from reconciler.cli.ledger import restore_without_daemon
@@ -29,7 +29,7 @@ MARKS = {"min_free_kbytes": ("250000", "67584"), "watermark_scale_factor": ("150
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a node, as root directory: the files of its kernel, and the store."""
 
-    def write(_: object, directory: Directory, file: str, text: str) -> None:
+    def write(_: object, directory: str, file: str, text: str) -> None:
         # A file on a disk is not cut by a shorter value, as the kernel's is.
         Path(str(directory), file).write_text(f"{text}\n")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.errors import InputError
+from cgroupfs.files import write_now
 from reconciler.cli import archive as module
 from reconciler.cli.archive import open_sink, unpack
 from reconciler.cli.exits import CliError
@@ -279,7 +280,7 @@ def test_of_pods_groups_a_plan_reads_the_archive_and_makes_no_file(tmp_path: Pat
     with pytest.raises(FileNotFoundError):
         controls.read(f"{tmp_path}/target/{GROUP}", "cpu.stat")
     assert controls.read(f"{tmp_path}/target/sys/fs/cgroup/cpu/kubepods", "cpu.shares") == "1024\n"
-    assert controls.write_now(f"{tmp_path}/target/{GROUP}", "cpu.shares", "8") == errno.EROFS
+    assert write_now(controls, f"{tmp_path}/target/{GROUP}", "cpu.shares", "8") == errno.EROFS
 
 
 @pytest.mark.parametrize(

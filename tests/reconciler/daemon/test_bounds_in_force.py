@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cgroupfs.files import Directory
 from reconciler.config.model import AgentMode
 from reconciler.control import bounds_in_force
 from reconciler.control.bounds_in_force import BoundProblem, response_problem
@@ -39,7 +38,7 @@ def refusing(live: LiveNode, path: str, file: str, controller: str = "cpuset") -
     real = live.kernel.write
     directory = live.path(path, controller)
 
-    def write(at: Directory, name: str, text: str) -> None:
+    def write(at: str, name: str, text: str) -> None:
         if at == directory and name == file:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         real(at, name, text)

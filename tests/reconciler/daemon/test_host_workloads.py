@@ -11,7 +11,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.files import REAL, Directory, FileOps
+from cgroupfs.files import REAL, FileOps
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.config.model import HttpSection
@@ -37,17 +37,17 @@ class NodeFiles:
     def __init__(self, kernel: FakeKernel, root: str) -> None:
         self._kernel, self._proc = kernel, f"{root}/proc"
 
-    def _of(self, directory: Directory) -> FileOps:
+    def _of(self, directory: str) -> FileOps:
         of_proc = isinstance(directory, str) and directory.startswith(self._proc)
         return REAL if of_proc else cast(FileOps, self._kernel)
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         return self._of(directory).read(directory, file)
 
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         return self._of(directory).groups(directory, most)
 
-    def inode(self, directory: Directory) -> int:
+    def inode(self, directory: str) -> int:
         return self._of(directory).inode(directory)
 
     def __getattr__(self, name: str) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from cgroupfs.errors import AgentError
-from cgroupfs.files import Directory
 from reconciler.alerts.agent_alerts import _OF_ITS_OWN, RUNBOOKS, SourceHealth, runbook, source_states
 from reconciler.alerts.alert import Alert
 from reconciler.daemon.agent import Agent
@@ -30,7 +29,7 @@ Make = Callable[[LiveNode, Agent, pytest.MonkeyPatch], object]
 def unreadable(live: LiveNode, _agent: Agent, patch: pytest.MonkeyPatch) -> None:
     real, directory = live.kernel.read, live.path(BOX, "cpu")
 
-    def read(at: Directory, file: str) -> str:
+    def read(at: str, file: str) -> str:
         if at == directory and file == "cpu.shares":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(at, file)

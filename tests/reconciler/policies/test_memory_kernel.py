@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cgroupfs.files import REAL, Directory, RealFiles
+from cgroupfs.files import REAL, RealFiles
 from cgroupfs.hierarchy import Hierarchy
 from cgroupfs.knobs import CATALOG
 from cgroupfs.naming import QosClass
@@ -206,7 +206,7 @@ async def test_a_limit_below_usage_reclaims_or_is_refused_and_nobody_dies(
 class Short(RealFiles):  # type: ignore[misc]  # final for the agent; here it is this machine with a shortage put on
     """This machine, but with a NUMA node that is out of free memory."""
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         if file == "zoneinfo":
             return "Node 0, zone Normal\n  pages free 5\n min 1\n low 10000\n high 20000\n managed 9000000\n"
         return super().read(directory, file)

@@ -6,34 +6,16 @@ import pytest
 
 from cgroupfs.files import REAL
 from reconciler.signals.podcpu import Throttling
-from reconciler.signals.psi import Psi, parse_totals
+from reconciler.signals.psi import Psi
 from state.evidence import NODE
 from state.model import Pod
 from tests.reconciler.signals.podtree import Tree, read, scene, values
 
 LINE = "{} avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
-OLD_CPU = "some avg10=1.23 avg60=0.90 avg300=0.10 total=123456\n"
-"""5.10 and RHEL 8: no full line."""
 
 
 def text(some: int, full: int | None = 0) -> str:
     return LINE.format("some", some) + ("" if full is None else LINE.format("full", full))
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [(OLD_CPU, (123456, None)), (text(5, 3), (5, 3)), (text(0, 0), (0, 0)), (text(7, 6).rstrip("\n"), (7, 6))],
-)
-def test_totals_of_several_kernels(given: str, expected: tuple[int, int | None]) -> None:
-    assert tuple(parse_totals(given)) == expected
-
-
-@pytest.mark.parametrize(
-    "given", ["", "some\n", "full avg10=0.00 total=3\n", "some avg10=1.00 total=x\n", "some total=\n", "0\n"]
-)
-def test_other_texts_are_refused(given: str) -> None:
-    with pytest.raises(ValueError, match="no total"):
-        parse_totals(given)
 
 
 class Quota:

@@ -18,7 +18,7 @@ class CountingKernel(FakeKernel):
     listings = 0
     longest = 0
 
-    def groups(self, directory: int | str, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         names = super().groups(directory, most)
         self.listings += 1
         self.longest = max(self.longest, len(names))
@@ -43,7 +43,7 @@ async def test_a_bounded_number_of_a_users_groups_is_read_for_its_processes(
     read: list[str] = []
     real = kernel.read
 
-    def reading(directory: int | str, file: str) -> str:
+    def reading(directory: str, file: str) -> str:
         read.append(str(directory))
         return real(directory, file)
 

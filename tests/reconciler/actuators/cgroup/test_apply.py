@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.files import Directory
 from reconciler.actuators.cgroup.restore import adopt_unjournaled_writes, restore_all
 from reconciler.actuators.mode import WriteSettings
 from state.entry import LedgerEntry, RestoreOutcome
@@ -303,7 +302,8 @@ async def test_a_signal_amid_a_look_writes_nothing_that_the_look_has_given_up(ac
     acting.write(GROUP, "cpu.set", "0-3")  # the runtime has written, its rename is on the way
     record = acting.files.write
 
-    def write(directory: Directory, file: str, text: str) -> None:
+    def write(directory: str, file: str, text: str) -> None:
+        acting.files.write = record  # type: ignore[method-assign]
         acting.lane.execute(CID, 1.0)
         record(directory, file, text)
 
@@ -573,7 +573,7 @@ async def test_a_file_that_cannot_be_read_is_alone_with_it(
 ) -> None:
     file, real = FILES[knob][1], acting.kernel.read
 
-    def read(directory: Directory, name: str) -> str:
+    def read(directory: str, name: str) -> str:
         if name == file and str(directory).endswith(CID):
             raise OSError(code, "refused", name)
         return real(directory, name)
@@ -605,7 +605,7 @@ async def test_what_a_file_had_before_it_could_not_be_read_is_no_known_value(
 ) -> None:
     real = acting.kernel.read
 
-    def read(directory: Directory, name: str) -> str:
+    def read(directory: str, name: str) -> str:
         if name == "cpu.shares":
             raise OSError(errno.EIO, "refused", name)
         return real(directory, name)
@@ -624,7 +624,7 @@ async def test_a_group_that_only_seemed_gone_is_looked_at_again(
 ) -> None:
     real = acting.kernel.read
 
-    def read(directory: Directory, name: str) -> str:
+    def read(directory: str, name: str) -> str:
         raise OSError(errno.ENODEV, "gone", name)
 
     monkeypatch.setattr(acting.kernel, "read", read)

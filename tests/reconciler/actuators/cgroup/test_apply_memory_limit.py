@@ -7,7 +7,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from cgroupfs.files import Directory
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.compare import GroupTarget
 from reconciler.actuators.mode import WriteSettings
@@ -60,7 +59,7 @@ class Held(StoppingFiles):
         self.go_on = threading.Event()
         self.entered = threading.Event()
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         if threading.current_thread() is not threading.main_thread():
             self.entered.set()
             assert self.go_on.wait(60)

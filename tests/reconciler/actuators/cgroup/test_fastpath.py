@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.files import Directory
 from cgroupfs.scheduling import BATCH, IDLE, OTHER
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult, FastWrite, InitClass
 from state.entry import BeforeSource
@@ -228,7 +227,7 @@ async def test_a_write_at_the_signal_reads_no_value_and_its_event_has_the_source
     reads: list[str] = []
     read = acting.files.read
 
-    def noted(directory: Directory, file: str) -> str:
+    def noted(directory: str, file: str) -> str:
         reads.append(file)
         return read(directory, file)
 

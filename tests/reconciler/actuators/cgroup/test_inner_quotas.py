@@ -126,7 +126,7 @@ class Counting:
     def of(cls, kernel: FakeKernel) -> "Counting":
         counting = cls(kernel)
 
-        def read(directory: int | str, file: str) -> str:
+        def read(directory: str, file: str) -> str:
             counting.count += 1
             return counting._read(directory, file)
 

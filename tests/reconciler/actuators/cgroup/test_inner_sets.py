@@ -232,12 +232,12 @@ async def test_twelve_hundred_groups_take_many_passes_of_bounded_work(acting: Ac
     read, listed = acting.kernel.read, acting.kernel.groups
     reads = listings = 0
 
-    def counted(directory: int | str, file: str) -> str:
+    def counted(directory: str, file: str) -> str:
         nonlocal reads
         reads += 1
         return read(directory, file)
 
-    def listing(directory: int | str, most: int | None = None) -> list[str]:
+    def listing(directory: str, most: int | None = None) -> list[str]:
         nonlocal listings
         listings += 1
         return listed(directory, most)
@@ -271,7 +271,7 @@ async def test_the_slower_the_kernel_the_fewer_groups_are_written_in_one_pass(ac
         acting.kernel.make_group(f"{DOCKER}/{index:064x}")
     write = acting.kernel.write
 
-    def slow(directory: int | str, file: str, text: str) -> None:
+    def slow(directory: str, file: str, text: str) -> None:
         end = time.thread_time() + 0.002
         while time.thread_time() < end:
             pass
@@ -339,7 +339,7 @@ async def test_a_group_that_cannot_be_narrowed_is_named_once_and_tried_after_gro
     make_inner(acting, INNER)
     real, directory = acting.kernel.write, acting.hierarchy.directory("cpuset", INNER)
 
-    def write(at: int | str, file: str, text: str) -> None:
+    def write(at: str, file: str, text: str) -> None:
         if at == directory:
             raise OSError(errno.EBUSY, "a deadline task")
         real(at, file, text)

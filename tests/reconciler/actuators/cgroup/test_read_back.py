@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cgroupfs.codecs import DeviceLimits
-from cgroupfs.files import Directory
 from reconciler.actuators.cgroup.restore import restore_all
 from state.entry import RestoreOutcome
 from tests.fakes.kernel import FakeKernel
@@ -25,7 +24,7 @@ class AlteringFiles(StoppingFiles):
         self.kept: dict[str, str] = {}
         self.refused: dict[str, int] = {}
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         if text in self.refused:
             raise OSError(self.refused[text], "refused", file)
         super().write(directory, file, self.kept.get(text, text))

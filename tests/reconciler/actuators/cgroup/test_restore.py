@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cgroupfs.codecs import Value
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.files import Directory, FileOps
+from cgroupfs.files import FileOps
 from cgroupfs.knobs import CATALOG
 from cgroupfs.writer import KernelWriter
 from reconciler.actuators.cgroup.records import LARGEST_BYTES, Records
@@ -345,7 +345,7 @@ class Meanwhile:
     def __getattr__(self, name: str) -> object:
         return getattr(self._kernel, name)
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         if file == self._file and GROUP in str(directory):
             self._at -= 1
             if self._at == 0:
@@ -382,7 +382,7 @@ def test_a_restore_that_is_killed_is_finished_by_the_next(tmp_path: Path, writes
     life.kill()
 
     class Stops(Meanwhile):
-        def write(self, directory: Directory, file: str, text: str) -> None:
+        def write(self, directory: str, file: str, text: str) -> None:
             nonlocal writes
             if writes == 0:
                 raise Stopped

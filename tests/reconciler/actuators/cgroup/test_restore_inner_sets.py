@@ -147,7 +147,7 @@ async def test_a_restore_that_is_cut_short_is_completed_by_the_next_one(
     done = 0
     real = acting.kernel.write
 
-    def write(directory: int | str, file: str, text: str) -> None:
+    def write(directory: str, file: str, text: str) -> None:
         nonlocal done
         if done >= writes:
             raise KeyboardInterrupt

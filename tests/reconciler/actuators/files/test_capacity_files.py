@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from cgroupfs.errors import StoreError
-from reconciler.actuators.base import OfflineContext, PlanSnapshot
+from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.files.capacity import ACTUATOR, CODEC, VALID_S, CapacityFiles, text_of
 from reconciler.runtime.notefile import EMPTY_DIRS, LARGEST
@@ -22,8 +22,7 @@ from state.ledger import Ledger
 from state.model import Hold
 from state.plan import NodePlan
 from state.store import Store, StoreBatch
-from tests.fakes.no_api import no_api
-from tests.reconciler.actuators.acting import context
+from tests.reconciler.actuators.acting import context, undone
 from tests.reconciler.nodes import node, pod
 from tests.reconciler.policies.test_capacity import ON, planned
 
@@ -127,12 +126,10 @@ async def test_it_is_removed_where_the_policy_or_the_pod_ends_and_by_restore(liv
 
 async def test_a_restore_without_a_daemon_finds_it_by_the_ledger(live: Live) -> None:
     await live.sweep("a", "b")
-    assert ACTUATOR.undo is not None
-    ledger = Ledger(live.store)
-    (one,) = ACTUATOR.undo(OfflineContext(root=str(live.path), ledger=ledger, api=no_api, only="b"))
+    (one,) = undone(ACTUATOR, Ledger(live.store), root=str(live.path), only="b")
     assert one.ok
     assert (live.file("a").exists(), live.file("b").exists(), live.rows()) == (True, False, {"a"})
-    ACTUATOR.undo(OfflineContext(root=str(live.path), ledger=Ledger(live.store), api=no_api))
+    undone(ACTUATOR, Ledger(live.store), root=str(live.path))
     assert (live.file("a").exists(), live.rows()) == (False, set())
 
 

@@ -13,10 +13,10 @@ import trio.testing
 from msgspec.structs import replace
 
 from cgroupfs.cpuset import CpuSet
-from cgroupfs.files import REAL, Directory, FileOps
+from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.files.interrupts import CODEC, InterruptPlaces, restore_places, target_of
+from reconciler.actuators.files.interrupts import ACTUATOR, CODEC, InterruptPlaces, target_of
 from reconciler.control.planner import plan_node
 from reconciler.policies.interrupts import InterruptsConfig
 from reconciler.policies.table import PoliciesConfig
@@ -26,7 +26,7 @@ from state.ledger import Ledger
 from state.model import Hold
 from state.store import Store
 from state.topology import Cpu, Topology
-from tests.reconciler.actuators.acting import context
+from tests.reconciler.actuators.acting import context, undone
 from tests.reconciler.nodes import node
 
 TWO_NODES = Topology(online=CpuSet(range(8)), cpus=tuple(Cpu(id=cpu, core=cpu, node=cpu // 4) for cpu in range(8)))
@@ -74,7 +74,7 @@ class Kernel:
         found = (self.root / "proc/irq").iterdir()
         return {int(item.name): (item / "smp_affinity_list").read_text().strip() for item in found if item.is_dir()}
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         number = int(os.path.basename(str(directory)))
         self.writes.append((number, text))
         if number in self.managed:
@@ -87,7 +87,7 @@ class Kernel:
             raise OSError(self.refuses[number], os.strerror(self.refuses[number]))
         self.set(number, self.rounds.get(number, text))
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         name = os.path.basename(str(directory))
         number = int(name) if name.isdecimal() else -1
         if number in self.unreadable and self.writes:
@@ -131,7 +131,7 @@ def situation(
 
 def _restored(kernel: Kernel, ledger: Ledger) -> list[RestoreResult]:
     """While no daemon runs."""
-    return restore_places(ledger, root=str(kernel.root), files=cast(FileOps, kernel))
+    return undone(ACTUATOR, ledger, root=str(kernel.root), files=kernel)
 
 
 async def turn(side: InterruptPlaces, now: PlanSnapshot) -> None:
@@ -288,7 +288,7 @@ async def test_after_a_kill_at_the_write_the_next_life_finishes_or_undoes_it(ker
     again = make(kernel, ledger)
     await turn(again, situation())
     assert kernel.places() == {24: "0-1,4-7", 25: "0-1", 26: "0-1"}
-    results = restore_places(ledger, root=str(kernel.root), files=cast(FileOps, kernel))
+    results = _restored(kernel, ledger)
     assert {result.undo for result in results} == {RestoreOutcome.RESTORED}
     assert kernel.places() == before
     assert read_rows(ledger, CODEC).by_number == {}
@@ -310,7 +310,7 @@ async def test_a_place_survives_its_devices_and_so_does_the_original(
     await turn(side, situation())
     await turn(side, situation(CpuSet([3])))
     if offline:
-        restore_places(ledger, root=str(kernel.root), files=cast(FileOps, kernel))
+        _restored(kernel, ledger)
     else:
         await turn(side, situation(CpuSet()))
     assert kernel.places()[24] == "0-7"
@@ -448,7 +448,7 @@ class OneInterrupt:
     def __init__(self, number: int) -> None:
         self._number = str(number)
 
-    def groups(self, directory: Directory, most: int | None = None) -> list[str]:
+    def groups(self, directory: str, most: int | None = None) -> list[str]:
         names = REAL.groups(directory, most)
         return [self._number] if directory == "/proc/irq" else names
 

@@ -12,10 +12,10 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from cgroupfs.files import REAL, Directory, FileOps
+from cgroupfs.files import REAL, FileOps
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.files.node_files import CODECS, FileAccess, NodeFiles, restore_files
+from reconciler.actuators.files.node_files import ACTUATOR, CODECS, FileAccess, NodeFiles
 from reconciler.actuators.restore import restore_ledger
 from reconciler.control import side_actuators
 from reconciler.control.planner import plan_node
@@ -28,7 +28,7 @@ from state.memory import MIN_FREE, SCALE, NodeMemoryReading
 from state.model import Hold
 from state.store import Store
 from tests.fakes.no_api import no_api
-from tests.reconciler.actuators.acting import context
+from tests.reconciler.actuators.acting import context, undone
 from tests.reconciler.nodes import node
 
 GIGA = 1 << 30
@@ -70,7 +70,7 @@ class Kernel:
             raise Crash
         self.steps += 1
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         if self.refuses:
             raise OSError(self.refuses, os.strerror(self.refuses))
         self.step()
@@ -300,7 +300,7 @@ async def test_a_crash_at_any_step_is_gone_on_from(kernel: Kernel, make: Make, a
 async def test_a_row_of_another_boot_tells_of_nothing(kernel: Kernel, make: Make, store: Store, tmp_path: Path) -> None:
     await turn(make(), situation())
     with closing(Store(str(tmp_path / "state.db"), boot="c", version="1", node="n1", history_limit=100)) as later:
-        assert restore_files(Ledger(later), root=str(kernel.root)) == []
+        assert undone(ACTUATOR, Ledger(later), root=str(kernel.root)) == []
 
 
 async def test_it_acts_when_its_wish_changes_and_each_minute(
@@ -332,7 +332,7 @@ async def test_a_row_with_a_name_of_its_own_is_never_a_path(
         kind=SYSCTL, controller="", path="/", file=name, knob=name, original="5", ours=("7",), wanted="7", policy="x"
     )
     Ledger(store).record([row], [], kind="gone")
-    done = restore_files(Ledger(store), root=str(kernel.root), files=cast(FileOps, kernel))
+    done = undone(ACTUATOR, Ledger(store), root=str(kernel.root), files=kernel)
     done += await make().restore()
     assert kernel.steps == 0, "nothing is written"
     assert not [result for result in done if result.ok]

@@ -8,7 +8,6 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from cgroupfs.files import Directory
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.memory_reclaim.actuator import ReclaimActuator
@@ -46,11 +45,10 @@ class Machine:
         self.read_pressure = True
         self.unread: set[str] = set()
         self.inode, self.groups, self.files = self.kernel.inode, self.kernel.groups, self.kernel.files
-        self.write_now = self.kernel.write_now
         self.actuator = ReclaimActuator(self.hierarchy, files=self, clock=lambda: self.now)
         self.reclaimer = MemoryReclaimLoop(self.actuator, root=self.root, files=self, clock=lambda: self.now)
 
-    def read(self, directory: Directory, file: str) -> str:
+    def read(self, directory: str, file: str) -> str:
         if directory == f"{self.root}/proc":
             return self.proc[file]
         if file == "memory.pressure":
@@ -62,7 +60,7 @@ class Machine:
             raise OSError(errno.ENOENT, "no such file")
         return self.kernel.read(directory, file)
 
-    def write(self, directory: Directory, file: str, text: str) -> None:
+    def write(self, directory: str, file: str, text: str) -> None:
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:

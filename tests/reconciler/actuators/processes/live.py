@@ -12,15 +12,16 @@ from msgspec.structs import replace
 
 from cgroupfs.files import REAL
 from cgroupfs.hierarchy import Hierarchy
-from reconciler.actuators.base import ActuatorContext, PlanSnapshot
+from reconciler.actuators.base import ActuatorContext, ActuatorKind, PlanSnapshot
 from reconciler.control.planner import plan_node
 from reconciler.policies.table import PoliciesConfig
+from state.entry import RestoreResult
 from state.ledger import Ledger
 from state.memory import MemoryPreferences
 from state.model import GroupRef, Hold, Phase, PodClass
 from state.store import Store
 from tests.cgroupfs.kernelgroup import kernel_groups
-from tests.reconciler.actuators.acting import context
+from tests.reconciler.actuators.acting import context, undone
 from tests.reconciler.nodes import container, node, pod
 
 
@@ -86,6 +87,10 @@ class Live(Generic[A]):
         self.store.close()
         self.store = Store(self.path, boot="one")
         self.actuator = self.make()
+
+    def undone(self, kind: ActuatorKind, only: str | None = None) -> Sequence[RestoreResult]:
+        """The results of a restore without a daemon."""
+        return undone(kind, Ledger(self.store), only=only)
 
     def start(self, command: Sequence[str] = ("sleep", "60")) -> subprocess.Popen[bytes]:
         """A process, not in the container yet."""

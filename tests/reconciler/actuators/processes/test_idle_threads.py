@@ -30,7 +30,7 @@ from reconciler.actuators.base import ActuatorContext
 from reconciler.actuators.cgroup.fastpath import FastPath, FastResult
 from reconciler.actuators.codec import read_rows
 from reconciler.actuators.processes import idle_threads, process_values
-from reconciler.actuators.processes.idle_threads import CODEC, IdleThreads, restore_policies
+from reconciler.actuators.processes.idle_threads import ACTUATOR, CODEC, IdleThreads
 from reconciler.actuators.processes.process_values import MemberValues
 from reconciler.policies.idle_class import IdleClassConfig
 from reconciler.policies.table import PoliciesConfig
@@ -172,7 +172,7 @@ async def test_threads_in_groups_that_a_container_has_made_count_as_its_own(live
     live.move(inner, "docker/inner")
     await live.sweep()
     assert policies(first, inner) == [IDLE, IDLE]
-    done = await live.actuator.restore() if daemon else restore_policies(live.hierarchy, Ledger(live.store))
+    done = await live.actuator.restore() if daemon else live.undone(ACTUATOR)
     assert [result.undo for result in done] == [RestoreOutcome.RESTORED]
     assert policies(first, inner) == [OTHER, OTHER]
 
@@ -445,7 +445,7 @@ async def test_killed_at_any_step_each_thread_gets_its_own_back(live: Idle, daem
         except Killed:
             ended = False
         live.crash()
-        done = await live.actuator.restore() if daemon else restore_policies(live.hierarchy, Ledger(live.store))
+        done = await live.actuator.restore() if daemon else live.undone(ACTUATOR)
         assert all(result.ok for result in done), (steps, done)
         assert dict(zip(pids, policies(*pids), strict=True)) == pids, f"killed after {steps} changes"
         assert live.rows() == set()
@@ -461,10 +461,8 @@ async def test_a_restart_adopts_what_the_last_run_has_set(live: Idle) -> None:
     live.crash()
     await live.sweep()
     assert (live.standing()[0], live.rows()) == ("in place", {live.main})
-    assert [result.undo for result in restore_policies(live.hierarchy, Ledger(live.store), "another")] == []
-    assert [result.undo for result in restore_policies(live.hierarchy, Ledger(live.store), "be")] == [
-        RestoreOutcome.RESTORED
-    ]
+    assert [result.undo for result in live.undone(ACTUATOR, "another")] == []
+    assert [result.undo for result in live.undone(ACTUATOR, "be")] == [RestoreOutcome.RESTORED]
     assert policies(pid) == [OTHER]
 
 

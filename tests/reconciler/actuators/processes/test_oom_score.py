@@ -8,12 +8,11 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from cgroupfs.errors import StoreError
 from cgroupfs.files import REAL, FileOps
 from cgroupfs.hierarchy import Hierarchy
 from reconciler.actuators.base import PlanSnapshot
 from reconciler.actuators.codec import read_rows
-from reconciler.actuators.processes.oom_score import CODEC, OomScores, restore_scores
+from reconciler.actuators.processes.oom_score import ACTUATOR, CODEC, OomScores
 from reconciler.control.planner import plan_node
 from reconciler.policies.oom_score import OomScoreConfig
 from reconciler.policies.table import PoliciesConfig
@@ -21,7 +20,7 @@ from state.entry import RestoreOutcome
 from state.ledger import Ledger
 from state.memory import MemoryPreferences
 from state.model import Hold, PodClass
-from state.store import Store, StoreBatch
+from state.store import Store
 from tests.reconciler.actuators.acting import context
 from tests.reconciler.actuators.processes.live import Killed, Live, Mortal, live_container
 from tests.reconciler.nodes import node
@@ -95,7 +94,7 @@ async def test_processes_in_groups_that_a_container_has_made_count_as_its_own(li
     await live.sweep()
     assert [score(pid) for pid in (first, inner, moved)] == [1000, 1000, 1000]
     live.move(moved, "system.slice/one.service")
-    done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, Ledger(live.store))
+    done = await live.actuator.restore() if daemon else live.undone(ACTUATOR)
     assert [result.undo for result in done] == [RestoreOutcome.RESTORED]
     assert [score(pid) for pid in (first, inner, moved)] == [100, 300, 100]
 
@@ -110,12 +109,10 @@ async def test_a_crash_loses_nothing_and_a_changed_wish_keeps_the_original(live:
     await live.sweep(wish=MemoryPreferences(oom_priority=-50))
     assert (score(pid), score(late)) == (950, 950)
     live.crash()
-    assert [result.undo for result in restore_scores(live.hierarchy, Ledger(live.store), "another")] == []
-    assert [result.undo for result in restore_scores(live.hierarchy, Ledger(live.store), "be")] == [
-        RestoreOutcome.RESTORED
-    ]
+    assert [result.undo for result in live.undone(ACTUATOR, "another")] == []
+    assert [result.undo for result in live.undone(ACTUATOR, "be")] == [RestoreOutcome.RESTORED]
     assert (score(pid), score(late)) == (100, 200)
-    assert restore_scores(live.hierarchy, Ledger(live.store)) == []
+    assert live.undone(ACTUATOR) == []
 
 
 @pytest.mark.kernel
@@ -136,7 +133,7 @@ async def test_killed_at_any_step_each_process_gets_its_own_back(live: Scored, d
         except Killed:
             ended = False
         live.crash()
-        done = await live.actuator.restore() if daemon else restore_scores(live.hierarchy, Ledger(live.store))
+        done = await live.actuator.restore() if daemon else live.undone(ACTUATOR)
         assert all(result.ok for result in done), (steps, done)
         assert {pid: score(pid) for pid in pids} == pids, f"killed after {steps} changes"
         assert read_rows(Ledger(live.store), CODEC).containers == {}
@@ -159,44 +156,14 @@ async def test_a_number_that_is_not_ours_is_left_when_ours_is_taken_back(live: S
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"enforce": False}, id="observe mode"),
         pytest.param({"config": OomScoreConfig(enabled=True, dry_run=True)}, id="practised"),
-        pytest.param({"cls": PodClass.SHARED}, id="an online pod"),
         pytest.param({"wish": MemoryPreferences(oom_priority=-300)}, id="a pod to be left alone"),
-        pytest.param({"holds": {"node": Hold(target="node", reason="r", by="b")}}, id="a held node"),
     ],
 )
 async def test_nothing_is_written(live: Scored, how: dict[str, Any]) -> None:
     pid = live.process(100)
     await live.sweep(**how)
     assert score(pid) == 100
-    assert read_rows(Ledger(live.store), CODEC).containers == {}
-
-
-@pytest.mark.kernel
-async def test_what_cannot_be_remembered_is_not_written(live: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = live.process(100)
-    apply = Store.apply
-
-    def full(store: Store, batch: StoreBatch) -> None:
-        raise StoreError("no space")
-
-    monkeypatch.setattr(Store, "apply", full)
-    await live.sweep()
-    assert score(pid) == 100
-    assert live.actuator.problems() == ["no space"]
-    monkeypatch.setattr(Store, "apply", apply)
-    await live.sweep()
-    assert (score(pid), live.actuator.problems()) == (1000, [])
-
-
-@pytest.mark.kernel
-async def test_a_container_that_is_gone_is_forgotten(live: Scored) -> None:
-    pid = live.process(100)
-    await live.sweep()
-    live.end_processes()
-    assert not os.path.exists(f"/proc/{pid}")
-    await live.sweep(OomScoreConfig())
     assert read_rows(Ledger(live.store), CODEC).containers == {}
 
 

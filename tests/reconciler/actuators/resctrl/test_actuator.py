@@ -1,5 +1,6 @@
 """Cache and bandwidth of pods on a strict model of the kernel's resctrl: every refusal, counter and id is its own."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ async def test_the_second_sweep_writes_nothing(world: World) -> None:
     before = len(world.model.deeds)
     await world.sweep(BATCH, WEB)
     assert world.model.deeds[before:] == []
+
+
+async def test_everything_is_written_in_a_thread_of_its_own(world: World) -> None:
+    """On hardware a single mkdir interrupts other CPUs, and a tasks file walks every thread of the machine."""
+    threads: set[int] = set()
+    world.model.before = lambda _: threads.add(threading.get_ident())
+    world.spawn(BATCH, 3)
+    await world.sweep(BATCH)
+    await world.side.restore()
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("release", [(5, 10), (6, 1), (6, 12)])

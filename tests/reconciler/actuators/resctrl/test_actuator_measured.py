@@ -93,7 +93,7 @@ async def test_why_something_is_not_measured_is_told(tmp_path: Path) -> None:
     assert "no mbm_total_bytes in info/L3_MON" in cache_usage.lacks["memory.bandwidth"]
     few = World(
         tmp_path / "few",
-        replace_monitor(INTEL, MonitorShape(rmids=9, domains=(0, 1), threshold=1 << 30, cache_bytes=16 << 20)),
+        replace_monitor(INTEL, MonitorShape(rmids=9, domains=(0, 1), threshold=1 << 30)),
     )
     await few.sweep(BATCH, WEB)
     cache_usage = few.side.measured()
@@ -108,7 +108,7 @@ async def test_why_something_is_not_measured_is_told(tmp_path: Path) -> None:
 
 
 async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> None:
-    few = replace_monitor(INTEL, MonitorShape(rmids=10, domains=(0, 1), threshold=1 << 30, cache_bytes=16 << 20))
+    few = replace_monitor(INTEL, MonitorShape(rmids=10, domains=(0, 1), threshold=1 << 30))
     world = World(tmp_path, few)
     world.config = varied(CachePolicyConfig(enabled=True), dwell_s=10)
     pods = [online(f"p{number}") for number in range(5)]
@@ -125,7 +125,7 @@ async def test_where_ids_are_few_pods_are_watched_in_turns(tmp_path: Path) -> No
 
 
 async def test_ids_that_are_still_busy_are_waited_for(tmp_path: Path) -> None:
-    busy = replace_monitor(AMD, MonitorShape(rmids=17, domains=(0, 1, 2, 3), threshold=0, cache_bytes=16 << 20))
+    busy = replace_monitor(AMD, MonitorShape(rmids=17, domains=(0, 1, 2, 3), threshold=0))
     world = World(tmp_path, busy)
     world.config = varied(CachePolicyConfig(enabled=True), dwell_s=2)
     pods = [online("p1"), online("p2")]

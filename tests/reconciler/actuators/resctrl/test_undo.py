@@ -12,11 +12,12 @@ from reconciler.actuators.codec import read_rows
 from reconciler.actuators.resctrl.undo import CODEC, ResctrlState, restore_resctrl
 from reconciler.policies.cache import CachePolicyConfig
 from resctrl.capability import Capability, ResctrlStatus
-from state.cache import MountOption
+from state.cache import ClassShare, MountOption
 from state.entry import RestoreOutcome
 from state.kinds import RESCTRL
 from state.ledger import Ledger
 from state.store import Store, StoreBatch
+from tests.fakes.constants import varied
 from tests.reconciler.actuators.resctrl_world import BATCH, BE, CRUNCH, MOUNT, NO_MONITOR, SYSTEM, WEB, World
 
 
@@ -208,6 +209,15 @@ async def test_a_default_group_that_is_no_longer_wanted_different_is_put_back(wo
     await world.sweep()
     assert world.model.read(MOUNT, "schemata") == before
     assert read_rows(Ledger(world.store), CODEC).original is None
+
+
+async def test_every_value_that_the_default_group_was_given_is_known_as_ours(world: World) -> None:
+    before = world.model.read(MOUNT, "schemata")
+    for percent in (30, 50):
+        world.config = varied(SYSTEM, system=ClassShare(cat_range_start_percent=percent))
+        await world.sweep()
+    done = {result.file: result.undo for result in await world.side.restore()}
+    assert (done["schemata"], world.model.read(MOUNT, "schemata")) == (RestoreOutcome.RESTORED, before)
 
 
 async def test_one_pod_is_freed_alone(world: World) -> None:
