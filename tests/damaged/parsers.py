@@ -81,6 +81,7 @@ from reconciler.sources import (
 from reconciler.sources.kubelet_api import decode_pods
 from resctrl import capability, groups, monitor, schemata
 from state import kubelet, machine, reader, rows, topology_sysfs
+from state.checkpoint import CheckpointError
 from state.intents import read_intents
 from state.mirror import read_copy
 from state.model import ContainerMeta, Pools
@@ -251,7 +252,6 @@ STAT: Final = b"cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\ncpu1 1 2 3
 PROC_STAT: Final = b"7 (a) b (c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1 2 3\n"
 CHECKPOINTS: Final = "kubelet/memory-static-device-allocated"
 DEVICES: Final = fixture(f"{CHECKPOINTS}/kubelet_internal_checkpoint")
-V1_CPU: Final = b'{"policyName":"static","defaultCpuSet":"0","entries":{"abc":"1-2"},"checksum":0}'
 RETRY: Final = (b"120", b"Wed, 21 Oct 2026 07:28:00 GMT", b"Fri, 31 Dec 9999 23:59:59 +2359")
 NODE_OBJECT: Final = (
     b'{"kind":"Node","metadata":{"name":"n","uid":"u","resourceVersion":"7"},'
@@ -280,7 +280,7 @@ ROWS: Final = (
     msgpack.packb({"v": 1, "order": 3, "milli": {"0": 5, "x": 1}, "at": 1.0}),
 )
 VALUE: Final = (ValueError,)
-CHECKPOINT: Final = (kubelet.CheckpointError,)
+CHECKPOINT: Final = (CheckpointError,)
 
 PARSERS: Final[tuple[Parser, ...]] = (
     # cgroupfs
@@ -437,7 +437,6 @@ PARSERS: Final[tuple[Parser, ...]] = (
         CHECKPOINT,
         fixture(f"{CHECKPOINTS}/cpu_manager_state"),
         fixture("kubelet/static-one-exclusive/cpu_manager_state"),
-        V1_CPU,
     ),
     of_json(
         "state.kubelet:parse_memory_manager_state",
@@ -450,13 +449,6 @@ PARSERS: Final[tuple[Parser, ...]] = (
         kubelet.parse_devices,
         CHECKPOINT,
         DEVICES,
-        DEVICES.replace(b'{"0":["widget-0"]}', b'["widget-0"]'),
-    ),
-    of_json(
-        "state.kubelet:parse_pod_status",
-        kubelet.parse_pod_status,
-        CHECKPOINT,
-        fixture("kubelet/inplace-1.27-one-pod/pod_status_manager_state"),
     ),
     of_json(
         "state.kubelet:parse_allocations",
@@ -1037,23 +1029,6 @@ PARSERS: Final[tuple[Parser, ...]] = (
 
 TAKE_PIPES: Final = frozenset({"reconciler.cli.podsfile:read_pods_file"})
 """Named on the command line, where a person may give the output of another program."""
-LEFT_TO_SAFEFILES: Final = frozenset(
-    {
-        "reconciler.sources.kubelet_arguments:k3s_unit",
-        "reconciler.sources.kubelet_arguments:k3s_environment",
-        "reconciler.sources.kubelet_arguments:k3s_config",
-        "reconciler.sources.kubelet_arguments:args_file",
-        "reconciler.sources.kubelet_arguments:edgecore",
-        "reconciler.sources.kubelet_config:read_kubelet_config",
-        "reconciler.sources.runtime_roots:find_runtime_dirs",
-        "reconciler.sources.runtime_roots:find_image_root",
-        "reconciler.clients.kubeconfig:read_kubeconfig",
-        "reconciler.sources.operator_file:OperatorFile.read",
-        "reconciler.sources.manifests:ManifestDirectory.read",
-    }
-)
-"""Readers whose files `reconciler.runtime.safe_files` opens, once it is there."""
-
 EXCEPTED: Final = {
     r"cgroupfs\.bounded:read_(file|open)": "what bounds the others; tests/cgroupfs/test_bounded.py",
     r"cgroupfs\.(files|kept|trial):\w+\.read": "the text alone; what reads it is here",

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from cgroupfs.cpuset import EMPTY, CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.sources.allocations import Allocations
-from state.kubelet import CheckpointError, CheckpointFault, CpuManagerState, parse_cpu_manager_state
+from state.checkpoint import CheckpointError, CheckpointFault
+from state.kubelet import CpuManagerState, parse_cpu_manager_state
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kubelet"
@@ -22,15 +23,6 @@ def state(default: str, policy: CpuPolicy = CpuPolicy.STATIC, **entries: str) ->
         policy=policy,
         default_cpus=CpuSet.parse(default),
         entries={uid: {"main": CpuSet.parse(cpus)} for uid, cpus in entries.items()},
-    )
-
-
-def by_id(default: str, **entries: str) -> CpuManagerState:
-    return CpuManagerState(
-        policy=CpuPolicy.STATIC,
-        default_cpus=CpuSet.parse(default),
-        by_id={cid: CpuSet.parse(cpus) for cid, cpus in entries.items()},
-        version=1,
     )
 
 
@@ -124,7 +116,7 @@ def test_the_cpus_of_a_stale_entry_are_free_when_cgroup_and_list_are_without_the
 
 
 def test_without_a_list_they_are_free_after_the_confirmation_time() -> None:
-    known = Allocations(confirm_s=30)
+    known = Allocations()
     known.read(state("0", a="1"), 0)
     known.view(pods("a"), 0)
     assert (known.view({}, 2).default_cpus, known.recheck_at) == (CpuSet([0]), 32)
@@ -148,7 +140,7 @@ def test_a_stale_entry_frees_no_cpu_that_another_container_has() -> None:
 
 
 def test_an_entry_whose_pod_was_never_seen_is_free_after_the_time_of_an_admission() -> None:
-    known = Allocations(admit_s=30)
+    known = Allocations()
     known.read(state("0", a="1"), 0)
     assert known.view({}, 29, listed={"x"}).default_cpus == CpuSet([0])
     assert known.view({}, 31, listed={"a"}).default_cpus == CpuSet([0])
@@ -156,7 +148,7 @@ def test_an_entry_whose_pod_was_never_seen_is_free_after_the_time_of_an_admissio
 
 
 def test_an_entry_comes_before_its_pod_and_counts_but_not_for_ever() -> None:
-    known = Allocations(admit_s=30)
+    known = Allocations()
     known.read(state("0", a="1"), 100)
     assert owners(known, [], 100) == {"a": "1"}
     assert known.recheck_at == 130
@@ -173,7 +165,7 @@ def test_while_the_tree_is_not_known_everything_counts() -> None:
 
 
 def test_an_allocation_seen_between_its_two_renames_changes_nothing_yet() -> None:
-    known = Allocations(pair_s=0.25)
+    known = Allocations()
     known.read(state("0-3"), 0)
     known.read(state("0-2"), 10)
     view = known.view(pods(), 10)
@@ -195,7 +187,7 @@ def test_a_release_seen_between_its_two_renames_changes_nothing_yet() -> None:
 
 
 def test_when_the_second_rename_never_comes_the_first_counts() -> None:
-    known = Allocations(pair_s=0.25)
+    known = Allocations()
     known.read(state("0-3"), 0)
     known.read(state("0-2"), 10)
     assert known.view(pods(), 10.25).default_cpus == CpuSet.span(3)
@@ -205,7 +197,7 @@ def test_when_the_second_rename_never_comes_the_first_counts() -> None:
 
 
 def test_a_file_emptied_by_a_restart_does_not_take_a_running_pods_cpus() -> None:
-    known = Allocations(confirm_s=30)
+    known = Allocations()
     known.read(state("0", a="1"), 0)
     known.view(pods("a"), 0)
     known.restarted(99)
@@ -223,7 +215,7 @@ def test_a_file_emptied_by_a_restart_does_not_take_a_running_pods_cpus() -> None
 
 
 def test_what_a_good_file_leaves_out_for_long_is_given_up() -> None:
-    known = Allocations(confirm_s=30)
+    known = Allocations()
     known.read(state("0", a="1"), 0)
     known.view(pods("a"), 0)
     known.read(state("0-1"), 100)
@@ -252,7 +244,7 @@ def test_a_held_cpu_that_the_kubelet_gives_to_another_is_the_others() -> None:
 
 
 def test_from_static_to_none_is_careful_and_from_none_to_static_is_at_once() -> None:
-    known = Allocations(confirm_s=30, pair_s=0.25)
+    known = Allocations()
     known.read(state("0", a="1"), 0)
     known.view(pods("a"), 0)
     known.read(state("", CpuPolicy.NONE), 100)
@@ -262,17 +254,6 @@ def test_from_static_to_none_is_careful_and_from_none_to_static_is_at_once() -> 
     assert (view.policy, view.held, view.exclusive) == (CpuPolicy.NONE, False, {})
     known.read(state("0-1"), 200)
     assert known.view(pods("a"), 200).policy is CpuPolicy.STATIC
-
-
-def test_version_one_entries_find_their_pod_by_container_id() -> None:
-    known = Allocations(admit_s=30)
-    known.read(by_id("0", ida="1", idz="2"), 0)
-    view = known.view(pods("a"), 1)
-    assert view.exclusive == {"a": {"main": CpuSet([1])}, "container:idz": {"idz": CpuSet([2])}}
-    assert known.view(pods("a"), 31).exclusive == {"a": {"main": CpuSet([1])}}
-    known.read(by_id("0-1,2"), 32)
-    assert known.view(pods("a"), 33).held
-    assert known.view(pods(), 34).exclusive == {}
 
 
 def test_the_recorded_life_of_an_exclusive_pod_is_followed_without_a_gap() -> None:
@@ -320,7 +301,7 @@ READINGS = st.one_of(
 def test_whatever_is_read_a_running_pod_keeps_its_cpus_for_the_confirmation_time(
     readings: list[tuple[CheckpointError | CpuManagerState, float]],
 ) -> None:
-    known = Allocations(confirm_s=30)
+    known = Allocations()
     known.read(state("0-6", a="7"), 0)
     known.view(pods("a", "b"), 0)
     now = 0.0

@@ -11,10 +11,9 @@ import trio.testing
 from cgroupfs.cpuset import CpuSet
 from cgroupfs.naming import QosClass
 from reconciler.sources import checkpoints
-from reconciler.sources.allocations import Allocations
 from reconciler.sources.checkpoints import CheckpointSource
 from state import checksum
-from state.kubelet import CheckpointError, CheckpointFault
+from state.checkpoint import CheckpointError, CheckpointFault
 from state.model import Classification, Container, CpuPolicy, GroupRef, Pod, PodClass, Resources
 from tests.fakes.kubelet.cpu_manager import checkpoint as cpu_state
 from tests.until import until
@@ -272,11 +271,13 @@ async def test_a_torn_file_keeps_what_was_known_and_is_shown(tmp_path: Path, nur
     assert "whole JSON" in source.status().detail
 
 
-async def test_when_waiting_is_over_the_node_is_marked_without_any_event(tmp_path: Path, nursery: trio.Nursery) -> None:
+async def test_when_waiting_is_over_the_node_is_marked_without_any_event(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.sources.allocations._CONFIRM_S", 0.2)
     rename_in(tmp_path, cpu_state("static", "0", {"u": {"main": "1"}}))
     marks = Marks()
-    allocations = Allocations(confirm_s=0.2, pair_s=0.05)
-    source = CheckpointSource(marks, root=str(tmp_path), allocations=allocations)
+    source = CheckpointSource(marks, root=str(tmp_path))
     await nursery.start(source.run)
     assert not source.view(pod("u")).held
     rename_in(tmp_path, cpu_state("static", "0-1"))
@@ -437,7 +438,8 @@ async def test_a_file_that_the_kernel_does_not_let_be_read_is_tried_again_soon(
         return real(path, *arguments, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    source = CheckpointSource(Marks(), root=str(tmp_path), resync_s=1000)
+    monkeypatch.setattr("reconciler.sources.checkpoints._RESYNC_S", 1000.0)
+    source = CheckpointSource(Marks(), root=str(tmp_path))
     await nursery.start(source.run)
     assert not source.status().ok
     await trio.sleep(20)
