@@ -18,8 +18,7 @@ from trio.testing import MockClock
 from cgroupfs.errors import SourceError
 from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
 from reconciler.clients.http import HttpSession
-from reconciler.sources.kubelet_api import KubeletAccess, KubeletPods, choose_peer
-from reconciler.sources.kubelet_config import KubeletConfig
+from reconciler.sources.kubelet_api import KubeletPods
 from tests.fakes.http_peer import HttpPeer, Reply
 from tests.fakes.marks import MARKS
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
@@ -462,46 +461,6 @@ async def test_certificate_files_that_cannot_be_used_are_named(tmp_path: Path, i
     ) as session:
         with pytest.raises(SourceError, match=r"cannot use .*/none\.crt: No such file"):
             await session.get("/pods")
-
-
-# Where to send requests
-
-
-@pytest.mark.parametrize(
-    ("access", "kubelet", "url", "ca", "name"),
-    [
-        (KubeletAccess(), KubeletConfig(read_only_port=10255), "http://127.0.0.1:10255", None, None),
-        (
-            KubeletAccess(token_file="/t"),
-            KubeletConfig(read_only_port=10255, node_name="n1"),
-            "https://127.0.0.1:10250",
-            "/var/lib/kubelet/pki/kubelet.crt",
-            "n1",
-        ),
-        (
-            KubeletAccess(cert_file="/c", ca_file="/ca", server_name="x"),
-            KubeletConfig(port=1, address="::", node_name="n1"),
-            "https://[::1]:1",
-            "/ca",
-            "x",
-        ),
-        (
-            KubeletAccess(),
-            KubeletConfig(address="10.0.0.7", tls_cert_file="/tls.crt", node_name="n1"),
-            "https://10.0.0.7:10250",
-            "/tls.crt",
-            "n1",
-        ),
-        (KubeletAccess(url="https://h:1"), KubeletConfig(node_name="n1"), "https://h:1", None, None),
-        (KubeletAccess(url="http://h:1", server_name="x"), KubeletConfig(), "http://h:1", None, None),
-        (KubeletAccess(insecure=True), KubeletConfig(node_name="n1"), "https://127.0.0.1:10250", None, "n1"),
-    ],
-)
-def test_whom_to_ask_follows_from_the_kubelets_own_configuration(
-    access: KubeletAccess, kubelet: KubeletConfig, url: str, ca: str | None, name: str | None
-) -> None:
-    peer = choose_peer(access, kubelet)
-    assert (peer.url, peer.ca_file, peer.server_name) == (url, ca, name)
 
 
 def test_messages_name_the_credentials_by_file() -> None:
