@@ -11,12 +11,12 @@ import trio
 import trio.testing
 
 from reconciler.runtime import priority as priority_module
-from reconciler.runtime.priority import SHARE, LoopPriority, PriorityState
+from reconciler.runtime.priority import SHARE, LoopPriority, PriorityCalls, PriorityState
 
 SLICE_S = 0.01
 
 
-class FakeCalls:
+class FakeCalls(PriorityCalls):
     """Notes what is in force. ``refuse``: by policy, the errno that the kernel answers. ``starting``: the node's."""
 
     def __init__(self) -> None:
