@@ -29,7 +29,7 @@ from reconciler.clients.endpoint import MASK, HttpEndpoint, split_url
 from reconciler.clients.http_config import checked_token
 from reconciler.runtime.format import duration, size
 from reconciler.runtime.lazy import import_in_thread
-from reconciler.runtime.safe_files import LARGEST, FileRule, read_file
+from reconciler.runtime.safe_files import LARGEST, FileRule, file_version, read_file
 from reconciler.runtime.stints import in_worker
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class HttpSession:
         return f"HTTP {answer.status} {answer.excerpt}".rstrip()
 
     async def _open(self) -> "httpcore2.AsyncConnectionPool":
-        trusted = tuple(_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))
+        trusted = tuple(file_version(path) for path in (self._peer.ca_file, self._peer.cert_file, self._peer.key_file))
         if self._pool is not None and trusted == self._trusted:
             return self._pool
         context = await self._shared_context(trusted) if self._peer.secure else None
@@ -428,7 +428,7 @@ class HttpSession:
         path = self._peer.token_file
         if path is None:
             return self._peer.inline.token
-        version = _version(path)
+        version = file_version(path)
         if self._token is None or self._token[0] != version:
             try:
                 self._token = (version, checked_token(self._read(path, _LONGEST_TOKEN).decode("ascii")))
@@ -583,17 +583,6 @@ def _in_memory(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{number}"
     finally:
         os.close(number)
-
-
-def _version(path: str | None) -> object:
-    """Changes when the file does, also when a symlink above it is switched; None when there is none."""
-    if path is None:
-        return None
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _reason(exc: Exception) -> str:
