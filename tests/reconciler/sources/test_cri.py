@@ -2,7 +2,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import grpc
 import pytest
 import trio
-from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
 from reconciler.runtime.kubelet_programs import find_socket
@@ -19,7 +17,6 @@ from reconciler.sources.criapi import cri_pb2
 from state.model import ContainerKind, PodMeta
 from tests.fakes.cri_runtime import FakeRuntime
 from tests.fakes.http2_peer import Peer, Peers, framed
-from tests.until import until
 
 BURSTABLE = "33333333-3333-4333-8333-333333333333"
 MAIN = "3a0df93a9a6d150560c1e2aa4fe9258cd11ca5e74d77b6c77326681d9ad523fc"
@@ -164,37 +161,6 @@ async def test_a_missing_socket_is_one_clear_error_and_costs_no_import(place: Pa
             await cri.pods()
 
 
-async def test_a_socket_nobody_listens_on_is_one_clear_error(place: Path) -> None:
-    with FakeRuntime(place / "c.sock"):
-        os.link(place / "c.sock", place / "dead.sock")
-    async with CriClient(str(place / "dead.sock")) as cri:
-        with pytest.raises(SourceError, match=r"dead\.sock: Version: cannot connect: Connection refused"):
-            await cri.pods()
-
-
-async def asked(runtime: FakeRuntime, name: str) -> None:
-    """Wait until this was requested."""
-    await until(lambda: any(each.endswith(name) for each in runtime.asked))
-
-
-async def test_a_runtime_that_hangs_is_one_clear_error_in_time(runtime: FakeRuntime, mock_clock: MockClock) -> None:
-    mock_clock.rate = 1.0
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        await cri.version()
-        runtime.answers.clear()
-
-        async def ask() -> None:
-            with pytest.raises(SourceError, match=r"ListPodSandbox, ListContainers: no answer within 60 s"):
-                await cri.pods()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await asked(runtime, "ListContainers")
-            mock_clock.jump(60)
-        runtime.answers.set()
-        assert len(await cri.pods()) > 1
-
-
 async def test_a_refusal_is_told_in_the_runtimes_words_on_one_line(runtime: FakeRuntime) -> None:
     runtime.refusal = (grpc.StatusCode.INTERNAL, "metadata store\n is closed")
     async with CriClient(str(runtime.socket), timeout_s=60) as cri:
@@ -208,16 +174,6 @@ async def test_a_refusal_is_told_in_the_runtimes_words_on_one_line(runtime: Fake
         assert cri.connected
 
 
-async def test_a_restarted_runtime_is_found_again(place: Path) -> None:
-    async with CriClient(str(place / "c.sock"), timeout_s=60) as cri:
-        with FakeRuntime(place / "c.sock"):
-            assert await cri.pods()
-        with pytest.raises(SourceError):
-            await cri.pods()
-        with FakeRuntime(place / "c.sock"):
-            assert await cri.pods()
-
-
 async def test_closing_drops_the_connection_and_the_next_question_makes_one(runtime: FakeRuntime) -> None:
     cri = CriClient(str(runtime.socket), timeout_s=60)
     await cri.aclose()
@@ -229,42 +185,6 @@ async def test_closing_drops_the_connection_and_the_next_question_makes_one(runt
         connected.append(cri.connected)
     assert connected == [False, True, False, True, False]
     assert runtime.asked.count("v1 Version") == 2
-
-
-async def test_questions_do_not_wait_for_each_other_and_a_given_up_one_leaves_nothing_behind(
-    runtime: FakeRuntime,
-) -> None:
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        await cri.version()
-        runtime.answers.clear()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(cri.pods)
-            await asked(runtime, "ListContainers")
-            nursery.cancel_scope.cancel()
-        runtime.answers.set()
-        check_burstable(await cri.pod(BURSTABLE))
-        # Two calls each.
-        runtime.together = threading.Barrier(6)
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(cri.pod, BURSTABLE)
-        assert runtime.asked.count("v1 Version") == 1
-    assert not cri.connected
-
-
-async def test_many_tasks_may_ask_at_once(runtime: FakeRuntime) -> None:
-    metas: list[PodMeta | None] = []
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-
-        async def ask() -> None:
-            metas.append(await cri.pod(BURSTABLE))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(80):
-                nursery.start_soon(ask)
-    assert len(metas) == 80
-    for pod in metas:
-        check_burstable(pod)
 
 
 async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime) -> None:

@@ -347,33 +347,6 @@ def server_tls(authority: trustme.CA, name: str, *, ask_client: bool = False) ->
     return context
 
 
-async def test_a_token_is_sent_and_read_again_when_its_file_changes(
-    nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, idle_clock: MockClock
-) -> None:
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
-    token = tmp_path / "token"
-    token.write_text("first\n")
-    server = HttpPeer([Reply(EMPTY)])
-    port = await nursery.start(server.serve, server_tls(authority, "node1"))
-    peer = HttpEndpoint(
-        name="kubelet",
-        url=f"https://127.0.0.1:{port}",
-        ca_file=str(tmp_path / "ca.crt"),
-        token_file=str(token),
-        server_name="node1",
-    )
-    async with HttpSession(peer) as session:
-        await session.get("/pods")
-        (tmp_path / "new").write_text("second")
-        os.rename(tmp_path / "new", token)
-        await session.get("/pods")
-        token.unlink()
-        with pytest.raises(SourceError, match="cannot read the token of"):
-            await session.get("/pods")
-    assert [request.get("authorization") for request in server.requests] == ["Bearer first", "Bearer second"]
-    assert server.connections == 1
-
-
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
 async def test_a_refused_token_is_named_by_its_file_never_by_its_value(
     nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, status: str, idle_clock: MockClock
@@ -410,19 +383,6 @@ async def test_a_client_certificate_is_shown(
     )
     async with HttpSession(peer) as session:
         assert await session.get("/pods") == EMPTY
-
-
-@pytest.mark.parametrize(("insecure", "good"), [(False, False), (True, True)])
-async def test_an_unknown_certificate_is_refused_unless_the_operator_says_otherwise(
-    nursery: trio.Nursery, authority: trustme.CA, insecure: bool, good: bool, idle_clock: MockClock
-) -> None:
-    port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "127.0.0.1"))
-    async with HttpSession(HttpEndpoint(name="kubelet", url=f"https://127.0.0.1:{port}", insecure=insecure)) as session:
-        if good:
-            assert await session.get("/pods") == EMPTY
-        else:
-            with pytest.raises(SourceError, match="its certificate is not trusted"):
-                await session.get("/pods")
 
 
 async def test_a_certificate_of_another_name_is_refused(
