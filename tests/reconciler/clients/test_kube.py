@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from reconciler.clients.kube import ApiStatus, ApiStatusDetails, KubeApi, status
 from reconciler.clients.kube_config import ApiIdentity, ApiServer
 from reconciler.clients.kubeconfig import read_kubeconfig
 from reconciler.settings.schema import FeatureSwitch
-from tests.fakes.http_peer import HttpPeer, Reply
+from tests.fakes.http_peer import HttpPeer, Reply, server_tls
 
 KUBELETS = """\
 apiVersion: v1
@@ -40,6 +39,13 @@ users:
     client-certificate: /var/lib/kubelet/pki/kubelet-client-current.pem
     client-key: /var/lib/kubelet/pki/kubelet-client-current.pem
 """
+
+
+def simple_kubeconfig(server: str, user: str = "token: own") -> str:
+    return (
+        f"clusters: [{{name: c, cluster: {{server: {server}}}}}]\n"
+        f"users: [{{name: u, user: {{{user}}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n"
+    )
 
 
 def encoded(text: str) -> str:
@@ -143,20 +149,12 @@ def test_relative_paths_and_tokens_of_a_kubeconfig(tmp_path: Path) -> None:
     assert "s3cret" not in repr(peer)
 
 
-def tls(ca: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
-    ca.configure_trust(context)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
 async def test_over_tls_with_certificates_that_stand_in_the_kubeconfig_itself(
     tmp_path: Path, nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     ca = trustme.CA()
     server = HttpPeer([Reply(b'{"kind":"Pod"}', status="201 Created")])
-    port = await nursery.start(server.serve, tls(ca))
+    port = await nursery.start(server.serve, server_tls(ca, ask_client=True))
     client = ca.issue_cert("node.local", common_name="system:node:n1")
     text = KUBELETS.format(ca=encoded(ca.cert_pem.bytes().decode()), server=f"https://127.0.0.1:{port}")
     user = (
@@ -176,12 +174,7 @@ async def test_a_changed_kubeconfig_is_followed_and_a_broken_one_is_an_error_unt
     tmp_path: Path, nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     servers = [HttpPeer([Reply(b"{}")]), HttpPeer([Reply(b"{}")])]
-    ports = [await nursery.start(server.serve) for server in servers]
-    texts = [
-        f"clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n"
-        "users: [{name: u, user: {}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        for port in ports
-    ]
+    texts = [simple_kubeconfig((await server.endpoint(nursery)).url, "") for server in servers]
     write(tmp_path, "/k", texts[0])
     api = KubeApi(ApiServer(kubeconfig="/k"), root=str(tmp_path))
     await api.request("GET", "/a")
@@ -255,13 +248,6 @@ def test_how_long_it_wants_not_to_be_asked_is_in_the_header_else_in_its_own_acco
 ) -> None:
     answer = HttpResponse(status=429, headers={} if header is None else {"retry-after": header})
     assert wait_s_of(answer, ApiStatus(details=ApiStatusDetails(retry_after_s=told)), 1000.0) == wait_s
-
-
-def simple_kubeconfig(server: str, user: str = "token: own") -> str:
-    return (
-        f"clusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n"
-        f"users: [{{name: u, user: {{{user}}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -354,9 +340,7 @@ async def test_a_service_account_token_that_rotates_is_read_again(
 ) -> None:
     ca = trustme.CA()
     server = HttpPeer([Reply(b"{}")])
-    context = tls(ca)
-    context.verify_mode = ssl.CERT_NONE
-    port = await nursery.start(server.serve, context)
+    port = await nursery.start(server.serve, server_tls(ca))
     # As the kubelet projects it: a link to a directory that is replaced.
     for name in ("1", "2"):
         write(tmp_path, f"{name}/token", f"token-{name}\n")
@@ -406,10 +390,7 @@ def test_the_files_that_such_a_kubeconfig_names_are_root_s_too(monkeypatch: pyte
 
 def test_credentials_that_would_not_be_sent_are_no_way_to_the_api_server(tmp_path: Path) -> None:
     for server, more in (("http://10.0.0.1", ""), ("https://10.0.0.1", ", insecure-skip-tls-verify: true")):
-        (tmp_path / "k").write_text(
-            f"clusters: [{{name: c, cluster: {{server: '{server}'{more}}}}}]\n"
-            "users: [{name: u, user: {token: hush}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        )
+        (tmp_path / "k").write_text(simple_kubeconfig(f"'{server}'{more}", "token: hush"))
         problem = KubeApi(ApiServer(kubeconfig=str(tmp_path / "k"))).unreachable() or ""
         assert "is not sent" in problem
         assert "hush" not in problem

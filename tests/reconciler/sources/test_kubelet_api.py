@@ -3,23 +3,24 @@
 import itertools
 import json
 import os
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 import trustme
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from cgroupfs.errors import SourceError
-from reconciler.clients.endpoint import HttpEndpoint, InlineCredentials
+from reconciler.clients.endpoint import HttpEndpoint
 from reconciler.clients.http import HttpSession
 from reconciler.sources.kubelet_api import KubeletPods
-from tests.fakes.http_peer import HttpPeer, Reply
+from tests.fakes.http_peer import HttpPeer, Reply, server_tls
 from tests.fakes.marks import MARKS
 from tests.reconciler.sources.podlists import EMPTY, FIXTURES, pod_json, pod_list
 
@@ -44,12 +45,15 @@ def listing(
     )
 
 
+async def kubelet(nursery: trio.Nursery, server: HttpPeer, **given: Any) -> HttpEndpoint:
+    return await server.endpoint(nursery, name="kubelet", **given)
+
+
 async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     good = Reply(pod_list(pod_json("a")))
     server = HttpPeer([good, Reply(status="500 Internal"), good, good])
-    port = await nursery.start(server.serve)
     recovered: list[int] = []
-    peer = HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}")
+    peer = await kubelet(nursery, server)
     pods = listing(peer, gap_s=0, on_recovery=lambda: recovered.append(len(server.requests)))
     await nursery.start(pods.run)
     for _ in range(3):
@@ -59,8 +63,7 @@ async def test_a_kubelet_that_responds_again_is_reported_once(nursery: trio.Nurs
 
 
 async def ask(nursery: trio.Nursery, reply: Reply, timeout_s: float = 5.0) -> tuple[KubeletPods, SourceError | None]:
-    port = await nursery.start(HttpPeer([reply]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=timeout_s), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([reply]), timeout_s=timeout_s), gap_s=0)
     await nursery.start(pods.run)
     try:
         await pods.refresh()
@@ -122,9 +125,8 @@ async def test_no_failure_and_no_empty_list_shrinks_what_is_known(nursery: trio.
             Reply(pod_list(pod_json("a", labels={"x": "y"}))),
         ]
     )
-    port = await nursery.start(server.serve)
     changes: list[frozenset[str]] = []
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), on_change=changes.append, gap_s=0)
+    pods = listing(await kubelet(nursery, server), on_change=changes.append, gap_s=0)
     await nursery.start(pods.run)
     assert set(pods.known) == {"a", "b"}
     await pods.refresh()
@@ -164,8 +166,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
 ) -> None:
     whole = {**pod_json("a", labels=BE), "spec": {"containers": [{"name": "main"}]}}
     first = Reply(pod_list(whole, pod_json("b")))
-    port = await nursery.start(HttpPeer([first, second]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([first, second])), gap_s=0)
     await nursery.start(pods.run)
     known = await pods.refresh()
     assert known["a"].labels == BE
@@ -178,8 +179,7 @@ async def test_what_cannot_be_read_of_a_pod_this_time_stays_as_it_was_and_is_sai
 
 async def test_the_pods_before_a_break_are_known(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     body = pod_list(pod_json("a", labels=BE), pod_json("b"))
-    port = await nursery.start(HttpPeer([Reply(body[:-20])]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(body[:-20])])), gap_s=0)
     await nursery.start(pods.run)
     with pytest.raises(SourceError, match="not a pod list"):
         await pods.refresh()
@@ -192,8 +192,7 @@ async def test_a_list_of_any_length_is_known_and_the_loop_goes_on(nursery: trio.
     items = [pod_json(f"u{number}", annotations=around, labels=BE) for number in range(70)]
     body = pod_list(*items)
     assert len(body) > 64 << 20
-    port = await nursery.start(HttpPeer([Reply(body)]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=120), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(body)]), timeout_s=120), gap_s=0)
     await nursery.start(pods.run)
     assert {meta.labels["koordinator.sh/qosClass"] for meta in pods.known.values() if meta.labels} == {"BE"}
     assert len(pods.known) == 70
@@ -224,8 +223,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery, idle_clock
         {**pod_json("c", labels=BE), "spec": {"volumes": ["\0" * 1_000_000]}},
     ]
     body = pod_list(*items)[:-2] + b"," + deep + b"]}"
-    port = await nursery.start(HttpPeer([Reply(body)]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=60), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(body)]), timeout_s=60), gap_s=0)
     await nursery.start(pods.run)
     for _ in range(10):
         steps = Steps("KubeletPods.run")
@@ -241,8 +239,7 @@ async def test_no_pod_of_a_list_holds_the_loop(nursery: trio.Nursery, idle_clock
 
 async def test_questions_that_come_together_are_one_question(nursery: trio.Nursery, idle_clock: MockClock) -> None:
     server = HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=0.1), Reply(pod_list(pod_json("a")))])
-    port = await nursery.start(server.serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0.05)
+    pods = listing(await kubelet(nursery, server), gap_s=0.05)
     await nursery.start(pods.run)
     async with trio.open_nursery() as askers:
         for _ in range(20):
@@ -264,8 +261,7 @@ async def answered(pods: KubeletPods, server: HttpPeer, count: int) -> None:
 
 async def test_it_is_asked_again_after_the_period(nursery: trio.Nursery, mock_clock: MockClock) -> None:
     server = HttpPeer([Reply(EMPTY)])
-    port = await nursery.start(server.serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000), period_s=30)
+    pods = listing(await kubelet(nursery, server, timeout_s=1000), period_s=30)
     await nursery.start(pods.run)
     for count in (1, 2, 3):
         await answered(pods, server, count)
@@ -294,8 +290,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
     nursery: trio.Nursery, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HttpPeer([Reply(EMPTY)])
-    port = await nursery.start(server.serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}", timeout_s=1000))
+    pods = listing(await kubelet(nursery, server, timeout_s=1000))
     clock = itertools.count(0.0, 0.7)
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
     await nursery.start(pods.run)
@@ -310,8 +305,7 @@ async def test_the_more_a_list_costs_the_later_comes_the_next(
 
 
 async def test_who_waits_when_it_stops_is_told(nursery: trio.Nursery, idle_clock: MockClock) -> None:
-    port = await nursery.start(HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)]).serve)
-    pods = listing(HttpEndpoint(name="kubelet", url=f"http://127.0.0.1:{port}"), gap_s=0)
+    pods = listing(await kubelet(nursery, HttpPeer([Reply(EMPTY), Reply(EMPTY, hang_s=60)])), gap_s=0)
     texts: list[str] = []
 
     async def wait() -> None:
@@ -338,29 +332,15 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def server_tls(authority: trustme.CA, name: str, *, ask_client: bool = False) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert(name).configure_cert(context)
-    if ask_client:
-        context.verify_mode = ssl.CERT_REQUIRED
-        authority.configure_trust(context)
-    return context
-
-
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
 async def test_a_refused_token_is_named_by_its_file_never_by_its_value(
     nursery: trio.Nursery, tmp_path: Path, authority: trustme.CA, status: str, idle_clock: MockClock
 ) -> None:
     (tmp_path / "token").write_text("very-secret")
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
-    port = await nursery.start(HttpPeer([Reply(status=status)]).serve, server_tls(authority, "127.0.0.1"))
-    peer = HttpEndpoint(
-        name="kubelet",
-        url=f"https://127.0.0.1:{port}",
-        ca_file=str(tmp_path / "ca.crt"),
-        token_file=str(tmp_path / "token"),
-    )
-    async with HttpSession(peer) as session:
+    server = HttpPeer([Reply(status=status)])
+    async with HttpSession(
+        await kubelet(nursery, server, authority=authority, token_file=f"{tmp_path}/token")
+    ) as session:
         with pytest.raises(SourceError, match=f"{status[:3]}.*token of {tmp_path}/token") as caught:
             await session.get("/pods")
     assert "very-secret" not in str(caught.value)
@@ -373,7 +353,7 @@ async def test_a_client_certificate_is_shown(
     mine = authority.issue_cert("agent@node1")
     mine.cert_chain_pems[0].write_to_path(str(tmp_path / "client.crt"))
     mine.private_key_pem.write_to_path(str(tmp_path / "client.key"))
-    port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, "127.0.0.1", ask_client=True))
+    port = await nursery.start(HttpPeer([Reply(EMPTY)]).serve, server_tls(authority, ask_client=True))
     peer = HttpEndpoint(
         name="kubelet",
         url=f"https://127.0.0.1:{port}",
@@ -404,7 +384,7 @@ async def test_a_renewed_authority_opens_a_new_connection(
     old, new = trustme.CA(), trustme.CA()
     old.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
     server = HttpPeer([Reply(EMPTY)])
-    port = await nursery.start(server.serve, server_tls(new, "127.0.0.1"))
+    port = await nursery.start(server.serve, server_tls(new))
     async with HttpSession(
         HttpEndpoint(name="k", url=f"https://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.crt"))
     ) as session:
@@ -432,25 +412,14 @@ async def test_credentials_that_change_are_used_from_the_next_request_on(
     nursery: trio.Nursery, idle_clock: MockClock
 ) -> None:
     """A token inside of a kubeconfig that an administrator replaces, for example before it expires."""
-    ca = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("127.0.0.1").configure_cert(context)
     server = HttpPeer([Reply((FIXTURES / "kubelet-pods.json").read_bytes())])
-    port = await nursery.start(server.serve, context)
-
-    def peer(token: str) -> HttpEndpoint:
-        return HttpEndpoint(
-            name="kubelet",
-            url=f"https://127.0.0.1:{port}",
-            inline=InlineCredentials(ca=ca.cert_pem.bytes().decode(), token=token),
-        )
-
-    now: list[HttpEndpoint | None] = [peer("first")]
-    pods = listing(peer("first"), gap_s=0, find=lambda: now[0])
+    first = await kubelet(nursery, server, authority=trustme.CA(), token="first")
+    second = replace(first, inline=replace(first.inline, token="second"))
+    now: list[HttpEndpoint | None] = [first]
+    pods = listing(first, gap_s=0, find=lambda: now[0])
     await nursery.start(pods.run)
     # Unreadable for a moment: the one before counts.
-    for token in (None, "second", "second"):
-        now[0] = peer(token) if token else None
+    for now[0] in (None, second, second):
         await pods.refresh()
     sent = [request["authorization"] for request in server.requests]
     assert sent == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]
