@@ -3,7 +3,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -29,6 +29,12 @@ def runtime(place: Path) -> Iterator[FakeRuntime]:
         yield fake
 
 
+@pytest.fixture
+async def cri(runtime: FakeRuntime) -> AsyncIterator[CriClient]:
+    async with CriClient(str(runtime.socket), timeout_s=60) as client:
+        yield client
+
+
 def check_burstable(pod: PodMeta | None) -> None:
     assert pod is not None
     assert (pod.uid, pod.source, pod.namespace, pod.name) == (BURSTABLE, "cri", "default", "burstable-node1")
@@ -45,58 +51,57 @@ def check_burstable(pod: PodMeta | None) -> None:
     assert pod.grace_s == 2
 
 
-async def test_recorded_lists_become_pods_with_labels_and_annotations(runtime: FakeRuntime) -> None:
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pods = {pod.uid: pod for pod in await cri.pods()}
+async def test_recorded_lists_become_pods_with_labels_and_annotations(runtime: FakeRuntime, cri: CriClient) -> None:
+    pods = {pod.uid: pod for pod in await cri.pods()}
     assert len(pods) == len({sandbox.metadata.uid for sandbox in runtime.sandboxes})
     check_burstable(pods[BURSTABLE])
 
 
-async def test_exited_containers_are_left_out(runtime: FakeRuntime) -> None:
+async def test_exited_containers_are_left_out(runtime: FakeRuntime, cri: CriClient) -> None:
     for container in runtime.containers:
         if container.id == MAIN:
             container.state = cri_pb2.CONTAINER_EXITED
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pod = await cri.pod(BURSTABLE)
+    pod = await cri.pod(BURSTABLE)
     assert pod is not None
     assert [meta.name for meta in pod.containers] == ["side"]
 
 
-async def test_one_pod_is_asked_for_by_its_uid(runtime: FakeRuntime) -> None:
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        check_burstable(await cri.pod(BURSTABLE))
-        assert await cri.pod("unknown") is None
+async def test_one_pod_is_asked_for_by_its_uid(runtime: FakeRuntime, cri: CriClient) -> None:
+    check_burstable(await cri.pod(BURSTABLE))
+    assert await cri.pod("unknown") is None
     assert runtime.asked[0] == "v1 Version"
     # Two questions travel together: the runtime may take either first.
     assert [set(runtime.asked[1:3]), set(runtime.asked[3:])] == [{"v1 ListPodSandbox", "v1 ListContainers"}] * 2
 
 
-async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_labels(runtime: FakeRuntime) -> None:
+async def test_a_container_whose_sandbox_is_not_listed_tells_names_but_not_labels(
+    runtime: FakeRuntime, cri: CriClient
+) -> None:
     runtime.sandboxes.clear()
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pod = await cri.pod(BURSTABLE)
-        assert pod is not None
-        assert (pod.uid, pod.namespace, pod.name) == (BURSTABLE, "default", "burstable-node1")
-        assert (pod.labels, pod.annotations, pod.sandbox_ids) == (None, None, ())
-        assert BURSTABLE in {pod.uid for pod in await cri.pods()}
+    pod = await cri.pod(BURSTABLE)
+    assert pod is not None
+    assert (pod.uid, pod.namespace, pod.name) == (BURSTABLE, "default", "burstable-node1")
+    assert (pod.labels, pod.annotations, pod.sandbox_ids) == (None, None, ())
+    assert BURSTABLE in {pod.uid for pod in await cri.pods()}
 
 
-async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime) -> None:
+async def test_of_several_sandboxes_the_newest_tells(runtime: FakeRuntime, cri: CriClient) -> None:
     newest = cri_pb2.PodSandbox()
     newest.CopyFrom(next(sandbox for sandbox in runtime.sandboxes if sandbox.id == SANDBOX))
     newest.id = "f" * 64
     newest.created_at += 10**9
     newest.labels["app"] = "newer"
     runtime.sandboxes.append(newest)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pod = await cri.pod(BURSTABLE)
+    pod = await cri.pod(BURSTABLE)
     assert pod is not None
     assert pod.labels is not None
     assert pod.labels["app"] == "newer"
     assert pod.sandbox_ids == ("f" * 64, SANDBOX)
 
 
-async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_labels(runtime: FakeRuntime) -> None:
+async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_labels(
+    runtime: FakeRuntime, cri: CriClient
+) -> None:
     for number in range(60):
         sandbox = cri_pb2.PodSandbox()
         sandbox.CopyFrom(next(entry for entry in runtime.sandboxes if entry.id == SANDBOX))
@@ -111,9 +116,8 @@ async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_lab
     huge.id, huge.metadata.uid = "e" * 64, "huge"
     huge.labels["x"] = "y" * (3 << 20)
     runtime.sandboxes.append(huge)
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pods = {pod.uid: pod for pod in await cri.pods()}
-        assert len(cri.problems) == 1
+    pods = {pod.uid: pod for pod in await cri.pods()}
+    assert len(cri.problems) == 1
     check_burstable(pods[BURSTABLE])
     assert "huge" not in pods
     for number in range(60):
@@ -124,10 +128,9 @@ async def test_a_sandbox_that_is_too_long_or_long_in_vain_costs_no_other_its_lab
         }
 
 
-async def test_version_and_status_are_the_runtimes_words(runtime: FakeRuntime) -> None:
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        version = await cri.version()
-        conditions = await cri.status()
+async def test_version_and_status_are_the_runtimes_words(cri: CriClient) -> None:
+    version = await cri.version()
+    conditions = await cri.status()
     assert (version.name, version.version, version.api) == ("containerd", "1.6.20~ds1", "v1")
     assert conditions == (
         RuntimeCondition(type="RuntimeReady", ok=True),
@@ -161,17 +164,16 @@ async def test_a_missing_socket_is_one_clear_error_and_costs_no_import(place: Pa
             await cri.pods()
 
 
-async def test_a_refusal_is_told_in_the_runtimes_words_on_one_line(runtime: FakeRuntime) -> None:
+async def test_a_refusal_is_told_in_the_runtimes_words_on_one_line(runtime: FakeRuntime, cri: CriClient) -> None:
     runtime.refusal = (grpc.StatusCode.INTERNAL, "metadata store\n is closed")
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        with pytest.raises(SourceError, match=r"Version: INTERNAL: metadata store is closed$"):
-            await cri.pods()
-        runtime.refusal = None
-        await cri.version()
-        runtime.refusal = (grpc.StatusCode.PERMISSION_DENIED, "no")
-        with pytest.raises(SourceError, match=r"ListPodSandbox: PERMISSION_DENIED: no$"):
-            await cri.pods()
-        assert cri.connected
+    with pytest.raises(SourceError, match=r"Version: INTERNAL: metadata store is closed$"):
+        await cri.pods()
+    runtime.refusal = None
+    await cri.version()
+    runtime.refusal = (grpc.StatusCode.PERMISSION_DENIED, "no")
+    with pytest.raises(SourceError, match=r"ListPodSandbox: PERMISSION_DENIED: no$"):
+        await cri.pods()
+    assert cri.connected
 
 
 async def test_closing_drops_the_connection_and_the_next_question_makes_one(runtime: FakeRuntime) -> None:
@@ -187,7 +189,7 @@ async def test_closing_drops_the_connection_and_the_next_question_makes_one(runt
     assert runtime.asked.count("v1 Version") == 2
 
 
-async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime) -> None:
+async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime, cri: CriClient) -> None:
     sandbox = next(entry for entry in runtime.sandboxes if entry.id == SANDBOX)
     container = next(entry for entry in runtime.containers if entry.id == MAIN)
     for number in range(500):
@@ -199,8 +201,7 @@ async def test_five_hundred_pods_are_one_answer(runtime: FakeRuntime) -> None:
         for name in ("one", "two"):
             container.id = f"{name}-{number}"
             runtime.containers.append(cri_pb2.Container.FromString(container.SerializeToString()))
-    async with CriClient(str(runtime.socket), timeout_s=60) as cri:
-        pods = {pod.uid: pod for pod in await cri.pods()}
+    pods = {pod.uid: pod for pod in await cri.pods()}
     for number in range(500):
         pod = pods[f"uid-{number}"]
         assert pod.labels is not None
